@@ -1,0 +1,143 @@
+"""Every error that securefda raises on purpose: who is to blame, which key or check, and how to mend it.
+
+An error carries one line (``str(error)``), a hint and the exit code of the process that it ends. No message
+of this module ever holds a secret, a vector or a value of a data row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command and process."""
+
+    OK = 0
+    FAILED = 1
+    CONNECTION = 2
+    TIMEOUT = 3
+    CONFIG = 4
+    POLICY = 10
+    BUDGET = 11
+    QUORUM = 12
+    AUDIT = 13
+    CERTIFICATE = 14
+
+
+class SecureFdaError(Exception):
+    """Base of all errors that a user or a peer can cause.
+
+    Args:
+        message: what went wrong and where, one line.
+        hint: how to mend it, one line; empty where there is nothing to do.
+    """
+
+    exit_code = ExitCode.FAILED
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    @property
+    def code(self) -> str:
+        """Stable name for machines, for example ``PolicyRefusal``."""
+        return type(self).__name__
+
+
+class ConfigError(SecureFdaError):
+    """A setting, an argument or an input file is wrong. ``key`` names it, ``why`` says what is wrong."""
+
+    exit_code = ExitCode.CONFIG
+
+    def __init__(self, key: str, why: str, *, hint: str = "") -> None:
+        super().__init__(f"{key}: {why}", hint=hint)
+        self.key = key
+        self.why = why
+
+
+class DataError(ConfigError):
+    """A data file is missing, corrupt or unsuitable. ``key`` is the file or the task."""
+
+
+class TrainingError(SecureFdaError):
+    """Local training cannot go on: NaN in the loss, too few batches, an unsuitable model."""
+
+
+class ConnectionFailed(SecureFdaError):
+    """The peer cannot be reached, or it hung up and did not come back."""
+
+    exit_code = ExitCode.CONNECTION
+
+
+class AuthenticationError(SecureFdaError):
+    """The peer is there, but it is not who the roster says, or it refuses who we are."""
+
+    exit_code = ExitCode.CONNECTION
+
+
+class CertificateError(SecureFdaError):
+    """A certificate is expired, not yet valid, of another federation, or carries the wrong name."""
+
+    exit_code = ExitCode.CERTIFICATE
+
+
+class DeadlineExceeded(SecureFdaError):
+    """A phase ended without what it waited for."""
+
+    exit_code = ExitCode.TIMEOUT
+
+    def __init__(self, phase: str, deadline_s: float, waited_for: Iterable[str], *, hint: str = "") -> None:
+        self.phase = phase
+        self.waited_for = tuple(waited_for)
+        names = ", ".join(self.waited_for) or "the peer"
+        super().__init__(f"{phase}: no answer from {names} within {deadline_s:g} s", hint=hint)
+
+
+class QuorumLost(SecureFdaError):
+    """Fewer sources than the threshold are left, so nothing may be opened."""
+
+    exit_code = ExitCode.QUORUM
+
+    def __init__(self, phase: str, needed: int, have: Iterable[str], missing: Iterable[str], *, hint: str = "") -> None:
+        self.phase = phase
+        self.needed = needed
+        self.have = tuple(have)
+        self.missing = tuple(missing)
+        names = ", ".join(self.missing) or "nobody known"
+        super().__init__(f"{phase}: {len(self.have)} of at least {needed} sources; missing: {names}", hint=hint)
+
+
+class PolicyRefusal(SecureFdaError):
+    """This site's policy does not allow what the header asks for."""
+
+    exit_code = ExitCode.POLICY
+
+    def __init__(self, key: str, asked: object, allowed: object, *, hint: str = "") -> None:
+        self.key = key
+        self.asked = asked
+        self.allowed = allowed
+        super().__init__(f"policy refuses {key}: asked {asked}, allowed {allowed}", hint=hint)
+
+
+class ProtocolError(SecureFdaError):
+    """A peer broke the protocol. ``check`` is the stable name of the check that found it."""
+
+    def __init__(self, check: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.check = check
+
+
+class FaultyAggregatorError(ProtocolError):
+    """The aggregator sent something that an honest one never sends. The session is dead."""
+
+    def __init__(self, check: str, detail: str = "") -> None:
+        super().__init__(check, f"aggregator fails check {check}" + (f": {detail}" if detail else ""))
+
+
+class FaultySourceError(ProtocolError):
+    """A source sent something that an honest one never sends; ``source_id`` names it."""
+
+    def __init__(self, source_id: str, check: str, detail: str = "") -> None:
+        super().__init__(check, f"source {source_id} fails check {check}" + (f": {detail}" if detail else ""))
+        self.source_id = source_id
