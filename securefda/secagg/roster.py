@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import ConfigError
 from securefda.secagg.signatures import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, sign_bytes, signature_is_valid
-from securefda.secagg.strict_json import canonical_json, items, number, object_with, text, texts
+from securefda.secagg.strict_json import canonical_json, items, load_object, number, object_with, text, texts
 
 Role = Literal["target", "source"]
 
@@ -139,7 +139,7 @@ class Roster:
             ConfigError: the bytes are no roster, not canonical, or break an invariant of the class.
         """
         try:
-            fields = loadobject_with(data, "version", "federation_id", "epoch", "sites")
+            fields = load_object(data, "version", "federation_id", "epoch", "sites")
             if number(fields["version"]) != _FORMAT:
                 raise ConfigError("roster.version", "was written by another version of securefda")
             entries = tuple(_entry(item) for item in items(fields["sites"]))
@@ -308,7 +308,7 @@ class SignedRoster:
             ConfigError: the bytes are no signed roster.
         """
         try:
-            fields = loadobject_with(data, "roster", "ca_signature", "member_signatures")
+            fields = load_object(data, "roster", "ca_signature", "member_signatures")
             members = texts(fields["member_signatures"])
             return cls(
                 roster_bytes=text(fields["roster"]).encode("ascii"),
