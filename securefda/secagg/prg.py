@@ -1,0 +1,111 @@
+"""Mask streams: the AES-256-CTR keystream of a one-time key, added to a ring vector word by word.
+
+The words are little-endian and as wide as the ring, so every word is uniform: nothing is reduced or rejected. The key
+is used for one stream only, hence the counter starts at zero. Lineage: PRG of Bonawitz et al., CCS 2017, Section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
+
+from securefda.secagg.secret import Secret
+
+RingVector: TypeAlias = NDArray[np.uint32] | NDArray[np.uint64]
+"""Vector of the ring Z/2^b, b = 32 or 64 by its dtype, shape ``(length,)``."""
+
+KEY_BYTES = 32
+AES_BLOCK_BYTES = 16
+BLOCK_BYTES = 128 * 1024
+"""Keystream made at a time: with as much of the vector and of zeros it fits in a 512 KiB level-2 cache."""
+
+_ZEROS = memoryview(bytes(BLOCK_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """One stream to add (``sign`` 1) or to take away (-1), under a 32-byte key that serves this stream alone.
+
+    Raises:
+        ValueError: the key has another length, or the sign another value.
+    """
+
+    key: Secret
+    sign: Literal[1, -1] = 1
+
+    def __post_init__(self) -> None:
+        if len(self.key) != KEY_BYTES:
+            raise ValueError(f"a mask key has {KEY_BYTES} bytes, not {len(self.key)}")
+        if self.sign not in (1, -1):
+            raise ValueError("the sign of a mask is 1 or -1")
+
+
+def check_ring_vector(vector: RingVector) -> None:
+    """Require a one-dimensional array of uint32 or uint64 in native byte order.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    if vector.ndim != 1 or vector.dtype not in (np.dtype(np.uint32), np.dtype(np.uint64)):
+        raise ValueError(f"a ring vector is a flat array of uint32 or uint64, not {vector.ndim}-d {vector.dtype}")
+
+
+def add_masks(vector: RingVector, masks: Sequence[Mask], *, threads: int = 1) -> None:
+    """Add every mask to ``vector`` modulo 2^b, in place.
+
+    Peak extra memory is ``BLOCK_BYTES`` per thread, whatever the number of masks: all of them are applied to one
+    block of the vector before the next block is touched. The result does not depend on ``threads``.
+
+    Args:
+        vector: ring vector, shape ``(length,)``, changed in place.
+        masks: the streams; their order does not matter.
+        threads: how many threads share the vector; both AES and the addition release the interpreter lock.
+
+    Raises:
+        ValueError: ``vector`` is no ring vector or ``threads`` is below one. The vector is unchanged then.
+    """
+    check_ring_vector(vector)
+    if threads < 1:
+        raise ValueError("at least one thread is needed")
+    bounds = _segments(vector.size, BLOCK_BYTES // vector.itemsize, threads)
+    if len(bounds) <= 1:
+        _add_to_segment(vector, masks, 0)
+        return
+    with ThreadPoolExecutor(max_workers=len(bounds)) as pool:
+        done = pool.map(lambda bound: _add_to_segment(vector[bound[0] : bound[1]], masks, bound[0]), bounds)
+        for _ in done:
+            pass
+
+
+def _segments(length: int, block: int, threads: int) -> list[tuple[int, int]]:
+    """Cut ``range(length)`` into at most ``threads`` runs of whole blocks (the last may end inside one)."""
+    blocks = -(-length // block)
+    size = max(1, -(-blocks // threads)) * block
+    return [(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _keystream(key: Secret, first_byte: int) -> CipherContext:
+    """Open the stream of ``key`` at ``first_byte``, a multiple of the AES block."""
+    counter = (first_byte // AES_BLOCK_BYTES).to_bytes(AES_BLOCK_BYTES, "big")
+    return Cipher(algorithms.AES256(key.reveal()), modes.CTR(counter)).encryptor()
+
+
+def _add_to_segment(segment: RingVector, masks: Sequence[Mask], offset: int) -> None:
+    """Add the masks to a segment that starts ``offset`` words into the whole vector, a multiple of the block."""
+    width = segment.itemsize
+    streams = [(_keystream(mask.key, offset * width), np.add if mask.sign == 1 else np.subtract) for mask in masks]
+    buffer = bytearray(BLOCK_BYTES)
+    words = np.frombuffer(buffer, dtype=segment.dtype.newbyteorder("<"))
+    for start in range(0, segment.size, words.size):
+        part = segment[start : start + words.size]
+        zeros = _ZEROS[: part.nbytes]
+        for stream, combine in streams:
+            stream.update_into(zeros, buffer)
+            combine(part, words[: part.size], out=part)
+    buffer[:] = _ZEROS  # the last block of the last stream is a mask too
