@@ -139,12 +139,12 @@ def mask_pair(master: Secret, *, own: int, ctx: bytes) -> KeyPair:
     return KeyPair(derive(master, salt=ctx, label=Label.MASK_KEY, parties=(own,)))
 
 
-def box_pair(random_bytes: RandomBytes) -> KeyPair:
+def channel_pair(random_bytes: RandomBytes) -> KeyPair:
     """Fresh pair for the share boxes. It depends on nothing that is ever reconstructed."""
     return KeyPair(Secret.random(random_bytes, KEY_BYTES))
 
 
-def pair_mask_key(own_pair: KeyPair, peer_public: bytes, *, own: int, peer: int, ctx2: bytes, block: int = 0) -> Secret:
+def pair_seed(own_pair: KeyPair, peer_public: bytes, *, own: int, peer: int, ctx2: bytes, block: int = 0) -> Secret:
     """Key s_ij of a pairwise mask, 32 bytes; both ends get the same one only if they agree on the whole transcript.
 
     Args:
@@ -164,19 +164,19 @@ def pair_mask_key(own_pair: KeyPair, peer_public: bytes, *, own: int, peer: int,
     return derive(own_pair.exchange(peer_public), salt=ctx2, label=Label.PAIR_MASK, parties=parties, block=block)
 
 
-def self_mask_key(seed: Secret, *, own: int, ctx2: bytes, block: int = 0) -> Secret:
-    """Key of the self mask of party ``own``, 32 bytes, from its self mask seed b_i."""
-    return derive(seed, salt=ctx2, label=Label.SELF_MASK, parties=(own,), block=block)
+def self_seed(self_secret: Secret, *, own: int, ctx2: bytes, block: int = 0) -> Secret:
+    """Key of the self mask of party ``own``, 32 bytes, from its self secret b_i, the one that is shared."""
+    return derive(self_secret, salt=ctx2, label=Label.SELF_MASK, parties=(own,), block=block)
 
 
-def self_commitment(seed: Secret, *, own: int, ctx: bytes) -> bytes:
-    """Commit to the self mask seed b_i: SHA-256 over (label, ctx, own, b_i), 32 bytes.
+def commitment(self_secret: Secret, *, own: int, ctx: bytes) -> bytes:
+    """Commit to the self secret b_i: SHA-256 over (label, ctx, own, b_i), 32 bytes.
 
     It hides because b_i has 256 random bits, and binds because SHA-256 has no known collisions.
     """
     _require_hash(ctx)
     digest = hashes.Hash(hashes.SHA256())
-    digest.update(encode_fields(Label.SELF_COMMITMENT.value, ctx, own, seed.reveal()))
+    digest.update(encode_fields(Label.SELF_COMMITMENT.value, ctx, own, self_secret.reveal()))
     return digest.finalize()
 
 
@@ -192,14 +192,14 @@ def opened_mask_pair(master: Secret, *, owner: int, ctx: bytes, advertised: byte
     return pair
 
 
-def check_self_seed(seed: Secret, *, owner: int, ctx: bytes, committed: bytes) -> None:
-    """Prove that a reconstructed self mask seed is the one its owner committed to.
+def check_self_secret(self_secret: Secret, *, owner: int, ctx: bytes, committed: bytes) -> None:
+    """Prove that a reconstructed self secret is the one its owner committed to.
 
     Raises:
         CommitmentError: it is another one, so the owner or a share holder lied.
     """
-    if not constant_time.bytes_eq(self_commitment(seed, own=owner, ctx=ctx), committed):
-        raise CommitmentError(f"the self mask seed of party {owner} does not match its commitment")
+    if not constant_time.bytes_eq(commitment(self_secret, own=owner, ctx=ctx), committed):
+        raise CommitmentError(f"the self secret of party {owner} does not match its commitment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class BoxAddress:
 
 @dataclass(frozen=True, slots=True)
 class SharePair:
-    """What one party holds for another: a share of its master secret and one of its self mask seed.
+    """What one party holds for another: a share of its master secret and one of its self secret.
 
     Both are 33 bytes, as :mod:`securefda.secagg.shamir` makes them.
 
@@ -239,19 +239,19 @@ class SharePair:
     """
 
     master: Secret
-    self_seed: Secret
+    self_secret: Secret
 
     def __post_init__(self) -> None:
         element_of(self.master)
-        element_of(self.self_seed)
+        element_of(self.self_secret)
 
 
-def sealing_key(own_pair: KeyPair, peer_public: bytes, address: BoxAddress) -> Secret:
+def box_key(own_pair: KeyPair, peer_public: bytes, address: BoxAddress) -> Secret:
     """AES-256-GCM key of the boxes from sender to recipient in this session; both ends derive the same.
 
     Args:
-        own_pair: box pair of whichever end computes it.
-        peer_public: box key that the other end advertised.
+        own_pair: channel pair of whichever end computes it.
+        peer_public: channel key that the other end advertised.
         address: gives the direction and the transcript.
 
     Raises:
@@ -264,7 +264,7 @@ def sealing_key(own_pair: KeyPair, peer_public: bytes, address: BoxAddress) -> S
 def seal_box(key: Secret, address: BoxAddress, shares: SharePair, random_bytes: RandomBytes) -> bytes:
     """Encrypt a pair of shares to its recipient: random nonce, ciphertext, tag; ``BOX_BYTES`` in all."""
     nonce = draw(random_bytes, NONCE_BYTES)
-    plaintext = address.header() + shares.master.reveal() + shares.self_seed.reveal()
+    plaintext = address.header() + shares.master.reveal() + shares.self_secret.reveal()
     return nonce + AESGCM(key.reveal()).encrypt(nonce, plaintext, address.associated_data())
 
 
@@ -284,9 +284,9 @@ def open_box(key: Secret, address: BoxAddress, box: bytes) -> SharePair:
     header = address.header()
     if not constant_time.bytes_eq(plaintext[: len(header)], header):
         raise BoxError("a share box was made for another place")
-    master, self_seed = plaintext[len(header) : -SHARE_BYTES], plaintext[-SHARE_BYTES:]
+    master, self_secret = plaintext[len(header) : -SHARE_BYTES], plaintext[-SHARE_BYTES:]
     try:
-        return SharePair(Secret(master), Secret(self_seed))
+        return SharePair(Secret(master), Secret(self_secret))
     except ShareError as error:
         raise BoxError("a share box holds a malformed share") from error
 

@@ -9,6 +9,7 @@ ring sum is the exact sum of the q.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,24 @@ class RangeError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class ClippedLayer:
+    """Coordinates that share one clip: how many, and the largest magnitude kept.
+
+    Raises:
+        ValueError: no coordinate, or a clip that is not positive and finite.
+    """
+
+    size: int
+    clip: float
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError("a layer has at least one coordinate")
+        if not (math.isfinite(self.clip) and self.clip > 0):
+            raise ValueError(f"clip {self.clip} is not positive and finite")
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """Ring vector of one party and how many of its coordinates the clip changed."""
 
@@ -37,36 +56,43 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
+class Decoded:
+    """A sum in real numbers, float64: the layers, shape ``(layer_length,)``, and the tail, shape ``(tail,)``."""
+
+    vector: NDArray[np.float64]
+    tail: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class Quantisation:
     """Map between real vectors and the ring, agreed in the header and the same for every party of a session.
 
     Args:
-        clips: largest magnitude kept, per layer, in the order of the vector.
-        sizes: number of coordinates of each layer.
+        layers: size and clip of each layer, in the order of the vector.
         n_max: most inputs that may be summed.
         modulus_bits: b, 32 or 64.
+        tail: number of extra elements behind the layers, weights in [0, 1] that are encoded with clip 1.
 
     Raises:
-        ValueError: another modulus, no layer or an empty one, clips and sizes of different length, a clip that is
-            not positive or whose step is no normal float64, or n_max so large that no resolution is left.
+        ValueError: another modulus, no layer, a negative tail, n_max so large that no resolution is left, or a clip
+            whose step is no normal float64.
     """
 
-    clips: tuple[float, ...]
-    sizes: tuple[int, ...]
+    layers: tuple[ClippedLayer, ...]
     n_max: int
     modulus_bits: int = 32
+    tail: int = 0
 
     def __post_init__(self) -> None:
         if self.modulus_bits not in (32, 64):
             raise ValueError(f"a ring of {self.modulus_bits} bits is not supported: 32 or 64")
-        if not self.sizes or min(self.sizes) < 1 or len(self.clips) != len(self.sizes):
-            raise ValueError("every layer has a clip and at least one coordinate")
+        if not self.layers or self.tail < 0:
+            raise ValueError("a vector has at least one layer, and its tail no negative length")
         if self.n_max < 1 or self.q_max < 1:
             raise ValueError(f"n_max {self.n_max} leaves no resolution in {self.modulus_bits} bits")
-        for layer, clip in enumerate(self.clips):
-            positive = math.isfinite(clip) and clip > 0
-            if not positive or self.step(layer) < _TINY or not math.isfinite(self.q_max / clip):
-                raise ValueError(f"clip {clip} of layer {layer} is not positive or beyond the steps of float64")
+        for number, layer in enumerate(self.layers):
+            if self.step(number) < _TINY or not math.isfinite(self.q_max / layer.clip):
+                raise ValueError(f"clip {layer.clip} of layer {number} is beyond the steps of float64")
 
     @property
     def q_max(self) -> int:
@@ -75,9 +101,14 @@ class Quantisation:
         return min(largest, Q_MAX_CAP)
 
     @property
+    def layer_length(self) -> int:
+        """Number of coordinates of all layers, without the tail."""
+        return sum(layer.size for layer in self.layers)
+
+    @property
     def length(self) -> int:
-        """Number of ring elements of an encoded vector."""
-        return sum(self.sizes)
+        """Number of ring elements of an encoded vector: layers, then tail."""
+        return self.layer_length + self.tail
 
     @property
     def dtype(self) -> np.dtype[np.uint32] | np.dtype[np.uint64]:
@@ -86,38 +117,44 @@ class Quantisation:
 
     def step(self, layer: int) -> float:
         """Distance of neighbouring values of a layer: ``clip / q_max``."""
-        return self.clips[layer] / self.q_max
+        return self.layers[layer].clip / self.q_max
 
     def no_wrap(self, n: int) -> bool:
         """Whether a sum of ``n`` encoded inputs stays inside the centred ring: ``n * q_max < 2^(b-1)``."""
         return n * self.q_max < 1 << (self.modulus_bits - 1)
 
-    def encode(self, *parts: NDArray[np.floating[Any]]) -> Encoded:
+    def encode(self, vector: NDArray[np.floating[Any]], tail: NDArray[np.floating[Any]] | None = None) -> Encoded:
         """Clip and round a vector into the ring.
 
         Of a coordinate within its clip, ``|q * step - x| <= step / 2 * (1 + 2^-10)``; the last factor is float64's.
 
         Args:
-            parts: the vector, cut at layer boundaries if at all; each piece float32 or float64 and flat, ``length``
-                coordinates together. Pieces spare the caller a copy when it appends weights to an update.
+            vector: float32 or float64, shape ``(layer_length,)``; not changed.
+            tail: the extra elements in [0, 1], float32 or float64, shape ``(tail,)``; left out where there are none.
 
         Returns:
             A new ring vector, shape ``(length,)``, and the number of clipped coordinates. Beyond the result the
             peak extra memory is bounded, whatever the length.
 
         Raises:
-            ValueError: another shape, type or cut, NaN or infinity (the layer is named, no value shown).
+            ValueError: another shape or type, NaN or infinity (the layer is named, no value shown), or a tail element
+                outside [0, 1]: that would be a wrong weight, so it is not clipped.
         """
+        extra = np.zeros(0) if tail is None else tail
+        _require_floats("vector", vector, self.layer_length)
+        _require_floats("tail", extra, self.tail)
+        if not np.all((extra >= 0) & (extra <= 1)):
+            raise ValueError("an element of the tail lies outside [0, 1]")
         values: RingVector = np.empty(self.length, dtype=self.dtype)
-        clipped = start = 0
-        for layer, source in enumerate(self._layers_of(parts)):
-            out = values[start : start + source.size]
-            clipped += _encode_layer(source, out, self.clips[layer], self.q_max, layer)
-            start += source.size
+        clipped = 0
+        for number, (start, stop) in enumerate(self._bounds()):
+            clip = self.layers[number].clip
+            clipped += _encode_layer(vector[start:stop], values[start:stop], clip, self.q_max, number)
+        _encode_layer(extra, values[self.layer_length :], 1.0, self.q_max, len(self.layers))
         return Encoded(values, clipped)
 
-    def decode(self, total: RingVector, count: int) -> NDArray[np.float64]:
-        """Turn the ring sum of ``count`` encoded vectors into real numbers, float64, shape ``(length,)``.
+    def decode(self, total: RingVector, count: int) -> Decoded:
+        """Turn the ring sum of ``count`` encoded vectors into real numbers.
 
         Each coordinate is off by at most ``count`` times the error of one encoding.
 
@@ -126,7 +163,7 @@ class Quantisation:
             count: number of inputs in it, 1 to n_max.
 
         Raises:
-            RangeError: a coordinate exceeds ``count * q_max`` in magnitude.
+            RangeError: a coordinate exceeds ``count * q_max`` in magnitude, or a sum of the tail is negative.
             ValueError: another shape, type or count.
         """
         check_ring_vector(total)
@@ -135,29 +172,23 @@ class Quantisation:
         if not 1 <= count <= self.n_max:
             raise ValueError(f"a sum of {count} inputs where 1 to {self.n_max} were agreed")
         centred = _centred(total)
-        _check_range(centred, count * self.q_max)
-        decoded = np.empty(self.length, dtype=np.float64)
-        start = 0
-        for layer, size in enumerate(self.sizes):
-            np.multiply(centred[start : start + size], self.step(layer), out=decoded[start : start + size])
-            start += size
-        return decoded
+        _check_range(centred, -count * self.q_max, count * self.q_max)
+        _check_range(centred[self.layer_length :], 0, count * self.q_max)
+        vector = np.empty(self.layer_length, dtype=np.float64)
+        for number, (start, stop) in enumerate(self._bounds()):
+            np.multiply(centred[start:stop], self.step(number), out=vector[start:stop])
+        return Decoded(vector, np.true_divide(centred[self.layer_length :], self.q_max))
 
-    def _layers_of(self, parts: tuple[NDArray[np.floating[Any]], ...]) -> list[NDArray[np.floating[Any]]]:
-        """Cut the pieces into layers, or raise before anything is encoded."""
-        layers: list[NDArray[np.floating[Any]]] = []
-        for part in parts:
-            if part.ndim != 1 or part.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
-                raise ValueError(f"a vector is a flat array of float32 or float64, not {part.ndim}-d {part.dtype}")
-            start = 0
-            while start < part.size and len(layers) < len(self.sizes):
-                layers.append(part[start : start + self.sizes[len(layers)]])
-                start += self.sizes[len(layers) - 1]
-            if start != part.size:
-                raise ValueError(f"{part.size} coordinates do not end where a layer does")
-        if len(layers) != len(self.sizes):
-            raise ValueError(f"{len(layers)} layers where {len(self.sizes)} were agreed")
-        return layers
+    def _bounds(self) -> Iterator[tuple[int, int]]:
+        start = 0
+        for layer in self.layers:
+            yield start, start + layer.size
+            start += layer.size
+
+
+def _require_floats(name: str, array: NDArray[np.floating[Any]], length: int) -> None:
+    if array.shape != (length,) or array.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise ValueError(f"the {name} has shape {array.shape} of {array.dtype}, not ({length},) of float32 or float64")
 
 
 def _centred(total: RingVector) -> NDArray[np.signedinteger[Any]]:
@@ -165,9 +196,9 @@ def _centred(total: RingVector) -> NDArray[np.signedinteger[Any]]:
     return total.view(np.int32) if total.dtype == np.dtype(np.uint32) else total.view(np.int64)
 
 
-def _check_range(centred: NDArray[np.signedinteger[Any]], bound: int) -> None:
-    if int(centred.min()) < -bound or int(centred.max()) > bound:
-        outside = int(np.count_nonzero((centred < -bound) | (centred > bound)))
+def _check_range(centred: NDArray[np.signedinteger[Any]], low: int, high: int) -> None:
+    if centred.size and not low <= int(centred.min()) <= int(centred.max()) <= high:
+        outside = int(np.count_nonzero((centred < low) | (centred > high)))
         raise RangeError(f"{outside} of {centred.size} sums lie beyond what the inputs can reach")
 
 

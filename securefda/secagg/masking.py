@@ -15,25 +15,27 @@ from securefda.secagg.prg import Mask, RingVector, add_masks, check_ring_vector
 from securefda.secagg.secret import Secret
 
 
-def mask(vector: RingVector, *, own: int, self_key: Secret, pair_keys: Mapping[int, Secret], threads: int = 1) -> None:
+def mask(
+    vector: RingVector, *, own: int, self_seed: Secret, pair_seeds: Mapping[int, Secret], threads: int = 1
+) -> None:
     """Turn an encoded input into a masked input, in place, so that no clear copy stays behind.
 
-    To anyone who lacks the self key, or at least one pair key, the result is uniform over the ring as far as
+    To anyone who lacks the self seed, or at least one pair seed, the result is uniform over the ring as far as
     AES-256 is a pseudorandom permutation.
 
     Args:
         vector: encoded input, shape ``(length,)``.
         own: roster index of the party.
-        self_key: key of the self mask, 32 bytes.
-        pair_keys: key s_ij of each peer j, 32 bytes; at least one.
+        self_seed: key of the self mask, 32 bytes.
+        pair_seeds: key s_ij of each peer j, 32 bytes; at least one.
         threads: see :func:`securefda.secagg.prg.add_masks`.
 
     Raises:
         ValueError: no peer, ``own`` among the peers, or a vector or key of another form. Nothing is changed then.
     """
-    if not pair_keys or own in pair_keys:
+    if not pair_seeds or own in pair_seeds:
         raise ValueError("pairwise masks are with at least one peer, and never with oneself")
-    masks = [Mask(self_key), *(Mask(key, _sign(own, peer)) for peer, key in pair_keys.items())]
+    masks = [Mask(self_seed), *(Mask(seed, _sign(own, peer)) for peer, seed in pair_seeds.items())]
     add_masks(vector, masks, threads=threads)
 
 
@@ -52,7 +54,7 @@ def accumulate(total: RingVector, masked: RingVector) -> None:
 def unmask(
     total: RingVector,
     *,
-    self_keys: Mapping[int, Secret],
+    self_seeds: Mapping[int, Secret],
     dropped: Mapping[int, Mapping[int, Secret]],
     threads: int = 1,
 ) -> None:
@@ -60,23 +62,23 @@ def unmask(
 
     Args:
         total: sum of the survivors' masked inputs, shape ``(length,)``.
-        self_keys: self mask key of every survivor, by roster index.
-        dropped: for every party that the survivors masked with but that is not in the sum, its pair key with
+        self_seeds: self mask key of every survivor, by roster index.
+        dropped: for every party that the survivors masked with but that is not in the sum, its pair seed with
             every survivor.
         threads: see :func:`securefda.secagg.prg.add_masks`.
 
     Raises:
-        ValueError: no survivor, a party both survived and dropped, or a dropped party's keys are not exactly those
+        ValueError: no survivor, a party both survived and dropped, or a dropped party's seeds are not exactly those
             with the survivors. Nothing is changed then.
     """
-    survivors = set(self_keys)
+    survivors = set(self_seeds)
     if not survivors or survivors & set(dropped):
         raise ValueError("a sum has survivors, and none of them is dropped")
-    masks = [Mask(key, -1) for key in self_keys.values()]
-    for peer, keys in dropped.items():
-        if set(keys) != survivors:
-            raise ValueError(f"the pair keys of dropped party {peer} are not those with the survivors")
-        masks += [Mask(key, _sign(peer, survivor)) for survivor, key in keys.items()]
+    masks = [Mask(seed, -1) for seed in self_seeds.values()]
+    for peer, seeds in dropped.items():
+        if set(seeds) != survivors:
+            raise ValueError(f"the pair seeds of dropped party {peer} are not those with the survivors")
+        masks += [Mask(seed, _sign(peer, survivor)) for survivor, seed in seeds.items()]
     add_masks(total, masks, threads=threads)
 
 
