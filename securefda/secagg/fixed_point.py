@@ -25,7 +25,7 @@ _BLOCK = 1 << 15  # float64 temporaries of 256 KiB, whatever the length of the v
 _TINY = float(np.finfo(np.float64).tiny)
 
 
-class RangeError(ValueError):
+class RangeAlarm(ValueError):
     """A decoded sum holds values that no sum of honest inputs reaches: a wrap, a fault or masks that do not cancel."""
 
 
@@ -163,7 +163,7 @@ class Quantisation:
             count: number of inputs in it, 1 to n_max.
 
         Raises:
-            RangeError: a coordinate exceeds ``count * q_max`` in magnitude, or a sum of the tail is negative.
+            RangeAlarm: a coordinate exceeds ``count * q_max`` in magnitude, or a sum of the tail is negative.
             ValueError: another shape, type or count.
         """
         check_ring_vector(total)
@@ -199,7 +199,7 @@ def _centred(total: RingVector) -> NDArray[np.signedinteger[Any]]:
 def _check_range(centred: NDArray[np.signedinteger[Any]], low: int, high: int) -> None:
     if centred.size and not low <= int(centred.min()) <= int(centred.max()) <= high:
         outside = int(np.count_nonzero((centred < low) | (centred > high)))
-        raise RangeError(f"{outside} of {centred.size} sums lie beyond what the inputs can reach")
+        raise RangeAlarm(f"{outside} of {centred.size} sums lie beyond what the inputs can reach")
 
 
 def _encode_layer(source: NDArray[np.floating[Any]], out: RingVector, clip: float, q_max: int, layer: int) -> int:
