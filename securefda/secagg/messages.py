@@ -388,17 +388,18 @@ Body = (
     | Join
     | Goodbye
 )
-BodyT = TypeVar("BodyT", covariant=True)
+BodyT = TypeVar("BodyT")
+BodyT_co = TypeVar("BodyT_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope(Generic[BodyT]):
+class Envelope(Generic[BodyT_co]):
     """A body with what ties it to one session, one sender and one view of the protocol so far."""
 
     session_id: bytes
     sender: int
     context: bytes
-    body: BodyT
+    body: BodyT_co
     suite: int = SUITE
 
     def __post_init__(self) -> None:
@@ -408,19 +409,19 @@ class Envelope(Generic[BodyT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Signed(Generic[BodyT]):
+class Signed(Generic[BodyT_co]):
     """An envelope with the exact bytes that were signed.
 
     Whoever builds one guarantees that ``envelope`` is what ``signed_bytes`` parse to; nobody may assume that the
     signature is valid before :meth:`verify` has said so.
     """
 
-    envelope: Envelope[BodyT]
+    envelope: Envelope[BodyT_co]
     signed_bytes: bytes
     signature: bytes
 
     @property
-    def body(self) -> BodyT:
+    def body(self) -> BodyT_co:
         """The message itself."""
         return self.envelope.body
 

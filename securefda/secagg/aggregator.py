@@ -1,0 +1,403 @@
+"""The aggregator's side of a session: it relays, adds up what is masked and opens nothing but the sum.
+
+One frozen type per phase. ``add_*`` takes one source's message and returns the phase with it; ``close_*`` ends the
+phase with whoever answered and returns the next one with what to send. An honest aggregator checks too: a source
+that lies is named, and nothing of its message is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import numpy as np
+
+from securefda.errors import FaultySourceError, QuorumLost
+from securefda.secagg import agreement
+from securefda.secagg.checks import envelope_fault, quantisation
+from securefda.secagg.fixed_point import Decoded, RangeAlarm
+from securefda.secagg.masking import accumulate, unmask
+from securefda.secagg.messages import (
+    Advertise,
+    Body,
+    BodyT,
+    Consistency,
+    Header,
+    KeyList,
+    MaskedInput,
+    MasterShare,
+    Result,
+    SelfMaskShare,
+    ShareBox,
+    ShareBundle,
+    ShareDelivery,
+    Signed,
+    Signer,
+    Survivor,
+    Survivors,
+    SurvivorSignature,
+    Unmask,
+)
+from securefda.secagg.opening import OpenedSecrets, UnopenedError, open_secrets
+from securefda.secagg.prg import RingVector
+from securefda.secagg.roster import Roster
+from securefda.secagg.secret import Secret
+from securefda.secagg.transcript import header_context, key_list_context, members_context, survivors_digest
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatorSession:
+    """What stays the same during one session."""
+
+    signer: Signer
+    roster: Roster
+    header: Signed[Header]
+
+    @property
+    def ctx(self) -> bytes:
+        """SHA-256 of the signed header."""
+        return header_context(self.header)
+
+    @property
+    def threshold(self) -> int:
+        """t, fixed by the header."""
+        return self.header.body.threshold
+
+    def sign(self, context: bytes, body: BodyT) -> Signed[BodyT]:
+        """Sign a message of this session."""
+        return self.signer.sign(self.header.envelope.session_id, context, body)
+
+    def name(self, index: int) -> str:
+        """Site id of a roster index."""
+        return self.roster.by_index(index).site_id
+
+    def admit(self, signed: Signed[Body], context: bytes, members: Collection[int], done: Collection[int]) -> None:
+        """Refuse a message that its sender may not send here, or not again.
+
+        Raises:
+            FaultySourceError: SENDER, DUPLICATE, SUITE, SESSION, CONTEXT or SIGNATURE.
+        """
+        sender = signed.sender
+        if sender not in members:
+            raise FaultySourceError(self._known_name(sender), "SENDER", f"{signed.type_name} from outside the phase")
+        if sender in done:
+            raise FaultySourceError(self.name(sender), "DUPLICATE", signed.type_name)
+        session_id = self.header.envelope.session_id
+        fault = envelope_fault(signed, roster=self.roster, sender=sender, session_id=session_id, context=context)
+        if fault:
+            raise FaultySourceError(self.name(sender), fault, signed.type_name)
+
+    def require_quorum(self, phase: str, have: Collection[int], of: Collection[int]) -> None:
+        """Refuse to go on with fewer than t sources.
+
+        Raises:
+            QuorumLost: with the names of those that are missing.
+        """
+        if len(have) < self.threshold:
+            missing = [self.name(index) for index in sorted(set(of) - set(have))]
+            raise QuorumLost(phase, self.threshold, [self.name(index) for index in sorted(have)], missing)
+
+    def _known_name(self, index: int) -> str:
+        return self.name(index) if index < len(self.roster.entries) else f"index {index}"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingKeys:
+    """R0: waits for Advertise of U0."""
+
+    session: AggregatorSession
+    received: Mapping[int, Signed[Advertise]]
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that have not answered."""
+        return frozenset(self.session.header.body.participants) - set(self.received)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingShares:
+    """R1: waits for the share boxes of U1."""
+
+    session: AggregatorSession
+    ctx1: bytes
+    u1: Mapping[int, Advertise]
+    received: Mapping[int, Signed[ShareBundle]]
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that have not answered."""
+        return frozenset(self.u1) - set(self.received)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingInputs:
+    """R2: adds masked inputs of U2 to the running sum as they come; ``total`` is the only vector that is kept."""
+
+    session: AggregatorSession
+    ctx2: bytes
+    u1: Mapping[int, Advertise]
+    u2: frozenset[int]
+    received: Mapping[int, bytes]
+    total: RingVector
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that have not answered."""
+        return self.u2 - set(self.received)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingSignatures:
+    """R3: waits for the survivors' signatures over one pair of lists."""
+
+    session: AggregatorSession
+    ctx2: bytes
+    u1: Mapping[int, Advertise]
+    lists: Survivors
+    received: Mapping[int, Signed[SurvivorSignature]]
+    total: RingVector
+
+    @property
+    def survivors(self) -> frozenset[int]:
+        """U3."""
+        return frozenset(item.index for item in self.lists.survivors)
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that have not answered."""
+        return self.survivors - set(self.received)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingUnmask:
+    """R4: waits for unmasking shares of those that signed in R3."""
+
+    session: AggregatorSession
+    ctx2: bytes
+    u1: Mapping[int, Advertise]
+    lists: Survivors
+    asked: frozenset[int]
+    received: Mapping[int, Unmask]
+    total: RingVector
+
+    @property
+    def survivors(self) -> frozenset[int]:
+        """U3."""
+        return frozenset(item.index for item in self.lists.survivors)
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that have not answered."""
+        return self.asked - set(self.received)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The sum is open: what it decodes to, over whom, and which sources sent a wrong share on the way."""
+
+    session: AggregatorSession
+    ctx2: bytes
+    survivors: frozenset[int]
+    dropped: frozenset[int]
+    decoded: Decoded
+    sum_digest: bytes
+    faults: tuple[FaultySourceError, ...]
+
+
+Collecting = CollectingKeys | CollectingShares | CollectingInputs | CollectingSignatures | CollectingUnmask
+
+
+def open_session(session: AggregatorSession) -> CollectingKeys:
+    """The header is published; R0 begins."""
+    return CollectingKeys(session, {})
+
+
+def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> CollectingKeys:
+    """R0: a source's keys.
+
+    Raises:
+        FaultySourceError: the envelope is not right, or a key repeats one of another source (KEY_DUPLICATE).
+    """
+    session = state.session
+    session.admit(signed, session.ctx, session.header.body.participants, state.received)
+    known = {key for item in state.received.values() for key in (item.body.mask_key, item.body.box_key)}
+    if {signed.body.mask_key, signed.body.box_key} & known or signed.body.mask_key == signed.body.box_key:
+        raise FaultySourceError(session.name(signed.sender), "KEY_DUPLICATE")
+    return replace(state, received={**state.received, signed.sender: signed})
+
+
+def close_keys(state: CollectingKeys) -> tuple[CollectingShares, Signed[KeyList]]:
+    """R0': U1 is whoever advertised.
+
+    Raises:
+        QuorumLost: fewer than t sources.
+    """
+    session = state.session
+    session.require_quorum("R0 advertise", state.received, session.header.body.participants)
+    items = tuple(state.received[index] for index in sorted(state.received))
+    ctx1 = key_list_context(session.ctx, items)
+    u1 = {item.sender: item.body for item in items}
+    return CollectingShares(session, ctx1, u1, {}), session.sign(session.ctx, KeyList(items))
+
+
+def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> CollectingShares:
+    """R1: a source's boxes, exactly one for each other member of U1.
+
+    Raises:
+        FaultySourceError: the envelope is not right, or the recipients are not (SHARE_RECIPIENTS).
+    """
+    state.session.admit(signed, state.ctx1, state.u1, state.received)
+    recipients = [box.peer for box in signed.body.boxes]
+    if sorted(recipients) != sorted(set(state.u1) - {signed.sender}):
+        raise FaultySourceError(state.session.name(signed.sender), "SHARE_RECIPIENTS")
+    return replace(state, received={**state.received, signed.sender: signed})
+
+
+def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, Signed[ShareDelivery]]]:
+    """R1: U2 is whoever shared; each member gets the boxes that the others made for it.
+
+    Raises:
+        QuorumLost: fewer than t sources.
+    """
+    session = state.session
+    session.require_quorum("R1 shares", state.received, state.u1)
+    u2 = frozenset(state.received)
+    inbox: dict[int, list[ShareBox]] = {index: [] for index in sorted(u2)}
+    for sender in sorted(u2):
+        for box in state.received[sender].body.boxes:
+            if box.peer in u2:
+                inbox[box.peer].append(ShareBox(sender, box.box))
+    deliveries = {index: session.sign(state.ctx1, ShareDelivery(tuple(boxes))) for index, boxes in inbox.items()}
+    encoding = quantisation(session.header.body)
+    total: RingVector = np.zeros(encoding.length, np.uint32 if encoding.modulus_bits == 32 else np.uint64)
+    return CollectingInputs(session, members_context(state.ctx1, u2), state.u1, u2, {}, total), deliveries
+
+
+def input_bytes(header: Header) -> int:
+    """Length of a masked input in bytes; the aggregator accepts no other."""
+    encoding = quantisation(header)
+    return encoding.length * encoding.dtype.itemsize
+
+
+def add_input(
+    state: CollectingInputs, signed: Signed[MaskedInput], vector: bytes | bytearray | memoryview
+) -> CollectingInputs:
+    """R2: adds a masked input to the running sum, in place; ``vector`` is not kept.
+
+    Raises:
+        FaultySourceError: the envelope is not right, or the vector is not the one that was signed (INPUT_LENGTH,
+            INPUT_DIGEST). The sum is unchanged then.
+    """
+    session = state.session
+    session.admit(signed, state.ctx2, state.u2, state.received)
+    name = session.name(signed.sender)
+    if not len(vector) == signed.body.length_bytes == state.total.nbytes:
+        raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes, not {state.total.nbytes}")
+    if sha256(vector).digest() != signed.body.digest:
+        raise FaultySourceError(name, "INPUT_DIGEST")
+    masked: RingVector = np.frombuffer(vector, dtype=state.total.dtype)
+    accumulate(state.total, masked)
+    return replace(state, received={**state.received, signed.sender: signed.body.digest})
+
+
+def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[Survivors]]:
+    """R3: U3 is whoever delivered in time; the others are dropped, and a late input is discarded.
+
+    Raises:
+        QuorumLost: fewer than t sources.
+    """
+    session = state.session
+    session.require_quorum("R2 masked input", state.received, state.u2)
+    alive = tuple(Survivor(index, state.received[index]) for index in sorted(state.received))
+    lists = Survivors(alive, tuple(sorted(state.u2 - set(state.received))))
+    following = CollectingSignatures(session, state.ctx2, state.u1, lists, {}, state.total)
+    return following, session.sign(state.ctx2, lists)
+
+
+def add_signature(state: CollectingSignatures, signed: Signed[SurvivorSignature]) -> CollectingSignatures:
+    """R3: a survivor's signature over the lists.
+
+    Raises:
+        FaultySourceError: the envelope is not right, or it signed other lists (SURVIVORS_DIGEST).
+    """
+    state.session.admit(signed, state.ctx2, state.survivors, state.received)
+    if signed.body.survivors_digest != survivors_digest(state.ctx2, state.lists):
+        raise FaultySourceError(state.session.name(signed.sender), "SURVIVORS_DIGEST")
+    return replace(state, received={**state.received, signed.sender: signed})
+
+
+def close_signatures(state: CollectingSignatures) -> tuple[CollectingUnmask, Signed[Consistency]]:
+    """R3': shows every survivor that the others signed the same lists.
+
+    Raises:
+        QuorumLost: fewer than t signatures.
+    """
+    session = state.session
+    session.require_quorum("R3 consistency", state.received, state.survivors)
+    items = tuple(state.received[index] for index in sorted(state.received))
+    asked = frozenset(state.received)
+    following = CollectingUnmask(session, state.ctx2, state.u1, state.lists, asked, {}, state.total)
+    return following, session.sign(state.ctx2, Consistency(items))
+
+
+def add_unmask(state: CollectingUnmask, signed: Signed[Unmask]) -> CollectingUnmask:
+    """R4: a survivor's shares, one per member of U2 and each of the kind that R3 fixed.
+
+    Raises:
+        FaultySourceError: the envelope is not right, or the shares are not those that were asked for (UNMASK_SHARES).
+    """
+    state.session.admit(signed, state.ctx2, state.asked, state.received)
+    own = {share.owner for share in signed.body.shares if isinstance(share, SelfMaskShare)}
+    master = {share.owner for share in signed.body.shares if isinstance(share, MasterShare)}
+    if own != state.survivors or master != set(state.lists.dropped):
+        raise FaultySourceError(state.session.name(signed.sender), "UNMASK_SHARES")
+    return replace(state, received={**state.received, signed.sender: signed.body})
+
+
+def close_unmask(state: CollectingUnmask) -> Opened:
+    """R4: reconstructs, checks every secret against its commitment, takes the masks off and decodes.
+
+    Raises:
+        QuorumLost: fewer than t answers.
+        FaultySourceError: SHARE_COMMITMENT where a secret cannot be opened to what its owner committed to, or
+            RANGE where the sum lies outside what honest inputs reach (no single source can be named then).
+    """
+    session = state.session
+    session.require_quorum("R4 unmask", state.received, state.asked)
+    try:
+        opened = open_secrets(state.received, state.u1, session.ctx, session.threshold)
+    except UnopenedError as error:
+        raise FaultySourceError(session.name(error.owner), "SHARE_COMMITMENT") from None
+    _take_masks_off(state, opened)
+    survivors = state.survivors
+    try:
+        decoded = quantisation(session.header.body).decode(state.total, len(survivors))
+    except RangeAlarm as error:
+        names = " or ".join(session.name(index) for index in sorted(survivors))
+        raise FaultySourceError(names, "RANGE", str(error)) from None
+    faults = tuple(FaultySourceError(session.name(i), "UNMASK_SHARE") for i in sorted(opened.faulty_holders))
+    digest = sha256(state.total.data).digest()
+    return Opened(session, state.ctx2, survivors, frozenset(state.lists.dropped), decoded, digest, faults)
+
+
+def _take_masks_off(state: CollectingUnmask, opened: OpenedSecrets) -> None:
+    self_seeds = {
+        index: agreement.self_seed(opened.self_secrets[index], own=index, ctx2=state.ctx2)
+        for index in sorted(state.survivors)
+    }
+    dropped = {index: _pair_seeds(state, index, opened.pairs[index]) for index in sorted(state.lists.dropped)}
+    unmask(state.total, self_seeds=self_seeds, dropped=dropped)
+
+
+def _pair_seeds(state: CollectingUnmask, dropped: int, pair: agreement.KeyPair) -> dict[int, Secret]:
+    return {
+        peer: agreement.pair_seed(pair, state.u1[peer].mask_key, own=dropped, peer=peer, ctx2=state.ctx2)
+        for peer in sorted(state.survivors)
+    }
+
+
+def close_round(state: Opened, model_digest: bytes) -> Signed[Result]:
+    """The signed result of a session: digest of the sum, how many are in it, and the model that came out."""
+    body = Result(state.sum_digest, len(state.survivors), model_digest, b"")
+    return state.session.sign(state.ctx2, body)

@@ -1,0 +1,277 @@
+"""The checks of the protocol table that compare what a peer sent with what must hold. No state, no keys.
+
+Every function raises with the stable name of the check that failed; the names are part of the protocol and of its
+error vectors. Functions for the source blame the aggregator, since every byte reaches a source through it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from securefda.errors import FaultyAggregatorError
+from securefda.secagg import fixed_point
+from securefda.secagg.messages import (
+    SUITE,
+    Advertise,
+    Body,
+    Consistency,
+    Header,
+    KeyList,
+    Signed,
+    Survivors,
+    SurvivorSignature,
+    Visibility,
+)
+from securefda.secagg.parameters import MODULUS_BITS, SessionLimits, sum_cannot_wrap, threshold_is_sound
+from securefda.secagg.roster import Roster
+from securefda.secagg.transcript import architecture_digest, layer_names_and_shapes
+
+
+def require(condition: bool, check: str, detail: str = "") -> None:
+    """Blame the aggregator with the name of the failed check."""
+    if not condition:
+        raise FaultyAggregatorError(check, detail)
+
+
+def envelope_fault(
+    signed: Signed[Body], *, roster: Roster, sender: int, session_id: bytes, context: bytes
+) -> str | None:
+    """Name of the first check that the outside of a message fails, or None.
+
+    Covers suite, sender, session, context and signature: a message that is replayed from another session, phase,
+    slot or signer fails one of them.
+    """
+    envelope = signed.envelope
+    if envelope.suite != SUITE:
+        return "SUITE"
+    if envelope.sender != sender:
+        return "SENDER"
+    if not hmac.compare_digest(envelope.session_id, session_id):
+        return "SESSION"
+    if not hmac.compare_digest(envelope.context, context):
+        return "CONTEXT"
+    return None if signed.verify(roster.by_index(sender).signing_key) else "SIGNATURE"
+
+
+@dataclass(frozen=True, slots=True)
+class PastResult:
+    """A result that this source accepted earlier in the run."""
+
+    round: int
+    digest: bytes
+    model_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a source remembers of a run across restarts.
+
+    Attributes:
+        session_seen: this session id was used before, in any run.
+        last_position: (round, attempt) of the last header that was accepted in this run.
+        released: a masked input or an update of this (run, round) may have left already.
+        results: accepted results of this run, oldest first.
+    """
+
+    session_seen: bool = False
+    last_position: tuple[int, int] | None = None
+    released: bool = False
+    results: tuple[PastResult, ...] = ()
+
+
+def check_header(
+    signed: Signed[Header],
+    *,
+    own_index: int,
+    roster: Roster,
+    limits: SessionLimits,
+    history: History,
+    own_layers: Iterable[tuple[str, tuple[int, ...]]],
+) -> None:
+    """Everything about a header that needs neither the vectors nor the site's policy file.
+
+    Raises:
+        FaultyAggregatorError: with SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_REPLAY, HEADER_ORDER,
+            RELEASE_FUSE, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_ARCHITECTURE, HEADER_TARGET, HEADER_MODULUS,
+            HEADER_WRAP, HEADER_THRESHOLD or HEADER_QUORUM.
+    """
+    header = signed.body
+    fault = envelope_fault(
+        signed, roster=roster, sender=roster.target.index, session_id=signed.envelope.session_id, context=b""
+    )
+    require(fault is None, fault or "")
+    require(header.roster_digest == roster.digest(), "HEADER_ROSTER", "not the roster of this kit")
+    _check_freshness(header, history)
+    _check_chain(header, history)
+    sources = {entry.index for entry in roster.sources}
+    require(set(header.participants) <= sources and own_index in header.participants, "HEADER_PARTICIPANTS")
+    own_digest = architecture_digest(own_layers)
+    require(
+        own_digest == header.architecture_digest == architecture_digest(layer_names_and_shapes(header.layers)),
+        "HEADER_ARCHITECTURE",
+        "the aggregator trains another model; both sides need the same task and version",
+    )
+    _check_target_terms(header)
+    if header.visibility is Visibility.SUM:
+        _check_session_numbers(header, own_index, limits)
+
+
+def _check_freshness(header: Header, history: History) -> None:
+    require(not history.session_seen, "HEADER_REPLAY", "this session id was used before")
+    position = (header.round, header.attempt)
+    rising = history.last_position is None or position > history.last_position
+    require(rising, "HEADER_ORDER", f"round {header.round} attempt {header.attempt} after {history.last_position}")
+    require(not history.released, "RELEASE_FUSE", f"an update of round {header.round} may have left already")
+
+
+def _check_chain(header: Header, history: History) -> None:
+    """The header continues the last result, or at least one round lies between in which this source was away."""
+    if not history.results:
+        return
+    last = history.results[-1]
+    if header.previous_result_digest == last.digest:
+        require(header.model_digest == last.model_digest, "HEADER_CHAIN", "not the model of the last result")
+        return
+    known = {result.digest for result in history.results}
+    missed_a_round = header.round > last.round + 1
+    require(missed_a_round and header.previous_result_digest not in known, "HEADER_CHAIN", "not the last result")
+
+
+def _check_target_terms(header: Header) -> None:
+    """At ``sum`` a rule that uses g_T needs it published; nowhere else may a target be asked to publish it."""
+    needs_target = header.rule.rule not in ("source_only", "fedavg")
+    if not needs_target:
+        require(header.target is None, "HEADER_TARGET", "this rule needs nothing of the target")
+        return
+    require(header.target is not None, "HEADER_TARGET", "this rule needs the target's terms")
+    published = header.target is not None and header.target.update_digest != b""
+    require(published == (header.visibility is Visibility.SUM), "HEADER_TARGET", "g_T is published at sum only")
+
+
+def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits) -> None:
+    n = len(header.participants)
+    require(header.modulus_bits in MODULUS_BITS, "HEADER_MODULUS", f"{header.modulus_bits} bits")
+    require(header.n_max >= n, "HEADER_WRAP", f"n_max {header.n_max} is below {n} sources")
+    q_max = quantisation(header).q_max
+    require(sum_cannot_wrap(header.n_max, q_max, header.modulus_bits), "HEADER_WRAP", "a sum could wrap")
+    require(threshold_is_sound(header.threshold, n, limits.n_c), "HEADER_THRESHOLD", f"t = {header.threshold}, n = {n}")
+    enough = limits.anonymity(header.participants, own_index) >= limits.k_min
+    require(enough, "HEADER_QUORUM", f"fewer than {limits.k_min} trusted others among {n} sources")
+
+
+TAIL = 2
+"""Elements behind the parameters in the vector that is summed: n_i (1 - β_i) and n_i, in units of max_samples."""
+
+
+def quantisation(header: Header) -> fixed_point.Quantisation:
+    """The fixed-point encoding that a header prescribes: the model's layers, then the tail.
+
+    Raises:
+        FaultyAggregatorError: HEADER_WRAP where no resolution is left beside ``n_max`` inputs, or a clip is unusable.
+    """
+    layers = tuple(fixed_point.ClippedLayer(layer.size, layer.clip) for layer in header.layers)
+    try:
+        return fixed_point.Quantisation(layers, n_max=header.n_max, modulus_bits=header.modulus_bits, tail=TAIL)
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_WRAP", str(error)) from None
+
+
+def check_vectors(
+    header: Header, model: bytes | bytearray | memoryview, target_update: bytes | bytearray | memoryview | None
+) -> None:
+    """The model and g_T that arrived are the ones that the header binds, of the right length.
+
+    Raises:
+        FaultyAggregatorError: HEADER_MODEL or HEADER_TARGET.
+    """
+    expected = 4 * header.n_params
+    require(len(model) == expected and sha256(model).digest() == header.model_digest, "HEADER_MODEL")
+    wanted = header.target.update_digest if header.target else b""
+    require((target_update is not None) == bool(wanted), "HEADER_TARGET")
+    if target_update is not None:
+        fits = len(target_update) == expected and sha256(target_update).digest() == wanted
+        require(fits, "HEADER_TARGET", "the target's update is not the one in the header")
+
+
+def check_key_list(
+    key_list: KeyList, *, own: Signed[Advertise], header: Header, roster: Roster, limits: SessionLimits
+) -> None:
+    """R0': U1 is a subset of U0, every key is signed by its owner, all keys differ, mine are the ones I sent.
+
+    Raises:
+        FaultyAggregatorError: KEY_MEMBER, KEY_SIGNATURE, KEY_DUPLICATE, KEY_OWN or KEY_QUORUM.
+    """
+    items = key_list.advertisements
+    members = [item.sender for item in items]
+    require(len(set(members)) == len(members), "KEY_DUPLICATE", "one source twice")
+    require(set(members) <= set(header.participants), "KEY_MEMBER", "a source that the header does not name")
+    for item in items:
+        fault = envelope_fault(
+            item, roster=roster, sender=item.sender, session_id=own.envelope.session_id, context=own.envelope.context
+        )
+        require(fault is None, "KEY_SIGNATURE", f"advertisement of {roster.by_index(item.sender).site_id}: {fault}")
+    keys = [key for item in items for key in (item.body.mask_key, item.body.box_key)]
+    require(len(set(keys)) == len(keys), "KEY_DUPLICATE", "two keys are equal")
+    mine = [item for item in items if item.sender == own.sender]
+    require(len(mine) == 1, "KEY_OWN", "my keys are missing")
+    require(mine[0].signed_bytes == own.signed_bytes and mine[0].signature == own.signature, "KEY_OWN")
+    require(len(members) >= header.threshold, "KEY_QUORUM", f"{len(members)} of at least {header.threshold} sources")
+    require(limits.anonymity(members, own.sender) >= limits.k_min, "KEY_QUORUM")
+
+
+def check_share_senders(
+    senders: list[int], own_index: int, u1: Collection[int], threshold: int, limits: SessionLimits
+) -> None:
+    """R1: one box per sender, every sender in U1, none from myself, and U2 (senders and I) large enough.
+
+    Raises:
+        FaultyAggregatorError: SHARE_DUPLICATE, SHARE_SENDER or SHARE_QUORUM.
+    """
+    require(len(set(senders)) == len(senders), "SHARE_DUPLICATE")
+    require(set(senders) <= set(u1) and own_index not in senders, "SHARE_SENDER")
+    u2 = {*senders, own_index}
+    require(len(u2) >= threshold, "SHARE_QUORUM", f"{len(u2)} of at least {threshold} sources")
+    require(limits.anonymity(u2, own_index) >= limits.k_min, "SHARE_QUORUM")
+
+
+def check_survivors(
+    lists: Survivors, *, own_index: int, own_digest: bytes, u2: Collection[int], threshold: int, limits: SessionLimits
+) -> None:
+    """R3: the lists split U2 without overlap or repeats, U3 is large enough, and I am in it with my own input.
+
+    Raises:
+        FaultyAggregatorError: SURVIVOR_REPEAT, SURVIVOR_OVERLAP, SURVIVOR_UNION, SURVIVOR_SELF or SURVIVOR_QUORUM.
+    """
+    alive = [item.index for item in lists.survivors]
+    require(len(set(alive)) == len(alive) and len(set(lists.dropped)) == len(lists.dropped), "SURVIVOR_REPEAT")
+    require(not set(alive) & set(lists.dropped), "SURVIVOR_OVERLAP")
+    require(set(alive) | set(lists.dropped) == set(u2), "SURVIVOR_UNION")
+    digests = {item.index: item.input_digest for item in lists.survivors}
+    require(own_index in digests, "SURVIVOR_SELF", "I delivered and am declared dropped")
+    require(hmac.compare_digest(digests[own_index], own_digest), "SURVIVOR_SELF", "not the input that I sent")
+    require(len(alive) >= threshold, "SURVIVOR_QUORUM", f"{len(alive)} of at least {threshold} sources")
+    require(limits.anonymity(alive, own_index) >= limits.k_min, "SURVIVOR_QUORUM")
+
+
+def check_consistency(
+    message: Consistency, *, own: Signed[SurvivorSignature], survivors: Collection[int], threshold: int, roster: Roster
+) -> None:
+    """R3': at least t distinct survivors signed the very lists that I signed.
+
+    Raises:
+        FaultyAggregatorError: CONSISTENCY_DUPLICATE, CONSISTENCY_SENDER, CONSISTENCY_SIGNATURE, CONSISTENCY_VIEW
+            or CONSISTENCY_QUORUM.
+    """
+    senders = [item.sender for item in message.signatures]
+    require(len(set(senders)) == len(senders), "CONSISTENCY_DUPLICATE")
+    require(set(senders) <= set(survivors), "CONSISTENCY_SENDER")
+    session_id, ctx2 = own.envelope.session_id, own.envelope.context
+    for item in message.signatures:
+        name = roster.by_index(item.sender).site_id
+        fault = envelope_fault(item, roster=roster, sender=item.sender, session_id=session_id, context=ctx2)
+        require(fault is None, "CONSISTENCY_SIGNATURE", f"signature of {name}: {fault}")
+        require(item.body.survivors_digest == own.body.survivors_digest, "CONSISTENCY_VIEW", f"{name} saw other lists")
+    require(len(senders) >= threshold, "CONSISTENCY_QUORUM", f"{len(senders)} of at least {threshold} signatures")

@@ -1,0 +1,329 @@
+"""The source's side of a session: one frozen type per phase, one function per message, no I/O.
+
+A phase function either returns the next phase with the message to send, or raises and leaves nothing behind that
+could be continued: whoever drives it drops the phase on any error, so a session that failed a check is dead for
+good. Bonawitz et al. 2017, Figure 4, with the malicious-model rounds; the checks are in :mod:`.checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+from securefda.errors import FaultyAggregatorError
+from securefda.secagg import agreement
+from securefda.secagg.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, SharePair
+from securefda.secagg.checks import (
+    check_consistency,
+    check_key_list,
+    check_share_senders,
+    check_survivors,
+    envelope_fault,
+    require,
+)
+from securefda.secagg.masking import mask
+from securefda.secagg.messages import (
+    Advertise,
+    Body,
+    BodyT,
+    Consistency,
+    Header,
+    KeyList,
+    MaskedInput,
+    MasterShare,
+    Result,
+    SelfMaskShare,
+    ShareBox,
+    ShareBundle,
+    ShareDelivery,
+    Signed,
+    Signer,
+    Survivors,
+    SurvivorSignature,
+    Unmask,
+)
+from securefda.secagg.parameters import SessionLimits
+from securefda.secagg.prg import RingVector
+from securefda.secagg.roster import Roster
+from securefda.secagg.secret import RandomBytes, Secret, draw
+from securefda.secagg.shamir import split, x_of
+from securefda.secagg.transcript import header_context, key_list_context, members_context, survivors_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What stays the same during one session of one source."""
+
+    signer: Signer
+    roster: Roster
+    limits: SessionLimits
+    header: Signed[Header]
+
+    @property
+    def ctx(self) -> bytes:
+        """SHA-256 of the signed header."""
+        return header_context(self.header)
+
+    def sign(self, context: bytes, body: BodyT) -> Signed[BodyT]:
+        """Sign a message of this session."""
+        return self.signer.sign(self.header.envelope.session_id, context, body)
+
+    def authenticate(self, signed: Signed[Body], context: bytes) -> None:
+        """Refuse anything that the aggregator did not sign for this session and this view of it."""
+        fault = envelope_fault(
+            signed,
+            roster=self.roster,
+            sender=self.roster.target.index,
+            session_id=self.header.envelope.session_id,
+            context=context,
+        )
+        require(fault is None, fault or "", signed.type_name)
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingKeyList:
+    """R0 is sent."""
+
+    session: Session
+    own: Signed[Advertise]
+    master: Secret
+    self_secret: Secret
+    channel: KeyPair
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingShares:
+    """R1 is sent; ``u1`` has the verified keys of everyone."""
+
+    session: Session
+    ctx1: bytes
+    u1: Mapping[int, Advertise]
+    master: Secret
+    self_secret: Secret
+    channel: KeyPair
+    own_shares: SharePair
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyToMask:
+    """Everyone's shares are here; nothing of the input has left yet."""
+
+    session: Session
+    ctx2: bytes
+    u1: Mapping[int, Advertise]
+    u2: frozenset[int]
+    master: Secret
+    self_secret: Secret
+    shares: Mapping[int, SharePair]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingSurvivors:
+    """R2 is sent; the keys are gone, the shares of the others remain."""
+
+    session: Session
+    ctx2: bytes
+    u2: frozenset[int]
+    shares: Mapping[int, SharePair]
+    input_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingConsistency:
+    """The survivor lists are signed, which happens once per session."""
+
+    session: Session
+    ctx2: bytes
+    lists: Survivors
+    shares: Mapping[int, SharePair]
+    own: Signed[SurvivorSignature]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingResult:
+    """R4 is sent; no secret of the session is left."""
+
+    session: Session
+    ctx2: bytes
+    survivors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The round has a result."""
+
+    session: Session
+    result: Signed[Result]
+
+
+Phase = (
+    AwaitingKeyList | AwaitingShares | ReadyToMask | AwaitingSurvivors | AwaitingConsistency | AwaitingResult | Finished
+)
+
+
+def advertise(session: Session, random_bytes: RandomBytes) -> tuple[AwaitingKeyList, Signed[Advertise]]:
+    """R0: fresh keys for this session, and a commitment to the self mask seed.
+
+    The masking key pair follows from ``master``, the only secret whose shares can be asked for when this source
+    drops out, so a reconstructed master is checked against the public key.
+    """
+    index = session.signer.index
+    master, self_secret = Secret.random(random_bytes), Secret.random(random_bytes)
+    channel = agreement.channel_pair(random_bytes)
+    own = session.sign(
+        session.ctx,
+        Advertise(
+            mask_key=agreement.mask_pair(master, own=index, ctx=session.ctx).public,
+            box_key=channel.public,
+            self_mask_commitment=agreement.commitment(self_secret, own=index, ctx=session.ctx),
+            nonce=draw(random_bytes, 32),
+        ),
+    )
+    return AwaitingKeyList(session, own, master, self_secret, channel), own
+
+
+def receive_key_list(
+    state: AwaitingKeyList, signed: Signed[KeyList], random_bytes: RandomBytes
+) -> tuple[AwaitingShares, Signed[ShareBundle]]:
+    """R0' checked, R1 made: one encrypted pair of shares for each other source."""
+    session, me = state.session, state.session.signer.index
+    session.authenticate(signed, session.ctx)
+    header, roster, limits = session.header.body, session.roster, session.limits
+    check_key_list(signed.body, own=state.own, header=header, roster=roster, limits=limits)
+    u1 = {item.sender: item.body for item in signed.body.advertisements}
+    ctx1 = key_list_context(session.ctx, signed.body.advertisements)
+    pairs = _deal(state, sorted(u1), random_bytes)
+    boxes = tuple(
+        ShareBox(peer, _seal(state.channel, u1[peer], BoxAddress(ctx1, me, peer), pairs[peer], random_bytes))
+        for peer in sorted(u1)
+        if peer != me
+    )
+    following = AwaitingShares(session, ctx1, u1, state.master, state.self_secret, state.channel, pairs[me])
+    return following, session.sign(ctx1, ShareBundle(boxes))
+
+
+def _deal(state: AwaitingKeyList, members: list[int], random_bytes: RandomBytes) -> dict[int, SharePair]:
+    threshold = state.session.header.body.threshold
+    xs = [x_of(member) for member in members]
+    master = split(state.master, threshold, xs, random_bytes)
+    self_secret = split(state.self_secret, threshold, xs, random_bytes)
+    return {member: SharePair(master[x_of(member)], self_secret[x_of(member)]) for member in members}
+
+
+def _seal(channel: KeyPair, peer: Advertise, address: BoxAddress, pair: SharePair, random_bytes: RandomBytes) -> bytes:
+    try:
+        key = agreement.box_key(channel, peer.box_key, address)
+    except KeyAgreementError as error:
+        raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
+    return agreement.seal_box(key, address, pair, random_bytes)
+
+
+def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> ReadyToMask:
+    """R1 received: opens every box. After this the source may mask, once."""
+    session, me = state.session, state.session.signer.index
+    session.authenticate(signed, state.ctx1)
+    senders = [box.peer for box in signed.body.boxes]
+    check_share_senders(senders, me, state.u1, session.header.body.threshold, session.limits)
+    shares = {me: state.own_shares, **{box.peer: _open(state, box, me) for box in signed.body.boxes}}
+    state.channel.private.erase()
+    u2 = frozenset(shares)
+    ctx2 = members_context(state.ctx1, u2)
+    return ReadyToMask(session, ctx2, state.u1, u2, state.master, state.self_secret, shares)
+
+
+def _open(state: AwaitingShares, box: ShareBox, me: int) -> SharePair:
+    address = BoxAddress(state.ctx1, box.peer, me)
+    try:
+        key = agreement.box_key(state.channel, state.u1[box.peer].box_key, address)
+        return agreement.open_box(key, address, box.box)
+    except (BoxError, KeyAgreementError):
+        name = state.session.roster.by_index(box.peer).site_id
+        detail = f"the box of {name} does not open: {name} or the aggregator altered it"
+        raise FaultyAggregatorError("SHARE_BOX", detail) from None
+
+
+def masked_input(state: ReadyToMask, encoded: RingVector) -> tuple[AwaitingSurvivors, Signed[MaskedInput]]:
+    """R2: adds the self mask and one pairwise mask per other member of U2, and forgets the keys.
+
+    The caller writes the release fuse before the message or the vector leaves the process.
+
+    Args:
+        state: the phase in which all shares are here.
+        encoded: the encoded input (m + tail,), uint32 or uint64; overwritten with the masked input.
+    """
+    session, me = state.session, state.session.signer.index
+    own_pair = agreement.mask_pair(state.master, own=me, ctx=session.ctx)
+    self_seed = agreement.self_seed(state.self_secret, own=me, ctx2=state.ctx2)
+    try:
+        seeds = {
+            peer: agreement.pair_seed(own_pair, state.u1[peer].mask_key, own=me, peer=peer, ctx2=state.ctx2)
+            for peer in sorted(state.u2 - {me})
+        }
+    except KeyAgreementError as error:
+        raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
+    mask(encoded, own=me, self_seed=self_seed, pair_seeds=seeds)
+    for secret in (self_seed, own_pair.private, *seeds.values(), state.master, state.self_secret):
+        secret.erase()
+    digest = sha256(encoded.data).digest()
+    message = session.sign(state.ctx2, MaskedInput(digest, encoded.nbytes))
+    return AwaitingSurvivors(session, state.ctx2, state.u2, state.shares, digest), message
+
+
+def receive_survivors(
+    state: AwaitingSurvivors, signed: Signed[Survivors]
+) -> tuple[AwaitingConsistency, Signed[SurvivorSignature]]:
+    """R3: signs the lists of survivors and dropped. The phase that follows cannot sign again."""
+    session = state.session
+    session.authenticate(signed, state.ctx2)
+    check_survivors(
+        signed.body,
+        own_index=session.signer.index,
+        own_digest=state.input_digest,
+        u2=state.u2,
+        threshold=session.header.body.threshold,
+        limits=session.limits,
+    )
+    own = session.sign(state.ctx2, SurvivorSignature(survivors_digest(state.ctx2, signed.body)))
+    return AwaitingConsistency(session, state.ctx2, signed.body, state.shares, own), own
+
+
+def receive_consistency(
+    state: AwaitingConsistency, signed: Signed[Consistency]
+) -> tuple[AwaitingResult, Signed[Unmask]]:
+    """R3' checked, R4 made: for each survivor the share of its self mask seed, for each dropped that of its master."""
+    session = state.session
+    session.authenticate(signed, state.ctx2)
+    alive = [item.index for item in state.lists.survivors]
+    threshold = session.header.body.threshold
+    check_consistency(signed.body, own=state.own, survivors=alive, threshold=threshold, roster=session.roster)
+    shares: list[SelfMaskShare | MasterShare] = [
+        SelfMaskShare(owner, state.shares[owner].self_secret.reveal()) for owner in alive
+    ]
+    shares += [MasterShare(owner, state.shares[owner].master.reveal()) for owner in state.lists.dropped]
+    _erase_shares(state.shares)
+    return AwaitingResult(session, state.ctx2, len(alive)), session.sign(state.ctx2, Unmask(tuple(shares)))
+
+
+def receive_result(state: AwaitingResult, signed: Signed[Result]) -> Finished:
+    """The result of the round, over as many sources as were signed for."""
+    state.session.authenticate(signed, state.ctx2)
+    require(signed.body.count == state.survivors, "RESULT_COUNT")
+    return Finished(state.session, signed)
+
+
+def erase(state: Phase) -> None:
+    """Overwrite what secrets a phase still holds; called when a session dies before its end."""
+    if isinstance(state, (AwaitingKeyList, AwaitingShares)):
+        state.channel.private.erase()
+    if isinstance(state, (AwaitingKeyList, AwaitingShares, ReadyToMask)):
+        state.master.erase()
+        state.self_secret.erase()
+    if isinstance(state, (ReadyToMask, AwaitingSurvivors, AwaitingConsistency)):
+        _erase_shares(state.shares)
+
+
+def _erase_shares(shares: Mapping[int, SharePair]) -> None:
+    for pair in shares.values():
+        pair.master.erase()
+        pair.self_secret.erase()
