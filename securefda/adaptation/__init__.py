@@ -1,0 +1,38 @@
+"""Rules of federated domain adaptation: FedDA, FedGP, auto-beta, their alignment, schedule and baselines.
+
+Pure functions of numpy arrays: no I/O, no clock, no random numbers. Updates come in as float32 or float64, all
+arithmetic is float64.
+
+Source: Jiang, Zhang, Koyejo, "Principled Federated Domain Adaptation: Gradient Projection and Auto-Weighting",
+ICLR 2024.
+"""
+
+from securefda.adaptation.alignment import align_update, alignment_factor
+from securefda.adaptation.beta import BetaRule, Estimator, auto_beta
+from securefda.adaptation.contribution import Contribution, ContributionSum, combine, contribute
+from securefda.adaptation.projection import Projection, project
+from securefda.adaptation.rules import fedda, fedgp
+from securefda.adaptation.statistics import StepStatistics, TargetStatistics
+from securefda.adaptation.strategy import RoundPlan, Rule, Strategy, round_plan
+
+__all__ = [
+    "BetaRule",
+    "Contribution",
+    "ContributionSum",
+    "Estimator",
+    "Projection",
+    "RoundPlan",
+    "Rule",
+    "StepStatistics",
+    "Strategy",
+    "TargetStatistics",
+    "align_update",
+    "alignment_factor",
+    "auto_beta",
+    "combine",
+    "contribute",
+    "fedda",
+    "fedgp",
+    "project",
+    "round_plan",
+]
