@@ -1,0 +1,40 @@
+"""Configuration of a federation and of each of its processes; flag before environment before file."""
+
+from securefda.config.convert import strategy_of, training_settings
+from securefda.config.derive import aggregator_toml, source_toml
+from securefda.config.files import AggregatorConfig, FederationConfig, SourceConfig
+from securefda.config.load import child_environment, load_aggregator, load_federation, load_source
+from securefda.config.sections import (
+    FederationSection,
+    PrivacySection,
+    ProcessSection,
+    SessionSection,
+    StrategySection,
+    TaskSection,
+    TrainingSection,
+    TrainingSides,
+    TransportSection,
+)
+
+__all__ = [
+    "AggregatorConfig",
+    "FederationConfig",
+    "FederationSection",
+    "PrivacySection",
+    "ProcessSection",
+    "SessionSection",
+    "SourceConfig",
+    "StrategySection",
+    "TaskSection",
+    "TrainingSection",
+    "TrainingSides",
+    "TransportSection",
+    "aggregator_toml",
+    "child_environment",
+    "load_aggregator",
+    "load_federation",
+    "load_source",
+    "source_toml",
+    "strategy_of",
+    "training_settings",
+]

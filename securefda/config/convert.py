@@ -1,0 +1,52 @@
+"""Sections of a configuration as the values that rules and training take.
+
+The rooms below are imported when a function runs: reading a configuration needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from securefda.errors import ConfigError
+from securefda.settings import Settings, kebab_case
+
+if TYPE_CHECKING:
+    from securefda.adaptation.strategy import Strategy
+    from securefda.config.sections import StrategySection, TrainingSection
+    from securefda.training import TrainingSettings
+
+
+def strategy_of(section: StrategySection) -> Strategy:
+    """Return the strategy that the rules take.
+
+    Raises:
+        ConfigError: the rules do not allow it; the key is the setting's.
+    """
+    from securefda.adaptation.strategy import Strategy
+
+    try:
+        return Strategy(**section.model_dump())
+    except ValueError as error:
+        raise _config_error("strategy", section, error) from error
+
+
+def training_settings(section: TrainingSection) -> TrainingSettings:
+    """Return the settings that local training takes.
+
+    Raises:
+        ConfigError: training does not allow them; the key is the setting's.
+    """
+    from securefda.training import TrainingSettings
+
+    try:
+        return TrainingSettings(**section.model_dump())
+    except ValueError as error:
+        raise _config_error("training", section, error) from error
+
+
+def _config_error(table: str, section: Settings, error: ValueError) -> ConfigError:
+    """The rooms' messages read ``argument: why``."""
+    name, colon, why = str(error).partition(": ")
+    if colon and name in type(section).model_fields:
+        return ConfigError(f"{table}.{kebab_case(name)}", why)
+    return ConfigError(table, str(error))

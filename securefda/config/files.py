@@ -1,0 +1,79 @@
+"""The three configuration files: a whole federation on one machine, the aggregator's process, a source's process."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import model_validator
+
+from securefda.config.sections import (
+    FederationSection,
+    PrivacySection,
+    ProcessSection,
+    SessionSection,
+    StrategySection,
+    TaskSection,
+    TrainingSection,
+    TrainingSides,
+    TransportSection,
+)
+from securefda.errors import ConfigError
+from securefda.secagg.parameters import threshold_is_sound
+from securefda.settings import Settings
+
+
+class FederationConfig(Settings):
+    """FEDERATION.toml: everything that ``run``, ``simulate`` and ``demo`` need."""
+
+    federation: FederationSection
+    task: TaskSection
+    strategy: StrategySection = StrategySection()
+    training: TrainingSides = TrainingSides()
+    privacy: PrivacySection = PrivacySection()
+    session: SessionSection = SessionSection()
+    transport: TransportSection = TransportSection()
+
+    @model_validator(mode="after")
+    def _a_session_can_succeed(self) -> Self:
+        if self.privacy.visibility == "sum":
+            _require_enough_sources(len(self.federation.sources), self.privacy)
+            _require_sound_threshold(len(self.federation.sources), self.privacy, self.session)
+        return self
+
+
+class AggregatorConfig(Settings):
+    """aggregator.toml: the target's process. Who takes part comes from the kit's roster."""
+
+    aggregator: ProcessSection
+    task: TaskSection
+    strategy: StrategySection = StrategySection()
+    training: TrainingSection = TrainingSection()
+    privacy: PrivacySection = PrivacySection()
+    session: SessionSection = SessionSection()
+    transport: TransportSection = TransportSection()
+
+
+class SourceConfig(Settings):
+    """source.toml: a source's process. Its policy comes from the kit's ``local/policy.toml``."""
+
+    source: ProcessSection
+    task: TaskSection
+    training: TrainingSection = TrainingSection()
+    transport: TransportSection = TransportSection()
+
+
+def _require_enough_sources(sources: int, privacy: PrivacySection) -> None:
+    needed = privacy.k_min + privacy.n_c + 1
+    if sources < needed:
+        why = (
+            f"{privacy.k_min} with n-c = {privacy.n_c} needs at least {needed} sources, so that each hides "
+            f"among {privacy.k_min} others that it trusts; there are {sources}"
+        )
+        raise ConfigError("privacy.k-min", why, hint="add sources to federation.sources, or lower privacy.k-min")
+
+
+def _require_sound_threshold(sources: int, privacy: PrivacySection, session: SessionSection) -> None:
+    if session.threshold and not threshold_is_sound(session.threshold, sources, privacy.n_c):
+        lowest = (sources + privacy.n_c) // 2 + 1
+        why = f"{session.threshold} is outside [{lowest}, {sources}] for {sources} sources and n-c = {privacy.n_c}"
+        raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")

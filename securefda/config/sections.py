@@ -1,0 +1,154 @@
+"""The tables of the configuration files, one class each, with defaults, units and bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from securefda.config.convert import strategy_of
+from securefda.errors import ConfigError
+from securefda.settings import OptionalSettingsPath, Settings, SettingsPath
+
+SITE_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+MAX_PORT = 65535
+
+
+def _site_id(value: str) -> str:
+    if not re.fullmatch(SITE_ID_PATTERN, value):
+        raise ValueError("must be 1 to 63 small letters, digits and hyphens, and not begin with a hyphen")
+    return value
+
+
+def _address(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdecimal() and int(port) <= MAX_PORT):
+        raise ValueError("must be host:port with a port from 0 (any free one) to 65535")
+    return value
+
+
+def _factory(value: str) -> str:
+    module, colon, name = value.partition(":")
+    if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise ValueError("must be of the form package.module:Class")
+    return value
+
+
+SiteId = Annotated[str, AfterValidator(_site_id)]
+Address = Annotated[str, AfterValidator(_address)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+
+
+class FederationSection(Settings):
+    """Who takes part: one target site, which runs the aggregator, and the source sites in roster order."""
+
+    name: SiteId
+    target: SiteId = "target"
+    sources: Annotated[tuple[SiteId, ...], Field(strict=False, min_length=1)]
+
+    @model_validator(mode="after")
+    def _sites_differ(self) -> Self:
+        seen = {self.target}
+        for site in self.sources:
+            if site in seen:
+                raise ConfigError("federation.sources", f"site {site} is named twice", hint="every site has its own id")
+            seen.add(site)
+        return self
+
+
+class TaskSection(Settings):
+    """What is learnt: the task class, the folder of its data files, and options handed to it as they are."""
+
+    factory: Annotated[str, AfterValidator(_factory)]
+    data_dir: OptionalSettingsPath = None
+    options: Annotated[Mapping[str, Any], Field(strict=False)] = Field(default_factory=dict)
+
+
+class StrategySection(Settings):
+    """How updates become the next model: fields and bounds of ``securefda.adaptation.strategy.Strategy``."""
+
+    rule: str = "fedgp_auto"
+    beta: float = 0.5
+    projection: str = "orthogonal"
+    filter: bool = True
+    align: bool = True
+    estimator: str = "mean-field"
+    rounds: int = 20
+    warm_up_rounds: int = 2
+    lr_after_warm_up: float = 1.0
+    finetune_rounds: int = 0
+
+    @model_validator(mode="after")
+    def _the_rules_accept_it(self) -> Self:
+        strategy_of(self)
+        return self
+
+
+class TrainingSection(Settings):
+    """Local training of one side; the fields are those of ``securefda.training.TrainingSettings``."""
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: Positive = 0.001
+    batch_size: Count = 16
+    epochs: Count = 1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+
+
+class TrainingSides(Settings):
+    """Training at the target and at every source, which may differ."""
+
+    target: TrainingSection = TrainingSection()
+    source: TrainingSection = TrainingSection()
+
+
+class PrivacySection(Settings):
+    """The level the aggregator asks for in its headers, and the two numbers of every site's policy."""
+
+    visibility: Literal["individual", "sum"] = "sum"
+    k_min: Count = 2
+    n_c: Natural = 0
+
+
+class SessionSection(Settings):
+    """The masking session. ``threshold`` 0 means the default formula; ``clip`` is a bound on absolute coordinates."""
+
+    threshold: Natural = 0
+    modulus_bits: Literal[32, 64] = 32
+    clip: Positive = 1.0
+    max_samples: Count = 1000
+    attempts: Count = 2
+
+
+class TransportSection(Settings):
+    """Address, sizes in bytes and deadlines in seconds of the network."""
+
+    listen: Address = "127.0.0.1:0"
+    chunk_bytes: Annotated[int, Field(ge=1024)] = 1_048_576
+    max_message_bytes: Annotated[int, Field(ge=65_536)] = 4_194_304
+    heartbeat_s: Positive = 5.0
+    join_deadline_s: Positive = 60.0
+    training_deadline_s: Positive = 600.0
+    phase_deadline_s: Positive = 30.0
+    reconnect_deadline_s: Positive = 60.0
+
+    @model_validator(mode="after")
+    def _a_chunk_fits_a_message(self) -> Self:
+        if self.chunk_bytes > self.max_message_bytes - 4096:
+            why = f"{self.chunk_bytes} and its envelope do not fit max-message-bytes = {self.max_message_bytes}"
+            raise ConfigError("transport.chunk-bytes", why, hint="lower it, or raise transport.max-message-bytes")
+        return self
+
+
+class ProcessSection(Settings):
+    """One site's process: the startup kit, the folder for its state and results, and the seed of the run."""
+
+    kit: SettingsPath
+    out: SettingsPath = Path("run")
+    seed: Natural = 0

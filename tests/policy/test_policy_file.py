@@ -1,0 +1,105 @@
+"""policy.toml: the default text says what the model holds, and nothing wrong or unknown gets through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.adaptation.strategy import Rule
+from securefda.errors import ConfigError
+from securefda.policy import SourcePolicy, default_policy_text, load_policy
+from securefda.secagg.messages import Visibility
+from securefda.secagg.roster import Roster, RosterEntry
+from securefda.settings import kebab_case, known_keys
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "policy.toml"
+
+
+def test_the_default_text_is_the_default_policy_with_the_rules_that_use_sources(file: Path) -> None:
+    file.write_text(default_policy_text("source-1"))
+    rules = ("source_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto", "fedgp_filtered_auto")
+    assert load_policy(file) == SourcePolicy(allowed_rules=rules)
+
+
+def test_the_default_text_carries_what_the_federation_chose(file: Path) -> None:
+    file.write_text(default_policy_text("source-1", max_visibility="individual", k_min=3, n_c=2, max_attempts=5))
+    policy = load_policy(file)
+    assert policy.visibility is Visibility.INDIVIDUAL
+    assert (policy.k_min, policy.n_c, policy.release.max_attempts) == (3, 2, 5)
+
+
+def test_the_default_text_shows_and_explains_every_key() -> None:
+    lines = default_policy_text("source-1").splitlines()
+    for key in known_keys(SourcePolicy):
+        leaf = kebab_case(key.rpartition(".")[2])
+        assert any(line.startswith(f"{leaf} = ") for line in lines), leaf
+    assert (
+        lines[0]
+        == "# Policy of source-1. It belongs to this site: whatever the aggregator asks for, no more than this leaves here."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "part"),
+    [
+        ("kmin = 3", "kmin", "unknown key"),
+        ("k_min = 3", "k_min", "unknown key"),
+        ("k-min = 0", "k-min", "greater than or equal to 1"),
+        ("k-min = '2'", "k-min", "valid integer"),
+        ("n-c = -1", "n-c", "greater than or equal to 0"),
+        ("max-visibility = 'all'", "max-visibility", "'individual' or 'sum'"),
+        ("allowed-rules = ['fedgp_aut']", "allowed-rules.0", "fedgp_auto"),
+        ("allowed-rules = 'fedgp_auto'", "allowed-rules", "valid list"),
+        ("architectures = ['ab']", "architectures.0", "64 small hex digits"),
+        ("[quantisation]\nmodulus-bits-min = 2", "quantisation.modulus-bits-min", "32 or 64"),
+        ("[quantisation]\nclip-min = 0.0", "quantisation.clip-min", "greater than 0"),
+        ("[quantisation]\nclip-max = inf", "quantisation.clip-max", "finite"),
+        ("[quantisation]\nclip-min = 2.0\nclip-max = 1.0", "quantisation.clip-min", "above clip-max"),
+        ("[quantisation]\nn-max = 0", "quantisation.n-max", "greater than or equal to 1"),
+        ("[release]\nmax-attempt = 9", "release.max-attempt", "unknown key"),
+    ],
+)
+def test_a_wrong_policy_is_refused_with_its_key(file: Path, text: str, key: str, part: str) -> None:
+    file.write_text(text + "\n")
+    with pytest.raises(ConfigError) as caught:
+        load_policy(file)
+    assert caught.value.key == key
+    assert part in caught.value.why
+
+
+def test_a_missing_policy_is_an_error_and_not_the_default(file: Path) -> None:
+    with pytest.raises(ConfigError, match="file not found"):
+        load_policy(file)
+
+
+def roster() -> Roster:
+    def entry(index: int, site: str) -> RosterEntry:
+        public = Ed25519PrivateKey.from_private_bytes(bytes([index + 1]) * 32).public_key().public_bytes_raw()
+        role = "target" if index == 0 else "source"
+        return RosterEntry(index, site, role, f"Hospital {index}", public, bytes([index]) * 32, 0, 2**32)
+
+    return Roster("digits", 1, tuple(entry(i, site) for i, site in enumerate(("target", "alpha", "beta", "gamma"))))
+
+
+def test_no_trusted_peers_means_every_source_but_never_the_target() -> None:
+    limits = SourcePolicy(k_min=2, n_c=1).session_limits(roster())
+    assert (limits.k_min, limits.n_c, limits.trusted) == (2, 1, frozenset({1, 2, 3}))
+
+
+def test_trusted_peers_become_roster_indices() -> None:
+    assert SourcePolicy(trusted_peers=("gamma", "alpha")).session_limits(roster()).trusted == frozenset({1, 3})
+
+
+@pytest.mark.parametrize("site", ["delta", "target"])
+def test_trust_in_a_site_that_is_no_source_is_an_error(site: str) -> None:
+    with pytest.raises(ConfigError, match=f"trusted-peers: {site}"):
+        SourcePolicy(trusted_peers=(site,)).session_limits(roster())
+
+
+def test_every_rule_that_a_round_asks_of_sources_can_be_allowed() -> None:
+    SourcePolicy(allowed_rules=tuple(rule.value for rule in Rule))

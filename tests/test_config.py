@@ -1,0 +1,271 @@
+"""Configuration: what is accepted, which source of a value wins, and one clear error for each wrong thing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from securefda.adaptation.strategy import Strategy
+from securefda.config import (
+    aggregator_toml,
+    child_environment,
+    load_aggregator,
+    load_federation,
+    load_source,
+    source_toml,
+    strategy_of,
+    training_settings,
+)
+from securefda.errors import ConfigError, ExitCode
+from securefda.training import TrainingSettings
+
+MINIMAL = """
+[federation]
+name = "digits"
+sources = ["source-1", "source-2", "source-3"]
+[task]
+factory = "securefda.tasks.digits:Digits"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "federation.toml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def test_a_minimal_file_gets_the_documented_defaults(file: Path) -> None:
+    config = load_federation(file)
+    assert config.federation.target == "target"
+    assert config.task.data_dir is None
+    assert (config.strategy.rule, config.strategy.estimator, config.strategy.rounds) == ("fedgp_auto", "mean-field", 20)
+    assert (config.privacy.visibility, config.privacy.k_min, config.privacy.n_c) == ("sum", 2, 0)
+    assert (config.session.threshold, config.session.modulus_bits, config.session.clip) == (0, 32, 1.0)
+    assert config.transport.listen == "127.0.0.1:0"
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(file: Path) -> None:
+    file.write_text(MINIMAL + "[strategy]\nrounds = 5\nbeta = 0.1\nwarm-up-rounds = 1\n")
+    env = {"SECUREFDA_STRATEGY_ROUNDS": "6", "SECUREFDA_STRATEGY_BETA": "0.2"}
+    strategy = load_federation(file, ["strategy.rounds=7"], env).strategy
+    assert (strategy.rounds, strategy.beta, strategy.warm_up_rounds) == (7, 0.2, 1)
+
+
+def test_nested_tables_and_lists_can_be_overridden(file: Path) -> None:
+    overrides = ['federation.sources=["a", "b", "c", "d"]', "training.target.learning-rate=1", "task.options.shift=2"]
+    config = load_federation(file, overrides, {"SECUREFDA_TRAINING_SOURCE_BATCH_SIZE": "64"})
+    assert config.federation.sources == ("a", "b", "c", "d")
+    assert config.training.target.learning_rate == 1.0
+    assert config.training.source.batch_size == 64
+    assert config.task.options == {"shift": 2}
+
+
+def test_a_text_field_keeps_text_that_looks_like_a_number(file: Path) -> None:
+    assert load_federation(file, ["federation.name=2024"]).federation.name == "2024"
+    assert load_federation(file, ['federation.name="2024"']).federation.name == "2024"
+
+
+def test_an_override_cannot_smuggle_in_a_second_key(file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_federation(file, ["strategy.beta=0.5\nrounds = 3"])
+    assert caught.value.key == "strategy.beta"
+
+
+def test_a_path_in_the_file_is_relative_to_the_file(file: Path) -> None:
+    file.write_text(MINIMAL + 'data-dir = "data"\n')
+    assert load_federation(file).task.data_dir == file.parent / "data"
+
+
+def test_a_path_in_a_flag_is_relative_to_the_caller(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = file.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert load_federation(file, ["task.data-dir=data"]).task.data_dir == elsewhere / "data"
+    assert load_federation(file, ["task.data-dir="]).task.data_dir is None
+
+
+BAD_VALUES = [
+    ("[strategy]\nroundz = 3", "strategy.roundz", "unknown key", "did you mean strategy.rounds?"),
+    ("[strategy]\nwarm_up_rounds = 1", "strategy.warm_up_rounds", "unknown key", "strategy.warm-up-rounds"),
+    ("[training]\nlearning-rate = 1", "training.learning-rate", "unknown key", "training.target.learning-rate"),
+    ("[privicy]\nk-min = 1", "privicy", "unknown key", "known tables"),
+    ("[strategy]\nrounds = '3'", "strategy.rounds", "valid integer, not '3'", ""),
+    ("[strategy]\nrounds = 0", "strategy.rounds", "at least 1", ""),
+    ("[strategy]\nrule = 'fedgb'", "strategy.rule", "fedgp_auto", ""),
+    ("[strategy]\nbeta = 1.5", "strategy.beta", "[0, 1]", ""),
+    ("[strategy]\nbeta = nan", "strategy.beta", "finite", ""),
+    ("[strategy]\nfilter = 1", "strategy.filter", "valid boolean", ""),
+    ("[strategy]\nrounds = 2", "strategy.warm-up-rounds", "below the 2 rounds", ""),
+    ("[training.source]\nlearning-rate = 0", "training.source.learning-rate", "greater than 0", ""),
+    ("[training.source]\nmomentum = 1.0", "training.source.momentum", "less than 1", ""),
+    ("[training.target]\ndevice = 'gpu'", "training.target.device", "'cuda'", ""),
+    ("[privacy]\nvisibility = 'cohort'", "privacy.visibility", "'individual' or 'sum'", ""),
+    ("[privacy]\nk-min = 3", "privacy.k-min", "at least 4 sources", "add sources"),
+    ("[privacy]\nn-c = 1", "privacy.k-min", "at least 4 sources", "add sources"),
+    ("[session]\nthreshold = 1", "session.threshold", "outside [2, 3]", "leave it at 0"),
+    ("[session]\nthreshold = 4", "session.threshold", "outside [2, 3]", "leave it at 0"),
+    ("[session]\nmodulus-bits = 16", "session.modulus-bits", "32 or 64", ""),
+    ("[session]\nclip = inf", "session.clip", "finite", ""),
+    ("[transport]\nlisten = 'localhost'", "transport.listen", "host:port", ""),
+    ("[transport]\nlisten = 'localhost:70000'", "transport.listen", "65535", ""),
+    ("[transport]\nheartbeat-s = 0", "transport.heartbeat-s", "greater than 0", ""),
+    ("[transport]\nchunk-bytes = 4194304", "transport.chunk-bytes", "do not fit", "lower it"),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "why", "hint"), BAD_VALUES, ids=[text for text, *_ in BAD_VALUES])
+def test_a_wrong_setting_is_named_with_its_reason(file: Path, text: str, key: str, why: str, hint: str) -> None:
+    file.write_text(f"{MINIMAL}\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_federation(file)
+    assert caught.value.key == key
+    assert why in caught.value.why
+    assert hint in caught.value.hint
+    assert caught.value.exit_code is ExitCode.CONFIG
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "why"),
+    [
+        ('name = "digits"', "", "federation.name", "missing"),
+        ('name = "digits"', 'name = "Digits!"', "federation.name", "small letters"),
+        ('"source-2"', '"source-1"', "federation.sources", "source-1 is named twice"),
+        ('"source-2"', '"target"', "federation.sources", "target is named twice"),
+        ('"source-2"', '"-2"', "federation.sources.1", "hyphen"),
+        ("securefda.tasks.digits:Digits", "securefda.tasks.digits", "task.factory", "package.module:Class"),
+        ("securefda.tasks.digits:Digits", "os.system:a b", "task.factory", "package.module:Class"),
+        ('[task]\nfactory = "securefda.tasks.digits:Digits"', "", "task", "missing"),
+    ],
+)
+def test_a_wrong_site_or_task_is_named(file: Path, old: str, new: str, key: str, why: str) -> None:
+    file.write_text(MINIMAL.replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        load_federation(file)
+    assert caught.value.key == key
+    assert why in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"[federation\n", "not valid TOML"),
+        (b"[strategy]\nrounds = three\n", "line 2"),
+        (b"\xff\xfe", "not UTF-8"),
+    ],
+)
+def test_a_file_that_is_not_toml_is_named_with_the_place(file: Path, content: bytes, why: str) -> None:
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"federation\.toml") as caught:
+        load_federation(file)
+    assert why in caught.value.why
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: file not found"):
+        load_federation(tmp_path / "nowhere.toml")
+
+
+def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_federation(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("strategy.rounds", "--set strategy.rounds"),
+        ("=3", "--set =3"),
+        ("strategy..rounds=3", "--set strategy..rounds=3"),
+        ("strategy.roundz=3", "strategy.roundz"),
+        ("strategy=3", "strategy"),
+        ("federation.name.x=3", "federation.name.x"),
+    ],
+)
+def test_a_wrong_flag_is_named_and_said_to_be_a_flag(file: Path, override: str, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_federation(file, [override])
+    assert caught.value.key == key
+    assert "--set" in str(caught.value)
+
+
+def test_an_unknown_environment_setting_names_the_nearest(file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_federation(file, env={"SECUREFDA_STRATEGY_ROUNDZ": "3"})
+    assert caught.value.key == "SECUREFDA_STRATEGY_ROUNDZ"
+    assert "SECUREFDA_STRATEGY_ROUNDS" in caught.value.hint
+
+
+def test_environment_settings_of_other_files_and_programs_are_left_alone(file: Path) -> None:
+    env = {"SECUREFDA_SOURCE_KIT": "x", "SECUREFDA_DATA": "y", "HOME": "/"}
+    assert load_federation(file, env=env) == load_federation(file)
+
+
+def test_a_child_process_inherits_no_setting_but_everything_else() -> None:
+    env = {"SECUREFDA_STRATEGY_ROUNDS": "3", "SECUREFDA_TRAINING_LEARNING_RATE": "1", "PATH": "/bin"}
+    assert child_environment(env) == {"PATH": "/bin"}
+
+
+def test_process_files_carry_the_federation_to_each_side(file: Path, tmp_path: Path) -> None:
+    file.write_text(MINIMAL + 'data-dir = "data"\n[task.options]\nnote = "a \\"quoted\\" \\\\ ünicode"\n')
+    config = load_federation(file, ["training.target.epochs=2", "training.source.epochs=3", "strategy.rounds=9"])
+    for name, text in (
+        ("aggregator.toml", aggregator_toml(config, tmp_path / "kit", tmp_path / "out", 7)),
+        ("source.toml", source_toml(config, tmp_path / "kit", tmp_path / "out", 7)),
+    ):
+        (tmp_path / "derived").mkdir(exist_ok=True)
+        (tmp_path / "derived" / name).write_text(text)
+    aggregator = load_aggregator(tmp_path / "derived" / "aggregator.toml")
+    source = load_source(tmp_path / "derived" / "source.toml")
+    assert aggregator.task == source.task == config.task
+    assert (aggregator.strategy, aggregator.privacy, aggregator.session) == (
+        config.strategy,
+        config.privacy,
+        config.session,
+    )
+    assert aggregator.transport == source.transport == config.transport
+    assert (aggregator.training.epochs, source.training.epochs) == (2, 3)
+    assert aggregator.aggregator == source.source
+    assert (source.source.kit, source.source.out, source.source.seed) == (tmp_path / "kit", tmp_path / "out", 7)
+
+
+def test_an_aggregator_file_rejects_a_sources_table(tmp_path: Path) -> None:
+    path = tmp_path / "aggregator.toml"
+    path.write_text('[source]\nkit = "kit"\n[task]\nfactory = "a:B"\n')
+    with pytest.raises(ConfigError, match=r"source: unknown key"):
+        load_aggregator(path)
+
+
+@given(text=st.text(max_size=40))
+def test_any_option_text_survives_the_way_to_a_process(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    file = tmp_path_factory.mktemp("options") / "federation.toml"
+    file.write_text(MINIMAL)
+    config = load_federation(file)
+    task = config.task.model_copy(update={"options": {"text": text}})
+    derived = source_toml(config.model_copy(update={"task": task}), file, file, 0)
+    assert tomllib.loads(derived)["task"]["options"]["text"] == text
+
+
+def test_sections_convert_to_what_rules_and_training_take(file: Path) -> None:
+    config = load_federation(file, ["strategy.rule=fedda", "strategy.rounds=4", "training.source.optimizer=sgd"])
+    assert strategy_of(config.strategy) == Strategy(rule="fedda", rounds=4, warm_up_rounds=2)
+    settings = training_settings(config.training.source)
+    assert isinstance(settings, TrainingSettings)
+    assert (settings.optimizer, settings.batch_size) == ("sgd", 16)
+
+
+def test_reading_a_configuration_imports_no_torch_and_no_grpc(file: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from securefda.config import load_federation;"
+        f"load_federation(Path({str(file)!r}));"
+        "print([name for name in ('torch', 'grpc', 'matplotlib', 'sklearn') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
