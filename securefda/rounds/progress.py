@@ -1,0 +1,40 @@
+"""How a run tells whoever watches where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from securefda.rounds.records import RoundLine
+
+
+class Reporter(Protocol):
+    """Hears about a run as it goes on. Implementations show it; none may raise or block for long."""
+
+    def round_started(self, round_number: int, rounds: int) -> None:
+        """Round ``round_number`` of ``rounds`` begins; rounds count from 1."""
+
+    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+        """The run enters phase ``name``, or goes on waiting in it for these site ids."""
+
+    def round_finished(self, line: RoundLine) -> None:
+        """A round is over, finished or lost; ``line`` is its line of metrics.jsonl."""
+
+    def note(self, text: str) -> None:
+        """Something an operator should read: a site joined, left, refused; one line."""
+
+
+class SilentReporter:
+    """Shows nothing."""
+
+    def round_started(self, round_number: int, rounds: int) -> None:
+        """Ignore it."""
+
+    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+        """Ignore it."""
+
+    def round_finished(self, line: RoundLine) -> None:
+        """Ignore it."""
+
+    def note(self, text: str) -> None:
+        """Ignore it."""

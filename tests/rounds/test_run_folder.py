@@ -1,0 +1,168 @@
+"""The run folder stays whole: after a crash in the middle of a line, on a full disk, and while a run goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from securefda.errors import ConfigError, QuorumLost, SecureFdaError
+from securefda.rounds.records import RoundLine, Summary, summarise
+from securefda.rounds.run_folder import RunFolder, append_line, read_run, replace_file
+
+
+def line(number: int, **changes: object) -> RoundLine:
+    values: dict[str, object] = {
+        "round": number,
+        "rule": "fedgp_auto",
+        "accuracy": number / 10,
+        "survivors": ["source-1", "source-2"],
+        "dropped": [],
+        "refused": {},
+        "seconds": {"rule": 0.1 * number, "evaluate": 0.2},
+        "bytes_up": {"source-1": 100, "source-2": 200},
+        "bytes_down": {"source-1": 10},
+        "model_digest": f"{number:02x}",
+        "status": "finished",
+    }
+    return values | changes  # type: ignore[return-value]
+
+
+def summary_of(lines: list[RoundLine], **changes: object) -> Summary:
+    values = {
+        "run_id": "00" * 16,
+        "task": "a:B",
+        "strategy": {"rule": "fedgp_auto"},
+        "visibility": {"source-1": "sum"},
+        "rounds_planned": 9,
+        "status": "finished",
+    }
+    return summarise(lines, **(values | changes))  # type: ignore[arg-type]
+
+
+def test_lines_come_back_in_order(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.append_round(line(1))
+    folder.append_round(line(2))
+    folder.append_site_round("source-1", {"round": 1, "beta": 0.5})
+    record = read_run(tmp_path / "run")
+    assert record.rounds == (line(1), line(2))
+    assert record.sites == {"source-1": ({"round": 1, "beta": 0.5},)}
+    assert record.summary is None
+
+
+def test_a_torn_line_is_ignored_by_readers_and_removed_by_the_next_line(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append_round(line(1))
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"round": 2, "accu')
+    assert read_run(tmp_path).rounds == (line(1),)
+    folder.append_round(line(2))
+    assert read_run(tmp_path).rounds == (line(1), line(2))
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\nnonsense\n')
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: line 2 is not JSON"):
+        read_run(tmp_path)
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no run folder"):
+        read_run(tmp_path)
+
+
+def test_a_figure_that_is_not_finite_becomes_null(tmp_path: Path) -> None:
+    RunFolder(tmp_path).append_round(line(1, loss=float("nan"), metrics={"auc": float("inf")}))
+    found = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert found["loss"] is None
+    assert found["metrics"]["auc"] is None
+
+
+def test_a_full_disk_is_one_clear_line_with_the_mend(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(SecureFdaError, match=r"metrics\.jsonl: the disk is full") as caught:
+        append_line(tmp_path / "metrics.jsonl", {"round": 1})
+    assert "free some space" in caught.value.hint
+
+
+def test_a_disk_that_fills_up_under_a_line_leaves_the_lines_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append_round(line(1))
+    monkeypatch.setattr(os, "fsync", _no_space)
+    with pytest.raises(SecureFdaError, match="the disk is full"):
+        folder.append_round(line(2))
+    assert read_run(tmp_path).rounds == (line(1),)
+
+
+def test_a_disk_that_fills_up_under_a_file_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_file(tmp_path / "summary.json", b"old")
+    monkeypatch.setattr(os, "fsync", _no_space)
+    with pytest.raises(SecureFdaError, match="the disk is full"):
+        replace_file(tmp_path / "summary.json", b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"summary.json": b"old"}
+
+
+def _no_space(_descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_file_in_place_of_the_folder_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(SecureFdaError, match="run: cannot be written") as caught:
+        RunFolder(tmp_path / "run")
+    assert "--out" in caught.value.hint
+
+
+def test_a_summary_can_be_read_back(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append_round(line(1))
+    folder.write_summary(summary_of([line(1)]))
+    summary = read_run(tmp_path).summary
+    assert summary is not None
+    assert summary["schema_version"] == 1
+    assert set(summary["versions"]) == {"securefda", "python", "numpy", "torch"}
+
+
+def test_reported_accuracy_is_the_mean_of_the_last_five_finished_rounds() -> None:
+    lines = [line(number) for number in range(1, 8)] + [line(8, status="lost", accuracy=0.0)]
+    summary = summary_of(lines)
+    assert summary.target_accuracy == pytest.approx((0.3 + 0.4 + 0.5 + 0.6 + 0.7) / 5)
+    assert summary.final_accuracy == 0.7
+    assert (summary.rounds, summary.rounds_lost, summary.rounds_planned) == (7, 1, 9)
+    assert summary.model_digest == "07"
+
+
+def test_totals_are_over_all_rounds_and_seconds_are_medians_of_finished_ones() -> None:
+    lines = [
+        line(1),
+        line(2, dropped=["source-2"], refused={"source-3": "k-min"}),
+        line(3),
+        line(4, status="lost", dropped=["source-2"], seconds={"rule": 9.0}),
+    ]
+    summary = summary_of(lines)
+    assert summary.bytes_up == {"source-1": 400, "source-2": 800}
+    assert summary.bytes_down == {"source-1": 40}
+    assert summary.dropped == {"source-2": 2}
+    assert summary.refusals == {"source-3": {"k-min": 1}}
+    assert summary.seconds_by_phase == {"rule": pytest.approx(0.2), "evaluate": 0.2}
+
+
+def test_a_round_that_was_written_twice_counts_once() -> None:
+    summary = summary_of([line(1, accuracy=0.1), line(1, accuracy=0.9)])
+    assert (summary.rounds, summary.final_accuracy) == (1, 0.9)
+    assert summary.bytes_up == {"source-1": 100, "source-2": 200}
+
+
+def test_a_run_without_a_finished_round_has_no_accuracy_but_an_error() -> None:
+    error = QuorumLost("advertise", 3, ["source-1"], ["source-2"], hint="start source-2")
+    summary = summary_of([], status="failed", error=error)
+    assert (summary.target_accuracy, summary.final_accuracy, summary.model_digest) == (None, None, "")
+    assert summary.error == {"code": "QuorumLost", "message": str(error), "hint": "start source-2"}
