@@ -26,7 +26,7 @@ Role = Literal["target", "source"]
 ROSTER_MESSAGE = "Roster"
 PIN_BYTES = 32
 MAX_SITES = 10_000
-_MAX_NUMBER = 2**63 - 1
+_MAX_NUMBER = 253_402_300_799  # the last second of the year 9999
 _MAX_LEGAL_ENTITY = 200
 _FORMAT = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -351,7 +351,7 @@ def _entry(item: object) -> RosterEntry:
 
 def _require_number(key: str, value: int) -> None:
     if type(value) is not int or not 0 <= value <= _MAX_NUMBER:
-        raise ConfigError(key, "must be an integer from 0 to 2**63 - 1")
+        raise ConfigError(key, f"must be an integer from 0 to {_MAX_NUMBER}")
 
 
 def _require_bytes(key: str, value: bytes, length: int) -> None:
