@@ -1,0 +1,236 @@
+"""Each vector is reproduced twice: by the library, and by a route that shares no code with it."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import secagg_oracles as oracle
+
+from securefda.secagg import agreement, masking, shamir
+from securefda.secagg.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, Label, SharePair
+from securefda.secagg.fixed_point import ClippedLayer, Quantisation
+from securefda.secagg.prg import Mask, add_masks
+from securefda.secagg.secret import Secret
+
+ROOT = Path(__file__).parents[2]
+VECTORS = ROOT / "tests" / "vectors"
+
+
+def load(name: str) -> Any:
+    return json.loads((VECTORS / f"{name}.json").read_text())
+
+
+def secret(text: str) -> Secret:
+    return Secret(bytes.fromhex(text))
+
+
+def replay(text: str) -> Any:
+    """Random source that gives recorded bytes again."""
+    stream = bytes.fromhex(text)
+    position = 0
+
+    def read(length: int) -> bytes:
+        nonlocal position
+        position += length
+        return stream[position - length : position]
+
+    return read
+
+
+def test_vector_files_are_what_the_generator_writes() -> None:
+    command = [sys.executable, str(VECTORS / "generate.py"), "--check"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+def test_oracles_meet_the_answers_printed_in_their_standards() -> None:
+    output = oracle.hkdf_sha256(b"\x0b" * 22, bytes(range(13)), bytes(range(0xF0, 0xFA)), 42)  # RFC 5869, A.1
+    assert output.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
+    alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")  # RFC 7748, 6.1
+    bob_public = bytes.fromhex("de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f")
+    shared = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
+    assert oracle.x25519(alice, bob_public).hex() == shared
+    sealed = oracle.aes_gcm(bytes(32), bytes(12), bytes(16), b"")  # McGrew and Viega, test case 14
+    assert sealed.hex() == "cea7403d4d606b6e074ec5d3baf39d18d0d1c8a799996bf0265b98b5d48ab919"
+
+
+@pytest.mark.parametrize("case", load("derivations"), ids=lambda case: f"{case['label']}-{case['parties']}")
+def test_derivation(case: dict[str, Any]) -> None:
+    salt, label = bytes.fromhex(case["salt"]), case["label"].encode()
+    info = oracle.fields(label, len(case["parties"]), *case["parties"], case["block"])
+    by_hand = oracle.hkdf_sha256(bytes.fromhex(case["secret"]), salt, info, case["length"])
+    derived = agreement.derive(
+        secret(case["secret"]),
+        salt=salt,
+        label=Label(label),
+        parties=case["parties"],
+        block=case["block"],
+        length=case["length"],
+    )
+    assert derived.reveal().hex() == by_hand.hex() == case["output"]
+
+
+def test_mask_keys_and_commitments_of_every_party() -> None:
+    vectors = load("keys")
+    ctx, base = bytes.fromhex(vectors["ctx"]), (9).to_bytes(32, "little")
+    for own, party in enumerate(vectors["parties"]):
+        pair = agreement.mask_pair(secret(party["master"]), own=own, ctx=ctx)
+        info = oracle.fields(b"securefda/1/mask-sk", 1, own, 0)
+        private = oracle.hkdf_sha256(bytes.fromhex(party["master"]), ctx, info, 32)
+        assert pair.private.reveal().hex() == private.hex() == party["mask_private"]
+        assert pair.public.hex() == oracle.x25519(private, base).hex() == party["mask_public"]
+        committed = agreement.commitment(secret(party["self_secret"]), own=own, ctx=ctx)
+        preimage = oracle.fields(b"securefda/1/self-commitment", ctx, own, bytes.fromhex(party["self_secret"]))
+        assert committed.hex() == hashlib.sha256(preimage).hexdigest() == party["commitment"]
+
+
+def test_seeds_of_every_mask() -> None:
+    vectors = load("keys")
+    ctx2, parties = bytes.fromhex(vectors["ctx2"]), vectors["parties"]
+    for own, party in enumerate(parties):
+        seed = agreement.self_seed(secret(party["self_secret"]), own=own, ctx2=ctx2)
+        info = oracle.fields(b"securefda/1/self-mask", 1, own, 0)
+        by_hand = oracle.hkdf_sha256(bytes.fromhex(party["self_secret"]), ctx2, info, 32)
+        assert seed.reveal().hex() == by_hand.hex() == party["self_seed"]
+        for peer_text, expected in party["pair_seeds"].items():
+            peer = int(peer_text)
+            theirs = bytes.fromhex(parties[peer]["mask_public"])
+            pair = KeyPair(secret(party["mask_private"]))
+            seed = agreement.pair_seed(pair, theirs, own=own, peer=peer, ctx2=ctx2)
+            shared = oracle.x25519(bytes.fromhex(party["mask_private"]), theirs)
+            info = oracle.fields(b"securefda/1/pair-mask", 2, min(own, peer), max(own, peer), 0)
+            assert seed.reveal().hex() == oracle.hkdf_sha256(shared, ctx2, info, 32).hex() == expected
+
+
+@pytest.mark.parametrize("point", load("keys")["refused_public_keys"])
+def test_point_of_low_order_is_refused(point: str) -> None:
+    pair = KeyPair(Secret(b"\x42" * 32))
+    assert oracle.x25519(b"\x42" * 32, bytes.fromhex(point)) == bytes(32)
+    with pytest.raises(KeyAgreementError, match="low order"):
+        pair.exchange(bytes.fromhex(point))
+
+
+@pytest.mark.parametrize("case", load("shares")["valid"], ids=lambda case: f"t={case['threshold']}")
+def test_shares_lie_on_the_recorded_polynomial(case: dict[str, Any]) -> None:
+    threshold, xs = case["threshold"], [int(x) for x in case["shares"]]
+    dealt = shamir.split(secret(case["secret"]), threshold, xs, replay(case["random"]))
+    assert {str(x): share.reveal().hex() for x, share in dealt.items()} == case["shares"]
+    coefficients = [int(case["secret"], 16), *oracle.field_elements(bytes.fromhex(case["random"]))]
+    assert len(coefficients) == threshold
+    for x in xs:
+        value = sum(coefficient * x**power for power, coefficient in enumerate(coefficients)) % oracle.PRIME
+        assert value == int(case["shares"][str(x)], 16)
+
+
+@pytest.mark.parametrize("case", load("shares")["valid"], ids=lambda case: f"t={case['threshold']}")
+def test_every_set_of_threshold_shares_gives_the_secret(case: dict[str, Any]) -> None:
+    shares = {int(x): secret(share) for x, share in case["shares"].items()}
+    for chosen in combinations(shares, case["threshold"]):
+        found = shamir.reconstruct({x: shares[x] for x in chosen}, case["threshold"])
+        assert found.reveal().hex() == case["secret"]
+    solved = oracle.polynomial_through({x: int(case["shares"][str(x)], 16) for x in chosen})
+    assert solved[0] == int(case["secret"], 16)
+
+
+@pytest.mark.parametrize("case", load("shares")["invalid"], ids=lambda case: case["why"])
+def test_share_error_vector_is_refused(case: dict[str, Any]) -> None:
+    shares = {int(x): secret(share) for x, share in case["shares"].items()}
+    with pytest.raises(shamir.ShareError):
+        shamir.reconstruct(shares, case["threshold"])
+
+
+def test_share_box_opens_at_the_other_end_and_matches_gcm_by_hand() -> None:
+    case = load("boxes")
+    address = BoxAddress(bytes.fromhex(case["ctx1"]), case["sender"], case["recipient"])
+    ends = [KeyPair(secret(private)) for private in case["private_keys"]]
+    for mine, theirs in ((0, 1), (1, 0)):
+        key = agreement.box_key(ends[mine], bytes.fromhex(case["public_keys"][theirs]), address)
+        assert key.reveal().hex() == case["key"]
+    shares = SharePair(secret(case["share_of_master"]), secret(case["share_of_self_secret"]))
+    nonce = bytes.fromhex(case["random"])[-12:]
+    assert agreement.seal_box(key, address, shares, lambda _: nonce).hex() == case["box"]
+    assert agreement.open_box(key, address, bytes.fromhex(case["box"])) == shares
+    ends_hex = f"{case['sender']:08x}{case['recipient']:08x}"
+    plaintext = bytes.fromhex(case["ctx1"] + ends_hex + case["share_of_master"] + case["share_of_self_secret"])
+    associated = oracle.fields(b"securefda/1/share-box", address.ctx1, address.sender, address.recipient)
+    assert (nonce + oracle.aes_gcm(key.reveal(), nonce, plaintext, associated)).hex() == case["box"]
+
+
+@pytest.mark.parametrize("case", load("boxes")["invalid"], ids=lambda case: case["why"])
+def test_box_error_vector_is_refused(case: dict[str, Any]) -> None:
+    address = BoxAddress(bytes.fromhex(case["ctx1"]), case["sender"], case["recipient"])
+    with pytest.raises(BoxError):
+        agreement.open_box(secret(load("boxes")["key"]), address, bytes.fromhex(case["box"]))
+
+
+@pytest.mark.parametrize("case", load("masks")["streams"], ids=lambda case: f"{case['bits']} bits")
+def test_mask_stream(case: dict[str, Any]) -> None:
+    words = np.zeros(case["words"], dtype=f"u{case['bits'] // 8}")
+    add_masks(words, [Mask(secret(case["key"]))])
+    by_hand = oracle.keystream(bytes.fromhex(case["key"]), case["words"] * case["bits"] // 8)
+    assert hashlib.sha256(by_hand).hexdigest() == case["sha256"]
+    assert words.astype(words.dtype.newbyteorder("<")).tobytes() == by_hand
+    assert words[:8].tolist() == case["first"]
+
+
+@pytest.mark.parametrize("case", load("masks")["sessions"], ids=lambda case: f"{case['bits']} bits")
+def test_masked_inputs_follow_the_formula(case: dict[str, Any]) -> None:
+    bits, parties = case["bits"], load("keys")["parties"]
+    for own, (clear, expected) in enumerate(zip(case["inputs"], case["masked"], strict=True)):
+        vector = np.array(clear, dtype=f"u{bits // 8}")
+        seeds = {int(peer): secret(seed) for peer, seed in parties[own]["pair_seeds"].items()}
+        masking.mask(vector, own=own, self_seed=secret(parties[own]["self_seed"]), pair_seeds=seeds)
+        assert vector.tolist() == expected
+        by_hand = list(clear)
+        streams = [(parties[own]["self_seed"], 1)]
+        streams += [(seed, 1 if int(peer) < own else -1) for peer, seed in parties[own]["pair_seeds"].items()]
+        for seed, sign in streams:
+            words = oracle.keystream_words(bytes.fromhex(seed), bits, len(clear))
+            by_hand = [(value + sign * word) % 2**bits for value, word in zip(by_hand, words, strict=True)]
+        assert by_hand == expected
+
+
+@pytest.mark.parametrize("case", load("masks")["sessions"], ids=lambda case: f"{case['bits']} bits")
+def test_sum_without_the_dropped_party_opens(case: dict[str, Any]) -> None:
+    bits, parties, survivors = case["bits"], load("keys")["parties"], case["survivors"]
+    total = np.array(case["masked_sum"], dtype=f"u{bits // 8}")
+    masked = [case["masked"][own] for own in survivors]
+    assert total.tolist() == [sum(column) % 2**bits for column in zip(*masked, strict=True)]
+    seeds = {own: secret(parties[2]["pair_seeds"][str(own)]) for own in survivors}
+    self_seeds = {own: secret(parties[own]["self_seed"]) for own in survivors}
+    masking.unmask(total, self_seeds=self_seeds, dropped={2: seeds})
+    clear = [case["inputs"][own] for own in survivors]
+    assert total.tolist() == [sum(column) % 2**bits for column in zip(*clear, strict=True)] == case["sum"]
+
+
+@pytest.mark.parametrize("case", load("fixed_point"), ids=lambda case: f"{case['modulus_bits']}-{case['n_max']}")
+def test_fixed_point(case: dict[str, Any]) -> None:
+    layers = tuple(ClippedLayer(size, float.fromhex(clip)) for size, clip in case["layers"])
+    quantisation = Quantisation(layers, case["n_max"], case["modulus_bits"], tail=len(case["tail"]))
+    vector = [float.fromhex(text) for text in case["vector"]]
+    tail = [float.fromhex(text) for text in case["tail"]]
+    assert quantisation.q_max == case["q_max"] == min((2 ** (case["modulus_bits"] - 1) - 1) // case["n_max"], 2**40)
+    encoded = quantisation.encode(np.array(vector), np.array(tail))
+    clips = [layer.clip for layer in layers for _ in range(layer.size)] + [1.0] * len(tail)
+    coordinates = [*vector, *tail]
+    exact = [
+        oracle.encode_exactly(x, clip, case["q_max"], case["modulus_bits"])
+        for x, clip in zip(coordinates, clips, strict=True)
+    ]
+    assert encoded.values.tolist() == case["encoded"] == exact
+    assert encoded.clipped == case["clipped"] == sum(abs(x) > c for x, c in zip(coordinates, clips, strict=True))
+    decoded = quantisation.decode(encoded.values, 1)
+    assert [value.hex() for value in (*decoded.vector.tolist(), *decoded.tail.tolist())] == case["decoded"]
+    for text, word, clip in zip(case["decoded"], exact, clips, strict=True):
+        signed = word - 2 ** case["modulus_bits"] * (word >> (case["modulus_bits"] - 1))
+        true = Fraction(clip) * signed / case["q_max"]
+        assert abs(Fraction(float.fromhex(text)) - true) <= abs(true) / 2**51

@@ -1,0 +1,273 @@
+"""Known-answer sets of the masking primitives. Bytes are hex; every random byte that was drawn is recorded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from securefda.secagg import agreement, masking, shamir
+from securefda.secagg.agreement import BoxAddress, Label, SharePair
+from securefda.secagg.fixed_point import ClippedLayer, Quantisation
+from securefda.secagg.prg import BLOCK_BYTES, Mask, add_masks
+from securefda.secagg.secret import Secret
+
+LOW_ORDER_POINTS = (
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "0100000000000000000000000000000000000000000000000000000000000000",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+    "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
+)
+PARTIES = 4
+
+
+class Tape:
+    """Deterministic random source that keeps what it gave."""
+
+    def __init__(self, seed: str) -> None:
+        self.drawn = b""
+        self._stream = hashlib.shake_256(seed.encode()).digest(1 << 16)
+
+    def __call__(self, length: int) -> bytes:
+        start = len(self.drawn)
+        self.drawn += self._stream[start : start + length]
+        return self.drawn[start:]
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
+def _secrets(name: str) -> list[Secret]:
+    return [Secret(_hash(f"{name} {party}")) for party in range(PARTIES)]
+
+
+CTX, CTX1, CTX2 = _hash("ctx"), _hash("ctx1"), _hash("ctx2")
+MASTERS, SELF_SECRETS = _secrets("master"), _secrets("self secret")
+
+
+def derivations() -> object:
+    uses: list[tuple[Label, tuple[int, ...], int, int]] = [
+        (Label.MASK_KEY, (0,), 0, 32),
+        (Label.PAIR_MASK, (0, 1), 0, 32),
+        (Label.PAIR_MASK, (0, 1), 7, 32),
+        (Label.PAIR_MASK, (3, 2**32 - 1), 0, 32),
+        (Label.SELF_MASK, (2,), 0, 32),
+        (Label.SHARE_BOX, (1, 0), 0, 32),
+        (Label.SHARE_BOX, (0, 1), 0, 80),
+    ]
+    secret = Secret(_hash("input key material"))
+    return [
+        {
+            "label": label.value.decode(),
+            "secret": secret.reveal().hex(),
+            "salt": CTX.hex(),
+            "parties": parties,
+            "block": block,
+            "length": length,
+            "output": agreement.derive(secret, salt=CTX, label=label, parties=parties, block=block, length=length)
+            .reveal()
+            .hex(),
+        }
+        for label, parties, block, length in uses
+    ]
+
+
+def _pair_seeds(own: int) -> dict[int, Secret]:
+    pairs = [agreement.mask_pair(master, own=party, ctx=CTX) for party, master in enumerate(MASTERS)]
+    others = [party for party in range(PARTIES) if party != own]
+    return {peer: agreement.pair_seed(pairs[own], pairs[peer].public, own=own, peer=peer, ctx2=CTX2) for peer in others}
+
+
+def keys() -> object:
+    parties = []
+    for own, master in enumerate(MASTERS):
+        pair = agreement.mask_pair(master, own=own, ctx=CTX)
+        parties.append(
+            {
+                "master": master.reveal().hex(),
+                "self_secret": SELF_SECRETS[own].reveal().hex(),
+                "mask_private": pair.private.reveal().hex(),
+                "mask_public": pair.public.hex(),
+                "commitment": agreement.commitment(SELF_SECRETS[own], own=own, ctx=CTX).hex(),
+                "self_seed": agreement.self_seed(SELF_SECRETS[own], own=own, ctx2=CTX2).reveal().hex(),
+                "pair_seeds": {str(peer): seed.reveal().hex() for peer, seed in _pair_seeds(own).items()},
+            }
+        )
+    return {"ctx": CTX.hex(), "ctx2": CTX2.hex(), "parties": parties, "refused_public_keys": LOW_ORDER_POINTS}
+
+
+def shares() -> object:
+    valid = []
+    for threshold, xs in ((2, (1, 2)), (3, (1, 2, 3, 5, 8)), (7, tuple(range(1, 11)))):
+        for secret in (bytes(32), b"\xff" * 32, _hash(f"shared {threshold}")):
+            tape = Tape(f"coefficients {threshold} {secret.hex()}")
+            dealt = shamir.split(Secret(secret), threshold, xs, tape)
+            valid.append(
+                {
+                    "secret": secret.hex(),
+                    "threshold": threshold,
+                    "random": tape.drawn.hex(),
+                    "shares": {str(x): share.reveal().hex() for x, share in dealt.items()},
+                }
+            )
+    return {"prime": str(shamir.PRIME), "valid": valid, "invalid": _invalid_shares()}
+
+
+def _invalid_shares() -> list[dict[str, Any]]:
+    def case(why: str, threshold: int, held: dict[int, int], width: int = shamir.SHARE_BYTES) -> dict[str, Any]:
+        rows = {str(x): value.to_bytes(width, "big").hex() for x, value in held.items()}
+        return {"why": why, "threshold": threshold, "shares": rows}
+
+    return [
+        case("fewer shares than the threshold", 3, {1: 5, 2: 6}),
+        case("threshold of one", 1, {1: 5, 2: 6}),
+        case("no shares", 2, {}),
+        case("share equal to the prime", 2, {1: shamir.PRIME, 2: 6}),
+        case("share of 257 ones", 2, {1: 2**257 - 1, 2: 6}),
+        case("share with a bit above the field", 2, {1: 2**260, 2: 6}),
+        case("share at the secret's own point", 2, {0: 5, 1: 6}),
+        case("share one byte short", 2, {1: 5, 2: 6}, shamir.SHARE_BYTES - 1),
+        case("share one byte long", 2, {1: 5, 2: 6}, shamir.SHARE_BYTES + 1),
+        case("value of 2^256", 2, {1: 2**256, 2: 2**256}),
+        case("value of the prime minus one", 2, {1: shamir.PRIME - 1, 2: shamir.PRIME - 1}),
+    ]
+
+
+def boxes() -> object:
+    address = BoxAddress(CTX1, sender=0, recipient=2)
+    tape = Tape("box")
+    ends = (agreement.channel_pair(tape), agreement.channel_pair(tape))
+    key = agreement.box_key(ends[0], ends[1].public, address)
+    held = [Secret((2**256 + value).to_bytes(shamir.SHARE_BYTES, "big")) for value in (296, 0)]
+    box = agreement.seal_box(key, address, SharePair(held[0], held[1]), tape)
+    return {
+        "ctx1": CTX1.hex(),
+        "sender": 0,
+        "recipient": 2,
+        "private_keys": [end.private.reveal().hex() for end in ends],
+        "public_keys": [end.public.hex() for end in ends],
+        "key": key.reveal().hex(),
+        "random": tape.drawn.hex(),
+        "share_of_master": held[0].reveal().hex(),
+        "share_of_self_secret": held[1].reveal().hex(),
+        "box": box.hex(),
+        "invalid": _invalid_boxes(key, box),
+    }
+
+
+def _invalid_boxes(key: Secret, box: bytes) -> list[dict[str, Any]]:
+    def flipped(at: int) -> bytes:
+        return box[:at] + bytes([box[at] ^ 1]) + box[at + 1 :]
+
+    def case(why: str, data: bytes, ctx1: bytes = CTX1, sender: int = 0, recipient: int = 2) -> dict[str, Any]:
+        return {"why": why, "ctx1": ctx1.hex(), "sender": sender, "recipient": recipient, "box": data.hex()}
+
+    return [
+        case("nonce changed", flipped(0)),
+        case("ciphertext changed", flipped(agreement.NONCE_BYTES)),
+        case("tag changed", flipped(len(box) - 1)),
+        case("one byte short", box[:-1]),
+        case("one byte long", box + b"\0"),
+        case("empty", b""),
+        case("another transcript", box, ctx1=CTX2),
+        case("another sender", box, sender=1),
+        case("another recipient", box, recipient=3),
+        case("sender and recipient swapped", box, sender=2, recipient=0),
+        *_boxes_with_wrong_content(key, case),
+    ]
+
+
+def _boxes_with_wrong_content(key: Secret, case: Callable[[str, bytes], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Boxes that authenticate, as a faulty sender makes them, but hold what they must not."""
+    address = BoxAddress(CTX1, sender=0, recipient=2)
+    share, nonce = bytes(shamir.SHARE_BYTES), bytes(agreement.NONCE_BYTES)
+    beyond = shamir.PRIME.to_bytes(shamir.SHARE_BYTES, "big")
+    contents = {
+        "authentic, but made for another recipient": BoxAddress(CTX1, 0, 1).header() + share + share,
+        "authentic, but of another transcript": BoxAddress(CTX2, 0, 2).header() + share + share,
+        "authentic, but the first share is not below the prime": address.header() + beyond + share,
+        "authentic, but the second share is not below the prime": address.header() + share + beyond,
+    }
+    cipher = AESGCM(key.reveal())
+    return [case(why, nonce + cipher.encrypt(nonce, text, address.associated_data())) for why, text in contents.items()]
+
+
+def masks() -> object:
+    """Streams, four masked inputs, and the sum without party 2, who dropped after sharing."""
+    streams = []
+    for bits in (32, 64):
+        words = np.zeros(3 * BLOCK_BYTES // (bits // 8) + 3, dtype=f"u{bits // 8}")
+        key = _hash(f"stream {bits}")
+        add_masks(words, [Mask(Secret(key))])
+        digest = hashlib.sha256(words.astype(words.dtype.newbyteorder("<")).tobytes()).hexdigest()
+        first = [int(word) for word in words[:8]]
+        streams.append({"bits": bits, "key": key.hex(), "words": words.size, "first": first, "sha256": digest})
+    return {"streams": streams, "sessions": [_masked_session(np.dtype(name)) for name in ("u4", "u8")]}
+
+
+def _masked_session(dtype: np.dtype[Any]) -> dict[str, Any]:
+    top = 2 ** (8 * dtype.itemsize) - 1
+    inputs = [np.array([0, 1, top, top - party, party * 1000, 12345], dtype=dtype) for party in range(PARTIES)]
+    masked = [vector.copy() for vector in inputs]
+    seeds = [agreement.self_seed(secret, own=own, ctx2=CTX2) for own, secret in enumerate(SELF_SECRETS)]
+    for own, vector in enumerate(masked):
+        masking.mask(vector, own=own, self_seed=seeds[own], pair_seeds=_pair_seeds(own))
+    survivors = (0, 1, 3)
+    total = np.zeros_like(inputs[0])
+    for own in survivors:
+        masking.accumulate(total, masked[own])
+    masked_total = [int(word) for word in total]
+    dropped = {2: {own: seed for own, seed in _pair_seeds(2).items() if own in survivors}}
+    masking.unmask(total, self_seeds={own: seeds[own] for own in survivors}, dropped=dropped)
+    return {
+        "bits": 8 * dtype.itemsize,
+        "inputs": [[int(word) for word in vector] for vector in inputs],
+        "masked": [[int(word) for word in vector] for vector in masked],
+        "survivors": survivors,
+        "masked_sum": masked_total,
+        "sum": [int(word) for word in total],
+    }
+
+
+def fixed_point() -> object:
+    """Ties stand in a layer whose step is 2^-20 exactly; in the other no coordinate is near one."""
+    cases = []
+    for bits, n_max in ((32, 1), (32, 3), (32, 10), (32, 2**31 - 1), (64, 10), (64, 2**40)):
+        clip = Quantisation((ClippedLayer(1, 1.0),), n_max, bits).q_max / 2**20
+        quantisation = Quantisation((ClippedLayer(7, clip), ClippedLayer(5, 0.1)), n_max, bits, tail=2)
+        ties = [halves / 2**21 for halves in (0, 1, -1, 3, -5)]
+        vector = np.array([*ties, clip, -2 * clip, 0.1, -0.1, 0.0123, -0.07, 7.0])
+        tail = np.array([1.0, 0.25])
+        encoded = quantisation.encode(vector, tail)
+        decoded = quantisation.decode(encoded.values, 1)
+        cases.append(
+            {
+                "modulus_bits": bits,
+                "n_max": n_max,
+                "layers": [[layer.size, layer.clip.hex()] for layer in quantisation.layers],
+                "q_max": quantisation.q_max,
+                "vector": [float(value).hex() for value in vector],
+                "tail": [float(value).hex() for value in tail],
+                "encoded": [int(word) for word in encoded.values],
+                "clipped": encoded.clipped,
+                "decoded": [float(value).hex() for value in (*decoded.vector, *decoded.tail)],
+            }
+        )
+    return cases
+
+
+SETS: dict[str, Callable[[], object]] = {
+    "derivations": derivations,
+    "keys": keys,
+    "shares": shares,
+    "boxes": boxes,
+    "masks": masks,
+    "fixed_point": fixed_point,
+}
