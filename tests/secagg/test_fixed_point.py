@@ -1,0 +1,231 @@
+import sys
+import tracemalloc
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import secagg_oracles as oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from securefda.secagg.fixed_point import Q_MAX_CAP, ClippedLayer, Quantisation, RangeAlarm
+
+clips = st.floats(1e-6, 1e6)
+rings = st.sampled_from([32, 64])
+
+
+def one_layer(size: int, clip: float = 1.0, n_max: int = 10, bits: int = 32, tail: int = 0) -> Quantisation:
+    return Quantisation((ClippedLayer(size, clip),), n_max, bits, tail)
+
+
+def signed(word: int, bits: int) -> int:
+    return int(word) - (2**bits if int(word) >> (bits - 1) else 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(clip=clips, n_max=st.integers(1, 10**6), bits=rings, shares=st.lists(st.floats(-1, 1), min_size=1, max_size=8))
+def test_error_of_a_coordinate_is_half_a_step(clip: float, n_max: int, bits: int, shares: list[float]) -> None:
+    quantisation = one_layer(len(shares), clip, n_max, bits)
+    vector = np.clip(np.array(shares) * clip, -clip, clip)
+    encoded = quantisation.encode(vector)
+    step = Fraction(clip) / quantisation.q_max
+    for x, word in zip(vector.tolist(), encoded.values.tolist(), strict=True):
+        q = signed(word, bits)
+        assert abs(q) <= quantisation.q_max
+        assert abs(q * step - Fraction(x)) <= step / 2 * (1 + Fraction(1, 1024))
+    assert encoded.clipped == 0
+    np.testing.assert_allclose(quantisation.decode(encoded.values, 1).vector, vector, rtol=0, atol=float(step) * 0.51)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("n_max", [1, 2, 3, 7, 10, 100, 2**20])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sum_of_n_max_extreme_inputs_does_not_wrap(bits: int, n_max: int, sign: int) -> None:
+    """The true sum n_max * sign * clip comes back, and q_max is the largest for which that holds."""
+    quantisation = one_layer(3, 0.25, n_max, bits, tail=1)
+    encoded = quantisation.encode(np.full(3, sign * 0.25), np.ones(1))
+    total = np.multiply(encoded.values, n_max, dtype=quantisation.dtype)
+    decoded = quantisation.decode(total, n_max)
+    np.testing.assert_allclose(decoded.vector, np.full(3, sign * n_max * 0.25), rtol=1e-15)
+    np.testing.assert_allclose(decoded.tail, [n_max], rtol=1e-15)
+    assert quantisation.no_wrap(n_max)
+    if quantisation.q_max < Q_MAX_CAP:
+        assert n_max * (quantisation.q_max + 1) >= 2 ** (bits - 1)
+
+
+def test_no_wrap_is_false_from_the_first_count_that_could_leave_the_ring() -> None:
+    for bits, n_max in ((32, 10), (32, 3), (64, 2**40)):
+        quantisation = one_layer(1, n_max=n_max, bits=bits)
+        limit = -(-(2 ** (bits - 1)) // quantisation.q_max)
+        assert limit > n_max
+        assert quantisation.no_wrap(limit - 1)
+        assert not quantisation.no_wrap(limit)
+
+
+def test_a_ring_too_small_for_the_inputs_wraps_and_is_noticed() -> None:
+    """Eleven extreme inputs where ten were agreed: the sum wraps to the other sign, beyond what it may be."""
+    quantisation = one_layer(1, n_max=10)
+    encoded = quantisation.encode(np.ones(1))
+    total = np.multiply(encoded.values, 11, dtype=np.uint32)
+    assert total.view(np.int32)[0] < 0
+    with pytest.raises(RangeAlarm):
+        quantisation.decode(total, 9)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_range_check_is_exact_at_the_limit(bits: int, sign: int) -> None:
+    quantisation = one_layer(2, n_max=10, bits=bits)
+    limit = 4 * quantisation.q_max
+    at = np.array([0, sign * limit % 2**bits], dtype=quantisation.dtype)
+    beyond = np.array([0, sign * (limit + 1) % 2**bits], dtype=quantisation.dtype)
+    np.testing.assert_allclose(quantisation.decode(at, 4).vector, [0.0, sign * 4.0], rtol=1e-15)
+    with pytest.raises(RangeAlarm, match="1 of 2"):
+        quantisation.decode(beyond, 4)
+
+
+def test_most_negative_ring_element_raises_the_alarm() -> None:
+    for bits in (32, 64):
+        quantisation = one_layer(1, n_max=1, bits=bits)
+        with pytest.raises(RangeAlarm):
+            quantisation.decode(np.array([2 ** (bits - 1)], dtype=quantisation.dtype), 1)
+
+
+def test_masks_that_do_not_cancel_raise_the_alarm() -> None:
+    noise = np.frombuffer(oracle.keystream(bytes(32), 4 * 100), dtype=np.uint32)
+    with pytest.raises(RangeAlarm):
+        one_layer(100).decode(noise, 5)
+
+
+def test_negative_sum_of_weights_raises_the_alarm() -> None:
+    quantisation = one_layer(1, tail=1)
+    quantisation.decode(np.array([2**32 - 1, 0], dtype=np.uint32), 1)
+    with pytest.raises(RangeAlarm):
+        quantisation.decode(np.array([0, 2**32 - 1], dtype=np.uint32), 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 10), bits=rings)
+def test_decoded_ring_sum_is_the_sum_within_half_a_step_each(seed: int, count: int, bits: int) -> None:
+    generator = np.random.default_rng(seed)
+    quantisation = Quantisation((ClippedLayer(5, 0.5), ClippedLayer(3, 20.0)), 10, bits, tail=2)
+    limits = np.array([0.5] * 5 + [20.0] * 3)
+    vectors = [generator.uniform(-limits, limits) for _ in range(count)]
+    tails = [generator.uniform(0, 1, 2) for _ in range(count)]
+    total = np.zeros(10, dtype=quantisation.dtype)
+    for vector, tail in zip(vectors, tails, strict=True):
+        total += quantisation.encode(vector, tail).values
+    decoded = quantisation.decode(total, count)
+    slack = count * 0.501 / quantisation.q_max
+    assert np.all(np.abs(decoded.vector - np.sum(vectors, axis=0)) <= slack * limits)
+    assert np.all(np.abs(decoded.tail - np.sum(tails, axis=0)) <= slack)
+
+
+def test_ties_go_to_the_even_neighbour() -> None:
+    quantisation = one_layer(6, clip=float((2**31 - 1) // 10))
+    encoded = quantisation.encode(np.array([0.5, 1.5, 2.5, -0.5, -1.5, -2.5]))
+    assert encoded.values.view(np.int32).tolist() == [0, 2, 2, 0, -2, -2]
+
+
+def test_each_layer_is_clipped_by_its_own_limit_and_counted() -> None:
+    quantisation = Quantisation((ClippedLayer(3, 1.0), ClippedLayer(3, 2.0)), 10)
+    vector = np.array([1.5, -1.5, 1.0, 1.5, -1.5, 3.0], dtype=np.float32)
+    encoded = quantisation.encode(vector)
+    np.testing.assert_allclose(quantisation.decode(encoded.values, 1).vector, [1, -1, 1, 1.5, -1.5, 2], atol=1e-8)
+    assert encoded.clipped == 3
+    assert vector.tolist() == [1.5, -1.5, 1.0, 1.5, -1.5, 3.0]
+
+
+def test_float32_input_is_rounded_from_its_exact_value() -> None:
+    vector = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    narrow, wide = (one_layer(1000).encode(vector.astype(kind)) for kind in (np.float32, np.float64))
+    np.testing.assert_array_equal(narrow.values, wide.values)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, 4, 40_000, 99_999])
+def test_input_that_is_not_finite_is_refused_naming_the_layer(bad: float, position: int) -> None:
+    vector = np.zeros(100_000, dtype=np.float32)
+    vector[position] = bad
+    layer = 0 if position < 5 else 1
+    quantisation = Quantisation((ClippedLayer(5, 1.0), ClippedLayer(99_995, 1.0)), 3)
+    with pytest.raises(ValueError, match=f"layer {layer} holds NaN or infinity"):
+        quantisation.encode(vector)
+
+
+@pytest.mark.parametrize("bad", [-1e-9, 1.0 + 1e-9, np.nan, np.inf, -1.0])
+def test_weight_outside_zero_to_one_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match=r"outside \[0, 1\]"):
+        one_layer(1, tail=2).encode(np.zeros(1), np.array([0.5, bad]))
+
+
+@pytest.mark.parametrize(
+    ("vector", "tail"),
+    [
+        (np.zeros(2), np.zeros(1)),
+        (np.zeros(4), np.zeros(1)),
+        (np.zeros((3, 1)), np.zeros(1)),
+        (np.zeros(3), np.zeros(2)),
+        (np.zeros(3), None),
+        (np.zeros(3, np.int64), np.zeros(1)),
+        (np.zeros(3, np.float16), np.zeros(1)),
+    ],
+)
+def test_input_of_another_shape_or_type_is_refused(vector: NDArray[Any], tail: NDArray[Any] | None) -> None:
+    with pytest.raises(ValueError, match="not \\("):
+        one_layer(3, tail=1).encode(vector, tail)
+
+
+@pytest.mark.parametrize(
+    "total", [np.zeros(2, np.uint32), np.zeros(4, np.uint32), np.zeros(3, np.uint64), np.zeros(3, np.int32)]
+)
+def test_sum_of_another_shape_or_ring_is_refused(total: NDArray[np.uint32]) -> None:
+    with pytest.raises(ValueError, match="not"):
+        one_layer(3).decode(total, 1)
+
+
+@pytest.mark.parametrize("count", [-1, 0, 11])
+def test_count_outside_the_agreed_range_is_refused(count: int) -> None:
+    with pytest.raises(ValueError, match="1 to 10"):
+        one_layer(1).decode(np.zeros(1, np.uint32), count)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 8, 16, 31, 33, 63, 128])
+def test_other_rings_are_refused(bits: int) -> None:
+    with pytest.raises(ValueError, match="32 or 64"):
+        one_layer(1, bits=bits)
+
+
+def test_resolution_ends_where_n_max_reaches_the_ring() -> None:
+    assert one_layer(1, n_max=2**31 - 1).q_max == 1
+    for n_max in (0, -1, 2**31):
+        with pytest.raises(ValueError, match="no resolution"):
+            one_layer(1, n_max=n_max)
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, np.nan, np.inf, 5e-324, 1e-305])
+def test_clip_without_a_usable_step_is_refused(clip: float) -> None:
+    with pytest.raises(ValueError, match="clip"):
+        one_layer(1, clip)
+
+
+def test_empty_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match="coordinate"):
+        ClippedLayer(0, 1.0)
+    with pytest.raises(ValueError, match="layer"):
+        Quantisation((), 3)
+    with pytest.raises(ValueError, match="tail"):
+        one_layer(1, tail=-1)
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer allocates on its own")
+def test_encoding_needs_no_second_vector_in_memory() -> None:
+    vector = np.zeros(2_000_000, dtype=np.float32)
+    quantisation = one_layer(vector.size)
+    tracemalloc.start()
+    encoded = quantisation.encode(vector)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert encoded.values.nbytes <= peak < encoded.values.nbytes + 2**21
