@@ -1,0 +1,109 @@
+"""A site's own side of training: its task, its rows, its settings, and the model that it built itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from securefda.secagg.transcript import architecture_digest
+from securefda.tasks import Samples, Task
+from securefda.training import (
+    Evaluation,
+    LocalResult,
+    TrainingSettings,
+    Vector,
+    build_model,
+    derive_seed,
+    evaluate,
+    layer_sizes,
+    layer_table,
+    model_to_vector,
+    train_local,
+    vector_to_model,
+)
+
+
+class SiteTrainer:
+    """Trains at one site. The rows are read once; what is computed depends on (seed, site, round) alone.
+
+    Args:
+        task: the site's instance of the task.
+        site: site id.
+        data: the rows that it trains on.
+        settings: how it trains, before the round's learning rate factor.
+        seed: seed of the run.
+
+    Raises:
+        TrainingError: the task's model cannot be federated.
+    """
+
+    def __init__(self, task: Task, site: str, data: Samples, settings: TrainingSettings, seed: int) -> None:
+        self._task = task
+        self._site = site
+        self._data = data
+        self._settings = settings
+        self._seed = seed
+        self._model = build_model(task, derive_seed(seed, "model"))
+        self.layers = layer_table(self._model)
+        self.sizes = layer_sizes(self.layers)
+        self.architecture_digest = architecture_digest(self.layers)
+
+    @property
+    def samples(self) -> int:
+        """Number of rows that this site trains on."""
+        return len(self._data)
+
+    @property
+    def n_params(self) -> int:
+        """Number of federated parameters, m."""
+        return sum(self.sizes)
+
+    def initial_model(self) -> Vector:
+        """The first model of the run, float32 (m,): a function of the run's seed alone."""
+        return model_to_vector(build_model(self._task, derive_seed(self._seed, "model")))
+
+    def learning_rate(self, factor: float) -> float:
+        """The effective learning rate of a round with this factor."""
+        return self._settings.with_learning_rate_factor(factor).learning_rate
+
+    def train(
+        self,
+        received: Vector,
+        round_number: int,
+        factor: float,
+        *,
+        fewest_steps: int = 1,
+        on_step: Callable[[Vector], None] | None = None,
+    ) -> LocalResult:
+        """Train one round from ``received``, float32 (m,).
+
+        Raises:
+            TrainingError: too few steps, or a loss or an update that is not finite.
+        """
+        return train_local(
+            self._task,
+            self._model,
+            received,
+            self._data,
+            settings=self._settings.with_learning_rate_factor(factor),
+            seed=derive_seed(self._seed, self._site, round_number),
+            site=self._site,
+            fewest_steps=fewest_steps,
+            on_step=on_step,
+        )
+
+    def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
+        """Loss and metrics of a model, float32 (m,), over ``data``."""
+        vector_to_model(vector, self._model)
+        return evaluate(self._task, self._model, data)
+
+
+def vector_from_wire(data: bytes | bytearray | memoryview) -> Vector:
+    """A received vector as a float32 array, without a copy; wire vectors are little-endian."""
+    return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+
+
+def vector_to_wire(vector: Vector) -> memoryview:
+    """The bytes of a float32 vector as they travel, without a copy where the machine is little-endian."""
+    return np.ascontiguousarray(vector, dtype="<f4").data.cast("B")

@@ -1,0 +1,345 @@
+"""A source in a run: one call per message that arrives, with the messages to send back.
+
+The source trusts nothing that it is told. A failed check ends the session for good: its secrets are erased, a signed
+abort names the check, and the source waits for the next header. A policy refusal names the key and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any, Protocol
+
+from securefda.errors import (
+    ConfigError,
+    FaultyAggregatorError,
+    PolicyRefusal,
+    ProtocolError,
+    SecureFdaError,
+    TrainingError,
+)
+from securefda.rounds.site import SiteTrainer, vector_from_wire, vector_to_wire
+from securefda.rounds.store import SourceStore
+from securefda.rounds.terms import clip_contribution, contribution_at_source, encode_contribution, update_in_clear
+from securefda.secagg import source as session_steps
+from securefda.secagg.checks import PastResult, check_header, check_vectors, envelope_fault
+from securefda.secagg.messages import (
+    NO_CONTEXT,
+    NO_SESSION,
+    Abort,
+    Body,
+    Consistency,
+    Goodbye,
+    Header,
+    Join,
+    KeyList,
+    Parcel,
+    Refusal,
+    Result,
+    ShareDelivery,
+    Signed,
+    Signer,
+    Step,
+    Survivors,
+    Update,
+    Visibility,
+)
+from securefda.secagg.parameters import SessionLimits
+from securefda.secagg.prg import RingVector
+from securefda.secagg.roster import Roster
+from securefda.secagg.secret import RandomBytes
+from securefda.training import LocalResult, Vector
+
+
+class SourceReporter(Protocol):
+    """Told what happens at a source, for its operator."""
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None:
+        """A header was accepted."""
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        """A result was accepted; ``record`` has the round, beta, samples, loss and clipped coordinates."""
+
+    def alarm(self, error: SecureFdaError) -> None:
+        """A check failed or the policy refused; the source goes on with the next header."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSite:
+    """Everything of a source that stays the same during a run."""
+
+    signer: Signer
+    roster: Roster
+    limits: SessionLimits
+    check_policy: Callable[[Header], None]
+    trainer: SiteTrainer
+    store: SourceStore
+    random_bytes: RandomBytes
+    software_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class _AwaitingClearResult:
+    """Visibility ``individual``: the update is sent, the result has not come."""
+
+    header: Signed[Header]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Round:
+    """A round in progress. ``encoded`` is this source's vector until it is masked, then None."""
+
+    header: Signed[Header]
+    phase: session_steps.Phase | _AwaitingClearResult
+    encoded: RingVector | None
+    record: dict[str, Any]
+
+
+_STEP_OF_PHASE: dict[type, Step] = {
+    session_steps.AwaitingKeyList: Step.ADVERTISE,
+    session_steps.AwaitingShares: Step.SHARES,
+    session_steps.ReadyToMask: Step.MASKED_INPUT,
+    session_steps.AwaitingSurvivors: Step.SURVIVORS,
+    session_steps.AwaitingConsistency: Step.UNMASK,
+    session_steps.AwaitingResult: Step.RESULT,
+    _AwaitingClearResult: Step.RESULT,
+}
+
+
+class SourceRounds:
+    """Takes part in the rounds of one run.
+
+    ``refusal`` is the last refusal by this site's policy, ``goodbye`` the aggregator's last word, if it came, and
+    ``failure`` what this site cannot go on with: the driver sends what :meth:`handle` returned, then ends with it.
+    """
+
+    def __init__(self, site: SourceSite, reporter: SourceReporter) -> None:
+        self._site = site
+        self._reporter = reporter
+        self._round: _Round | None = None
+        self.refusal: PolicyRefusal | None = None
+        self.goodbye: Goodbye | None = None
+        self.failure: SecureFdaError | None = None
+
+    def join(self) -> Parcel:
+        """The first message to an aggregator: who I am and which architecture I built."""
+        site = self._site
+        body = Join(site.trainer.architecture_digest, site.software_version)
+        return Parcel(site.signer.sign(NO_SESSION, NO_CONTEXT, body))
+
+    def vector_bytes(self) -> int:
+        """The longest vector that an honest aggregator sends to this site, in bytes."""
+        return 4 * self._site.trainer.n_params
+
+    def deadline_s(self) -> float | None:
+        """How long the next message may take; None between rounds, when only the connection is watched."""
+        if self._round is None:
+            return None
+        header = self._round.header.body
+        phase_s, training_s = header.phase_deadline_ms / 1000, header.training_deadline_ms / 1000
+        waits_for_training = isinstance(self._round.phase, (session_steps.AwaitingKeyList, _AwaitingClearResult))
+        return 2 * phase_s + training_s if waits_for_training else 3 * phase_s
+
+    def waiting_for(self) -> str:
+        """What this source waits for, in words."""
+        if self._round is None:
+            return "the next header"
+        step = _STEP_OF_PHASE[type(self._round.phase)].name.lower().replace("_", " ")
+        return f"the aggregator after {step} of round {self._round.header.body.round}"
+
+    def handle(self, parcel: Parcel) -> list[Parcel]:
+        """Process one message with its vectors; returns what to send, which is nothing after a failed check."""
+        try:
+            return self._dispatch(parcel)
+        except PolicyRefusal as refusal:
+            self.refusal = refusal
+            self._reporter.alarm(refusal)
+            return [self._refuse(parcel, refusal.key)]
+        except FaultyAggregatorError as error:
+            self._reporter.alarm(error)
+            return self._abort(parcel, error.check)
+        except (TrainingError, ConfigError) as error:
+            self.failure = error
+            return [self._refuse(parcel, "TRAINING")]
+
+    def expire(self) -> list[Parcel]:
+        """The deadline passed without a message: the session is dead, and the aggregator is told so."""
+        return self._end_session("DEADLINE")
+
+    def _dispatch(self, parcel: Parcel) -> list[Parcel]:
+        message = parcel.message
+        match message.body:
+            case Header():
+                return self._start_round(message, parcel)  # type: ignore[arg-type]
+            case Goodbye() as goodbye:
+                self._require_from_target(message)
+                self._drop_round()
+                self.goodbye = goodbye
+                return []
+            case Abort():
+                self._require_from_target(message)
+                return self._aborted(message)  # type: ignore[arg-type]
+            case _:
+                return self._continue_round(message)
+
+    def _start_round(self, header: Signed[Header], parcel: Parcel) -> list[Parcel]:
+        site, body = self._site, header.body
+        history = site.store.history(header.envelope.session_id, body.run_id, body.round)
+        check_header(
+            header,
+            own_index=site.signer.index,
+            roster=site.roster,
+            limits=site.limits,
+            history=history,
+            own_layers=site.trainer.layers,
+        )
+        site.check_policy(body)
+        self._drop_round()
+        site.store.accept_header(header.envelope.session_id, body.run_id, body.round, body.attempt)
+        model, target_update = _checked_vectors(body, parcel)
+        self._reporter.round_started(body.round, body.visibility.label, body.rule.rule)
+        result = site.trainer.train(model, body.round, body.rule.learning_rate_factor)
+        record = {"round": body.round, "samples": result.samples, "loss": result.loss, "beta": None, "clipped": 0}
+        if body.visibility is Visibility.INDIVIDUAL:
+            return self._release_in_clear(header, result, record)
+        return self._open_session(header, target_update, result, record)
+
+    def _open_session(
+        self, header: Signed[Header], target_update: Vector | None, result: LocalResult, record: dict[str, Any]
+    ) -> list[Parcel]:
+        site = self._site
+        contribution = contribution_at_source(header.body, target_update, result, site.trainer.sizes)
+        clipped = clip_contribution(header.body, contribution)
+        encoded = encode_contribution(header.body, contribution, result.samples)
+        record |= {"beta": contribution.beta, "clipped": clipped}
+        session = session_steps.Session(site.signer, site.roster, site.limits, header)
+        phase, advertise = session_steps.advertise(session, site.random_bytes)
+        self._round = _Round(header, phase, encoded, record)
+        return [Parcel(advertise)]
+
+    def _release_in_clear(self, header: Signed[Header], result: LocalResult, record: dict[str, Any]) -> list[Parcel]:
+        site = self._site
+        vector = vector_to_wire(update_in_clear(header.body, result))
+        site.store.burn_fuse(header.body.run_id, header.body.round)
+        body = Update(sha256(vector).digest(), len(vector), result.samples)
+        self._round = _Round(header, _AwaitingClearResult(header), None, record)
+        return [Parcel(site.signer.sign(header.envelope.session_id, header.digest(), body), (vector,))]
+
+    def _continue_round(self, message: Signed[Body]) -> list[Parcel]:
+        if self._round is None:
+            raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
+        phase, body, step = self._round.phase, message.body, session_steps
+        random_bytes = self._site.random_bytes
+        match phase, body:
+            case step.AwaitingKeyList(), KeyList():
+                return self._advance(*step.receive_key_list(phase, message, random_bytes))  # type: ignore[arg-type]
+            case step.AwaitingShares(), ShareDelivery():
+                return self._release_masked(step.receive_shares(phase, message))  # type: ignore[arg-type]
+            case step.AwaitingSurvivors(), Survivors():
+                return self._advance(*step.receive_survivors(phase, message))  # type: ignore[arg-type]
+            case step.AwaitingConsistency(), Consistency():
+                return self._advance(*step.receive_consistency(phase, message))  # type: ignore[arg-type]
+            case step.AwaitingResult(), Result():
+                step.receive_result(phase, message)  # type: ignore[arg-type]
+                return self._accept_result(message)  # type: ignore[arg-type]
+            case _AwaitingClearResult(), Result():
+                self._check_clear_result(phase, message)
+                return self._accept_result(message)  # type: ignore[arg-type]
+            case _:
+                raise FaultyAggregatorError("ORDER", f"{message.type_name} in {type(phase).__name__}")
+
+    def _advance(self, phase: session_steps.Phase, message: Signed[Body]) -> list[Parcel]:
+        if self._round is not None:
+            self._round = replace(self._round, phase=phase)
+        return [Parcel(message)]
+
+    def _release_masked(self, ready: session_steps.ReadyToMask) -> list[Parcel]:
+        """Burn the fuse, then mask: from here on this round's update may have left."""
+        current = self._round
+        if current is None or current.encoded is None:
+            raise FaultyAggregatorError("ORDER", "nothing to mask")
+        header = current.header.body
+        phase, message = session_steps.masked_input(ready, current.encoded)
+        self._site.store.burn_fuse(header.run_id, header.round)
+        vector = current.encoded.data.cast("B")
+        self._round = replace(current, phase=phase, encoded=None)
+        return [Parcel(message, (vector,))]
+
+    def _check_clear_result(self, phase: _AwaitingClearResult, message: Signed[Body]) -> None:
+        fault = envelope_fault(
+            message,
+            roster=self._site.roster,
+            sender=self._site.roster.target.index,
+            session_id=phase.header.envelope.session_id,
+            context=phase.header.digest(),
+        )
+        if fault:
+            raise FaultyAggregatorError(fault, message.type_name)
+
+    def _accept_result(self, message: Signed[Result]) -> list[Parcel]:
+        current, self._round = self._round, None
+        if current is None:
+            raise FaultyAggregatorError("ORDER", "no round")
+        header = current.header.body
+        past = PastResult(header.round, message.digest(), message.body.model_digest)
+        self._site.store.record_result(header.run_id, past)
+        self._reporter.round_finished(current.record)
+        return []
+
+    def _require_from_target(self, message: Signed[Body]) -> None:
+        """A goodbye or an abort counts only with the aggregator's signature; its session and view may be any."""
+        envelope, target = message.envelope, self._site.roster.target
+        fault = envelope_fault(
+            message,
+            roster=self._site.roster,
+            sender=target.index,
+            session_id=envelope.session_id,
+            context=envelope.context,
+        )
+        if fault:
+            raise FaultyAggregatorError(fault, message.type_name)
+
+    def _aborted(self, message: Signed[Abort]) -> list[Parcel]:
+        current, body = self._round, message.body
+        if current is None or message.envelope.session_id != current.header.envelope.session_id:
+            return []
+        self._drop_round()
+        accused = "" if body.accused is None else f", accused: {self._name(body.accused)}"
+        step = body.step.name.lower().replace("_", " ")
+        self._reporter.alarm(ProtocolError(body.check, f"the aggregator aborted at {step}: {body.check}{accused}"))
+        return []
+
+    def _refuse(self, parcel: Parcel, key: str) -> Parcel:
+        envelope = parcel.message.envelope
+        return Parcel(self._site.signer.sign(envelope.session_id, parcel.message.digest(), Refusal(key)))
+
+    def _abort(self, parcel: Parcel, check: str) -> list[Parcel]:
+        """Kill the session, if the message belongs to it or no other is open, and say which check failed."""
+        if isinstance(parcel.message.body, Header):
+            return [self._refuse(parcel, check)]
+        return self._end_session(check)
+
+    def _end_session(self, check: str) -> list[Parcel]:
+        current = self._round
+        if current is None:
+            return []
+        self._drop_round()
+        body = Abort(_STEP_OF_PHASE[type(current.phase)], check, self._site.roster.target.index)
+        return [Parcel(self._site.signer.sign(current.header.envelope.session_id, current.header.digest(), body))]
+
+    def _drop_round(self) -> None:
+        if self._round is not None and not isinstance(self._round.phase, _AwaitingClearResult):
+            session_steps.erase(self._round.phase)
+        self._round = None
+
+    def _name(self, index: int) -> str:
+        entries = self._site.roster.entries
+        return entries[index].site_id if 0 <= index < len(entries) else f"index {index}"
+
+
+def _checked_vectors(header: Header, parcel: Parcel) -> tuple[Vector, Vector | None]:
+    target_update = parcel.vectors[1] if len(parcel.vectors) == 2 else None
+    model = parcel.vectors[0] if parcel.vectors else b""
+    check_vectors(header, model, target_update)
+    return vector_from_wire(model), None if target_update is None else vector_from_wire(target_update)

@@ -1,0 +1,227 @@
+"""What a process must remember when it is killed: SQLite files beside it, one per site and run folder.
+
+Nothing secret is in them: no key, share, mask or update. Every change is on disk (``synchronous=FULL``) before the
+call returns, so a release fuse is burnt before the first byte of what it guards can leave.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from securefda.errors import ConfigError, SecureFdaError
+from securefda.secagg.checks import History, PastResult
+from securefda.training import Vector
+
+_SCHEMA_VERSION = 1
+
+_SOURCE_TABLES = """
+CREATE TABLE sessions (session_id BLOB PRIMARY KEY);
+CREATE TABLE positions (run_id BLOB PRIMARY KEY, round INTEGER NOT NULL, attempt INTEGER NOT NULL);
+CREATE TABLE fuses (run_id BLOB NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (run_id, round));
+CREATE TABLE results (
+    run_id BLOB NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, model_digest BLOB NOT NULL,
+    PRIMARY KEY (run_id, round)
+);
+"""
+
+_AGGREGATOR_TABLES = """
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY CHECK (id = 0), run_id BLOB NOT NULL, config_digest BLOB NOT NULL,
+    round INTEGER NOT NULL, attempt INTEGER NOT NULL, released INTEGER NOT NULL,
+    result_digest BLOB NOT NULL, model BLOB NOT NULL, completed INTEGER NOT NULL
+);
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL);
+"""
+
+
+class _Store:
+    """A SQLite file with one schema; errors of the disk become one clear line."""
+
+    def __init__(self, path: Path, tables: str) -> None:
+        self._path = path
+        with self._clear_errors():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # The mode is set before SQLite writes a byte, so that at no time others can read the file.
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = FULL")
+            self._create(tables)
+
+    def _create(self, tables: str) -> None:
+        version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            self._database.executescript(f"BEGIN; {tables} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;")
+        elif version != _SCHEMA_VERSION:
+            raise ConfigError(
+                str(self._path),
+                f"has schema version {version}, this release writes {_SCHEMA_VERSION}",
+                hint="use the release that made it, or another --out folder",
+            )
+
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise SecureFdaError(
+                f"{self._path}: {error}", hint="free disk space and check the folder's permissions, then start again"
+            ) from error
+        except OSError as error:
+            raise SecureFdaError(
+                f"{self._path}: {error.strerror}", hint="choose a folder that can be written"
+            ) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._clear_errors():
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the file; what was committed stays."""
+        self._database.close()
+
+
+class SourceStore(_Store):
+    """A source's memory across restarts: sessions seen, last position of each run, burnt fuses, accepted results."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, _SOURCE_TABLES)
+
+    def history(self, session_id: bytes, run_id: bytes, round_number: int) -> History:
+        """What the header checks need to know about this session, run and round."""
+        with self._clear_errors():
+            query = self._database.execute
+            seen = query("SELECT 1 FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
+            position = query("SELECT round, attempt FROM positions WHERE run_id = ?", (run_id,)).fetchone()
+            fuse = query("SELECT 1 FROM fuses WHERE run_id = ? AND round = ?", (run_id, round_number)).fetchone()
+            results = query(
+                "SELECT round, digest, model_digest FROM results WHERE run_id = ? ORDER BY round", (run_id,)
+            ).fetchall()
+        return History(bool(seen), position, bool(fuse), tuple(PastResult(*row) for row in results))
+
+    def accept_header(self, session_id: bytes, run_id: bytes, round_number: int, attempt: int) -> None:
+        """Remember a header, so that neither it nor an earlier position is ever accepted again."""
+        with self._transaction() as database:
+            database.execute("INSERT INTO sessions VALUES (?)", (session_id,))
+            database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (run_id, round_number, attempt))
+
+    def burn_fuse(self, run_id: bytes, round_number: int) -> None:
+        """Write that this round's update may leave now; a second time for one round is refused.
+
+        Raises:
+            SecureFdaError: it was burnt before, or cannot be written; nothing may leave then.
+        """
+        with self._transaction() as database:
+            database.execute("INSERT INTO fuses VALUES (?, ?)", (run_id, round_number))
+
+    def record_result(self, run_id: bytes, result: PastResult) -> None:
+        """Remember a result that was accepted; the next header must continue it."""
+        with self._transaction() as database:
+            row = (run_id, result.round, result.digest, result.model_digest)
+            database.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", row)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run stands: the attempt that was begun last, and whether updates of it may have left sources."""
+
+    run_id: bytes
+    round: int
+    attempt: int
+    released: bool
+    result_digest: bytes
+    completed: bool
+
+
+class AggregatorStore(_Store):
+    """The aggregator's memory across restarts: the run's position, the model, and one record per round."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, _AGGREGATOR_TABLES)
+
+    def position(self, config_digest: bytes) -> Position | None:
+        """Where the run in this file stands; None for a new file.
+
+        Raises:
+            ConfigError: the file holds a run with other settings.
+        """
+        with self._clear_errors():
+            row = self._database.execute(
+                "SELECT config_digest, run_id, round, attempt, released, result_digest, completed FROM run"
+            ).fetchone()
+        if row is None:
+            return None
+        if row[0] != config_digest:
+            raise ConfigError(
+                str(self._path),
+                "this folder holds a run with other settings, task, sites or seed",
+                hint="give the settings of that run to resume it, or another --out folder for a new one",
+            )
+        return Position(row[1], row[2], row[3], bool(row[4]), row[5], bool(row[6]))
+
+    def begin_run(self, run_id: bytes, config_digest: bytes, model: Vector) -> None:
+        """Write a new run with its first model, before round 1."""
+        with self._transaction() as database:
+            row = (0, run_id, config_digest, 0, 0, 0, b"", model.astype("<f4").tobytes(), 0)
+            database.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def model(self) -> Vector:
+        """The model after the last finished round, float32 (m,)."""
+        with self._clear_errors():
+            (data,) = self._database.execute("SELECT model FROM run").fetchone()
+        return np.frombuffer(data, dtype="<f4").astype(np.float32)
+
+    def begin_attempt(self, round_number: int, attempt: int) -> None:
+        """Write that an attempt begins, before its header is published."""
+        with self._transaction() as database:
+            database.execute("UPDATE run SET round = ?, attempt = ?, released = 0", (round_number, attempt))
+
+    def mark_released(self) -> None:
+        """Write that sources may release now; after a crash this round is not tried again."""
+        with self._transaction() as database:
+            database.execute("UPDATE run SET released = 1")
+
+    def finish_round(self, record: dict[str, Any], model: Vector, result_digest: bytes) -> None:
+        """Write a finished round, its model and its result in one transaction, before the result is published."""
+        with self._transaction() as database:
+            self._insert_record(database, record)
+            values = (model.astype("<f4").tobytes(), result_digest, record["round"])
+            database.execute("UPDATE run SET model = ?, result_digest = ?, round = ?, released = 1", values)
+
+    def lose_round(self, record: dict[str, Any]) -> None:
+        """Write a round that was given up; the model stays as it is."""
+        with self._transaction() as database:
+            self._insert_record(database, record)
+            database.execute("UPDATE run SET round = ?, released = 1", (record["round"],))
+
+    def complete(self) -> None:
+        """Write that the run has no round left."""
+        with self._transaction() as database:
+            database.execute("UPDATE run SET completed = 1")
+
+    def records(self) -> list[dict[str, Any]]:
+        """One record per round that ended, in order."""
+        with self._clear_errors():
+            rows = self._database.execute("SELECT record FROM rounds ORDER BY round").fetchall()
+        return [json.loads(row[0]) for row in rows]
+
+    @staticmethod
+    def _insert_record(database: sqlite3.Connection, record: dict[str, Any]) -> None:
+        row = (record["round"], json.dumps(record))
+        database.execute("INSERT INTO rounds VALUES (?, ?)", row)

@@ -1,0 +1,78 @@
+"""The target's own part of a round: its update, its three statistics, and what of them is published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from securefda.adaptation import RoundPlan, Rule, StepStatistics, TargetStatistics
+from securefda.errors import TrainingError
+from securefda.rounds.site import SiteTrainer, vector_to_wire
+from securefda.secagg.messages import TargetTerms, Visibility
+from securefda.training import FEWEST_TARGET_STEPS, LocalResult, Vector
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TargetRound:
+    """What training at the target gave.
+
+    Attributes:
+        result: the update g_T and how it was made.
+        statistics: B, M and S_x, where the rule needs them.
+        step_updates: the single steps, float32 (B, m), where the rule needs those.
+    """
+
+    result: LocalResult
+    statistics: TargetStatistics | None
+    step_updates: Any
+
+
+def train_target(trainer: SiteTrainer, model: Vector, round_number: int, plan: RoundPlan) -> TargetRound | None:
+    """Train the target for a round, or return None where the round's rule uses nothing of it.
+
+    Memory is O(m), but for a rule that needs every single step: that takes B vectors more.
+
+    Raises:
+        TrainingError: fewer than two steps where the rule estimates a variance, or a loss that is not finite.
+    """
+    if plan.rule is Rule.SOURCE_ONLY:
+        return None
+    if not plan.rule.adapts:
+        result = trainer.train(model, round_number, plan.learning_rate_factor)
+        return TargetRound(result, None, None)
+    running = StepStatistics(trainer.n_params)
+    kept: list[Vector] = []
+
+    def observe(step: Vector) -> None:
+        running.add(step)
+        if plan.needs_step_updates:
+            kept.append(step.copy())
+
+    result = trainer.train(
+        model, round_number, plan.learning_rate_factor, fewest_steps=FEWEST_TARGET_STEPS, on_step=observe
+    )
+    try:
+        statistics = running.finish()
+    except ValueError as error:
+        raise TrainingError(f"target: {error}", hint="look at the target's data and learning rate") from None
+    return TargetRound(result, statistics, np.stack(kept) if kept else None)
+
+
+def published_terms(target: TargetRound | None, plan: RoundPlan, visibility: Visibility) -> TargetTerms | None:
+    """What the header says of the target: nothing where the rule does not adapt; g_T and its numbers at ``sum`` only."""
+    if target is None or target.statistics is None or not plan.rule.adapts:
+        return None
+    steps, learning_rate = target.result.steps, target.result.learning_rate
+    if visibility is not Visibility.SUM:
+        return TargetTerms(steps, learning_rate)
+    statistics = target.statistics
+    return TargetTerms(
+        steps=steps,
+        learning_rate=learning_rate,
+        update_digest=sha256(vector_to_wire(target.result.update)).digest(),
+        mean_square=statistics.mean_square,
+        scatter=statistics.scatter,
+    )

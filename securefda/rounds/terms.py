@@ -1,0 +1,125 @@
+"""Between a header and the rules: what a source computes for a round, and the vector in which it travels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from securefda.adaptation import Contribution, RoundPlan, TargetStatistics, align_update, contribute
+from securefda.errors import ConfigError, FaultyAggregatorError
+from securefda.secagg.checks import quantisation
+from securefda.secagg.messages import Header, RuleTerms, TargetTerms
+from securefda.secagg.prg import RingVector
+from securefda.training import LocalResult, Vector
+
+
+def terms_of(plan: RoundPlan) -> RuleTerms:
+    """A round's plan as it stands in the header."""
+    return RuleTerms(
+        rule=str(plan.rule),
+        beta=plan.beta,
+        projection=str(plan.projection),
+        filter=plan.filter,
+        align=plan.align,
+        estimator=str(plan.estimator),
+        learning_rate_factor=plan.learning_rate_factor,
+    )
+
+
+def plan_of(terms: RuleTerms) -> RoundPlan:
+    """The plan that a header asks for.
+
+    Raises:
+        FaultyAggregatorError: HEADER_RULE, a rule or a setting that does not exist.
+    """
+    try:
+        return RoundPlan(
+            rule=terms.rule,  # type: ignore[arg-type]  # the plan turns names into members, or refuses
+            beta=terms.beta,
+            projection=terms.projection,  # type: ignore[arg-type]
+            filter=terms.filter,
+            align=terms.align,
+            estimator=terms.estimator,  # type: ignore[arg-type]
+            learning_rate_factor=terms.learning_rate_factor,
+        )
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_RULE", str(error)) from None
+
+
+def learning_rate_ratio(target: TargetTerms, result: LocalResult) -> float:
+    """The target's effective learning rate of the round over the source's."""
+    return target.learning_rate / result.learning_rate
+
+
+def contribution_at_source(
+    header: Header, target_update: Vector | None, result: LocalResult, sizes: tuple[int, ...]
+) -> Contribution:
+    """Evaluate the round's rule inside a source, from what the target published (visibility ``sum``).
+
+    Raises:
+        FaultyAggregatorError: HEADER_TARGET where the published numbers contradict the published update.
+    """
+    plan, target = plan_of(header.rule), header.target
+    try:
+        statistics = TargetStatistics(target.steps, target.mean_square, target.scatter) if target else None
+        return contribute(
+            plan,
+            statistics,
+            target_update,
+            result.update,
+            source_steps=result.steps,
+            learning_rate_ratio=learning_rate_ratio(target, result) if target else 1.0,
+            layers=sizes,
+        )
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
+
+
+def update_in_clear(header: Header, result: LocalResult) -> Vector:
+    """What travels at visibility ``individual``: the aligned update, so that no step count has to leave the source.
+
+    A rule that does not align, or a round without the target's terms, takes the update as it is.
+    """
+    target = header.target
+    if target is None or not header.rule.align:
+        return result.update
+    ratio = learning_rate_ratio(target, result)
+    aligned = align_update(
+        result.update, target_steps=target.steps, source_steps=result.steps, learning_rate_ratio=ratio
+    )
+    return aligned.astype(np.float32)
+
+
+def clip_contribution(header: Header, contribution: Contribution) -> int:
+    """Clip a contribution in place to the header's bounds; returns how many coordinates changed.
+
+    The same bounds hold at every visibility, so that levels differ in what is seen and not in what is computed.
+    """
+    start = clipped = 0
+    for layer in header.layers:
+        part = contribution.vector[start : start + layer.size]
+        start += layer.size
+        outside = int(np.count_nonzero(np.abs(part) > layer.clip))
+        if outside:
+            np.clip(part, -layer.clip, layer.clip, out=part)
+            clipped += outside
+    return clipped
+
+
+def encode_contribution(header: Header, contribution: Contribution, samples: int) -> RingVector:
+    """The ring vector of a clipped contribution, weighted by samples; the contribution is scaled in place.
+
+    Weights are in units of the header's ``max_samples``: the layers carry ``n_i v_i / max_samples``, the tail
+    ``n_i keep_i / max_samples`` and ``n_i / max_samples``.
+
+    Raises:
+        ConfigError: this site has more samples than the run allows for.
+    """
+    if samples > header.max_samples:
+        raise ConfigError(
+            "session.max-samples",
+            f"this site has {samples} training rows and the run counts up to {header.max_samples}",
+            hint="raise session.max-samples at the aggregator",
+        )
+    weight = samples / header.max_samples
+    np.multiply(contribution.vector, weight, out=contribution.vector)
+    return quantisation(header).encode(contribution.vector, np.array([weight * contribution.keep, weight])).values
