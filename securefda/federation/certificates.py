@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from securefda.errors import AuthenticationError, CertificateError, ConfigError
 from securefda.federation.endpoints import is_ip_address
 from securefda.federation.sites import SiteSpec
-from securefda.secagg.roster import Roster, RosterEntry
+from securefda.secagg.roster import Roster, RosterEntry, is_name
 from securefda.secagg.signatures import PUBLIC_KEY_BYTES
 
 SITE_VALIDITY = timedelta(days=825)
@@ -41,8 +41,10 @@ _MALFORMED = (
     ValueError,
     TypeError,
     InvalidSignature,
+    UnsupportedAlgorithm,
     x509.DuplicateExtension,
     x509.ExtensionNotFound,
+    x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
 
@@ -140,7 +142,10 @@ def parse_certificate(name: str, data: bytes) -> x509.Certificate:
     """Read one PEM certificate; ``name`` is the file's, for the error. Raises ConfigError."""
     try:
         certificate = x509.load_pem_x509_certificate(data)
-        len(certificate.extensions)  # parsed on first use: here is where a malformed one belongs
+        # The library parses these on first use. Malformed ones are to be found here, not in the middle of a check.
+        certificate.public_key()
+        tuple(certificate.extensions)
+        tuple(certificate.subject)
     except _MALFORMED as error:
         raise ConfigError(name, "is not a PEM certificate") from error
     return certificate
@@ -195,7 +200,7 @@ def check_site_certificate(
         ) from error
     if certified_site != site_id or common_name(certificate) != site_id:
         raise CertificateError(
-            f"{name}: is the certificate of {certified_site or common_name(certificate)}, not of {site_id}",
+            f"{name}: is the certificate of {certified_site or 'no site'}, not of {site_id}",
             hint=f"use the startup kit of {site_id}",
         )
 
@@ -291,7 +296,8 @@ def common_name(certificate: x509.Certificate) -> str:
 def uri_names(certificate: x509.Certificate) -> tuple[str, str]:
     """(federation id, site id) of the URI in the certificate; ``""`` for what it does not name.
 
-    A CA's names no site. A certificate without exactly one such URI names nothing.
+    A CA's names no site. A certificate without exactly one well-formed URI of this kind names nothing, so that
+    what is returned can stand in an error message even before the certificate is verified.
     """
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -299,8 +305,9 @@ def uri_names(certificate: x509.Certificate) -> tuple[str, str]:
         return "", ""
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     scheme, _, rest = uris[0].partition("://") if len(uris) == 1 else ("", "", "")
-    federation_id, _, site_id = rest.partition("/")
-    return (federation_id, site_id) if scheme == URI_SCHEME else ("", "")
+    federation_id, slash, site_id = rest.partition("/")
+    well_formed = scheme == URI_SCHEME and is_name(federation_id) and (is_name(site_id) or not slash)
+    return (federation_id, site_id) if well_formed else ("", "")
 
 
 def to_pem(certificate: x509.Certificate) -> bytes:

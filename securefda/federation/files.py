@@ -83,8 +83,14 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that only its owner can enter; one that exists keeps its mode. Raises OSError."""
-    path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    """Make a folder, with those above it, that only its owner can enter; one that exists keeps its mode.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    # Not mkdir(parents=True): that gives the folders above the default mode.
+    for folder in (*reversed(path.parents), path):
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from securefda.federation.certificates import (
 )
 from securefda.federation.endpoints import Endpoints
 from securefda.federation.files import FileContent, read_file
-from securefda.secagg.roster import Role, Roster, RosterEntry, SignedRoster
+from securefda.secagg.roster import Role, Roster, RosterEntry, SignedRoster, is_name
 from securefda.secagg.secret import Secret
 from securefda.secagg.signatures import sign_bytes, signature_is_valid
 from securefda.secagg.strict_json import canonical_json, load_object, number, text, texts
@@ -109,6 +109,8 @@ class Manifest:
         fields = load_object(data, "version", "federation_id", "site_id", "role", "epoch", "roster_digest", "files")
         if number(fields["version"]) != _FORMAT:
             raise ValueError("written by another version of securefda")
+        if not is_name(text(fields["federation_id"])) or not is_name(text(fields["site_id"])):
+            raise ValueError("malformed names")
         return cls(
             federation_id=text(fields["federation_id"]),
             site_id=text(fields["site_id"]),

@@ -16,6 +16,7 @@ from securefda.federation.kit import TLS_CERTIFICATE_FILE, TLS_KEY_FILE, Kit
 
 # OpenSSL's X509_V_ERR_* codes, as ssl.SSLCertVerificationError.verify_code carries them.
 _NOT_YET_VALID, _EXPIRED = 9, 10
+_WRONG_PURPOSE = 26
 _WRONG_NAME = (62, 64)
 _SERVER_ALPN = ["h2"]  # gRPC speaks HTTP/2 and hangs up on anything else
 
@@ -124,6 +125,11 @@ def _verification_error(kit: Kit, address: Address, error: ssl.SSLCertVerificati
         return CertificateError(
             f"{address}: its certificate is {'expired' if error.verify_code == _EXPIRED else 'not yet valid'}",
             hint="check this machine's clock; if it is right, the target needs a new startup kit",
+        )
+    if error.verify_code == _WRONG_PURPOSE:
+        return CertificateError(
+            f"{address}: its certificate is not that of the target",
+            hint="check the address, and that the aggregator uses the target's startup kit",
         )
     return CertificateError(
         f"{address}: its certificate is not of federation {kit.federation_id} ({error.verify_message})",

@@ -32,13 +32,18 @@ _FORMAT = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
+def is_name(name: str) -> bool:
+    """Tell whether ``name`` has the form of a site id or federation id."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(key: str, name: str) -> str:
     """Return a site id or federation id unchanged, or refuse it.
 
     Raises:
         ConfigError: it is not 1 to 63 characters of ``a-z 0-9 -``, starting with a letter or a digit.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_name(name):
         raise ConfigError(
             key,
             f"{name!r} is no valid name",

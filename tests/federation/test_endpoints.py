@@ -1,0 +1,91 @@
+"""Addresses and the file that holds them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from securefda.errors import ConfigError
+from securefda.federation.endpoints import Address, Endpoints
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:8443", "127.0.0.1", 8443),
+        ("[::1]:1", "::1", 1),
+        ("a.example.org:65535", "a.example.org", 65535),
+        ("localhost:00080", "localhost", 80),
+    ],
+)
+def test_address_reads_host_and_port(text: str, host: str, port: int) -> None:
+    assert Address.parse(text) == Address(host, port)
+    assert Address.parse(str(Address(host, port))) == Address(host, port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        "host:",
+        ":1",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "host:1x",
+        "::1:80",
+        "a b:1",
+        "-a:1",
+        "a..b:1",
+        "ä:1",
+        "a:1\n",
+        'a":1',
+        "host:٣",
+    ],
+)
+def test_malformed_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Address.parse(text)
+
+
+@given(st.text())
+def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
+    try:
+        address = Address.parse(text)
+    except ConfigError:
+        return
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize("host", ["a.example.org", "127.0.0.1", "::1"])
+def test_file_gives_back_what_was_written(host: str) -> None:
+    endpoints = Endpoints(Address(host, 8443), host)
+    assert Endpoints.from_toml(endpoints.to_toml()) == endpoints
+
+
+def test_unknown_key_names_the_nearest_known_one() -> None:
+    data = Endpoints(Address("a", 1), "a").to_toml().replace(b"server-name", b"servername")
+    with pytest.raises(ConfigError, match=r"aggregator\.servername: is no known key") as caught:
+        Endpoints.from_toml(data)
+    assert caught.value.hint == "did you mean aggregator.server-name?"
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"[", "not valid TOML"),
+        (b"\xff", "not valid TOML"),
+        (b"", "aggregator: is missing"),
+        (b"aggregator = 1", "must be a table"),
+        (b'[aggregator]\naddress = "a:1"', "server-name: is missing"),
+        (b'[aggregator]\naddress = 1\nserver-name = "a"', "must be a string"),
+        (b'[aggregator]\naddress = "a"\nserver-name = "a"', "is not host:port"),
+        (b'[aggregator]\naddress = "a:1"\nserver-name = ""', "neither a host name"),
+        (b'[agregator]\naddress = "a:1"', "agregator: is no known key"),
+    ],
+)
+def test_malformed_file_is_one_clear_error(data: bytes, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Endpoints.from_toml(data)

@@ -1,0 +1,325 @@
+"""Loading a startup kit: what a sound one gives, and the one clear error for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from federation_builder import NOW, make
+
+from securefda.errors import CertificateError, ConfigError, ExitCode
+from securefda.federation.enrolment import revoke_site
+from securefda.federation.files import FileContent, read_file, write_file
+from securefda.federation.kit import LISTED_FILES, SECRET_FILES, STARTUP_FILES, Kit, load_kit, open_kit
+from securefda.federation.sites import SiteSpec
+from securefda.secagg.roster import SignedRoster
+from securefda.secagg.signatures import sign_bytes, signature_is_valid
+
+
+def put(path: Path, data: bytes) -> None:
+    write_file(path, data, path.stat().st_mode & 0o777)
+
+
+def swap(name: str, source: Path, target: Path) -> None:
+    put(target / "startup" / name, (source / "startup" / name).read_bytes())
+
+
+def private_lines(kit: Path) -> list[str]:
+    """The base64 lines of both private keys."""
+    text = "".join((kit / "startup" / name).read_text() for name in SECRET_FILES)
+    return [line for line in text.splitlines() if not line.startswith("-----")]
+
+
+@pytest.mark.parametrize(("site_id", "role"), [("geneva", "target"), ("lyon", "source"), ("basel", "source")])
+def test_kit_of_each_site_loads_with_its_own_identity(pristine: Path, site_id: str, role: str) -> None:
+    kit = load_kit(pristine / site_id, NOW, expected_site=site_id, expected_role=role)  # type: ignore[arg-type]
+    assert (kit.site_id, kit.role, kit.federation_id) == (site_id, role, "heart-study")
+    assert [entry.site_id for entry in kit.roster.entries] == ["geneva", "lyon", "basel"]
+    signature = sign_bytes(kit.signing_key, "Advertise", b"x")
+    assert signature_is_valid(kit.roster.by_id(site_id).signing_key, "Advertise", b"x", signature)
+
+
+def test_all_sites_hold_the_same_roster(pristine: Path) -> None:
+    digests = {load_kit(pristine / site, NOW).roster.digest() for site in ("geneva", "lyon", "basel")}
+    assert len(digests) == 1
+
+
+def test_kit_shows_no_private_key_in_repr_and_refuses_pickling(pristine: Path) -> None:
+    kit = load_kit(pristine / "lyon", NOW)
+    assert not [line for line in private_lines(pristine / "lyon") if line in repr(kit)]
+    assert "PRIVATE" in kit.tls_key_pem.reveal().decode()  # the companion: there was something to show
+    with pytest.raises(TypeError):
+        pickle.dumps(kit)
+
+
+@pytest.mark.parametrize("name", STARTUP_FILES)
+def test_missing_file_is_named(federation: Path, name: str) -> None:
+    (federation / "lyon" / "startup" / name).unlink()
+    with pytest.raises(ConfigError, match=f"{name}: is missing") as caught:
+        load_kit(federation / "lyon", NOW)
+    assert caught.value.exit_code == ExitCode.CONFIG
+    assert caught.value.hint
+
+
+def test_folder_that_is_no_kit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a startup kit"):
+        load_kit(tmp_path, NOW)
+
+
+@pytest.mark.parametrize("name", SECRET_FILES)
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o601, 0o620])
+def test_private_key_open_to_others_is_refused_with_the_mend(federation: Path, name: str, mode: int) -> None:
+    path = federation / "lyon" / "startup" / name
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match="open to others") as caught:
+        load_kit(federation / "lyon", NOW)
+    assert caught.value.hint == f"run: chmod 600 {path}"
+    path.chmod(0o400)
+    assert load_kit(federation / "lyon", NOW).site_id == "lyon"
+
+
+@pytest.mark.parametrize("name", [name for name in STARTUP_FILES if name not in SECRET_FILES])
+def test_appended_byte_is_found_or_changes_nothing_that_is_signed(federation: Path, name: str) -> None:
+    path = federation / "lyon" / "startup" / name
+    put(path, path.read_bytes() + b"#")
+    with pytest.raises(ConfigError):
+        load_kit(federation / "lyon", NOW)
+
+
+def test_edited_endpoint_is_refused(federation: Path) -> None:
+    path = federation / "lyon" / "startup" / "endpoints.toml"
+    put(path, path.read_bytes().replace(b"127.0.0.1:8443", b"10.66.66.66:8443"))
+    with pytest.raises(ConfigError, match=r"endpoints.toml: was changed after the CA signed"):
+        load_kit(federation / "lyon", NOW)
+
+
+@pytest.mark.parametrize("name", STARTUP_FILES)
+def test_every_flipped_byte_of_a_file_is_refused_or_harmless(federation: Path, name: str) -> None:
+    """A sample of 40 places per file; harmless is a change that leaves identity and roster as they were."""
+    path = federation / "lyon" / "startup" / name
+    before = load_kit(federation / "lyon", NOW)
+    original = path.read_bytes()
+    for place in range(0, len(original), max(1, len(original) // 40)):
+        put(path, original[:place] + bytes([original[place] ^ 0x01]) + original[place + 1 :])
+        try:
+            kit = load_kit(federation / "lyon", NOW)
+        except (ConfigError, CertificateError):
+            continue
+        assert name not in LISTED_FILES  # these are hashed: no flip is harmless
+        assert (kit.entry, kit.roster, kit.endpoints) == (before.entry, before.roster, before.endpoints)
+        assert kit.certificate == before.certificate
+
+
+@pytest.mark.parametrize("flip", [0x01, 0x20, 0x80])
+@pytest.mark.parametrize("name", ["ca.pem", "tls.crt"])
+def test_every_flipped_byte_inside_a_certificate_is_one_clear_error(pristine: Path, name: str, flip: int) -> None:
+    files = {each: read_file(pristine / "lyon/startup" / each) for each in STARTUP_FILES}
+    der = x509.load_pem_x509_certificate(files[name].data).public_bytes(Encoding.DER)
+    for place in range(len(der)):
+        body = base64.encodebytes(der[:place] + bytes([der[place] ^ flip]) + der[place + 1 :])
+        pem = b"-----BEGIN CERTIFICATE-----\n" + body + b"-----END CERTIFICATE-----\n"
+        with pytest.raises((ConfigError, CertificateError)) as caught:
+            open_kit(pristine / "lyon", files | {name: FileContent(pem, 0o444)}, NOW)
+        assert str(caught.value).isprintable()
+
+
+def test_edited_roster_is_refused(federation: Path) -> None:
+    path = federation / "lyon" / "startup" / "roster.json"
+    put(path, path.read_bytes().replace(b"Hospital of Basel", b"Hospital of Berne"))
+    with pytest.raises(ConfigError, match="roster: is not signed by this federation's CA"):
+        load_kit(federation / "lyon", NOW)
+
+
+def test_roster_without_a_members_signature_is_refused(federation: Path) -> None:
+    path = federation / "lyon" / "startup" / "roster.json"
+    signed = SignedRoster.from_bytes(path.read_bytes())
+    members = tuple(pair for pair in signed.member_signatures if pair[0] != "basel")
+    put(path, SignedRoster(signed.roster_bytes, signed.ca_signature, members).to_bytes())
+    with pytest.raises(ConfigError, match="roster: is not signed by basel"):
+        load_kit(federation / "lyon", NOW)
+
+
+def test_roster_that_the_ca_signed_for_another_epoch_is_refused(federation: Path, tmp_path: Path) -> None:
+    shutil.copytree(federation, tmp_path / "next")
+    revoke_site(tmp_path / "next", "basel")
+    swap("roster.json", tmp_path / "next" / "lyon", federation / "lyon")
+    with pytest.raises(ConfigError, match="is not the roster of this kit"):
+        load_kit(federation / "lyon", NOW)
+
+
+def test_kit_of_another_site_is_refused_where_the_caller_says_who_it_is(pristine: Path) -> None:
+    with pytest.raises(ConfigError, match="is the kit of basel, not of lyon") as caught:
+        load_kit(pristine / "basel", NOW, expected_site="lyon")
+    assert caught.value.exit_code == ExitCode.CONFIG
+
+
+def test_kit_of_another_role_is_refused(pristine: Path) -> None:
+    with pytest.raises(ConfigError, match="kit of a source"):
+        load_kit(pristine / "basel", NOW, expected_role="target")
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "kind"),
+    [
+        ("tls.crt", "is the certificate of basel, not of lyon", CertificateError),
+        ("tls.key", "is not the TLS key of lyon", ConfigError),
+        ("signing.key", "is not the signing key of lyon", ConfigError),
+        ("kit.json", "is the certificate of lyon, not of basel", CertificateError),
+    ],
+)
+def test_file_swapped_with_another_sites_is_refused(
+    federation: Path, pristine: Path, name: str, why: str, kind: type[Exception]
+) -> None:
+    swap(name, pristine / "basel", federation / "lyon")
+    with pytest.raises(kind, match=why):
+        load_kit(federation / "lyon", NOW)
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "kind"),
+    [
+        ("ca.pem", "is of federation heart-study, but ca.pem of lung-study", CertificateError),
+        ("kit.json", "is of federation lung-study, but ca.pem of heart-study", CertificateError),
+        ("tls.crt", "belongs to federation lung-study, not heart-study", CertificateError),
+        ("roster.json", "is not signed by this federation's CA", ConfigError),
+        ("tls.key", "is not the TLS key of lyon", ConfigError),
+        ("signing.key", "is not the signing key of lyon", ConfigError),
+        ("endpoints.toml", None, None),
+    ],
+)
+def test_file_of_another_federation_is_refused(
+    federation: Path, other_federation: Path, name: str, why: str | None, kind: type[Exception] | None
+) -> None:
+    swap(name, other_federation / "lyon", federation / "lyon")
+    if kind is None:  # the same contents in both federations
+        assert load_kit(federation / "lyon", NOW).federation_id == "heart-study"
+        return
+    with pytest.raises(kind, match=why):
+        load_kit(federation / "lyon", NOW)
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "kind"),
+    [
+        ("ca.pem", "is not signed by the CA in ca.pem", ConfigError),
+        ("kit.json", "is not signed by the CA in ca.pem", ConfigError),
+        ("tls.crt", "was not issued by the CA of federation heart-study", CertificateError),
+        ("roster.json", "is not signed by this federation's CA", ConfigError),
+    ],
+)
+def test_file_of_a_federation_with_the_same_name_is_refused(
+    federation: Path, namesake: Path, name: str, why: str, kind: type[Exception]
+) -> None:
+    swap(name, namesake / "lyon", federation / "lyon")
+    with pytest.raises(kind, match=why):
+        load_kit(federation / "lyon", NOW)
+
+
+def test_whole_kit_of_a_namesake_is_refused_by_fingerprint_alone(pristine: Path, namesake: Path) -> None:
+    fingerprint = load_kit(pristine / "lyon", NOW).ca.fingerprint
+    shouted = ":".join(fingerprint[i : i + 2] for i in range(0, 64, 2)).upper()
+    assert load_kit(pristine / "lyon", NOW, expected_ca=shouted).site_id == "lyon"
+    assert load_kit(namesake / "lyon", NOW).site_id == "lyon"
+    with pytest.raises(CertificateError, match="expected fingerprint"):
+        load_kit(namesake / "lyon", NOW, expected_ca=fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("now", "why"),
+    [
+        (NOW - timedelta(minutes=6), "tls.crt: not valid before 2026-06-01 11:55 UTC"),
+        (NOW + timedelta(days=825, seconds=1), "tls.crt: expired at 2028-09-03 12:00 UTC"),
+        (datetime(1970, 1, 1, tzinfo=UTC), "not valid before"),
+        (NOW + timedelta(days=9999), "expired"),
+    ],
+)
+def test_kit_outside_its_validity_is_refused_with_both_times(pristine: Path, now: datetime, why: str) -> None:
+    with pytest.raises(CertificateError, match=why) as caught:
+        load_kit(pristine / "lyon", now)
+    assert caught.value.exit_code == ExitCode.CERTIFICATE
+    assert "clock" in caught.value.hint
+
+
+@pytest.mark.parametrize("now", [NOW - timedelta(minutes=5), NOW + timedelta(days=825)])
+def test_kit_is_good_at_both_ends_of_its_validity(pristine: Path, now: datetime) -> None:
+    assert load_kit(pristine / "lyon", now).site_id == "lyon"
+
+
+def test_kit_whose_ca_ends_first_is_not_good_for_longer(tmp_path: Path) -> None:
+    make(tmp_path / "fed", ca_validity=timedelta(days=10))
+    assert load_kit(tmp_path / "fed" / "lyon", NOW + timedelta(days=10)).site_id == "lyon"
+    with pytest.raises(CertificateError, match="expired"):
+        load_kit(tmp_path / "fed" / "lyon", NOW + timedelta(days=10, seconds=1))
+
+
+def test_time_without_a_zone_is_a_programming_error(pristine: Path) -> None:
+    with pytest.raises(ValueError, match="time zone"):
+        load_kit(pristine / "lyon", datetime(2026, 6, 1))
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
+@pytest.mark.parametrize("name", STARTUP_FILES)
+def test_garbage_in_any_file_is_one_clear_error(federation: Path, name: str, data: bytes) -> None:
+    put(federation / "lyon" / "startup" / name, data)
+    with pytest.raises(ConfigError) as caught:
+        load_kit(federation / "lyon", NOW)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "other"), [("tls.key", "signing.key"), ("signing.key", "tls.key")])
+def test_key_of_the_wrong_kind_is_refused(federation: Path, name: str, other: str) -> None:
+    folder = federation / "lyon" / "startup"
+    put(folder / name, (folder / other).read_bytes())
+    with pytest.raises(ConfigError, match=f"{name}: is not an"):
+        load_kit(federation / "lyon", NOW)
+
+
+def test_no_error_about_a_key_shows_the_key(federation: Path, pristine: Path) -> None:
+    folder = federation / "lyon" / "startup"
+    original = (folder / "signing.key").read_bytes()
+    for data in (
+        original[:-40],
+        original.replace(b"PRIVATE", b"PUBLIC"),
+        (pristine / "basel/startup/signing.key").read_bytes(),
+    ):
+        put(folder / "signing.key", data)
+        with pytest.raises(ConfigError) as caught:
+            load_kit(federation / "lyon", NOW)
+        shown = f"{caught.value!r} {caught.value.hint} {caught.value.__cause__!r}"
+        assert not [
+            line for line in (*private_lines(pristine / "lyon"), *private_lines(pristine / "basel")) if line in shown
+        ]
+
+
+def test_oversized_file_is_refused_unread(federation: Path) -> None:
+    path = federation / "lyon" / "startup" / "roster.json"
+    path.chmod(0o600)
+    os.truncate(path, 1 << 30)
+    with pytest.raises(ConfigError, match="is larger than"):
+        load_kit(federation / "lyon", NOW)
+
+
+def test_target_without_its_server_name_in_the_certificate_is_refused_at_init(tmp_path: Path) -> None:
+    with pytest.raises(CertificateError, match="does not carry the aggregator's name aggregator"):
+        make(tmp_path / "fed", server_name="aggregator.example.org")
+    assert not (tmp_path / "fed").exists()
+
+
+def test_kit_is_read_from_startup_alone(federation: Path) -> None:
+    shutil.rmtree(federation / "ca")
+    shutil.rmtree(federation / "basel")
+    kit: Kit = load_kit(federation / "lyon", NOW)
+    assert kit.roster.by_id("basel").role == "source"
+
+
+def test_sites_file_names_cannot_leave_the_federation() -> None:
+    for name in ("..", "a/b", "ca", "A", ""):
+        with pytest.raises(ConfigError):
+            SiteSpec(name, "source", "x")
