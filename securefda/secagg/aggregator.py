@@ -72,11 +72,18 @@ class AggregatorSession:
         """Site id of a roster index."""
         return self.roster.by_index(index).site_id
 
-    def admit(self, signed: Signed[Body], context: bytes, members: Collection[int], done: Collection[int]) -> None:
-        """Refuse a message that its sender may not send here, or not again.
+    def admit(
+        self,
+        signed: Signed[Body],
+        context: bytes,
+        members: Collection[int],
+        done: Collection[int],
+        kind: type | None = None,
+    ) -> None:
+        """Refuse a message that its sender may not send here, or not again, or that is not the ``kind`` waited for.
 
         Raises:
-            FaultySourceError: SENDER, DUPLICATE, SUITE, SESSION, CONTEXT or SIGNATURE.
+            FaultySourceError: SENDER, DUPLICATE, TYPE, SUITE, SESSION, CONTEXT or SIGNATURE.
         """
         sender = signed.sender
         if sender not in members:
@@ -84,7 +91,9 @@ class AggregatorSession:
         if sender in done:
             raise FaultySourceError(self.name(sender), "DUPLICATE", signed.type_name)
         session_id = self.header.envelope.session_id
-        fault = envelope_fault(signed, roster=self.roster, sender=sender, session_id=session_id, context=context)
+        fault = envelope_fault(
+            signed, roster=self.roster, sender=sender, session_id=session_id, context=context, kind=kind
+        )
         if fault:
             raise FaultySourceError(self.name(sender), fault, signed.type_name)
 
@@ -220,7 +229,7 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
         FaultySourceError: the envelope is not right, or a key repeats one of another source (KEY_DUPLICATE).
     """
     session = state.session
-    session.admit(signed, session.ctx, session.header.body.participants, state.received)
+    session.admit(signed, session.ctx, session.header.body.participants, state.received, Advertise)
     known = {key for item in state.received.values() for key in (item.body.mask_key, item.body.box_key)}
     if {signed.body.mask_key, signed.body.box_key} & known or signed.body.mask_key == signed.body.box_key:
         raise FaultySourceError(session.name(signed.sender), "KEY_DUPLICATE")
@@ -247,7 +256,7 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
     Raises:
         FaultySourceError: the envelope is not right, or the recipients are not (SHARE_RECIPIENTS).
     """
-    state.session.admit(signed, state.ctx1, state.u1, state.received)
+    state.session.admit(signed, state.ctx1, state.u1, state.received, ShareBundle)
     recipients = [box.peer for box in signed.body.boxes]
     if sorted(recipients) != sorted(set(state.u1) - {signed.sender}):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_RECIPIENTS")
@@ -270,8 +279,12 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
                 inbox[box.peer].append(ShareBox(sender, box.box))
     deliveries = {index: session.sign(state.ctx1, ShareDelivery(tuple(boxes))) for index, boxes in inbox.items()}
     encoding = quantisation(session.header.body)
-    total: RingVector = np.zeros(encoding.length, np.uint32 if encoding.modulus_bits == 32 else np.uint64)
+    total = _ring_view(bytearray(encoding.length * encoding.dtype.itemsize), encoding.modulus_bits)
     return CollectingInputs(session, members_context(state.ctx1, u2), state.u1, u2, {}, total), deliveries
+
+
+def _ring_view(buffer: bytes | bytearray | memoryview, modulus_bits: int) -> RingVector:
+    return np.frombuffer(buffer, np.dtype("<u4")) if modulus_bits == 32 else np.frombuffer(buffer, np.dtype("<u8"))
 
 
 def input_bytes(header: Header) -> int:
@@ -290,13 +303,13 @@ def add_input(
             INPUT_DIGEST). The sum is unchanged then.
     """
     session = state.session
-    session.admit(signed, state.ctx2, state.u2, state.received)
+    session.admit(signed, state.ctx2, state.u2, state.received, MaskedInput)
     name = session.name(signed.sender)
     if not len(vector) == signed.body.length_bytes == state.total.nbytes:
         raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes, not {state.total.nbytes}")
     if sha256(vector).digest() != signed.body.digest:
         raise FaultySourceError(name, "INPUT_DIGEST")
-    masked: RingVector = np.frombuffer(vector, dtype=state.total.dtype)
+    masked = _ring_view(vector, session.header.body.modulus_bits)
     accumulate(state.total, masked)
     return replace(state, received={**state.received, signed.sender: signed.body.digest})
 
@@ -321,7 +334,7 @@ def add_signature(state: CollectingSignatures, signed: Signed[SurvivorSignature]
     Raises:
         FaultySourceError: the envelope is not right, or it signed other lists (SURVIVORS_DIGEST).
     """
-    state.session.admit(signed, state.ctx2, state.survivors, state.received)
+    state.session.admit(signed, state.ctx2, state.survivors, state.received, SurvivorSignature)
     if signed.body.survivors_digest != survivors_digest(state.ctx2, state.lists):
         raise FaultySourceError(state.session.name(signed.sender), "SURVIVORS_DIGEST")
     return replace(state, received={**state.received, signed.sender: signed})
@@ -347,7 +360,7 @@ def add_unmask(state: CollectingUnmask, signed: Signed[Unmask]) -> CollectingUnm
     Raises:
         FaultySourceError: the envelope is not right, or the shares are not those that were asked for (UNMASK_SHARES).
     """
-    state.session.admit(signed, state.ctx2, state.asked, state.received)
+    state.session.admit(signed, state.ctx2, state.asked, state.received, Unmask)
     own = {share.owner for share in signed.body.shares if isinstance(share, SelfMaskShare)}
     master = {share.owner for share in signed.body.shares if isinstance(share, MasterShare)}
     if own != state.survivors or master != set(state.lists.dropped):

@@ -14,6 +14,7 @@ from hashlib import sha256
 from securefda.errors import FaultyAggregatorError
 from securefda.secagg import fixed_point
 from securefda.secagg.messages import (
+    NO_CONTEXT,
     SUITE,
     Advertise,
     Body,
@@ -37,14 +38,17 @@ def require(condition: bool, check: str, detail: str = "") -> None:
 
 
 def envelope_fault(
-    signed: Signed[Body], *, roster: Roster, sender: int, session_id: bytes, context: bytes
+    signed: Signed[Body], *, roster: Roster, sender: int, session_id: bytes, context: bytes, kind: type | None = None
 ) -> str | None:
     """Name of the first check that the outside of a message fails, or None.
 
-    Covers suite, sender, session, context and signature: a message that is replayed from another session, phase,
-    slot or signer fails one of them.
+    Covers type, suite, sender, session, context and signature: a message that is replayed from another session,
+    phase, slot or signer fails one of them. ``kind`` is the type of body that the receiver waits for; None only
+    where the caller has told the types apart itself.
     """
     envelope = signed.envelope
+    if kind is not None and type(envelope.body) is not kind:
+        return "TYPE"
     if envelope.suite != SUITE:
         return "SUITE"
     if envelope.sender != sender:
@@ -94,13 +98,18 @@ def check_header(
     """Everything about a header that needs neither the vectors nor the site's policy file.
 
     Raises:
-        FaultyAggregatorError: with SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_REPLAY, HEADER_ORDER,
+        FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_REPLAY, HEADER_ORDER,
             RELEASE_FUSE, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_ARCHITECTURE, HEADER_TARGET, HEADER_MODULUS,
             HEADER_WRAP, HEADER_THRESHOLD or HEADER_QUORUM.
     """
     header = signed.body
     fault = envelope_fault(
-        signed, roster=roster, sender=roster.target.index, session_id=signed.envelope.session_id, context=b""
+        signed,
+        roster=roster,
+        sender=roster.target.index,
+        session_id=signed.envelope.session_id,
+        context=NO_CONTEXT,
+        kind=Header,
     )
     require(fault is None, fault or "")
     require(header.roster_digest == roster.digest(), "HEADER_ROSTER", "not the roster of this kit")
@@ -209,8 +218,9 @@ def check_key_list(
     require(len(set(members)) == len(members), "KEY_DUPLICATE", "one source twice")
     require(set(members) <= set(header.participants), "KEY_MEMBER", "a source that the header does not name")
     for item in items:
+        session_id, ctx = own.envelope.session_id, own.envelope.context
         fault = envelope_fault(
-            item, roster=roster, sender=item.sender, session_id=own.envelope.session_id, context=own.envelope.context
+            item, roster=roster, sender=item.sender, session_id=session_id, context=ctx, kind=Advertise
         )
         require(fault is None, "KEY_SIGNATURE", f"advertisement of {roster.by_index(item.sender).site_id}: {fault}")
     keys = [key for item in items for key in (item.body.mask_key, item.body.box_key)]
@@ -271,7 +281,9 @@ def check_consistency(
     session_id, ctx2 = own.envelope.session_id, own.envelope.context
     for item in message.signatures:
         name = roster.by_index(item.sender).site_id
-        fault = envelope_fault(item, roster=roster, sender=item.sender, session_id=session_id, context=ctx2)
+        fault = envelope_fault(
+            item, roster=roster, sender=item.sender, session_id=session_id, context=ctx2, kind=SurvivorSignature
+        )
         require(fault is None, "CONSISTENCY_SIGNATURE", f"signature of {name}: {fault}")
         require(item.body.survivors_digest == own.body.survivors_digest, "CONSISTENCY_VIEW", f"{name} saw other lists")
     require(len(senders) >= threshold, "CONSISTENCY_QUORUM", f"{len(senders)} of at least {threshold} signatures")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
 from typing import Generic, TypeVar
@@ -282,7 +282,7 @@ class SelfMaskShare:
     """R4: the sender's share of the self mask seed of a survivor."""
 
     owner: int
-    share: bytes
+    share: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
         _require_bytes(self.share, 33, "share")
@@ -293,7 +293,7 @@ class MasterShare:
     """R4: the sender's share of the master secret of a dropped source."""
 
     owner: int
-    share: bytes
+    share: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
         _require_bytes(self.share, 33, "share")
@@ -413,11 +413,12 @@ class Signed(Generic[BodyT_co]):
     """An envelope with the exact bytes that were signed.
 
     Whoever builds one guarantees that ``envelope`` is what ``signed_bytes`` parse to; nobody may assume that the
-    signature is valid before :meth:`verify` has said so.
+    signature is valid before :meth:`verify` has said so. The repr leaves the bytes out: those of an ``Unmask`` hold
+    shares.
     """
 
     envelope: Envelope[BodyT_co]
-    signed_bytes: bytes
+    signed_bytes: bytes = field(repr=False)
     signature: bytes
 
     @property
@@ -464,10 +465,13 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A signed message with the vectors that travel beside it, in the order in which its body names their digests."""
+    """A signed message with the vectors that travel beside it, in the order in which its body names their digests.
+
+    The repr leaves the vectors out: at ``individual`` one of them is an update in clear.
+    """
 
     message: Signed[Body]
-    vectors: tuple[bytes | bytearray | memoryview, ...] = ()
+    vectors: tuple[bytes | bytearray | memoryview, ...] = field(default=(), repr=False)
 
 
 def vector_digests(body: Body) -> tuple[bytes, ...]:

@@ -69,14 +69,15 @@ class Session:
         """Sign a message of this session."""
         return self.signer.sign(self.header.envelope.session_id, context, body)
 
-    def authenticate(self, signed: Signed[Body], context: bytes) -> None:
-        """Refuse anything that the aggregator did not sign for this session and this view of it."""
+    def authenticate(self, signed: Signed[Body], kind: type, context: bytes) -> None:
+        """Refuse anything but a ``kind`` of message that the aggregator signed for this session and view of it."""
         fault = envelope_fault(
             signed,
             roster=self.roster,
             sender=self.roster.target.index,
             session_id=self.header.envelope.session_id,
             context=context,
+            kind=kind,
         )
         require(fault is None, fault or "", signed.type_name)
 
@@ -188,7 +189,7 @@ def receive_key_list(
 ) -> tuple[AwaitingShares, Signed[ShareBundle]]:
     """R0' checked, R1 made: one encrypted pair of shares for each other source."""
     session, me = state.session, state.session.signer.index
-    session.authenticate(signed, session.ctx)
+    session.authenticate(signed, KeyList, session.ctx)
     header, roster, limits = session.header.body, session.roster, session.limits
     check_key_list(signed.body, own=state.own, header=header, roster=roster, limits=limits)
     u1 = {item.sender: item.body for item in signed.body.advertisements}
@@ -222,7 +223,7 @@ def _seal(channel: KeyPair, peer: Advertise, address: BoxAddress, pair: SharePai
 def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> ReadyToMask:
     """R1 received: opens every box. After this the source may mask, once."""
     session, me = state.session, state.session.signer.index
-    session.authenticate(signed, state.ctx1)
+    session.authenticate(signed, ShareDelivery, state.ctx1)
     senders = [box.peer for box in signed.body.boxes]
     check_share_senders(senders, me, state.u1, session.header.body.threshold, session.limits)
     shares = {me: state.own_shares, **{box.peer: _open(state, box, me) for box in signed.body.boxes}}
@@ -275,7 +276,7 @@ def receive_survivors(
 ) -> tuple[AwaitingConsistency, Signed[SurvivorSignature]]:
     """R3: signs the lists of survivors and dropped. The phase that follows cannot sign again."""
     session = state.session
-    session.authenticate(signed, state.ctx2)
+    session.authenticate(signed, Survivors, state.ctx2)
     check_survivors(
         signed.body,
         own_index=session.signer.index,
@@ -293,7 +294,7 @@ def receive_consistency(
 ) -> tuple[AwaitingResult, Signed[Unmask]]:
     """R3' checked, R4 made: for each survivor the share of its self mask seed, for each dropped that of its master."""
     session = state.session
-    session.authenticate(signed, state.ctx2)
+    session.authenticate(signed, Consistency, state.ctx2)
     alive = [item.index for item in state.lists.survivors]
     threshold = session.header.body.threshold
     check_consistency(signed.body, own=state.own, survivors=alive, threshold=threshold, roster=session.roster)
@@ -307,7 +308,7 @@ def receive_consistency(
 
 def receive_result(state: AwaitingResult, signed: Signed[Result]) -> Finished:
     """The result of the round, over as many sources as were signed for."""
-    state.session.authenticate(signed, state.ctx2)
+    state.session.authenticate(signed, Result, state.ctx2)
     require(signed.body.count == state.survivors, "RESULT_COUNT")
     return Finished(state.session, signed)
 
