@@ -118,13 +118,13 @@ class _Members:
 
     def leave(self, message: Signed[Body]) -> None:
         """A source refuses or aborts; it is asked nothing more in this attempt."""
-        body, index = message.body, message.sender
-        envelope = message.envelope
+        body, index, envelope = message.body, message.sender, message.envelope
+        if index in self.gone or index not in self.header.body.participants:
+            return
         session_id = self.header.envelope.session_id
-        fault = envelope_fault(
-            message, roster=self._session.roster, sender=index, session_id=session_id, context=envelope.context
-        )
-        if fault or index in self.gone:
+        roster, context = self._session.roster, envelope.context
+        fault = envelope_fault(message, roster=roster, sender=index, session_id=session_id, context=context)
+        if fault:
             return
         self.gone.add(index)
         name = self._session.name(index)
@@ -396,10 +396,8 @@ class ClearAttempt:
 
     def _add(self, message: Signed[Any], parcel: Parcel) -> None:
         header, index = self.header.body, message.sender
-        self._session.admit(message, self._session.ctx, header.participants, self._betas)
+        self._session.admit(message, self._session.ctx, header.participants, self._betas, kind=Update)
         name = self._session.name(index)
-        if not isinstance(message.body, Update):
-            raise FaultySourceError(name, "ORDER", message.type_name)
         body, vector = message.body, parcel.vectors[0] if parcel.vectors else b""
         if not len(vector) == body.length_bytes == 4 * header.n_params:
             raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes")

@@ -197,9 +197,10 @@ class AggregatorRun:
 
     def _join(self, message: Signed[Body]) -> list[Send]:
         site, index, body = self._site, message.sender, message.body
-        fault = envelope_fault(message, roster=site.roster, sender=index, session_id=NO_SESSION, context=NO_CONTEXT)
-        if fault or index not in self._sources() or not isinstance(body, Join):
-            self._reporter.note(f"{self._name(index)}: join refused ({fault or 'not a source'})")
+        known = index in self._sources()
+        fault = self._join_fault(message) if known else "not a source"
+        if fault or not isinstance(body, Join):
+            self._reporter.note(f"{self._name(index)}: join refused ({fault})")
             return []
         if body.architecture_digest != site.trainer.architecture_digest:
             self._reporter.note(f"{self._name(index)}: its model has other layers; it needs the same task and version")
@@ -208,6 +209,12 @@ class AggregatorRun:
         self._present.add(index)
         self._reporter.note(f"{self._name(index)} joined ({len(self._present)} of {len(self._sources())})")
         return again + self._start_if_ready()
+
+    def _join_fault(self, message: Signed[Body]) -> str | None:
+        roster = self._site.roster
+        return envelope_fault(
+            message, roster=roster, sender=message.sender, session_id=NO_SESSION, context=NO_CONTEXT, kind=Join
+        )
 
     def _begin_round(self, number: int, attempt: int) -> list[Send]:
         """Go to the next round that needs sources; rounds of the target alone are done on the way."""

@@ -269,6 +269,7 @@ class SourceRounds:
     def _check_clear_result(self, phase: _AwaitingClearResult, message: Signed[Body]) -> None:
         fault = envelope_fault(
             message,
+            kind=Result,
             roster=self._site.roster,
             sender=self._site.roster.target.index,
             session_id=phase.header.envelope.session_id,

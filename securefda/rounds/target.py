@@ -62,7 +62,7 @@ def train_target(trainer: SiteTrainer, model: Vector, round_number: int, plan: R
 
 
 def published_terms(target: TargetRound | None, plan: RoundPlan, visibility: Visibility) -> TargetTerms | None:
-    """What the header says of the target: nothing where the rule does not adapt; g_T and its numbers at ``sum`` only."""
+    """What a header says of the target: nothing where the rule does not adapt, g_T and its numbers at ``sum``."""
     if target is None or target.statistics is None or not plan.rule.adapts:
         return None
     steps, learning_rate = target.result.steps, target.result.learning_rate
