@@ -1,0 +1,5 @@
+"""Tasks: models and data of the learning problems that sites train on together."""
+
+from securefda.tasks.base import Samples, Task, TaskSettings, load_task
+
+__all__ = ["Samples", "Task", "TaskSettings", "load_task"]

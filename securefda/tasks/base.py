@@ -1,0 +1,190 @@
+"""What a task is: the model, the loss and the data of one learning problem, and how a user's own is loaded.
+
+A task is a class that a federation names as ``task.factory = "package.module:Class"``. Every site makes its own
+instance and asks it for its own rows only; nothing in a task talks to another site.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from securefda.errors import ConfigError, DataError
+
+# What running somebody's module may raise that says "this module is broken", as opposed to "stop the process".
+_BROKEN_MODULE = (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Rows of one site: ``features`` (n, ...) floating point and ``labels`` (n, ...), on the CPU, n >= 1.
+
+    Raises:
+        DataError: the lengths differ, there is no row, or a feature is NaN or infinite.
+    """
+
+    features: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.features) != len(self.labels):
+            raise DataError("task", f"{len(self.features)} rows of features but {len(self.labels)} labels")
+        if len(self.features) == 0:
+            raise DataError("task", "a site has no rows")
+        if not bool(torch.isfinite(self.features).all()):
+            raise DataError("task", "a feature is NaN or infinite", hint="drop or fill such rows in the task")
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """What a task is built from, equal at every site of a federation but for ``data_dir``.
+
+    Attributes:
+        target: site id of the target.
+        sources: site ids of the sources, in the order of the federation.
+        seed: seeds every random choice about data (splits, kept rows, noise), never training.
+        data_dir: folder of this site's data files; None where the data is bundled.
+        options: the task's own settings, kebab-case.
+
+    Raises:
+        ConfigError: no target, no source, or one site named twice.
+    """
+
+    target: str
+    sources: tuple[str, ...]
+    seed: int = 0
+    data_dir: Path | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.target:
+            raise ConfigError("target", "a federation has one target site")
+        if not self.sources:
+            raise ConfigError("sources", "a federation has at least one source site")
+        names = (self.target, *self.sources)
+        if len(set(names)) < len(names):
+            raise ConfigError("sources", "a site is named twice")
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+
+    def reject_unknown_options(self, *known: str) -> None:
+        """Raise ConfigError for the first option outside ``known``, naming the nearest one."""
+        for name in self.options:
+            if name not in known:
+                near = get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known) or 'none'}"
+                raise ConfigError(f"task.options.{name}", "unknown option", hint=hint)
+
+    def number(self, name: str, default: float, *, low: float, high: float) -> float:
+        """Return option ``name`` as a float in [low, high]; ConfigError where it is anything else."""
+        value = self.options.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ConfigError(f"task.options.{name}", f"{value!r} is not a number")
+        if not low <= value <= high:
+            raise ConfigError(f"task.options.{name}", f"{value:g} is outside [{low:g}, {high:g}]")
+        return float(value)
+
+    def count(self, name: str, default: int, *, low: int, high: int) -> int:
+        """Return option ``name`` as an int in [low, high]; ConfigError where it is anything else."""
+        value = self.options.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"task.options.{name}", f"{value!r} is not a whole number")
+        if not low <= value <= high:
+            raise ConfigError(f"task.options.{name}", f"{value} is outside [{low}, {high}]")
+        return value
+
+    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        """Return option ``name``, one of ``allowed``; ConfigError where it is anything else."""
+        value = self.options.get(name, default)
+        if not isinstance(value, str) or value not in allowed:
+            raise ConfigError(f"task.options.{name}", f"{value!r} is not one of {', '.join(allowed)}")
+        return value
+
+
+class Task(ABC):
+    """One learning problem. Subclasses read ``self.settings`` and answer for one site at a time.
+
+    Every answer is a pure function of the settings and of the site's files: two calls, or two processes, get the
+    same rows in the same order. ``model`` may use torch's global generator (as layers do): whoever calls it seeds
+    and restores that generator. Models have no BatchNorm, whose running statistics are not federated parameters.
+    """
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """Return a new model with float32 parameters, initialised at random."""
+
+    @abstractmethod
+    def train_data(self, site: str) -> Samples:
+        """Return the rows that ``site`` trains on; at the target, the few labelled ones."""
+
+    @abstractmethod
+    def test_data(self, site: str) -> Samples:
+        """Return the rows that ``site`` holds out."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss of a batch, a scalar that can be differentiated."""
+
+    @abstractmethod
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        """Return named figures in [0, 1] over all rows given; ``accuracy`` is among them."""
+
+    def oracle_data(self) -> Samples:
+        """Return all labelled training rows of the target (the upper bound trains on them); default: train_data."""
+        return self.train_data(self.settings.target)
+
+    def require_site(self, site: str) -> None:
+        """Raise ConfigError where ``site`` is neither the target nor a source."""
+        if site != self.settings.target and site not in self.settings.sources:
+            known = ", ".join((self.settings.target, *self.settings.sources))
+            raise ConfigError("site", f"{site} has no part in this task", hint=f"sites: {known}")
+
+
+def load_task(factory: str, settings: TaskSettings) -> Task:
+    """Import ``factory`` ("package.module:Class") and build the task.
+
+    Raises:
+        ConfigError: ``task.factory`` has another form, its module cannot be imported, or it names no Task; also
+            whatever the task finds wrong with its options.
+        DataError: the task finds a data file missing or corrupt.
+    """
+    module_name, colon, class_name = factory.partition(":")
+    parts = module_name.split(".")
+    if not (colon and class_name.isidentifier() and all(part.isidentifier() for part in parts)):
+        raise ConfigError("task.factory", f"{factory!r} is not of the form package.module:Class")
+    found = getattr(_import(module_name), class_name, None)
+    if found is None:
+        raise ConfigError("task.factory", f"module {module_name} has no {class_name}")
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise ConfigError("task.factory", f"{factory} is not a subclass of securefda.tasks.Task")
+    missing = sorted(found.__abstractmethods__)
+    if missing:
+        raise ConfigError("task.factory", f"{factory} does not define {', '.join(missing)}")
+    return found(settings)
+
+
+def _import(module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        own = error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}."))
+        why = f"there is no module {module_name}" if own else f"module {module_name} needs {error.name}, not installed"
+        hint = "install it here, or put its folder on PYTHONPATH" if own else f"install {error.name}"
+        raise ConfigError("task.factory", why, hint=hint) from error
+    except _BROKEN_MODULE as error:
+        why = f"module {module_name} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError("task.factory", why, hint=f"python -c 'import {module_name}' shows where") from error

@@ -1,0 +1,44 @@
+"""Local training on torch: a round at a site, the device it runs on, and the model as one vector."""
+
+from securefda.training.device import choose_device, describe_device
+from securefda.training.local import (
+    FEWEST_TARGET_STEPS,
+    Evaluation,
+    LocalResult,
+    StepObserver,
+    evaluate,
+    require_steps,
+    train_local,
+)
+from securefda.training.seeds import derive_seed
+from securefda.training.settings import TrainingSettings
+from securefda.training.vectors import (
+    LayerTable,
+    Vector,
+    build_model,
+    layer_sizes,
+    layer_table,
+    model_to_vector,
+    vector_to_model,
+)
+
+__all__ = [
+    "FEWEST_TARGET_STEPS",
+    "Evaluation",
+    "LayerTable",
+    "LocalResult",
+    "StepObserver",
+    "TrainingSettings",
+    "Vector",
+    "build_model",
+    "choose_device",
+    "derive_seed",
+    "describe_device",
+    "evaluate",
+    "layer_sizes",
+    "layer_table",
+    "model_to_vector",
+    "require_steps",
+    "train_local",
+    "vector_to_model",
+]

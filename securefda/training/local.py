@@ -1,0 +1,172 @@
+"""One round of training at one site, and the evaluation of a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from securefda.errors import TrainingError
+from securefda.tasks import Samples, Task
+from securefda.training.device import choose_device
+from securefda.training.optimizers import new_optimizer
+from securefda.training.seeds import derive_seed, seeded_torch
+from securefda.training.settings import TrainingSettings
+from securefda.training.vectors import FlatModel, Vector
+
+FEWEST_TARGET_STEPS = 2
+"""A target needs two steps in a round, since auto-beta estimates the variance between steps."""
+
+_EVALUATION_ROWS = 1024
+_MEND = "lower training.learning-rate, or look at the site's data"
+
+StepObserver = Callable[[Vector], None]
+"""Receives a step x_j (m,), parameters after minus before; the array is only valid during the call."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LocalResult:
+    """What a round of training at a site gave.
+
+    Attributes:
+        update: local model minus received model, (m,) float32, finite.
+        steps: number of optimizer steps taken.
+        samples: number of rows trained on (n of the rules), counted once whatever the epochs.
+        loss: mean loss per row over the round.
+        learning_rate: the effective one.
+    """
+
+    update: Vector
+    steps: int
+    samples: int
+    loss: float
+    learning_rate: float
+
+    def __repr__(self) -> str:
+        # The update is what the protocol hides; it must not reach a log by way of a traceback.
+        return f"LocalResult(update=<{len(self.update)} values>, steps={self.steps}, samples={self.samples})"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A model's mean loss and its task's metrics over ``samples`` rows."""
+
+    loss: float
+    metrics: dict[str, float]
+    samples: int
+
+
+def train_local(
+    task: Task,
+    model: nn.Module,
+    received: Vector,
+    data: Samples,
+    *,
+    settings: TrainingSettings,
+    seed: int,
+    site: str,
+    fewest_steps: int = 1,
+    on_step: StepObserver | None = None,
+) -> LocalResult:
+    """Train from the received model on one site's rows for one round.
+
+    On the CPU, with the same number of torch threads, the result is the same to the last bit for the same arguments;
+    torch's global generators neither influence it nor are changed. Memory: the values, the gradient and the
+    optimizer's state (two vectors with Adam) while training, one vector for the update at the end, and one more
+    where steps are observed.
+
+    Args:
+        task: gives the loss.
+        model: from ``build_model``; its parameters are overwritten, and its former values do not matter.
+        received: the global model, (m,) float32; not changed.
+        data: the site's training rows.
+        settings: how to train, learning rate as it is to be used.
+        seed: of this site in this round, see ``derive_seed``.
+        site: site id, for messages.
+        fewest_steps: refuse to train with fewer; ``FEWEST_TARGET_STEPS`` at the target.
+        on_step: called after each step, in order.
+
+    Raises:
+        TrainingError: too few steps, a loss or an update that is NaN or infinite, a vector of another length.
+    """
+    require_steps(site, len(data), settings, fewest_steps)
+    device = choose_device(settings.device)
+    flat = FlatModel(model, received, device)
+    flat.model.train()
+    with seeded_torch(derive_seed(seed, "layers"), device):
+        steps, loss = _run_steps(task, flat, data, settings=settings, seed=seed, site=site, on_step=on_step)
+    flat.release_gradient()
+    update: Vector = flat.values.cpu().numpy() - received
+    # A finite sum means finite terms, without a mask of m booleans; an overflow of the sum itself is an error too.
+    if not math.isfinite(float(update.sum())):
+        raise TrainingError(f"{site}: the update is not finite after step {steps}", hint=_MEND)
+    return LocalResult(update, steps, len(data), loss, settings.learning_rate)
+
+
+def require_steps(site: str, samples: int, settings: TrainingSettings, fewest: int = FEWEST_TARGET_STEPS) -> None:
+    """Raise TrainingError where a round over ``samples`` rows has fewer than ``fewest`` steps."""
+    steps = settings.steps(samples)
+    if steps < fewest:
+        raise TrainingError(
+            f"{site}: {samples} rows in batches of {settings.batch_size} for {settings.epochs} epoch(s) make "
+            f"{steps} step(s) in a round, and at least {fewest} are needed",
+            hint="lower training.batch-size or raise training.epochs",
+        )
+
+
+def evaluate(task: Task, model: nn.Module, data: Samples) -> Evaluation:
+    """Return loss and metrics of ``model``, as it stands and where it stands, over all rows of ``data``."""
+    device = next(model.parameters()).device
+    model.eval()
+    with torch.no_grad():
+        outputs = torch.cat([model(rows.to(device)).cpu() for rows in torch.split(data.features, _EVALUATION_ROWS)])
+        loss = float(task.loss(outputs, data.labels))
+    return Evaluation(loss, task.metrics(outputs, data.labels), len(data))
+
+
+def _run_steps(
+    task: Task,
+    flat: FlatModel,
+    data: Samples,
+    *,
+    settings: TrainingSettings,
+    seed: int,
+    site: str,
+    on_step: StepObserver | None,
+) -> tuple[int, float]:
+    """Take all steps of the round; return their number and the mean loss per row."""
+    device = flat.values.device
+    features, labels = data.features.to(device), data.labels.to(device)
+    optimizer = new_optimizer(len(flat.values), settings, device)
+    before = flat.values.clone() if on_step is not None else None
+    steps, loss_sum, rows_seen = 0, 0.0, 0
+    for rows in _batches(len(data), settings, derive_seed(seed, "batches")):
+        batch = rows.to(device)
+        flat.gradient.zero_()
+        loss = task.loss(flat.model(features[batch]), labels[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
+        steps, loss_value = steps + 1, loss.item()
+        if not math.isfinite(loss_value):
+            raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_MEND)
+        optimizer.step(flat.values, flat.gradient)
+        loss_sum, rows_seen = loss_sum + loss_value * len(rows), rows_seen + len(rows)
+        if on_step is not None and before is not None:
+            _observe(on_step, before, flat.values)
+    return steps, loss_sum / rows_seen
+
+
+def _batches(samples: int, settings: TrainingSettings, seed: int) -> Iterator[Tensor]:
+    """Yield row numbers: every epoch in a new order, the same order on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(settings.epochs):
+        yield from torch.split(torch.randperm(samples, generator=generator), settings.batch_size)
+
+
+def _observe(on_step: StepObserver, before: Tensor, values: Tensor) -> None:
+    """Hand the step from ``before`` to ``values`` to the observer, then set ``before`` to ``values``."""
+    step = torch.sub(values, before, out=before)
+    on_step(step.cpu().numpy())
+    before.copy_(values)

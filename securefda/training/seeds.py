@@ -1,0 +1,53 @@
+"""Seeds: every random choice of a run has its own, derived from the run's seed and from what the choice is for."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_SEED_BITS = 63
+_LABEL = "securefda/1/seed"
+_GLOBAL_GENERATORS = threading.Lock()
+
+
+def derive_seed(seed: int, *parts: str | int) -> int:
+    """Return a seed in [0, 2**63) for the purpose that ``parts`` names, for example (site, round, "training").
+
+    SHA-256 over the label, the seed and the parts, each with its type and length, so that no two purposes share
+    bytes: ("ab", "c"), ("a", "bc") and ("abc",) differ, and so do 1 and "1". Not for secrets.
+
+    Raises:
+        TypeError: a part is neither str nor int.
+    """
+    digest = hashlib.sha256()
+    for part in (_LABEL, seed, *parts):
+        if not isinstance(part, (str, int)) or isinstance(part, bool):
+            raise TypeError(f"a seed is derived from str and int, not {type(part).__name__}")
+        kind = "s" if isinstance(part, str) else "i"
+        content = str(part).encode()
+        digest.update(f"{kind}{len(content)}:".encode())
+        digest.update(content)
+    return int.from_bytes(digest.digest()[:8], "big") >> (64 - _SEED_BITS)
+
+
+@contextmanager
+def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
+    """Run a block with torch's global generators (CPU and ``device``) seeded, and put them back afterwards.
+
+    Layers draw their first weights, and dropout its masks, from the global generators. The generators belong to the
+    process, so blocks in other threads wait for this one.
+    """
+    with _GLOBAL_GENERATORS, torch.random.fork_rng(*_fork_arguments(device)):
+        torch.manual_seed(seed)
+        yield
+
+
+def _fork_arguments(device: torch.device) -> tuple[list[int]]:
+    """Only the generators of the device in use are saved: asking for all would start every GPU."""
+    if device.type != "cuda":
+        return ([],)
+    return ([device.index if device.index is not None else torch.cuda.current_device()],)

@@ -1,0 +1,62 @@
+"""How a site trains in a round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+from securefda.errors import ConfigError
+from securefda.training.device import DEVICES
+
+OPTIMIZERS = ("adam", "sgd")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """Local training of one round; the target and the sources have their own.
+
+    Attributes:
+        optimizer: "adam" (Kingma and Ba 2015, betas 0.9 and 0.999, epsilon 1e-8) or "sgd"; its state starts afresh
+            every round, since the model it describes has been replaced.
+        learning_rate: > 0.
+        batch_size: rows per step, >= 1; the last batch of an epoch may be smaller.
+        epochs: passes over the site's rows per round, >= 1.
+        momentum: heavy-ball momentum of "sgd" in [0, 1); 0 with "adam".
+        weight_decay: L2 penalty added to the gradient, >= 0.
+        device: "auto", "cpu", "cuda" or "mps".
+
+    Raises:
+        ConfigError: a value outside these bounds; ``key`` is the kebab-case name.
+    """
+
+    optimizer: str = "adam"
+    learning_rate: float = 0.001
+    batch_size: int = 16
+    epochs: int = 1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        _require(self.optimizer in OPTIMIZERS, "optimizer", f"{self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
+        _require(self.device in DEVICES, "device", f"{self.device!r} is not one of {', '.join(DEVICES)}")
+        _require(math.isfinite(self.learning_rate) and self.learning_rate > 0, "learning-rate", "must be above 0")
+        _require(self.batch_size >= 1, "batch-size", "must be at least 1")
+        _require(self.epochs >= 1, "epochs", "must be at least 1")
+        _require(0 <= self.momentum < 1, "momentum", "must be in [0, 1)")
+        _require(self.momentum == 0 or self.optimizer == "sgd", "momentum", 'belongs to optimizer "sgd"')
+        _require(math.isfinite(self.weight_decay) and self.weight_decay >= 0, "weight-decay", "must be at least 0")
+
+    def steps(self, samples: int) -> int:
+        """Return the number of steps of a round over ``samples`` rows."""
+        return self.epochs * -(-samples // self.batch_size)
+
+    def with_learning_rate_factor(self, factor: float) -> Self:
+        """Return the same settings with the learning rate times ``factor`` > 0 (after the warm-up rounds)."""
+        return replace(self, learning_rate=self.learning_rate * factor)
+
+
+def _require(holds: bool, key: str, why: str) -> None:
+    if not holds:
+        raise ConfigError(f"training.{key}", why)

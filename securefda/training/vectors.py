@@ -1,0 +1,130 @@
+"""A model as one vector: the federated parameters in order, flattened and joined, and the table of their shapes.
+
+Federated parameters are those of ``named_parameters()`` that require a gradient, in that order. One layer = one
+named parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from securefda.errors import TrainingError
+from securefda.tasks import Task
+from securefda.training.seeds import seeded_torch
+
+LayerTable: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+Vector: TypeAlias = NDArray[np.float32]
+
+
+def build_model(task: Task, seed: int) -> nn.Module:
+    """Return a new model of the task on the CPU, its first weights a function of ``seed`` alone.
+
+    Raises:
+        TrainingError: the model has a BatchNorm or another layer with running statistics, no trainable parameter,
+            or a trainable parameter that is lazy or not float32.
+    """
+    with seeded_torch(seed, torch.device("cpu")):
+        model = task.model()
+    _require_federated_state(model)
+    return model
+
+
+def layer_table(model: nn.Module) -> LayerTable:
+    """Return ((name, shape), ...) of the federated parameters, in their order."""
+    return tuple((name, tuple(parameter.shape)) for name, parameter in _federated(model))
+
+
+def layer_sizes(table: LayerTable) -> tuple[int, ...]:
+    """Return the number of elements of each layer; they sum to m."""
+    return tuple(math.prod(shape) for _, shape in table)
+
+
+def model_to_vector(model: nn.Module) -> Vector:
+    """Return a new float32 vector (m,) with the federated parameters."""
+    parts = [parameter.detach().reshape(-1).cpu() for _, parameter in _federated(model)]
+    vector: Vector = torch.cat(parts).numpy()
+    return vector
+
+
+def vector_to_model(vector: Vector, model: nn.Module) -> None:
+    """Write ``vector`` (m,) into the federated parameters of ``model``, in place.
+
+    Raises:
+        TrainingError: the vector has another length than the model.
+    """
+    sizes = layer_sizes(layer_table(model))
+    require_length(vector, sum(sizes))
+    with torch.no_grad():
+        for (_, parameter), part in zip(_federated(model), np.split(vector, np.cumsum(sizes)[:-1]), strict=True):
+            parameter.copy_(_tensor(part).view(parameter.shape))
+
+
+class FlatModel:
+    """A model whose federated parameters and gradients are views into two flat tensors, ``values`` and ``gradient``.
+
+    A step then is a handful of operations on whole vectors, and what a round needs in memory is counted in vectors
+    of length m. The model keeps the views for as long as it lives: writing ``values`` moves the model.
+    """
+
+    def __init__(self, model: nn.Module, vector: Vector, device: torch.device) -> None:
+        """Move ``model`` to ``device`` and set its parameters to a copy of ``vector`` (m,)."""
+        sizes = layer_sizes(layer_table(model))
+        require_length(vector, sum(sizes))
+        self.model = model.to(device)
+        self.values: Tensor = torch.empty(len(vector), dtype=torch.float32, device=device)
+        self.values.copy_(_tensor(vector))
+        self.gradient: Tensor = torch.zeros_like(self.values)
+        parts = zip(torch.split(self.values, list(sizes)), torch.split(self.gradient, list(sizes)), strict=True)
+        for (_, parameter), (values, gradient) in zip(_federated(model), parts, strict=True):
+            parameter.data = values.view(parameter.shape)
+            parameter.grad = gradient.view(parameter.shape)
+
+    def release_gradient(self) -> None:
+        """Let go of the gradient, so that its memory can be used for something else."""
+        for _, parameter in _federated(self.model):
+            parameter.grad = None
+        self.gradient = torch.empty(0)
+
+
+def require_length(vector: Vector, parameters: int) -> None:
+    """Raise TrainingError unless ``vector`` is float32 of the shape (parameters,)."""
+    if vector.shape != (parameters,) or vector.dtype != np.float32:
+        raise TrainingError(
+            f"model: it has {parameters} float32 parameters but the vector received is {vector.dtype} {vector.shape}",
+            hint="run the same version of the task at every site",
+        )
+
+
+def _require_federated_state(model: nn.Module) -> None:
+    norm_layers = nn.modules.batchnorm._NormBase
+    for name, module in model.named_modules():
+        batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if batch_norm or (isinstance(module, norm_layers) and module.track_running_stats):
+            raise TrainingError(
+                f"model {type(model).__name__}: layer {name or '(the model)'} is {type(module).__name__}, whose "
+                "running statistics are not federated parameters",
+                hint="use torch.nn.GroupNorm instead",
+            )
+    federated = _federated(model)
+    if not federated:
+        raise TrainingError("model: it has no trainable parameter", hint="leave requires_grad on")
+    for name, parameter in federated:
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise TrainingError(f"model: parameter {name} has no shape yet", hint="give the layer its input size")
+        if parameter.dtype != torch.float32:
+            raise TrainingError(f"model: parameter {name} is {parameter.dtype}", hint="make it torch.float32")
+
+
+def _federated(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def _tensor(vector: Vector) -> Tensor:
+    # torch warns about memory it may not write, though nothing here does; a view of a received message is such memory.
+    return torch.from_numpy(vector if vector.flags.writeable else vector.copy())
