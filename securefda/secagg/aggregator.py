@@ -15,6 +15,7 @@ import numpy as np
 
 from securefda.errors import FaultySourceError, QuorumLost
 from securefda.secagg import agreement
+from securefda.secagg.agreement import KeyAgreementError
 from securefda.secagg.checks import envelope_fault, quantisation
 from securefda.secagg.fixed_point import Decoded, RangeAlarm
 from securefda.secagg.masking import accumulate, unmask
@@ -226,13 +227,19 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
     """R0: a source's keys.
 
     Raises:
-        FaultySourceError: the envelope is not right, or a key repeats one of another source (KEY_DUPLICATE).
+        FaultySourceError: the envelope is not right, a key repeats one of another source (KEY_DUPLICATE), or a key
+            gives no shared secret (KEY_INVALID), which every other source would refuse to mask with.
     """
     session = state.session
     session.admit(signed, session.ctx, session.header.body.participants, state.received, Advertise)
     known = {key for item in state.received.values() for key in (item.body.mask_key, item.body.box_key)}
     if {signed.body.mask_key, signed.body.box_key} & known or signed.body.mask_key == signed.body.box_key:
         raise FaultySourceError(session.name(signed.sender), "KEY_DUPLICATE")
+    try:
+        for key in (signed.body.mask_key, signed.body.box_key):
+            agreement.check_public_key(key)
+    except KeyAgreementError as error:
+        raise FaultySourceError(session.name(signed.sender), "KEY_INVALID", str(error)) from None
     return replace(state, received={**state.received, signed.sender: signed})
 
 

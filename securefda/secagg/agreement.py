@@ -131,6 +131,18 @@ class KeyPair:
         return Secret(shared)
 
 
+def check_public_key(public: bytes) -> None:
+    """Refuse a key that gives nobody a shared secret, without a private key of one's own.
+
+    Clamped private keys are multiples of the cofactor, so a point of low order fails with one exactly if it fails
+    with all of them; the private key of this test is no secret.
+
+    Raises:
+        KeyAgreementError: wrong length, or a point of low order.
+    """
+    KeyPair(Secret(bytes(KEY_BYTES))).exchange(public).erase()
+
+
 def mask_pair(master: Secret, *, own: int, ctx: bytes) -> KeyPair:
     """Pair behind the pairwise masks of party ``own``, a function of its 32-byte master secret.
 

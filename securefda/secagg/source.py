@@ -2,7 +2,9 @@
 
 A phase function either returns the next phase with the message to send, or raises and leaves nothing behind that
 could be continued: whoever drives it drops the phase on any error, so a session that failed a check is dead for
-good. Bonawitz et al. 2017, Figure 4, with the malicious-model rounds; the checks are in :mod:`.checks`.
+good. A phase that has been left cannot be entered again either: its secrets have moved on to the next one, so a
+second key list, a second input or second survivor lists find nothing to work with (``ValueError``, nothing is sent).
+Bonawitz et al. 2017, Figure 4, with the malicious-model rounds; the checks are in :mod:`.checks`.
 """
 
 from __future__ import annotations
@@ -200,7 +202,10 @@ def receive_key_list(
         for peer in sorted(u1)
         if peer != me
     )
-    following = AwaitingShares(session, ctx1, u1, state.master, state.self_secret, state.channel, pairs[me])
+    own_shares = _moved(pairs[me])
+    _erase_shares(pairs)
+    master, self_secret, channel = _moved_keys(state)
+    following = AwaitingShares(session, ctx1, u1, master, self_secret, channel, own_shares)
     return following, session.sign(ctx1, ShareBundle(boxes))
 
 
@@ -217,7 +222,9 @@ def _seal(channel: KeyPair, peer: Advertise, address: BoxAddress, pair: SharePai
         key = agreement.box_key(channel, peer.box_key, address)
     except KeyAgreementError as error:
         raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
-    return agreement.seal_box(key, address, pair, random_bytes)
+    box = agreement.seal_box(key, address, pair, random_bytes)
+    key.erase()
+    return box
 
 
 def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> ReadyToMask:
@@ -237,7 +244,9 @@ def _open(state: AwaitingShares, box: ShareBox, me: int) -> SharePair:
     address = BoxAddress(state.ctx1, box.peer, me)
     try:
         key = agreement.box_key(state.channel, state.u1[box.peer].box_key, address)
-        return agreement.open_box(key, address, box.box)
+        pair = agreement.open_box(key, address, box.box)
+        key.erase()
+        return pair
     except (BoxError, KeyAgreementError):
         name = state.session.roster.by_index(box.peer).site_id
         detail = f"the box of {name} does not open: {name} or the aggregator altered it"
@@ -285,8 +294,9 @@ def receive_survivors(
         threshold=session.header.body.threshold,
         limits=session.limits,
     )
+    shares = {owner: _moved(pair) for owner, pair in state.shares.items()}
     own = session.sign(state.ctx2, SurvivorSignature(survivors_digest(state.ctx2, signed.body)))
-    return AwaitingConsistency(session, state.ctx2, signed.body, state.shares, own), own
+    return AwaitingConsistency(session, state.ctx2, signed.body, shares, own), own
 
 
 def receive_consistency(
@@ -320,6 +330,8 @@ def erase(state: Phase) -> None:
     if isinstance(state, (AwaitingKeyList, AwaitingShares, ReadyToMask)):
         state.master.erase()
         state.self_secret.erase()
+    if isinstance(state, AwaitingShares):
+        _erase_shares({0: state.own_shares})
     if isinstance(state, (ReadyToMask, AwaitingSurvivors, AwaitingConsistency)):
         _erase_shares(state.shares)
 
@@ -328,3 +340,20 @@ def _erase_shares(shares: Mapping[int, SharePair]) -> None:
     for pair in shares.values():
         pair.master.erase()
         pair.self_secret.erase()
+
+
+def _moved(pair: SharePair) -> SharePair:
+    """The same shares in new hands; the old ones are erased, so that whoever still holds them can do nothing."""
+    following = SharePair(Secret(pair.master.reveal()), Secret(pair.self_secret.reveal()))
+    pair.master.erase()
+    pair.self_secret.erase()
+    return following
+
+
+def _moved_keys(state: AwaitingKeyList) -> tuple[Secret, Secret, KeyPair]:
+    """Likewise the secrets of a session: master, self secret and channel pair."""
+    old = (state.master, state.self_secret, state.channel.private)
+    master, self_secret, private = (Secret(secret.reveal()) for secret in old)
+    for secret in old:
+        secret.erase()
+    return master, self_secret, KeyPair(private)
