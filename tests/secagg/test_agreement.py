@@ -89,6 +89,16 @@ def test_pair_seed_changes_with_transcript_parties_and_block() -> None:
     assert len({seed.reveal() for seed in seeds}) == len(seeds)
 
 
+def test_self_seed_changes_with_transcript_owner_and_block() -> None:
+    seeds = [
+        agreement.self_seed(SELF_SECRET, own=0, ctx2=CTX),
+        agreement.self_seed(SELF_SECRET, own=0, ctx2=OTHER_CTX),
+        agreement.self_seed(SELF_SECRET, own=1, ctx2=CTX),
+        agreement.self_seed(SELF_SECRET, own=0, ctx2=CTX, block=1),
+    ]
+    assert len({seed.reveal() for seed in seeds}) == len(seeds)
+
+
 def test_no_pairwise_mask_with_oneself() -> None:
     with pytest.raises(ValueError, match="itself"):
         agreement.pair_seed(KeyPair(MASTER), KeyPair(SELF_SECRET).public, own=3, peer=3, ctx2=CTX)

@@ -56,7 +56,7 @@ def test_sum_of_n_max_extreme_inputs_does_not_wrap(bits: int, n_max: int, sign: 
 
 
 def test_no_wrap_is_false_from_the_first_count_that_could_leave_the_ring() -> None:
-    for bits, n_max in ((32, 10), (32, 3), (64, 2**40)):
+    for bits, n_max in ((32, 10), (32, 3), (64, 2**40), (64, 10)):
         quantisation = one_layer(1, n_max=n_max, bits=bits)
         limit = -(-(2 ** (bits - 1)) // quantisation.q_max)
         assert limit > n_max
