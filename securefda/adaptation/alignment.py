@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
 from securefda.adaptation import checks
 from securefda.adaptation.blocks import Vector
+
+LARGEST_RATIO = 1e9
+"""Of two learning rates. One that is further from 1 is a mistake in a configuration."""
 
 
 def alignment_factor(*, target_steps: int, source_steps: int, learning_rate_ratio: float) -> float:
@@ -20,14 +21,14 @@ def alignment_factor(*, target_steps: int, source_steps: int, learning_rate_rati
     Args:
         target_steps: steps (batches) of the target in the round, B >= 1.
         source_steps: steps of the source in the round, s_i >= 1.
-        learning_rate_ratio: the target's learning rate of the round over the source's, positive.
+        learning_rate_ratio: the target's learning rate of the round over the source's, within 1e-9 and 1e9.
 
     Raises:
         ValueError: an argument is out of its range; the message starts with its name.
     """
     steps = checks.whole_number("target_steps", target_steps, least=1)
     own_steps = checks.whole_number("source_steps", source_steps, least=1)
-    ratio = checks.number_between("learning_rate_ratio", learning_rate_ratio, 0, math.inf, open_below=True)
+    ratio = checks.number_between("learning_rate_ratio", learning_rate_ratio, 1 / LARGEST_RATIO, LARGEST_RATIO)
     return steps * ratio / own_steps
 
 

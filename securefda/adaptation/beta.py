@@ -112,7 +112,7 @@ def projected_squared_distance(
         along_variance = statistics.scatter / geometry.size
     else:
         along_variance = float(np.var(along, ddof=1)) / geometry.source_squared
-    across = geometry.mean_squared - geometry.inner**2 / geometry.source_squared
+    across = geometry.mean_squared - geometry.inner * (geometry.inner / geometry.source_squared)
     return _beyond_rounding(across - (statistics.scatter - along_variance) / statistics.steps, geometry.mean_squared)
 
 

@@ -1,7 +1,7 @@
 """Float64 linear algebra over long vectors, in blocks, so that a float32 vector is never copied to float64 as a whole.
 
-A block is small enough that the BLAS behind numpy works on it with one thread. The result of every function here
-therefore depends neither on the number of threads nor on memory layout, only on the values.
+A block is small enough that the BLAS behind numpy takes its inner product with one thread. The results here therefore
+do not depend on how many threads there are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def blocks(size: int) -> Iterator[slice]:
 def squared_norm(vector: Reals) -> float:
     """Return the squared Euclidean norm, multiplied and summed in float64.
 
-    It is finite if and only if every element is finite and none is beyond about 1e154.
+    It is NaN or infinite if an element is, or if an element is beyond about 1e154.
     """
     total = 0.0
     for block in blocks(vector.size):
@@ -61,7 +61,9 @@ def step_products(steps: Reals, direction: Reals) -> Vector:
     """Return ``<x_j, direction>`` for every row ``x_j`` of ``steps (B, n_params)``; shape ``(B,)``."""
     products = np.zeros(steps.shape[0])
     for block in blocks(direction.size):
-        products += _double(steps[:, block]) @ _double(direction[block])
+        direction_block = _double(direction[block])
+        # row by row: a matrix of this size is large enough for BLAS to start threads
+        products += [float(np.dot(_double(step[block]), direction_block)) for step in steps]
     return products
 
 

@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 from securefda.adaptation.blocks import Reals, Vector, squared_norm
 
+LARGEST_SQUARED_NORM = 1e300
+"""Above it, inner products may overflow. No float32 vector comes near."""
+
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -122,5 +125,5 @@ def _as_real(name: str, value: npt.ArrayLike) -> Reals:
 
 def _require_finite(name: str, array: Reals) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
-        if not math.isfinite(squared_norm(array)):
+        if not squared_norm(array) <= LARGEST_SQUARED_NORM:
             raise ValueError(f"{name}: must be finite, holds NaN, infinity or a number above 1e150")

@@ -111,7 +111,7 @@ def contribute(
         target_update: g_T, the target's update of the round, ``(n_params,)``; None as for ``statistics``.
         source_update: u_i, the source's own update, not aligned, ``(n_params,)``.
         source_steps: steps that the source took, at least 1.
-        learning_rate_ratio: the target's learning rate of the round over the source's, positive.
+        learning_rate_ratio: the target's learning rate of the round over the source's, within 1e-9 and 1e9.
         layers: sizes that sum to n_params; None is one layer.
         step_updates: the target's single steps ``(B, n_params)``, only where ``plan.needs_step_updates``.
 
@@ -136,11 +136,8 @@ def contribute(
     )
     factor = factor if plan.align else 1.0
     products = Products.of(target, source, sizes).with_source_times(factor)
-    geometry = StepGeometry.of_round(products, steps=statistics.steps, size=source.size)
-    statistics.require_agreement(geometry.mean_squared)
     along = _along(plan, source, step_updates, statistics.steps, factor / statistics.steps)
-    beta_rule = plan.rule.beta_rule
-    beta = plan.beta if beta_rule is None else source_beta(beta_rule, plan.estimator, statistics, geometry, along)
+    beta = _beta(plan, statistics, products, source.size, along)
     return weighted_update(plan, source, sizes, products=products, beta=beta, factor=factor)
 
 
@@ -225,3 +222,11 @@ def _along(
     if steps.shape[0] != count:
         raise ValueError(f"step_updates: must have {count} rows, has {steps.shape[0]}")
     return step_products(steps, source) * step_factor
+
+
+def _beta(plan: RoundPlan, statistics: TargetStatistics, products: Products, size: int, along: Vector | None) -> float:
+    geometry = StepGeometry.of_round(products, steps=statistics.steps, size=size)
+    statistics.require_agreement(geometry.mean_squared)
+    if plan.rule.beta_rule is None:
+        return plan.beta
+    return source_beta(plan.rule.beta_rule, plan.estimator, statistics, geometry, along)

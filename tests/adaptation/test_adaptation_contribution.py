@@ -1,0 +1,390 @@
+"""A source's contribution, and that contributions combine to exactly what the rules give on all updates at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import dataclass
+
+import adaptation_definitions as definitions
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from securefda.adaptation import (
+    ContributionSum,
+    RoundPlan,
+    Rule,
+    TargetStatistics,
+    align_update,
+    auto_beta,
+    combine,
+    contribute,
+    fedda,
+    fedgp,
+)
+from securefda.adaptation.blocks import BLOCK
+
+LAYERS = (4, 7, 1, 2)
+SIZE = sum(LAYERS)
+TARGET_STEPS = 6
+SOURCE_STEPS = (3, 6, 20)
+SAMPLES = (30.0, 200.0, 75.0)
+RATIO = 0.25
+AUTO = [Rule.FEDDA_AUTO, Rule.FEDGP_AUTO, Rule.FEDGP_FILTERED_AUTO]
+
+
+@dataclass(frozen=True)
+class Round:
+    batches: np.ndarray
+    updates: np.ndarray
+
+    @property
+    def target(self) -> np.ndarray:
+        return self.batches.sum(axis=0)
+
+    @property
+    def statistics(self) -> TargetStatistics:
+        return TargetStatistics.from_batches(self.batches)
+
+    @property
+    def aligned(self) -> np.ndarray:
+        return np.array(
+            [
+                align_update(u, target_steps=TARGET_STEPS, source_steps=s, learning_rate_ratio=RATIO)
+                for u, s in zip(self.updates, SOURCE_STEPS, strict=True)
+            ]
+        )
+
+    def contributions(self, plan: RoundPlan, **changes):
+        return [
+            contribute(
+                plan,
+                self.statistics,
+                self.target,
+                update,
+                source_steps=steps,
+                learning_rate_ratio=RATIO,
+                layers=LAYERS,
+                **changes,
+            )
+            for update, steps in zip(self.updates, SOURCE_STEPS, strict=True)
+        ]
+
+    def combined(self, plan: RoundPlan, **changes) -> np.ndarray:
+        total = ContributionSum(SIZE)
+        for contribution, samples in zip(self.contributions(plan, **changes), SAMPLES, strict=True):
+            total.add(contribution, samples)
+        return total.combine(plan.rule, self.target)
+
+
+def a_round(seed: int = 1) -> Round:
+    generator = np.random.default_rng(seed)
+    batches = generator.normal(size=(TARGET_STEPS, SIZE)) + generator.normal(size=SIZE)
+    return Round(batches, 5 * generator.normal(size=(len(SOURCE_STEPS), SIZE)))
+
+
+@given(seed=st.integers(0, 10**6), beta=st.floats(0, 1), align=st.booleans())
+def test_combined_contributions_are_fedda(seed, beta, align):
+    state = a_round(seed)
+
+    result = state.combined(RoundPlan(rule=Rule.FEDDA, beta=beta, align=align))
+
+    expected = fedda(state.target, state.aligned if align else state.updates, beta, SAMPLES)
+    np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    beta=st.floats(0, 1),
+    align=st.booleans(),
+    projection=st.sampled_from(["orthogonal", "cosine"]),
+    filtered=st.booleans(),
+)
+def test_combined_contributions_are_fedgp(seed, beta, align, projection, filtered):
+    state = a_round(seed)
+
+    result = state.combined(RoundPlan(rule=Rule.FEDGP, beta=beta, align=align, projection=projection, filter=filtered))
+
+    sources = state.aligned if align else state.updates
+    expected = fedgp(state.target, sources, beta, SAMPLES, layers=LAYERS, projection=projection, filter=filtered)
+    np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", AUTO)
+@pytest.mark.parametrize("estimator", ["exact", "mean-field"])
+@pytest.mark.parametrize("align", [True, False])
+def test_auto_rules_are_auto_beta_and_the_rule_with_it(rule, estimator, align):
+    state = a_round()
+    plan = RoundPlan(rule=rule, estimator=estimator, align=align)
+    sources = state.aligned if align else state.updates
+
+    contributions = state.contributions(plan, step_updates=state.batches)
+    result = state.combined(plan, step_updates=state.batches)
+
+    betas = auto_beta(state.batches, sources / TARGET_STEPS, rule.removesuffix("_auto"), estimator=estimator)
+    np.testing.assert_allclose([c.beta for c in contributions], betas, rtol=1e-12)
+    assert [c.keep for c in contributions] == [1 - c.beta for c in contributions]
+    if rule is Rule.FEDDA_AUTO:
+        expected = fedda(state.target, sources, betas, SAMPLES)
+    else:
+        expected = fedgp(state.target, sources, betas, SAMPLES, layers=LAYERS)
+    np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
+
+
+@given(seed=st.integers(0, 10**6))
+def test_beta_of_a_source_that_sees_no_single_step_is_the_direct_formula(seed):
+    """FedDA's beta needs the update and the statistics alone, and still is equation 3."""
+    state = a_round(seed)
+
+    contributions = state.contributions(RoundPlan(rule=Rule.FEDDA_AUTO))
+
+    direct = [definitions.beta(state.batches, source / TARGET_STEPS, "fedda") for source in state.aligned]
+    np.testing.assert_allclose([c.beta for c in contributions], direct, rtol=1e-12)
+
+
+def test_mean_field_ignores_single_steps_even_where_they_are_at_hand():
+    state = a_round()
+    plan = RoundPlan(rule=Rule.FEDGP_AUTO)
+
+    with_steps, without = (state.combined(plan, step_updates=steps) for steps in (state.batches, None))
+
+    assert np.array_equal(with_steps, without)
+
+
+def test_float32_updates_move_the_result_by_float32_rounding_only():
+    state = a_round()
+    rounded = Round(state.batches.astype(np.float32), state.updates.astype(np.float32))
+
+    for rule in (Rule.FEDDA_AUTO, Rule.FEDGP_AUTO):
+        result, reference = (one.combined(RoundPlan(rule=rule)) for one in (rounded, state))
+        assert result.dtype == np.float64
+        np.testing.assert_allclose(result, reference, rtol=0, atol=1e-5)
+
+
+def test_contribution_is_beta_times_the_projected_update():
+    state = a_round()
+
+    contribution = state.contributions(RoundPlan(rule=Rule.FEDGP_AUTO))[0]
+
+    expected = definitions.projected(state.target, state.aligned[0], LAYERS, "orthogonal", False)
+    np.testing.assert_allclose(contribution.vector, contribution.beta * np.array(expected), rtol=1e-12, atol=1e-14)
+
+
+def test_source_only_is_the_weighted_mean_of_raw_updates_and_needs_nothing_of_the_target():
+    state = a_round()
+    total = ContributionSum(SIZE)
+
+    for update, samples in zip(state.updates, SAMPLES, strict=True):
+        part = contribute(RoundPlan(rule=Rule.SOURCE_ONLY), None, None, update, source_steps=4, learning_rate_ratio=1.0)
+        assert (part.keep, part.beta) == (0.0, None)
+        total.add(part, samples)
+
+    expected = np.average(state.updates, axis=0, weights=SAMPLES)
+    np.testing.assert_allclose(total.combine(Rule.SOURCE_ONLY), expected, rtol=1e-13)
+
+
+def test_fedavg_counts_the_target_as_one_more_site():
+    state = a_round()
+    total = ContributionSum(SIZE)
+    for update, samples in zip(state.updates, SAMPLES, strict=True):
+        part = contribute(RoundPlan(rule=Rule.FEDAVG), None, None, update, source_steps=4, learning_rate_ratio=1.0)
+        total.add(part, samples)
+
+    result = total.combine(Rule.FEDAVG, state.target, target_samples=50)
+
+    expected = np.average([*state.updates, state.target], axis=0, weights=[*SAMPLES, 50])
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
+
+
+def test_running_sum_holds_the_three_sums_that_travel_masked():
+    state = a_round()
+    parts = state.contributions(RoundPlan(rule=Rule.FEDGP_AUTO))
+    total = ContributionSum(SIZE)
+
+    for part, samples in zip(parts, SAMPLES, strict=True):
+        total.add(part, samples)
+
+    np.testing.assert_allclose(total.vector, sum(n * p.vector for p, n in zip(parts, SAMPLES, strict=True)))
+    assert total.kept == pytest.approx(sum(n * p.keep for p, n in zip(parts, SAMPLES, strict=True)))
+    assert total.samples == sum(SAMPLES)
+    direct = combine(Rule.FEDGP_AUTO, total.vector, total.kept, total.samples, target_update=state.target)
+    assert np.array_equal(total.combine(Rule.FEDGP_AUTO, state.target), direct)
+
+
+def test_contribution_of_a_long_vector_needs_little_beyond_its_result():
+    size, layers = 1_000_000, (999_000, 1_000)
+    generator = np.random.default_rng(2)
+    batches = generator.normal(size=(2, size)).astype(np.float32)
+    target, update = batches.sum(axis=0), generator.normal(size=size).astype(np.float32)
+    statistics = TargetStatistics.from_batches(batches)
+    tracemalloc.start()
+
+    contribute(
+        RoundPlan(rule=Rule.FEDGP_AUTO),
+        statistics,
+        target,
+        update,
+        source_steps=2,
+        learning_rate_ratio=1.0,
+        layers=layers,
+    )
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 8 * size + 64 * BLOCK
+
+
+HASHED_ROUND = """
+import hashlib
+import numpy as np
+from securefda.adaptation import RoundPlan, TargetStatistics, contribute
+
+generator = np.random.default_rng(3)
+batches = generator.normal(size=(4, 300_000)).astype(np.float32)
+update = generator.normal(size=300_000).astype(np.float32)
+part = contribute(
+    RoundPlan(rule="fedgp_auto", estimator="exact"),
+    TargetStatistics.from_batches(batches), batches.sum(axis=0), update,
+    source_steps=4, learning_rate_ratio=1.0, layers=(200_000, 100_000), step_updates=batches,
+)
+print(hashlib.sha256(part.vector.tobytes() + str(part.beta).encode()).hexdigest())
+"""
+
+
+def test_contribution_is_the_same_to_the_last_bit_on_one_thread_and_on_four():
+    hashes = set()
+    for threads in ("1", "4"):
+        environment = os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+        done = subprocess.run(
+            [sys.executable, "-c", HASHED_ROUND], env=environment, capture_output=True, text=True, check=True
+        )
+        hashes.add(done.stdout)
+
+    assert len(hashes) == 1
+
+
+def test_contribution_shows_nothing_of_the_update_in_its_repr():
+    contribution = a_round().contributions(RoundPlan(rule=Rule.FEDGP_AUTO))[0]
+
+    assert repr(contribution) == "Contribution()"
+
+
+def test_inputs_are_left_as_they_were():
+    state = a_round()
+    batches, updates = state.batches.copy(), state.updates.copy()
+
+    for rule in (Rule.SOURCE_ONLY, Rule.FEDDA_AUTO, Rule.FEDGP_AUTO):
+        for part in state.contributions(RoundPlan(rule=rule)):
+            part.vector[:] = 0.0
+
+    assert np.array_equal(state.batches, batches)
+    assert np.array_equal(state.updates, updates)
+
+
+BAD_CONTRIBUTIONS = {
+    "source_update NaN": ("source_update", {"source_update": [np.nan] * SIZE}),
+    "source_update infinite": ("source_update", {"source_update": [np.inf] * SIZE}),
+    "source_update two-dimensional": ("source_update", {"source_update": np.ones((1, SIZE))}),
+    "target_update of another length": ("target_update", {"target_update": np.ones(SIZE + 1)}),
+    "target_update NaN": ("target_update", {"target_update": [np.nan] * SIZE}),
+    "target_update missing": ("target_update", {"target_update": None}),
+    "target_update of another round": ("statistics", {"target_update": np.full(SIZE, 9.0)}),
+    "statistics missing": ("statistics", {"statistics": None}),
+    "no source step": ("source_steps", {"source_steps": 0}),
+    "half a source step": ("source_steps", {"source_steps": 1.5}),
+    "ratio zero": ("learning_rate_ratio", {"learning_rate_ratio": 0.0}),
+    "ratio negative": ("learning_rate_ratio", {"learning_rate_ratio": -1.0}),
+    "ratio NaN": ("learning_rate_ratio", {"learning_rate_ratio": np.nan}),
+    "ratio absurd": ("learning_rate_ratio", {"learning_rate_ratio": 1e200}),
+    "layers of another model": ("layers", {"layers": [SIZE - 1]}),
+    "layer of negative size": ("layers", {"layers": [SIZE + 1, -1]}),
+    "target_only": ("plan", {"plan": RoundPlan(rule=Rule.TARGET_ONLY)}),
+    "exact without steps": ("step_updates", {"plan": RoundPlan(rule=Rule.FEDGP_AUTO, estimator="exact")}),
+    "filtered without steps": ("step_updates", {"plan": RoundPlan(rule=Rule.FEDGP_FILTERED_AUTO)}),
+    "too few steps": (
+        "step_updates",
+        {"plan": RoundPlan(rule=Rule.FEDGP_FILTERED_AUTO), "step_updates": np.ones((2, SIZE))},
+    ),
+    "steps of another model": (
+        "step_updates",
+        {"plan": RoundPlan(rule=Rule.FEDGP_FILTERED_AUTO), "step_updates": np.ones((TARGET_STEPS, 3))},
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "changes"), BAD_CONTRIBUTIONS.values(), ids=BAD_CONTRIBUTIONS)
+def test_bad_contribution_is_refused_by_name(name, changes):
+    state = a_round()
+    arguments = {
+        "plan": RoundPlan(rule=Rule.FEDGP_AUTO),
+        "statistics": state.statistics,
+        "target_update": state.target,
+        "source_update": state.updates[0],
+        "source_steps": 3,
+        "learning_rate_ratio": RATIO,
+        "layers": LAYERS,
+    } | changes
+    positional = [arguments.pop(key) for key in ("plan", "statistics", "target_update", "source_update")]
+
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        contribute(*positional, **arguments)
+
+
+BAD_SUMS = {
+    "NaN in the sum": ("weighted_sum", {"weighted_sum": [np.nan, 1.0]}),
+    "no samples": ("samples", {"samples": 0.0}),
+    "negative samples": ("samples", {"samples": -2.0}),
+    "kept above samples": ("kept", {"kept": 10.5}),
+    "kept negative": ("kept", {"kept": -0.5}),
+    "kept NaN": ("kept", {"kept": np.nan}),
+    "no target update": ("target_update", {"target_update": None}),
+    "target update of another length": ("target_update", {"target_update": [1.0]}),
+    "fedavg without samples": ("target_samples", {"rule": Rule.FEDAVG}),
+    "fedavg with negative samples": ("target_samples", {"rule": Rule.FEDAVG, "target_samples": -1}),
+    "target_only": ("rule", {"rule": Rule.TARGET_ONLY}),
+}
+
+
+@pytest.mark.parametrize(("name", "changes"), BAD_SUMS.values(), ids=BAD_SUMS)
+def test_bad_sum_is_refused_by_name(name, changes):
+    arguments = {
+        "rule": Rule.FEDGP_AUTO,
+        "weighted_sum": [1.0, 2.0],
+        "kept": 4.0,
+        "samples": 10.0,
+        "target_update": [0.0, 1.0],
+    } | changes
+
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        combine(**arguments)
+
+
+def test_kept_may_be_off_by_what_a_fixed_point_sum_rounds():
+    result = combine(Rule.FEDDA, [1.0, 2.0], 10.0001, 10.0, target_update=[3.0, 4.0])
+
+    np.testing.assert_allclose(result, [3.1, 4.2], rtol=1e-4)
+
+
+@pytest.mark.parametrize("samples", [-1.0, np.nan, np.inf, True])
+def test_bad_weight_adds_nothing(samples):
+    total = ContributionSum(SIZE)
+    part = a_round().contributions(RoundPlan(rule=Rule.FEDDA))[0]
+
+    with pytest.raises(ValueError, match=r"^samples: "):
+        total.add(part, samples)
+
+    assert not total.vector.any()
+    assert (total.kept, total.samples) == (0.0, 0.0)
+
+
+def test_contribution_of_another_length_adds_nothing():
+    total = ContributionSum(SIZE + 1)
+
+    with pytest.raises(ValueError, match=r"^contribution: "):
+        total.add(a_round().contributions(RoundPlan(rule=Rule.FEDDA))[0], 1.0)
+
+    assert not total.vector.any()
