@@ -204,7 +204,7 @@ class CollectingUnmask:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The sum is open: what it decodes to, over whom, and which sources sent a wrong share on the way."""
+    """The sum is open: what it decodes to, over whom, and from which sources wrong shares came on the way."""
 
     session: AggregatorSession
     ctx2: bytes
@@ -388,7 +388,8 @@ def close_unmask(state: CollectingUnmask) -> Opened:
     try:
         opened = open_secrets(state.received, state.u1, session.ctx, session.threshold)
     except UnopenedError as error:
-        raise FaultySourceError(session.name(error.owner), "SHARE_COMMITMENT") from None
+        detail = "its secret does not open: it dealt wrong shares, or holders sent wrong ones"
+        raise FaultySourceError(session.name(error.owner), "SHARE_COMMITMENT", detail) from None
     _take_masks_off(state, opened)
     survivors = state.survivors
     try:
@@ -396,9 +397,18 @@ def close_unmask(state: CollectingUnmask) -> Opened:
     except RangeAlarm as error:
         names = " or ".join(session.name(index) for index in sorted(survivors))
         raise FaultySourceError(names, "RANGE", str(error)) from None
-    faults = tuple(FaultySourceError(session.name(i), "UNMASK_SHARE") for i in sorted(opened.faulty_holders))
     digest = sha256(state.total.data).digest()
-    return Opened(session, state.ctx2, survivors, frozenset(state.lists.dropped), decoded, digest, faults)
+    dropped = frozenset(state.lists.dropped)
+    return Opened(session, state.ctx2, survivors, dropped, decoded, digest, _faults(session, opened))
+
+
+def _faults(session: AggregatorSession, opened: OpenedSecrets) -> tuple[FaultySourceError, ...]:
+    faults = []
+    for holder, owners in sorted(opened.wrong_shares.items()):
+        names = ", ".join(session.name(owner) for owner in sorted(owners))
+        detail = f"wrong shares of the secrets of {names}, unless these dealt them so"
+        faults.append(FaultySourceError(session.name(holder), "UNMASK_SHARE", detail))
+    return tuple(faults)
 
 
 def _take_masks_off(state: CollectingUnmask, opened: OpenedSecrets) -> None:

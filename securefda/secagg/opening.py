@@ -1,24 +1,27 @@
 """Reconstruction in R4: from the survivors' shares to secrets that match what their owners committed to.
 
 A wrong share is never silent: the self mask secret must hash to the advertised commitment, and the master must give
-the advertised mask key. Where more than t answers are there, holders whose share lies off the dealt polynomial are
-told apart from the rest. With exactly t answers a wrong dealer and a wrong holder look alike, and the owner is named.
+the advertised mask key. Where more than t answers are there, the shares off the dealt polynomial are told apart from
+the rest, and the secret opens all the same. Who is to blame for one is between two: its holder, if it sent something
+else than it got, or its owner, if it dealt it so. With exactly t answers nothing opens, and any of them may have lied.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from securefda.secagg import agreement
 from securefda.secagg.agreement import CommitmentError, KeyPair
+from securefda.secagg.decoding import points_on_polynomial
 from securefda.secagg.messages import Advertise, SelfMaskShare, Unmask
 from securefda.secagg.secret import Secret
 from securefda.secagg.shamir import LagrangeAtZero, ShareError, x_of
 
 MOST_SUBSETS = 1000
-"""How many sets of t shares are tried before the owner of a secret is blamed."""
+"""How many sets of t shares are tried where more shares are wrong than decoding can find."""
 
 
 class UnopenedError(Exception):
@@ -31,11 +34,14 @@ class UnopenedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OpenedSecrets:
-    """The self mask secrets of survivors, the mask pairs of dropped sources, and the holders of wrong shares."""
+    """The self mask secrets of survivors, the mask pairs of dropped sources, and whose shares were wrong.
+
+    ``wrong_shares`` maps a holder to the owners of the secrets of which it sent a wrong share (roster indices).
+    """
 
     self_secrets: Mapping[int, Secret]
     pairs: Mapping[int, KeyPair]
-    faulty_holders: frozenset[int]
+    wrong_shares: Mapping[int, frozenset[int]]
 
 
 def open_secrets(
@@ -55,7 +61,7 @@ def open_secrets(
     usual = LagrangeAtZero.over([x_of(holder) for holder in sorted(answers)[:threshold]])
     self_secrets: dict[int, Secret] = {}
     pairs: dict[int, KeyPair] = {}
-    faulty: set[int] = set()
+    wrong_shares: dict[int, frozenset[int]] = {}
     for (owner, is_self_mask), shares in _by_owner(answers).items():
         check = _self_mask_check if is_self_mask else _master_check
         secret, wrong = _open_one(owner, shares, usual, check(owner, advertised[owner], ctx))
@@ -63,8 +69,9 @@ def open_secrets(
             self_secrets[owner] = secret
         else:
             pairs[owner] = agreement.mask_pair(secret, own=owner, ctx=ctx)
-        faulty |= wrong
-    return OpenedSecrets(self_secrets, pairs, frozenset(x - 1 for x in faulty))
+        for x in wrong:
+            wrong_shares[x - 1] = wrong_shares.get(x - 1, frozenset()) | {owner}
+    return OpenedSecrets(self_secrets, pairs, wrong_shares)
 
 
 def _by_owner(answers: Mapping[int, Unmask]) -> dict[tuple[int, bool], dict[int, Secret]]:
@@ -89,14 +96,27 @@ def _open_one(
     owner: int, shares: Mapping[int, Secret], usual: LagrangeAtZero, check: Callable[[Secret], object]
 ) -> tuple[Secret, set[int]]:
     """The secret, and the points whose shares are not on its polynomial."""
-    threshold = len(usual.xs)
-    subsets = itertools.islice(itertools.combinations(sorted(shares), threshold), 1, MOST_SUBSETS)
-    for weights in itertools.chain([usual], map(LagrangeAtZero.over, subsets)):
+    for weights in itertools.chain([usual], _other_weights(shares, len(usual.xs))):
         secret = _attempt(weights, shares, check)
         if secret is not None:
             others = set(shares) - set(weights.xs)
             return secret, {x for x in others if not _lies_on_polynomial(x, weights.xs, shares, secret)}
     raise UnopenedError(owner)
+
+
+def _other_weights(shares: Mapping[int, Secret], threshold: int) -> Iterator[LagrangeAtZero]:
+    """Further sets of t shares: one that decoding finds free of errors, then as many others as may be tried."""
+    agreeing = sorted(points_on_polynomial(shares, threshold))[:threshold]
+    if len(agreeing) == threshold:
+        yield _weights(tuple(agreeing))
+    for subset in itertools.islice(itertools.combinations(sorted(shares), threshold), 1, MOST_SUBSETS):
+        yield _weights(subset)
+
+
+@lru_cache(maxsize=256)
+def _weights(xs: tuple[int, ...]) -> LagrangeAtZero:
+    """Weights depend on public points alone, and the same few sets serve every owner."""
+    return LagrangeAtZero.over(xs)
 
 
 def _attempt(weights: LagrangeAtZero, shares: Mapping[int, Secret], check: Callable[[Secret], object]) -> Secret | None:
@@ -111,6 +131,6 @@ def _attempt(weights: LagrangeAtZero, shares: Mapping[int, Secret], check: Calla
 def _lies_on_polynomial(x: int, good: tuple[int, ...], shares: Mapping[int, Secret], secret: Secret) -> bool:
     """Whether ``x`` in place of one good share gives the same secret, which a point off the polynomial cannot."""
     try:
-        return LagrangeAtZero.over([*good[1:], x]).reconstruct(shares) == secret
+        return _weights((*good[1:], x)).reconstruct(shares) == secret
     except ShareError:
         return False
