@@ -52,21 +52,22 @@ _TEMPLATE = """\
 """
 
 
-def default_policy_text(
-    site: str,
-    max_visibility: Literal["individual", "sum"] = "sum",
-    k_min: int = 2,
-    n_c: int = 0,
-    max_attempts: int = 2,
-) -> str:
-    """Return the text of a commented ``policy.toml`` for ``site``."""
-    policy = SourcePolicy(
+def default_policy(
+    max_visibility: Literal["individual", "sum"] = "sum", k_min: int = 2, n_c: int = 0, max_attempts: int = 2
+) -> SourcePolicy:
+    """Return the policy that a new site starts with: every rule that sources take part in, and these limits."""
+    return SourcePolicy(
         max_visibility=max_visibility,
         k_min=k_min,
         n_c=n_c,
         allowed_rules=_RULES,
         release=ReleaseLimits(max_attempts=max_attempts),
     )
+
+
+def default_policy_text(site: str, policy: SourcePolicy | None = None) -> str:
+    """Return the text of a commented ``policy.toml`` for ``site``; by default that of :func:`default_policy`."""
+    policy = policy or default_policy()
     return _TEMPLATE.format(site=site, **_lines(policy), **_lines(policy.quantisation), **_lines(policy.release))
 
 

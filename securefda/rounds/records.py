@@ -46,12 +46,16 @@ class RoundLine(TypedDict, total=False):
 
 
 class SiteLine(TypedDict, total=False):
-    """One line of a source's own ``metrics.jsonl``; it stays at that source."""
+    """One line of a source's own ``metrics.jsonl``; it stays at that source.
+
+    ``loss`` is the mean over the round's training rows, ``clipped`` the number of coordinates that the clip changed.
+    """
 
     round: int
     beta: float | None
     samples: int
     loss: float
+    clipped: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

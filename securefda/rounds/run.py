@@ -42,7 +42,7 @@ from securefda.secagg.parameters import default_threshold, threshold_is_sound
 from securefda.secagg.roster import Roster
 from securefda.secagg.secret import RandomBytes, draw
 from securefda.tasks import Samples
-from securefda.training import Vector
+from securefda.training import LayerTable, Vector
 
 MOST_LOST_IN_A_ROW = 3
 """After so many rounds without a result the run ends: the cause does not pass by itself."""
@@ -132,6 +132,11 @@ class AggregatorRun:
     def run_id(self) -> str:
         """32 hex digits."""
         return self._run_id.hex()
+
+    @property
+    def layers(self) -> LayerTable:
+        """Names and shapes of the model's layers."""
+        return self._site.trainer.layers
 
     def waiting_for(self) -> tuple[str, ...]:
         """Site ids that the current phase waits for."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Protocol
 
 from securefda.errors import (
     ConfigError,
@@ -19,6 +19,7 @@ from securefda.errors import (
     SecureFdaError,
     TrainingError,
 )
+from securefda.rounds.records import SiteLine
 from securefda.rounds.site import SiteTrainer, vector_from_wire, vector_to_wire
 from securefda.rounds.store import SourceStore
 from securefda.rounds.terms import clip_contribution, contribution_at_source, encode_contribution, update_in_clear
@@ -58,7 +59,7 @@ class SourceReporter(Protocol):
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
         """A header was accepted."""
 
-    def round_finished(self, record: dict[str, Any]) -> None:
+    def round_finished(self, record: SiteLine) -> None:
         """A result was accepted; ``record`` has the round, beta, samples, loss and clipped coordinates."""
 
     def alarm(self, error: SecureFdaError) -> None:
@@ -93,7 +94,7 @@ class _Round:
     header: Signed[Header]
     phase: session_steps.Phase | _AwaitingClearResult
     encoded: RingVector | None
-    record: dict[str, Any]
+    record: SiteLine
 
 
 _STEP_OF_PHASE: dict[type, Step] = {
@@ -200,25 +201,25 @@ class SourceRounds:
         model, target_update = _checked_vectors(body, parcel)
         self._reporter.round_started(body.round, body.visibility.label, body.rule.rule)
         result = site.trainer.train(model, body.round, body.rule.learning_rate_factor)
-        record = {"round": body.round, "samples": result.samples, "loss": result.loss, "beta": None, "clipped": 0}
+        record = SiteLine(round=body.round, beta=None, samples=result.samples, loss=result.loss, clipped=0)
         if body.visibility is Visibility.INDIVIDUAL:
             return self._release_in_clear(header, result, record)
         return self._open_session(header, target_update, result, record)
 
     def _open_session(
-        self, header: Signed[Header], target_update: Vector | None, result: LocalResult, record: dict[str, Any]
+        self, header: Signed[Header], target_update: Vector | None, result: LocalResult, record: SiteLine
     ) -> list[Parcel]:
         site = self._site
         contribution = contribution_at_source(header.body, target_update, result, site.trainer.sizes)
         clipped = clip_contribution(header.body, contribution)
         encoded = encode_contribution(header.body, contribution, result.samples)
-        record |= {"beta": contribution.beta, "clipped": clipped}
+        record["beta"], record["clipped"] = contribution.beta, clipped
         session = session_steps.Session(site.signer, site.roster, site.limits, header)
         phase, advertise = session_steps.advertise(session, site.random_bytes)
         self._round = _Round(header, phase, encoded, record)
         return [Parcel(advertise)]
 
-    def _release_in_clear(self, header: Signed[Header], result: LocalResult, record: dict[str, Any]) -> list[Parcel]:
+    def _release_in_clear(self, header: Signed[Header], result: LocalResult, record: SiteLine) -> list[Parcel]:
         site = self._site
         vector = vector_to_wire(update_in_clear(header.body, result))
         site.store.burn_fuse(header.body.run_id, header.body.round)

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.adaptation.strategy import Rule
 from securefda.errors import ConfigError
-from securefda.policy import SourcePolicy, default_policy_text, load_policy
+from securefda.policy import SourcePolicy, default_policy, default_policy_text, load_policy
 from securefda.secagg.messages import Visibility
 from securefda.secagg.roster import Roster, RosterEntry
 from securefda.settings import kebab_case, known_keys
@@ -27,7 +27,7 @@ def test_the_default_text_is_the_default_policy_with_the_rules_that_use_sources(
 
 
 def test_the_default_text_carries_what_the_federation_chose(file: Path) -> None:
-    file.write_text(default_policy_text("source-1", max_visibility="individual", k_min=3, n_c=2, max_attempts=5))
+    file.write_text(default_policy_text("source-1", default_policy("individual", k_min=3, n_c=2, max_attempts=5)))
     policy = load_policy(file)
     assert policy.visibility is Visibility.INDIVIDUAL
     assert (policy.k_min, policy.n_c, policy.release.max_attempts) == (3, 2, 5)

@@ -1,0 +1,126 @@
+"""From a site's settings to the objects that take part in a run; the services and the simulator build alike."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda import __version__
+from securefda.adaptation import Rule
+from securefda.config import AggregatorConfig, SourceConfig, TaskSection, strategy_of, training_settings
+from securefda.errors import ConfigError
+from securefda.policy import SourcePolicy, check_header
+from securefda.rounds.run import ByteCounts, RunSettings, TargetSite
+from securefda.rounds.site import SiteTrainer
+from securefda.rounds.source import SourceSite
+from securefda.rounds.store import SourceStore
+from securefda.secagg.messages import Body, Envelope, Signer, Visibility
+from securefda.secagg.roster import Roster
+from securefda.tasks import Task, TaskSettings, load_task
+
+Encode = Callable[[Envelope[Body]], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A site's identity in the federation, and how its messages become bytes."""
+
+    roster: Roster
+    site_id: str
+    signing_key: Ed25519PrivateKey
+    encode: Encode
+
+    @property
+    def index(self) -> int:
+        """Roster index."""
+        return self.roster.by_id(self.site_id).index
+
+    @property
+    def signer(self) -> Signer:
+        """What signs this site's messages."""
+        return Signer(self.index, self.signing_key, self.encode)
+
+
+def task_of(section: TaskSection, roster: Roster, seed: int) -> Task:
+    """The site's own instance of the task; ``seed`` is the run's and must be equal at every site."""
+    settings = TaskSettings(
+        target=roster.target.site_id,
+        sources=tuple(entry.site_id for entry in roster.sources),
+        seed=seed,
+        data_dir=section.data_dir,
+        options=section.options,
+    )
+    return load_task(section.factory, settings)
+
+
+def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], ByteCounts]) -> TargetSite:
+    """The target's side of a run.
+
+    Raises:
+        ConfigError, DataError, TrainingError: the task, its data or its model are unfit.
+    """
+    seed, site_id = config.aggregator.seed, member.site_id
+    task = task_of(config.task, member.roster, seed)
+    oracle = strategy_of(config.strategy).rule is Rule.ORACLE
+    data = task.oracle_data() if oracle else task.train_data(site_id)
+    return TargetSite(
+        signer=member.signer,
+        roster=member.roster,
+        trainer=SiteTrainer(task, site_id, data, training_settings(config.training), seed),
+        test_data=task.test_data(site_id),
+        random_bytes=os.urandom,
+        clock=time.monotonic,
+        traffic=traffic,
+    )
+
+
+def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
+    """How the run goes. The digest covers all that must not change when a run is resumed."""
+    privacy, session, transport = config.privacy, config.session, config.transport
+    fixed = config.model_dump_json(include={"task", "strategy", "training", "privacy", "session"})
+    digest = sha256(f"{config.aggregator.seed}\0{fixed}".encode() + roster.digest()).digest()
+    return RunSettings(
+        strategy=strategy_of(config.strategy),
+        visibility=Visibility[privacy.visibility.upper()],
+        k_min=privacy.k_min,
+        n_c=privacy.n_c,
+        threshold=session.threshold,
+        modulus_bits=session.modulus_bits,
+        clip=session.clip,
+        max_samples=session.max_samples,
+        attempts=session.attempts,
+        join_deadline_s=transport.join_deadline_s,
+        training_deadline_s=transport.training_deadline_s,
+        phase_deadline_s=transport.phase_deadline_s,
+        config_digest=digest,
+    )
+
+
+def source_site(config: SourceConfig, policy: SourcePolicy, member: Member, store: SourceStore) -> SourceSite:
+    """A source's side of a run.
+
+    Raises:
+        ConfigError, DataError, TrainingError: the policy, the task, its data or its model are unfit.
+    """
+    seed, site_id = config.source.seed, member.site_id
+    if member.roster.by_id(site_id).role != "source":
+        raise ConfigError(
+            "source.kit", f"{site_id} is the target of this federation", hint="use `securefda aggregator`"
+        )
+    task = task_of(config.task, member.roster, seed)
+    return SourceSite(
+        signer=member.signer,
+        roster=member.roster,
+        limits=policy.session_limits(member.roster),
+        check_policy=partial(check_header, policy),
+        trainer=SiteTrainer(task, site_id, task.train_data(site_id), training_settings(config.training), seed),
+        store=store,
+        random_bytes=os.urandom,
+        software_version=__version__,
+    )

@@ -1,0 +1,233 @@
+"""A whole federation in one process: the round code of the services, with a queue in place of the network.
+
+Every message is serialised, passed as bytes and parsed again by the same wire code; what does not exist here is TLS,
+time and loss. Deadlines pass when nothing moves any more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig
+from securefda.errors import SecureFdaError
+from securefda.policy import default_policy
+from securefda.rounds.attempts import Send
+from securefda.rounds.composition import Member, run_settings, source_site, target_site
+from securefda.rounds.progress import Reporter
+from securefda.rounds.recording import RecordingReporter, model_file
+from securefda.rounds.records import SiteLine, Summary
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.run_folder import RunFolder
+from securefda.rounds.source import SourceRounds
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.secagg.messages import Body, Parcel, Signed
+from securefda.secagg.roster import PIN_BYTES, Roster, RosterEntry
+from securefda.transport.meter import TrafficMeter
+from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
+from securefda.transport.wire import decode_signed, encode, encode_signed
+
+Delivers = Callable[[int, int, Signed[Body]], bool]
+"""Whether a message from one roster index to another arrives; tests lose messages with it."""
+
+
+class MemoryNetwork:
+    """Passes messages between one aggregator and its sources until the run is done."""
+
+    def __init__(
+        self,
+        run: AggregatorRun,
+        sources: dict[int, SourceRounds],
+        observers: dict[int, MessageObserver],
+        delivers: Delivers = lambda *_: True,
+    ) -> None:
+        """``observers`` see each site's messages, by roster index; sites without one are not observed."""
+        self._run = run
+        self._sources = sources
+        self._observers = observers
+        self._delivers = delivers
+        self._target = next(index for index in observers if index not in sources)
+        self._queue: deque[tuple[int, int, bytes, tuple[Any, ...]]] = deque()
+
+    def run(self) -> None:
+        """Drive all sites until the aggregator is done and nothing is under way.
+
+        Raises:
+            SecureFdaError: whatever ends the run, or a site's own failure.
+        """
+        self._post(self._run.open())
+        for source in self._sources.values():
+            self._submit(source.join())
+        while True:
+            while self._queue:
+                self._deliver(*self._queue.popleft())
+            if self._run.done:
+                break
+            self._post(self._run.expire())
+        if self._run.error is not None:
+            raise self._run.error
+
+    def _deliver(self, sender: int, to: int, data: bytes, vectors: tuple[Any, ...]) -> None:
+        message = decode_signed(data)
+        if not self._delivers(sender, to, message):
+            return
+        self._observe(to, Direction.RECEIVED, sender, message, vectors)
+        parcel = Parcel(message, vectors)
+        if to == self._target:
+            self._post(self._run.receive(parcel))
+            return
+        for answer in self._sources[to].handle(parcel):
+            self._submit(answer)
+        if (failure := self._sources[to].failure) is not None:
+            raise failure
+
+    def _post(self, sends: list[Send]) -> None:
+        for send in sends:
+            self._enqueue(self._target, send.to, send.parcel)
+
+    def _submit(self, parcel: Parcel) -> None:
+        self._enqueue(parcel.message.sender, self._target, parcel)
+
+    def _enqueue(self, sender: int, to: int, parcel: Parcel) -> None:
+        self._observe(sender, Direction.SENT, to, parcel.message, parcel.vectors)
+        self._queue.append((sender, to, encode_signed(parcel.message), parcel.vectors))
+
+    def _observe(
+        self, site: int, direction: Direction, peer: int, message: Signed[Body], vectors: tuple[Any, ...]
+    ) -> None:
+        observer = self._observers.get(site, ignore)
+        observer(direction, peer, message, wire_size(message, sum(len(vector) for vector in vectors)))
+
+
+class _SiteRecorder:
+    """Writes a source's own lines and shows its alarms."""
+
+    def __init__(self, folder: RunFolder, site_id: str, shown: Reporter) -> None:
+        self._folder, self._site_id, self._shown = folder, site_id, shown
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None:
+        """Nothing to show: the aggregator's reporter does."""
+
+    def round_finished(self, record: SiteLine) -> None:
+        """Append the line to the site's metrics."""
+        self._folder.append_site_round(self._site_id, record)
+
+    def alarm(self, error: SecureFdaError) -> None:
+        """Show it with the site's name."""
+        self._shown.note(f"{self._site_id}: {error}")
+
+
+def simulate(
+    config: FederationConfig, out: Path, seed: int, reporter: Reporter, *, delivers: Delivers = lambda *_: True
+) -> Summary:
+    """Run a federation in this process and leave a run folder in ``out``.
+
+    Args:
+        config: the federation.
+        out: run folder.
+        seed: of the run: data, first model and training. Keys, masks and nonces are fresh every time.
+        reporter: shows progress.
+        delivers: which messages arrive; all of them by default.
+
+    Raises:
+        SecureFdaError: whatever ends the run; the folder holds the rounds until then.
+    """
+    folder = RunFolder(out)
+    recording = RecordingReporter(folder, reporter)
+    meter = TrafficMeter()
+    federation = _Federation.of(config, folder, seed, reporter)
+    run = federation.aggregator(recording, meter)
+    recording.model_bytes = lambda: model_file(run.layers, run.model)
+    sources = {entry.index: federation.source(entry.site_id) for entry in federation.roster.sources}
+    network = MemoryNetwork(run, sources, {federation.roster.target.index: meter}, delivers)
+    error: SecureFdaError | None = None
+    try:
+        network.run()
+    except SecureFdaError as failure:
+        error = failure
+    summary = recording.write_summary(
+        run_id=run.run_id,
+        task=config.task.factory,
+        strategy=config.strategy.model_dump(by_alias=True),
+        visibility=dict.fromkeys(config.federation.sources, config.privacy.visibility),
+        rounds_planned=config.strategy.rounds,
+        status="finished" if error is None else "failed",
+        error=error,
+    )
+    if error is not None:
+        raise error
+    return summary
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Federation:
+    """Builds the sites of one simulated federation."""
+
+    config: FederationConfig
+    folder: RunFolder
+    seed: int
+    reporter: Reporter
+    roster: Roster
+    keys: dict[str, Ed25519PrivateKey]
+
+    @classmethod
+    def of(cls, config: FederationConfig, folder: RunFolder, seed: int, reporter: Reporter) -> Self:
+        roster, keys = _throwaway_roster(config)
+        return cls(config, folder, seed, reporter, roster, keys)
+
+    def aggregator(self, recording: RecordingReporter, meter: TrafficMeter) -> AggregatorRun:
+        config, member = self.config, self._member(self.config.federation.target)
+        settings = AggregatorConfig(
+            aggregator=self._process(),
+            task=config.task,
+            strategy=config.strategy,
+            training=config.training.target,
+            privacy=config.privacy,
+            session=config.session,
+            transport=config.transport,
+        )
+        store = AggregatorStore(self.folder.site(member.site_id) / "state.sqlite")
+        site = target_site(settings, member, meter.counts)
+        return AggregatorRun(site, run_settings(settings, self.roster), store, recording)
+
+    def source(self, site_id: str) -> SourceRounds:
+        config, privacy = self.config, self.config.privacy
+        settings = SourceConfig(
+            source=self._process(), task=config.task, training=config.training.source, transport=config.transport
+        )
+        policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, config.session.attempts)
+        store = SourceStore(self.folder.site(site_id) / "state.sqlite")
+        site = source_site(settings, policy, self._member(site_id), store)
+        return SourceRounds(site, _SiteRecorder(self.folder, site_id, self.reporter))
+
+    def _member(self, site_id: str) -> Member:
+        return Member(self.roster, site_id, self.keys[site_id], encode)
+
+    def _process(self) -> ProcessSection:
+        return ProcessSection(kit=self.folder.path, out=self.folder.path, seed=self.seed)
+
+
+def _throwaway_roster(config: FederationConfig) -> tuple[Roster, dict[str, Ed25519PrivateKey]]:
+    """Identities that live as long as this run; no certificate exists, so the pins are random."""
+    names = (config.federation.target, *config.federation.sources)
+    keys = {name: Ed25519PrivateKey.generate() for name in names}
+    entries = tuple(
+        RosterEntry(
+            index=index,
+            site_id=name,
+            role="target" if index == 0 else "source",
+            legal_entity=name,
+            signing_key=keys[name].public_key().public_bytes_raw(),
+            tls_pin=os.urandom(PIN_BYTES),
+            not_before=0,
+            not_after=1,
+        )
+        for index, name in enumerate(names)
+    )
+    return Roster(config.federation.name, 1, entries), keys
