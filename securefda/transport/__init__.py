@@ -1,0 +1,15 @@
+"""Messages on the wire: protobuf, gRPC with mutual TLS 1.3, streams of vectors that survive a broken connection.
+
+gRPC for Python has no setting for the lowest TLS version. It reads the cipher suites of TLS 1.2 from the environment
+when its core starts, so this package names one that needs an RSA certificate there, before anything imports ``grpc``:
+a federation's certificates are ECDSA, and no TLS 1.2 handshake can succeed. The suites of TLS 1.3 are not affected.
+The aggregator does not rely on it: it looks at the version of every connection and refuses what is not TLS 1.3.
+
+gRPC's core also prints every failed handshake to standard error. Those lines say nothing that our own errors and
+events do not, so they are off unless ``GRPC_VERBOSITY`` asks for them.
+"""
+
+import os
+
+os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES256-GCM-SHA384"
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

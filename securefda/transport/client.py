@@ -1,0 +1,321 @@
+"""A source's end of the transport: one connection, dialled by the source, kept alive and mended by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import grpc
+
+from securefda.errors import AuthenticationError, ConnectionFailed, FaultyAggregatorError
+from securefda.secagg.messages import Body, Parcel, Signed, vector_digests
+from securefda.transport.delivery import INSTANCE_BYTES, Link, pump
+from securefda.transport.dialer import Connection, Dialer, Endpoint, HandshakeRefused, HungUp, Welcomed, translated
+from securefda.transport.limits import UNREAD_MESSAGES, TransportSettings, backoff_s
+from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
+from securefda.transport.site import Traffic
+from securefda.transport.streams import Assembly, byte_view
+from securefda.transport.tls import Credentials
+from securefda.transport.transfers import download, upload
+from securefda.transport.wire import WireError, signed_from_proto
+from securefda.v1 import federation_pb2 as pb
+
+REFUSED_HANDSHAKES = 3
+"""So many handshakes in a row that only the aggregator broke off mean that it does not accept our certificate."""
+
+ResultT = TypeVar("ResultT")
+
+
+class AggregatorRestarted(ConnectionFailed):
+    """The aggregator is back as a new process that knows nothing of this one; the channel is connected to it.
+
+    Messages that were under way are gone. A source reports anew, with a ``Join``.
+    """
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A message whose vectors are still at the aggregator, or partly here."""
+
+    sequence: int
+    message: Signed[Body]
+    lengths: tuple[int, ...]
+    assemblies: list[Assembly] = field(default_factory=list)
+
+
+class SourceChannel:
+    """Messages between this source and the aggregator.
+
+    The channel dials, keeps the connection alive with heartbeats, and dials again with growing, random pauses where
+    it breaks; messages and the bytes of vectors that have arrived are not sent again. After
+    ``settings.reconnect_deadline_s`` without a connection it gives up.
+
+    Args:
+        endpoint: the aggregator, with the pin of its TLS key.
+        credentials: this site's certificate and key, and the federation's CA.
+        max_vector_bytes: longest vector that this site takes from the aggregator.
+        settings: sizes and times.
+        observer: sees every message once, before it leaves or is handed up.
+        random_bytes: source of randomness for the instance id.
+        now: the present time, with its zone; for this site's own certificate.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        credentials: Credentials,
+        *,
+        max_vector_bytes: int,
+        settings: TransportSettings | None = None,
+        observer: MessageObserver = ignore,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._endpoint = endpoint
+        self._max_vector_bytes = max_vector_bytes
+        self._settings = settings or TransportSettings()
+        self._observer = observer
+        self._instance_id = random_bytes(INSTANCE_BYTES)
+        self._dialer = Dialer(endpoint, credentials, self._settings, self._instance_id, now)
+        self._aggregator_id = b""
+        self._link = Link(self._settings.max_message_bytes)
+        self._inbox: deque[_Arrival] = deque()
+        self._connection: Connection | None = None
+        self._restarted = False
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Connect; keep trying for ``reconnect_deadline_s`` where nobody answers.
+
+        Raises:
+            ConnectionFailed: the aggregator is not there.
+            CertificateError: a certificate is expired, not yet valid, of another federation, or has the wrong name.
+            AuthenticationError: the aggregator is not the roster's, or it does not accept this site.
+            ConfigError: the address is malformed.
+        """
+        self._task = asyncio.create_task(self._keep_connected())
+        self._task.add_done_callback(self._task_ended)
+        try:
+            await self._connected()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def receive(self) -> Parcel:
+        """Wait for the next message, with its vectors. One caller at a time; safe to cancel.
+
+        The message is acknowledged when it is handed up. One whose vectors the aggregator has withdrawn meanwhile
+        is left out. Its signature has not been checked; its sender is the aggregator.
+
+        Raises:
+            AggregatorRestarted: once after each restart; then go on with the new one.
+            ConnectionFailed: the aggregator did not come back in time.
+            FaultyAggregatorError: it sent something malformed, or a vector that is too long or not the one named.
+            SecureFdaError: it refuses this site.
+        """
+        while True:
+            self._raise_restart()
+            if not self._inbox:
+                self._raise_failure()
+                await self._wait()
+                continue
+            arrival = self._inbox[0]
+            vectors = await self._fetch(arrival)
+            if not self._inbox or self._inbox[0] is not arrival:
+                continue  # the aggregator restarted meanwhile
+            self._inbox.popleft()
+            self._link.take(arrival.sequence)
+            self._news.set()
+            if vectors is not None:
+                return Parcel(arrival.message, vectors)
+
+    async def send(self, parcel: Parcel) -> None:
+        """Send a message. One caller at a time.
+
+        Without a vector it is queued and leaves as soon as there is a connection. With a vector this returns when
+        the aggregator has all of it.
+
+        Args:
+            parcel: the message, with exactly the vectors that its body names, one at most.
+
+        Raises:
+            AggregatorRestarted: the message is not sent, or not wholly.
+            UploadRefused: the aggregator expects a vector of another length, or none.
+            ConfigError: the message is larger than ``transport.max-message-bytes``.
+            ConnectionFailed: the aggregator did not come back in time.
+            SecureFdaError: it refuses this site.
+            ValueError: the vectors are not the ones that the body names.
+        """
+        self._raise_restart()
+        self._raise_failure()
+        message, vectors = parcel.message, [byte_view(vector) for vector in parcel.vectors]
+        if len(vectors) != len(vector_digests(message.body)) or len(vectors) > 1:
+            raise ValueError(f"a {message.type_name} does not go with {len(vectors)} vectors")
+        self._observer(Direction.SENT, self._endpoint.index, message, wire_size(message, sum(map(len, vectors))))
+        if not vectors:
+            self._link.push(message)
+            return
+        await self._on_some_connection(
+            lambda connection: upload(
+                connection,
+                self._instance_id,
+                message,
+                vectors[0],
+                chunk_bytes=self._settings.chunk_bytes,
+                patience_s=self._settings.silence_s,
+            )
+        )
+
+    async def close(self) -> None:
+        """Hang up, after the aggregator has taken what was queued or three heartbeats have passed."""
+        self._closing = True
+        if self._task is None:
+            return
+        if self._connection is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.silence_s):
+                    await self._link.settled()
+            self._link.leave()
+            await asyncio.wait({self._task}, timeout=self._settings.silence_s)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def traffic(self) -> Traffic:
+        """Bytes so far, ``up`` to the aggregator and ``down`` from it; a snapshot."""
+        return replace(self._dialer.traffic)
+
+    async def _keep_connected(self) -> None:
+        """Connect, run the control stream, and again, until the channel is closed or it is hopeless."""
+        loop = asyncio.get_running_loop()
+        last_contact, pauses, refused = loop.time(), backoff_s(), 0
+        while True:
+            try:
+                welcomed = await self._dialer.dial(self._link, self._aggregator_id)
+                why = await self._converse(welcomed)
+                last_contact, pauses, refused = loop.time(), backoff_s(), 0
+            except ConnectionFailed as error:
+                why = str(error)
+                refused = refused + 1 if isinstance(error, HandshakeRefused) else 0
+            except WireError as error:
+                raise FaultyAggregatorError("WIRE", error.detail) from error
+            if self._closing:
+                return
+            if refused >= REFUSED_HANDSHAKES:
+                raise AuthenticationError(
+                    f"the aggregator at {self._endpoint.address} does not accept this site's certificate",
+                    hint="check that both sites use startup kits of the same federation, and both clocks",
+                )
+            if loop.time() - last_contact >= self._settings.reconnect_deadline_s:
+                deadline = f"gave up after {self._settings.reconnect_deadline_s:g} s"
+                raise ConnectionFailed(f"{why}; {deadline}", hint="check that the aggregator runs, and the network")
+            await asyncio.sleep(next(pauses))
+
+    async def _converse(self, welcomed: Welcomed) -> str:
+        """Run one control stream to its end; return why it ended."""
+        if self._aggregator_id not in (b"", welcomed.instance_id):
+            self._link = Link(self._settings.max_message_bytes)
+            self._inbox.clear()
+            self._restarted = True
+        else:
+            self._link.acknowledge(welcomed.acknowledged)
+            self._link.rewind()
+        self._aggregator_id = welcomed.instance_id
+        self._connection = welcomed.connection
+        self._news.set()
+        try:
+            ended = await pump(welcomed.connection, self._link, welcomed.pace, self._accept)
+        except grpc.aio.AioRpcError as error:
+            failure = translated(error)
+            if not isinstance(failure, HungUp):
+                raise failure from error
+            return str(failure)
+        except asyncio.InvalidStateError:  # gRPC's word for a write after the call has ended
+            return "the connection broke"
+        finally:
+            self._connection = None
+            await welcomed.connection.close()
+        return f"the aggregator's control stream ended: {ended.why}"
+
+    async def _accept(self, delivery: pb.Delivery) -> None:
+        message = signed_from_proto(delivery.message)
+        if message.sender != self._endpoint.index:
+            raise FaultyAggregatorError("SENDER", f"a message of site {message.sender} without its envelope")
+        lengths = tuple(delivery.attachment_bytes)
+        if len(lengths) != len(vector_digests(message.body)):
+            raise FaultyAggregatorError("ATTACHMENT", f"{len(lengths)} vectors announced for a {message.type_name}")
+        if any(not 0 < length <= self._max_vector_bytes for length in lengths):
+            raise FaultyAggregatorError(
+                "ATTACHMENT", f"a vector of {max(lengths)} bytes announced, this site takes {self._max_vector_bytes}"
+            )
+        while len(self._inbox) >= UNREAD_MESSAGES:
+            await self._wait()
+        self._observer(Direction.RECEIVED, self._endpoint.index, message, wire_size(message, sum(lengths)))
+        self._inbox.append(_Arrival(delivery.sequence, message, lengths))
+        self._news.set()
+
+    async def _fetch(self, arrival: _Arrival) -> tuple[bytearray, ...] | None:
+        """Download what is missing of a message's vectors; None where they have been withdrawn."""
+        if not arrival.assemblies:
+            named = zip(arrival.lengths, vector_digests(arrival.message.body), strict=True)
+            arrival.assemblies = [Assembly(length, digest) for length, digest in named]
+        for assembly in arrival.assemblies:
+            if not await self._on_some_connection(
+                lambda connection, assembly=assembly: download(connection, assembly, self._settings.silence_s)
+            ):
+                return None
+        try:
+            return tuple(assembly.finish() for assembly in arrival.assemblies)
+        except WireError as error:
+            raise FaultyAggregatorError("ATTACHMENT_DIGEST", error.detail) from error
+
+    async def _on_some_connection(self, transfer: Callable[[Connection], Awaitable[ResultT]]) -> ResultT:
+        """Run a transfer, again where it breaks: on the next connection, or for a while on the same."""
+        loop = asyncio.get_running_loop()
+        pauses, since, before = backoff_s(), loop.time(), None
+        while True:
+            connection = await self._connected()
+            if connection is not before:
+                since, before = loop.time(), connection
+            try:
+                return await transfer(connection)
+            except HungUp:
+                if loop.time() - since >= max(self._settings.reconnect_deadline_s, self._settings.silence_s):
+                    raise
+            await asyncio.sleep(next(pauses))
+
+    async def _connected(self) -> Connection:
+        while True:
+            self._raise_restart()
+            self._raise_failure()
+            if self._connection is not None:
+                return self._connection
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._news.clear()
+        await self._news.wait()
+
+    def _raise_restart(self) -> None:
+        if self._restarted:
+            self._restarted = False
+            raise AggregatorRestarted("the aggregator has started anew", hint="report with a new Join")
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closing or self._task is None:
+            raise ConnectionFailed("the channel to the aggregator is not open")
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._failure = task.exception()
+        self._news.set()

@@ -1,0 +1,283 @@
+"""Messages that survive a broken stream: numbered, kept until acknowledged, sent again, taken once.
+
+Both ends of a control stream use this. A :class:`Link` outlives streams; :func:`pump` runs one stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from securefda.errors import ConfigError
+from securefda.secagg.messages import Signed, vector_digests
+from securefda.transport.limits import FRAME_OVERHEAD_BYTES, MAX_HEARTBEAT_S, SILENT_HEARTBEATS
+from securefda.transport.wire import WireError, refuse_unknown_fields, signed_to_proto
+from securefda.v1 import federation_pb2 as pb
+
+INSTANCE_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often to say something, and after how long a silence the peer is lost; both in seconds."""
+
+    heartbeat_s: float
+    silence_s: float
+
+    @classmethod
+    def agreed(cls, own_ms: int, peer_ms: int) -> Pace:
+        """The pace of two sites: the faster heartbeat, the patience of the slower one.
+
+        Raises:
+            WireError: the peer announced no heartbeat between 1 ms and 60 s.
+        """
+        if not 1 <= peer_ms <= MAX_HEARTBEAT_S * 1000:
+            raise WireError(f"a heartbeat of {peer_ms} ms")
+        return cls(min(own_ms, peer_ms) / 1000, SILENT_HEARTBEATS * max(own_ms, peer_ms) / 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    delivery: pb.Delivery
+    digests: tuple[bytes, ...]
+
+
+class Link:
+    """The messages of two processes to each other, over any number of streams.
+
+    Args:
+        max_message_bytes: largest frame.
+        on_settled: called with the digests of a message's vectors when it is acknowledged or discarded.
+    """
+
+    def __init__(self, max_message_bytes: int, on_settled: Callable[[tuple[bytes, ...]], None] | None = None) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._on_settled = on_settled
+        self._pending: deque[_Pending] = deque()
+        self._assigned = 0
+        self._sent = 0
+        self._arrived = 0
+        self._taken = 0
+        self._told = 0
+        self._leaving = False
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    @property
+    def taken(self) -> int:
+        """Highest sequence number that has been taken from the peer."""
+        return self._taken
+
+    def push(self, message: Signed[Any], attachment_bytes: tuple[int, ...] = ()) -> None:
+        """Number a message and queue it.
+
+        Raises:
+            ConfigError: it does not fit a frame.
+        """
+        sequence = self._assigned + 1
+        delivery = pb.Delivery(sequence=sequence, message=signed_to_proto(message), attachment_bytes=attachment_bytes)
+        size = delivery.ByteSize() + FRAME_OVERHEAD_BYTES
+        if size > self._max_message_bytes:
+            raise ConfigError(
+                "transport.max-message-bytes",
+                f"a {message.type_name} message needs {size} bytes, {self._max_message_bytes} are allowed",
+                hint="raise it at every site of the federation",
+            )
+        self._assigned = sequence
+        self._pending.append(_Pending(delivery, vector_digests(message.body) if attachment_bytes else ()))
+        self._settled.clear()
+        self._wake.set()
+
+    def acknowledge(self, sequence: int) -> None:
+        """Forget what the peer has taken.
+
+        Raises:
+            WireError: the peer acknowledges what was never sent.
+        """
+        if sequence > self._assigned:
+            raise WireError(f"message {sequence} is acknowledged, {self._assigned} were sent")
+        while self._pending and self._pending[0].delivery.sequence <= sequence:
+            self._settle(self._pending.popleft())
+        self._note_settled()
+
+    def discard(self, *, only_with_vectors: bool = False) -> None:
+        """Forget queued messages, or only those whose vectors are no longer kept."""
+        discarded = [one for one in self._pending if one.digests or not only_with_vectors]
+        self._pending = deque(one for one in self._pending if only_with_vectors and not one.digests)
+        for one in discarded:
+            self._settle(one)
+        self._note_settled()
+
+    def _settle(self, one: _Pending) -> None:
+        if self._on_settled is not None and one.digests:
+            self._on_settled(one.digests)
+
+    def _note_settled(self) -> None:
+        if not self._pending:
+            self._settled.set()
+
+    async def settled(self) -> None:
+        """Wait until the peer has taken everything."""
+        await self._settled.wait()
+
+    def rewind(self) -> None:
+        """Start over on a new stream: whatever is not acknowledged is sent again."""
+        self._sent = self._told = 0
+        self._wake.set()
+
+    def is_new(self, delivery: pb.Delivery) -> bool:
+        """Whether a delivery of the peer has not been accepted yet.
+
+        Raises:
+            WireError: it has no number.
+        """
+        if delivery.sequence == 0:
+            raise WireError("a delivery without a sequence number")
+        return delivery.sequence > self._arrived
+
+    def accepted(self, delivery: pb.Delivery) -> None:
+        """Do not accept this one, or an older one, again."""
+        self._arrived = delivery.sequence
+
+    def take(self, sequence: int) -> None:
+        """Acknowledge everything up to ``sequence``, with the next frame."""
+        self._taken = sequence
+        self._wake.set()
+
+    def next_frame(self) -> pb.Frame | None:
+        """The next frame that has something to say: a message not yet sent on this stream, or an acknowledgement."""
+        for one in self._pending:
+            if one.delivery.sequence > self._sent:
+                self._sent = one.delivery.sequence
+                return self._frame(pb.Frame(delivery=one.delivery))
+        if self._leaving:
+            self._leaving = False
+            return self._frame(pb.Frame(leave=pb.Leave()))
+        if self._told < self._taken:
+            return self.heartbeat()
+        self._wake.clear()
+        return None
+
+    def leave(self) -> None:
+        """Say that nothing follows, once everything queued has been sent."""
+        self._leaving = True
+        self._wake.set()
+
+    def heartbeat(self) -> pb.Frame:
+        """A frame that says nothing new."""
+        return self._frame(pb.Frame(heartbeat=pb.Heartbeat()))
+
+    def _frame(self, frame: pb.Frame) -> pb.Frame:
+        frame.acknowledged = self._told = self._taken
+        return frame
+
+    async def something_to_say(self, timeout_s: float) -> None:
+        """Wait until :meth:`next_frame` may have one, for ``timeout_s`` at most."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+
+class FrameStream(Protocol):
+    """One control stream, as either end sees it."""
+
+    async def read(self) -> pb.Frame | None:
+        """The peer's next frame; None after its last one."""
+
+    async def write(self, frame: pb.Frame) -> None:
+        """Send a frame; waits for the peer's flow control."""
+
+
+def content_of(frame: pb.Frame) -> str:
+    """Name of what a frame carries.
+
+    Raises:
+        WireError: it carries nothing, or something unknown.
+    """
+    refuse_unknown_fields(frame)
+    content = frame.WhichOneof("content")
+    if content is None:
+        raise WireError("an empty frame")
+    return content
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Why a stream ended. ``deliberate``: the peer said so, or ``stop`` was set; ``silent``: nothing came for long."""
+
+    why: str
+    deliberate: bool = False
+    silent: bool = False
+
+
+async def pump(
+    stream: FrameStream,
+    link: Link,
+    pace: Pace,
+    accept: Callable[[pb.Delivery], Awaitable[None]],
+    stop: asyncio.Event | None = None,
+) -> Ended:
+    """Run one stream until it ends: send what the link holds and heartbeats, read, give new deliveries to ``accept``.
+
+    Args:
+        stream: opened, greetings exchanged.
+        link: rewound and told what the peer acknowledged.
+        pace: the one agreed with the peer.
+        accept: gets each delivery in order, again only if it was cancelled; waiting in it holds the peer back.
+        stop: ends the stream from this side, at once.
+
+    Raises:
+        WireError: the peer sent a malformed frame.
+        Exception: whatever ``stream`` and ``accept`` raise.
+    """
+    reader = asyncio.create_task(_read(stream, link, pace, accept))
+    writer = asyncio.create_task(_write(stream, link, pace))
+    stopper = asyncio.create_task((stop or asyncio.Event()).wait())
+    tasks: tuple[asyncio.Task[Any], ...] = (reader, writer, stopper)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if reader.done():  # it knows more than a writer that failed at the same time
+            return reader.result()
+        if writer.done():
+            writer.result()
+        return Ended("stopped", deliberate=True)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _read(stream: FrameStream, link: Link, pace: Pace, accept: Callable[[pb.Delivery], Awaitable[None]]) -> Ended:
+    while True:
+        try:
+            async with asyncio.timeout(pace.silence_s):
+                frame = await stream.read()
+        except TimeoutError:
+            return Ended(f"silent for {pace.silence_s:g} s", silent=True)
+        if frame is None:
+            return Ended("the stream broke")
+        content = content_of(frame)
+        link.acknowledge(frame.acknowledged)
+        if content == "leave":
+            return Ended("hung up", deliberate=True)
+        if content == "delivery":
+            if link.is_new(frame.delivery):
+                await accept(frame.delivery)
+                link.accepted(frame.delivery)
+        elif content != "heartbeat":
+            raise WireError(f"a second {content} on one stream")
+
+
+async def _write(stream: FrameStream, link: Link, pace: Pace) -> None:
+    while True:
+        frame = link.next_frame()
+        if frame is None:
+            await link.something_to_say(pace.heartbeat_s)
+            frame = link.next_frame() or link.heartbeat()
+        await stream.write(frame)

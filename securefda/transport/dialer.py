@@ -1,0 +1,217 @@
+"""One attempt of a source to reach the aggregator: check its certificate, open a channel, say hello."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import grpc
+
+from securefda.errors import AuthenticationError, ConfigError, ConnectionFailed, ProtocolError, SecureFdaError
+from securefda.transport.delivery import INSTANCE_BYTES, Link, Pace, content_of
+from securefda.transport.limits import GRPC_PREFIX_BYTES, TransportSettings, channel_options
+from securefda.transport.site import Traffic
+from securefda.transport.tls import Credentials, channel_credentials, fetch_server_certificate
+from securefda.transport.wire import WireError
+from securefda.v1 import federation_pb2 as pb
+from securefda.v1.federation_pb2_grpc import FederationServiceAsyncStub, FederationServiceStub
+
+_NOT_ACCEPTED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+_MALFORMED = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+
+
+class UploadRefused(ProtocolError):
+    """The aggregator does not want this vector: it expects another length, or none. The check is ``UPLOAD_LENGTH``."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("UPLOAD_LENGTH", f"the aggregator refuses the upload: {detail}")
+
+
+class HungUp(ConnectionFailed):
+    """The aggregator answers, but the connection for calls does not come about or broke. Trying again may help."""
+
+
+class HandshakeRefused(HungUp):
+    """The aggregator's certificate is fine, and yet it ended the handshake or was gone right after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the aggregator is and how to know it.
+
+    Attributes:
+        address: ``host:port``.
+        server_name: name that its certificate must carry.
+        pin: SHA-256 of the SubjectPublicKeyInfo of its certificate, 32 bytes, from the roster.
+        index: its roster index.
+    """
+
+    address: str
+    server_name: str
+    pin: bytes
+    index: int
+
+
+def translated(error: grpc.aio.AioRpcError) -> SecureFdaError:
+    """What a failed call means to a source. Only a :class:`HungUp` is worth another attempt."""
+    code, detail = error.code(), error.details() or "no reason given"
+    if code in _NOT_ACCEPTED:
+        return AuthenticationError(
+            f"the aggregator refuses this site: {detail}",
+            hint="check that the roster at the aggregator has this site with its present certificate",
+        )
+    if code is grpc.StatusCode.ALREADY_EXISTS:
+        return AuthenticationError(f"the aggregator hung up: {detail}", hint="run one source process per startup kit")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "are expected" in detail:
+        return UploadRefused(detail)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return ConfigError("transport.max-message-bytes", detail, hint="use the same value at every site")
+    if code in _MALFORMED:
+        return ProtocolError("WIRE", f"the aggregator refuses a message of this site: {detail}")
+    return HungUp(f"the connection broke: {detail}")
+
+
+class Connection:
+    """A channel to the aggregator with its control stream, greetings exchanged."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        call: grpc.aio.StreamStreamCall[pb.ControlRequest, pb.ControlResponse],
+        stub: FederationServiceAsyncStub,
+        traffic: Traffic,
+    ) -> None:
+        self.stub = stub
+        self.traffic = traffic
+        self._channel = channel
+        self._call = call
+
+    async def read(self) -> pb.Frame | None:
+        """The next frame; None after the last one.
+
+        Raises:
+            WireError: what came is no frame.
+            AioRpcError: the call failed.
+        """
+        response: Any = await self._call.read()
+        if response is grpc.aio.EOF:
+            return None
+        if response is None:  # gRPC's word for bytes that protobuf could not read
+            raise WireError("not a frame")
+        self.traffic.down += response.ByteSize() + GRPC_PREFIX_BYTES
+        frame: pb.Frame = response.frame
+        return frame
+
+    async def write(self, frame: pb.Frame) -> None:
+        """Send a frame.
+
+        Raises:
+            AioRpcError: the call failed.
+        """
+        request = pb.ControlRequest(frame=frame)
+        await self._call.write(request)
+        self.traffic.up += request.ByteSize() + GRPC_PREFIX_BYTES
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._call.cancel()
+        await self._channel.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Welcomed:
+    """An open connection, the aggregator's process behind it, what it has taken, and the pace agreed."""
+
+    connection: Connection
+    instance_id: bytes
+    acknowledged: int
+    pace: Pace
+
+
+class Dialer:
+    """Makes connections for one source process.
+
+    Args:
+        endpoint: the aggregator.
+        credentials: the source's own.
+        settings: sizes and times.
+        instance_id: random name of this process, 16 bytes.
+        now: the present time, with its zone.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        credentials: Credentials,
+        settings: TransportSettings,
+        instance_id: bytes,
+        now: Callable[[], datetime],
+    ) -> None:
+        self.traffic = Traffic()
+        self._endpoint = endpoint
+        self._credentials = credentials
+        self._settings = settings
+        self._instance_id = instance_id
+        self._now = now
+
+    async def dial(self, link: Link, aggregator_instance_id: bytes) -> Welcomed:
+        """Connect and exchange greetings.
+
+        Raises:
+            CertificateError: the aggregator's certificate, or this site's, does not hold.
+            AuthenticationError: the aggregator is not the roster's, or it does not accept this site.
+            ConnectionFailed: it is not there; :class:`HungUp` where it is there and the call still failed.
+            ProtocolError: its welcome is malformed.
+        """
+        endpoint = self._endpoint
+        certificate = await fetch_server_certificate(
+            endpoint.address,
+            server_name=endpoint.server_name,
+            ca=self._credentials.ca,
+            pin=endpoint.pin,
+            timeout_s=self._settings.silence_s,
+        )
+        self._credentials.check(self._now())
+        channel = grpc.aio.secure_channel(
+            endpoint.address,
+            channel_credentials(self._credentials, certificate),
+            options=channel_options(self._settings, endpoint.server_name),
+            compression=grpc.Compression.NoCompression,
+        )
+        stub = FederationServiceStub(channel)
+        connection = Connection(channel, stub.Control(), stub, self.traffic)
+        try:
+            async with asyncio.timeout(self._settings.silence_s):
+                return await self._greet(connection, link, aggregator_instance_id)
+        except BaseException as error:
+            await connection.close()
+            if isinstance(error, TimeoutError):
+                raise HungUp(f"no welcome from the aggregator within {self._settings.silence_s:g} s") from error
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise HandshakeRefused("the aggregator ends the TLS handshake") from error
+            if isinstance(error, grpc.aio.AioRpcError):
+                raise translated(error) from error
+            raise
+
+    async def _greet(self, connection: Connection, link: Link, aggregator_instance_id: bytes) -> Welcomed:
+        hello = pb.Hello(
+            instance_id=self._instance_id,
+            aggregator_instance_id=aggregator_instance_id,
+            heartbeat_ms=self._settings.heartbeat_ms,
+        )
+        await connection.write(pb.Frame(acknowledged=link.taken, hello=hello))
+        frame = await connection.read()
+        if frame is None:
+            raise HungUp("the aggregator hung up before its welcome")
+        if content_of(frame) != "welcome" or len(frame.welcome.instance_id) != INSTANCE_BYTES:
+            raise WireError("the aggregator does not begin with a welcome")
+        pace = Pace.agreed(self._settings.heartbeat_ms, frame.welcome.heartbeat_ms)
+        return Welcomed(connection, frame.welcome.instance_id, frame.acknowledged, pace)

@@ -1,0 +1,118 @@
+"""Every limit of the transport, in one place, and what gRPC is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from secrets import SystemRandom
+
+from securefda.errors import ConfigError
+
+GRPC_PREFIX_BYTES = 5
+"""What gRPC puts before every message: a flag and a length."""
+
+SILENT_HEARTBEATS = 3
+"""A peer that says nothing for so many heartbeats is lost."""
+
+MAX_HEARTBEAT_S = 60.0
+MIN_CHUNK_BYTES = 1024
+FRAME_OVERHEAD_BYTES = 1024
+UNREAD_MESSAGES = 64
+"""Messages of one peer that may wait to be read; then its stream is not read on."""
+
+COMPLETED_UPLOADS = 16
+"""Finished uploads of one site that are remembered, so that none is handed up twice."""
+
+_UNIFORM = SystemRandom().uniform
+_IDENTITY_ONLY = 1  # bit 0 of gRPC's set of compression algorithms: no compression
+_CONCURRENT_STREAMS = 8  # control, one upload, one download, and their successors after a broken connection
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """Sizes and times of the transport.
+
+    Attributes:
+        chunk_bytes: bytes of a vector per frame.
+        max_message_bytes: largest frame that is sent or read; also bounds a message without vectors.
+        heartbeat_s: seconds between signs of life; a peer silent for three of them is lost.
+        reconnect_deadline_s: seconds for which a source tries to reach the aggregator before it gives up.
+
+    Raises:
+        ConfigError: a value is out of its range; the key is the one in the configuration file.
+    """
+
+    chunk_bytes: int = 1 << 20
+    max_message_bytes: int = 4 << 20
+    heartbeat_s: float = 5.0
+    reconnect_deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.chunk_bytes < MIN_CHUNK_BYTES:
+            raise ConfigError("transport.chunk-bytes", f"{self.chunk_bytes} is below {MIN_CHUNK_BYTES}")
+        if self.max_message_bytes < self.chunk_bytes + FRAME_OVERHEAD_BYTES:
+            raise ConfigError(
+                "transport.max-message-bytes",
+                f"{self.max_message_bytes} does not hold a chunk of {self.chunk_bytes} bytes and its frame",
+                hint=f"set it to at least chunk-bytes + {FRAME_OVERHEAD_BYTES}",
+            )
+        if self.max_message_bytes >= 1 << 31:
+            raise ConfigError("transport.max-message-bytes", "must be below 2 GiB")
+        if not 0.001 <= self.heartbeat_s <= MAX_HEARTBEAT_S:
+            raise ConfigError("transport.heartbeat-s", f"must lie between 0.001 and {MAX_HEARTBEAT_S:g}")
+        if not 0 <= self.reconnect_deadline_s < float("inf"):
+            raise ConfigError("transport.reconnect-deadline-s", "must be a number of seconds, not below 0")
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """The heartbeat as it is announced to the peer, in milliseconds."""
+        return round(self.heartbeat_s * 1000)
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds of silence after which a peer is lost."""
+        return SILENT_HEARTBEATS * self.heartbeat_s
+
+
+def server_options(settings: TransportSettings) -> list[tuple[str, int]]:
+    """GRPC options of the aggregator: explicit sizes and counts, no compression, no shared port."""
+    return [
+        *_common_options(settings),
+        ("grpc.so_reuseport", 0),  # else a second aggregator would silently share the port
+        ("grpc.max_concurrent_streams", _CONCURRENT_STREAMS),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ]
+
+
+def channel_options(settings: TransportSettings, server_name: str) -> list[tuple[str, int | str]]:
+    """GRPC options of a source: as :func:`server_options`, and the name that the certificate must carry."""
+    return [
+        *_common_options(settings),
+        ("grpc.ssl_target_name_override", server_name),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),  # a new channel means a new connection, never a cached one
+    ]
+
+
+def _common_options(settings: TransportSettings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 0),
+    ]
+
+
+def backoff_s(
+    first: float = 0.1, cap: float = 5.0, *, uniform: Callable[[float, float], float] = _UNIFORM
+) -> Iterator[float]:
+    """Waiting times in seconds between attempts to connect: doubling from ``first`` to ``cap``, each times 0.5 to 1.
+
+    The factor is random so that sources that lost the same aggregator do not come back all at once.
+    """
+    delay = first
+    while True:
+        yield delay * uniform(0.5, 1.0)
+        delay = min(delay * 2, cap)

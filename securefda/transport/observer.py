@@ -1,0 +1,43 @@
+"""The one place through which every sent and every received message passes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+from securefda.secagg.messages import Body, Signed
+
+
+class Direction(StrEnum):
+    """Seen from the site whose observer is called."""
+
+    SENT = "sent"
+    RECEIVED = "received"
+
+
+class MessageObserver(Protocol):
+    """Sees every message once, in the order in which this site sends and receives.
+
+    It is called before the first byte of a message leaves, and before a received message is handed up, on the thread
+    of the event loop. Whatever it raises keeps the message from leaving or from being handed up, and ends the
+    transport: what cannot be recorded does not happen.
+    """
+
+    def __call__(self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int) -> None:
+        """Take note of a message.
+
+        Args:
+            direction: sent or received.
+            peer: roster index of the site at the other end of the connection.
+            message: the message; its signature has not been checked yet where it was received.
+            wire_bytes: what :func:`wire_size` says of it, the same number at both ends.
+        """
+
+
+def wire_size(message: Signed[Body], vector_bytes: int) -> int:
+    """Bytes of a message as both ends count it: signed bytes, signature and vectors, without framing."""
+    return len(message.signed_bytes) + len(message.signature) + vector_bytes
+
+
+def ignore(direction: Direction, peer: int, message: Signed[Body], wire_bytes: int) -> None:
+    """The observer of a site that keeps no log."""

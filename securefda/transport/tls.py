@@ -1,0 +1,217 @@
+"""Mutual TLS 1.3: credentials from PEM bytes, pins of public keys, and why a handshake fails.
+
+A federation's CA issues one ECDSA certificate per site. Either side trusts that CA alone, and the pin, SHA-256 of a
+certificate's SubjectPublicKeyInfo, ties the connection to one entry of the roster: the aggregator looks a source's
+pin up, a source accepts no other aggregator than the one it has the pin of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from hashlib import sha256
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from securefda.errors import AuthenticationError, CertificateError, ConfigError, ConnectionFailed
+
+_NOT_YET_VALID, _EXPIRED = 9, 10
+_WRONG_NAME = (62, 64)  # host name, IP address
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Credentials:
+    """A site's side of every TLS connection, as PEM.
+
+    Attributes:
+        ca: certificate of the federation's CA.
+        certificate: the site's own certificate.
+        private_key: the key that belongs to it, unencrypted PKCS #8.
+
+    Raises:
+        CertificateError: one of them cannot be read, or key and certificate do not belong together.
+    """
+
+    ca: bytes
+    certificate: bytes
+    private_key: bytes
+
+    def __post_init__(self) -> None:
+        try:
+            certificate = x509.load_pem_x509_certificate(self.certificate)
+            x509.load_pem_x509_certificates(self.ca)
+            key = load_pem_private_key(self.private_key, None)
+        except (ValueError, TypeError) as error:
+            raise CertificateError("the site's certificate, its key or the CA certificate is no valid PEM") from error
+        if _spki(key.public_key()) != _spki(certificate.public_key()):
+            raise CertificateError(
+                "the TLS key does not belong to the site's certificate", hint="unpack the startup kit once more"
+            )
+
+    def __repr__(self) -> str:
+        return "Credentials(<redacted>)"
+
+    @property
+    def pin(self) -> bytes:
+        """SHA-256 of the own certificate's SubjectPublicKeyInfo, 32 bytes."""
+        return pin_of_pem(self.certificate)
+
+    def check(self, now: datetime) -> None:
+        """Check the own certificate.
+
+        Args:
+            now: the time, with its zone.
+
+        Raises:
+            CertificateError: it is expired, not yet valid, or not issued by ``ca``.
+        """
+        certificate = x509.load_pem_x509_certificate(self.certificate)
+        if now > certificate.not_valid_after_utc:
+            raise _expired("this site", f"on {certificate.not_valid_after_utc:%Y-%m-%d}")
+        if now < certificate.not_valid_before_utc:
+            raise _not_yet_valid("this site")
+        if not any(_issued_by(certificate, issuer) for issuer in x509.load_pem_x509_certificates(self.ca)):
+            raise CertificateError(
+                "this site's certificate was not issued by the CA of its federation",
+                hint="use the startup kit that the federation's CA made for this site",
+            )
+
+
+def _spki(public_key: object) -> bytes:
+    return public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined, no-any-return]
+
+
+def _issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def pin_of_pem(certificate: bytes) -> bytes:
+    """SHA-256 of the SubjectPublicKeyInfo (DER) of a PEM certificate, 32 bytes.
+
+    Raises:
+        ValueError: no certificate can be read.
+    """
+    return sha256(_spki(x509.load_pem_x509_certificate(certificate).public_key())).digest()
+
+
+def server_credentials(own: Credentials) -> grpc.ServerCredentials:
+    """What the aggregator listens with; a peer without a certificate of the federation gets no connection."""
+    pair = [(own.private_key, own.certificate)]
+    return grpc.ssl_server_credentials(pair, root_certificates=own.ca, require_client_auth=True)
+
+
+def channel_credentials(own: Credentials, server_certificate: bytes) -> grpc.ChannelCredentials:
+    """What a source connects with. ``server_certificate`` (PEM) is the only one that it will accept."""
+    return grpc.ssl_channel_credentials(server_certificate, own.private_key, own.certificate)
+
+
+def split_address(key: str, address: str) -> tuple[str, int]:
+    """Split ``host:port`` or ``[v6-address]:port``.
+
+    Raises:
+        ConfigError: it has no such form; ``key`` names the setting.
+    """
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(key, f"{address!r} is not host:port", hint='for example "0.0.0.0:8470"')
+    return host, int(port)
+
+
+async def fetch_server_certificate(address: str, *, server_name: str, ca: bytes, pin: bytes, timeout_s: float) -> bytes:
+    """Connect, check the aggregator's certificate, hang up; return that certificate as PEM.
+
+    gRPC neither tells a client whose certificate it saw nor why it refused one. This handshake does both; the channel
+    opened next accepts the returned certificate and no other.
+
+    Args:
+        address: ``host:port`` of the aggregator.
+        server_name: name that its certificate must carry.
+        ca: the federation's CA, PEM.
+        pin: SHA-256 of the public key that the roster gives the aggregator, 32 bytes.
+        timeout_s: seconds for all of it.
+
+    Raises:
+        ConnectionFailed: nobody listens there, or it does not speak TLS 1.3.
+        CertificateError: the certificate is expired, not yet valid, of another federation or has the wrong name.
+        AuthenticationError: it is a valid certificate of the federation, but not the one in the roster.
+    """
+    host, port = split_address("aggregator.address", address)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=ca.decode("ascii"))
+    context.set_alpn_protocols(["h2"])
+    try:
+        async with asyncio.timeout(timeout_s):
+            der = await _handshake(host, port, context, server_name)
+    except ssl.SSLCertVerificationError as error:
+        raise _verification_error(address, server_name, error) from error
+    except ssl.SSLError as error:
+        raise ConnectionFailed(
+            f"aggregator at {address} does not speak TLS 1.3: {error.reason or 'handshake broken off'}",
+            hint="check that address and port are the aggregator's",
+        ) from error
+    except (OSError, TimeoutError) as error:
+        why = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
+        raise ConnectionFailed(
+            f"cannot reach the aggregator at {address}: {why}",
+            hint="check that the aggregator runs, its address in the startup kit, and the firewalls between",
+        ) from error
+    certificate = x509.load_der_x509_certificate(der).public_bytes(Encoding.PEM)
+    if pin_of_pem(certificate) != pin:
+        raise AuthenticationError(
+            f"the site at {address} is not the aggregator of the roster: its TLS key differs",
+            hint="check the address, and whether the roster is the newest",
+        )
+    return certificate
+
+
+async def _handshake(host: str, port: int, context: ssl.SSLContext, server_name: str) -> bytes:
+    _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=server_name)
+    try:
+        der: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return der
+    finally:
+        writer.close()
+        # The aggregator waits for our certificate, which this handshake never shows, and may hang up first.
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def _verification_error(address: str, server_name: str, error: ssl.SSLCertVerificationError) -> CertificateError:
+    who = f"the aggregator at {address}"
+    if error.verify_code == _EXPIRED:
+        return _expired(who, "")
+    if error.verify_code == _NOT_YET_VALID:
+        return _not_yet_valid(who)
+    if error.verify_code in _WRONG_NAME:
+        return CertificateError(
+            f"the certificate of {who} does not carry the name {server_name}",
+            hint="use a name or address that the certificate was made for, or have a new one made",
+        )
+    return CertificateError(
+        f"the certificate of {who} was not issued by this federation's CA",
+        hint="check the address, and that both sites use startup kits of the same federation",
+    )
+
+
+def _expired(who: str, when: str) -> CertificateError:
+    return CertificateError(
+        f"the certificate of {who} has expired {when}".rstrip(), hint="check this machine's clock, else renew the kit"
+    )
+
+
+def _not_yet_valid(who: str) -> CertificateError:
+    return CertificateError(f"the certificate of {who} is not valid yet", hint="check this machine's clock")

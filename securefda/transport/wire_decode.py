@@ -1,0 +1,230 @@
+"""Protobuf to messages: one function per body type. Everything here raises ``ValueError`` on what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from securefda.secagg import messages as m
+from securefda.v1 import messages_pb2 as pb
+
+MAX_SITES = 1024
+MAX_LAYERS = 4096
+MAX_SIDES = 16
+MAX_CHECKPOINT_BYTES = 4096
+MAX_NAME_BYTES = 64
+MAX_INDEX = 2**31
+
+MessageT = TypeVar("MessageT", bound=Message)
+ElementT = TypeVar("ElementT")
+
+
+def parse(message_type: type[MessageT], data: bytes) -> MessageT:
+    """Parse bytes that hold exactly one message, nothing unknown and nothing twice.
+
+    Raises:
+        ValueError: the bytes are not such a message.
+    """
+    try:
+        proto = message_type.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"not a {message_type.__name__}") from error
+    refuse_loose(proto)
+    # A repeated singular field, both members of a oneof, a padded varint or an explicit zero would all be longer.
+    _require(proto.ByteSize() == len(data), f"{message_type.__name__} is longer than it needs to be")
+    return proto
+
+
+def refuse_loose(proto: Message) -> None:
+    """Refuse unknown fields, at any depth.
+
+    Raises:
+        ValueError: there is one.
+    """
+    _require(len(UnknownFieldSet(proto)) == 0, f"{type(proto).__name__} holds an unknown field")
+    for field, value in proto.ListFields():
+        if field.message_type is not None:
+            for child in value if field.is_repeated else (value,):
+                refuse_loose(child)
+
+
+def signed_from_proto(proto: pb.SignedMessage) -> m.Signed[m.Body]:
+    """Parse the signed bytes and keep them verbatim.
+
+    Raises:
+        ValueError: the envelope, its body or the length of the signature is wrong.
+    """
+    _require(len(proto.signature) == m.SIGNATURE_BYTES, f"signature must be {m.SIGNATURE_BYTES} bytes")
+    return m.Signed(envelope_from_bytes(proto.signed_bytes), proto.signed_bytes, proto.signature)
+
+
+def envelope_from_bytes(data: bytes) -> m.Envelope[m.Body]:
+    """Parse a serialised envelope.
+
+    Raises:
+        ValueError: see :func:`parse`, or a field is out of its range.
+    """
+    proto = parse(pb.Envelope, data)
+    _require(proto.suite == m.SUITE, f"suite {proto.suite} is not known here")
+    field = proto.WhichOneof("body")
+    _require(field is not None, "Envelope has no body")
+    body = _DECODERS[str(field)](getattr(proto, str(field)))
+    return m.Envelope(
+        session_id=proto.session_id, sender=proto.sender, context=proto.context, body=body, suite=proto.suite
+    )
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(what)
+
+
+def _few(elements: Sequence[ElementT], limit: int, name: str) -> Sequence[ElementT]:
+    _require(len(elements) <= limit, f"{name} has {len(elements)} elements, at most {limit} are allowed")
+    return elements
+
+
+def _index(value: int, name: str) -> int:
+    _require(value < MAX_INDEX, f"{name} is no roster index")
+    return value
+
+
+def _indices(values: Sequence[int], name: str) -> tuple[int, ...]:
+    return tuple(_index(value, name) for value in _few(values, MAX_SITES, name))
+
+
+def _name(value: str, name: str) -> str:
+    _require(0 < len(value) <= MAX_NAME_BYTES, f"{name} must have 1 to {MAX_NAME_BYTES} characters")
+    return value
+
+
+def _checkpoint(value: bytes) -> bytes:
+    _require(len(value) <= MAX_CHECKPOINT_BYTES, f"a checkpoint has at most {MAX_CHECKPOINT_BYTES} bytes")
+    return value
+
+
+def _signed_all(protos: Sequence[pb.SignedMessage], body_type: type[m.BodyT]) -> tuple[m.Signed[m.BodyT], ...]:
+    found = tuple(signed_from_proto(proto) for proto in _few(protos, MAX_SITES, f"list of {body_type.__name__}"))
+    _require(all(isinstance(one.body, body_type) for one in found), f"only {body_type.__name__} may be listed here")
+    return found  # type: ignore[return-value]
+
+
+def _header(proto: pb.Header) -> m.Header:
+    _require(proto.HasField("rule"), "Header has no rule")
+    return m.Header(
+        run_id=proto.run_id,
+        round=proto.round,
+        attempt=proto.attempt,
+        visibility=m.Visibility(proto.visibility),
+        rule=_rule(proto.rule),
+        target=_target(proto.target) if proto.HasField("target") else None,
+        layers=tuple(_layer(layer) for layer in _few(proto.layers, MAX_LAYERS, "layers")),
+        architecture_digest=proto.architecture_digest,
+        model_digest=proto.model_digest,
+        roster_digest=proto.roster_digest,
+        participants=_indices(proto.participants, "participants"),
+        threshold=proto.threshold,
+        modulus_bits=proto.modulus_bits,
+        n_max=proto.n_max,
+        max_samples=proto.max_samples,
+        training_deadline_ms=proto.training_deadline_ms,
+        phase_deadline_ms=proto.phase_deadline_ms,
+        previous_result_digest=proto.previous_result_digest,
+        previous_checkpoint=_checkpoint(proto.previous_checkpoint),
+    )
+
+
+def _layer(proto: pb.Layer) -> m.Layer:
+    return m.Layer(name=proto.name, shape=tuple(_few(proto.shape, MAX_SIDES, "shape")), clip=proto.clip)
+
+
+def _rule(proto: pb.RuleTerms) -> m.RuleTerms:
+    return m.RuleTerms(
+        rule=_name(proto.rule, "rule"),
+        beta=proto.beta,
+        projection=_name(proto.projection, "projection"),
+        filter=proto.filter,
+        align=proto.align,
+        estimator=_name(proto.estimator, "estimator"),
+        learning_rate_factor=proto.learning_rate_factor,
+    )
+
+
+def _target(proto: pb.TargetTerms) -> m.TargetTerms:
+    return m.TargetTerms(
+        steps=proto.steps,
+        learning_rate=proto.learning_rate,
+        update_digest=proto.update_digest,
+        mean_square=proto.mean_square,
+        scatter=proto.scatter,
+    )
+
+
+def _advertise(proto: pb.Advertise) -> m.Advertise:
+    return m.Advertise(
+        mask_key=proto.mask_key,
+        box_key=proto.box_key,
+        self_mask_commitment=proto.self_mask_commitment,
+        nonce=proto.nonce,
+    )
+
+
+def _boxes(protos: Iterable[pb.ShareBox]) -> tuple[m.ShareBox, ...]:
+    boxes = _few(tuple(protos), MAX_SITES, "boxes")
+    return tuple(m.ShareBox(peer=_index(box.peer, "peer"), box=box.box) for box in boxes)
+
+
+def _survivors(proto: pb.Survivors) -> m.Survivors:
+    survivors = tuple(
+        m.Survivor(index=_index(entry.index, "survivor"), input_digest=entry.input_digest)
+        for entry in _few(proto.survivors, MAX_SITES, "survivors")
+    )
+    return m.Survivors(survivors=survivors, dropped=_indices(proto.dropped, "dropped"))
+
+
+def _share(proto: pb.UnmaskShare) -> m.SelfMaskShare | m.MasterShare:
+    owner = _index(proto.owner, "owner")
+    kind = proto.WhichOneof("share")
+    _require(kind is not None, "UnmaskShare holds no share")
+    if kind == "self_mask":
+        return m.SelfMaskShare(owner=owner, share=proto.self_mask)
+    return m.MasterShare(owner=owner, share=proto.master)
+
+
+def _result(proto: pb.Result) -> m.Result:
+    return m.Result(
+        sum_digest=proto.sum_digest,
+        count=proto.count,
+        model_digest=proto.model_digest,
+        checkpoint=_checkpoint(proto.checkpoint),
+    )
+
+
+def _abort(proto: pb.Abort) -> m.Abort:
+    accused = _index(proto.accused, "accused") if proto.HasField("accused") else None
+    return m.Abort(step=m.Step(proto.step), check=proto.check, accused=accused)
+
+
+_DECODERS: dict[str, Callable[[Any], m.Body]] = {
+    "header": _header,
+    "advertise": _advertise,
+    "key_list": lambda proto: m.KeyList(_signed_all(proto.advertisements, m.Advertise)),
+    "share_bundle": lambda proto: m.ShareBundle(_boxes(proto.boxes)),
+    "share_delivery": lambda proto: m.ShareDelivery(_boxes(proto.boxes)),
+    "masked_input": lambda proto: m.MaskedInput(digest=proto.digest, length_bytes=proto.length_bytes),
+    "update": lambda proto: m.Update(digest=proto.digest, length_bytes=proto.length_bytes, samples=proto.samples),
+    "survivors": _survivors,
+    "survivor_signature": lambda proto: m.SurvivorSignature(proto.survivors_digest),
+    "consistency": lambda proto: m.Consistency(_signed_all(proto.signatures, m.SurvivorSignature)),
+    "unmask": lambda proto: m.Unmask(tuple(_share(share) for share in _few(proto.shares, MAX_SITES, "shares"))),
+    "result": _result,
+    "abort": _abort,
+    "refusal": lambda proto: m.Refusal(proto.key),
+    "join": lambda proto: m.Join(
+        architecture_digest=proto.architecture_digest, software_version=proto.software_version
+    ),
+    "goodbye": lambda proto: m.Goodbye(completed=proto.completed, rounds=proto.rounds, reason=proto.reason),
+}

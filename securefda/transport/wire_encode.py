@@ -1,0 +1,154 @@
+"""Messages to protobuf: one function per body type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from securefda.secagg import messages as m
+from securefda.v1 import messages_pb2 as pb
+
+BODY_FIELDS: dict[type, str] = {
+    m.Header: "header",
+    m.Advertise: "advertise",
+    m.KeyList: "key_list",
+    m.ShareBundle: "share_bundle",
+    m.ShareDelivery: "share_delivery",
+    m.MaskedInput: "masked_input",
+    m.Update: "update",
+    m.Survivors: "survivors",
+    m.SurvivorSignature: "survivor_signature",
+    m.Consistency: "consistency",
+    m.Unmask: "unmask",
+    m.Result: "result",
+    m.Abort: "abort",
+    m.Refusal: "refusal",
+    m.Join: "join",
+    m.Goodbye: "goodbye",
+}
+"""Name of the envelope's field for each type of body."""
+
+
+def envelope_to_proto(envelope: m.Envelope[m.Body]) -> pb.Envelope:
+    """Build the protobuf envelope.
+
+    Raises:
+        KeyError: the body is of no known type.
+        ValueError: a number does not fit its field.
+    """
+    body = envelope.body
+    proto = pb.Envelope(
+        suite=envelope.suite, session_id=envelope.session_id, sender=envelope.sender, context=envelope.context
+    )
+    field = BODY_FIELDS[type(body)]
+    # An empty body still has to be present, so it is marked before it is filled.
+    getattr(proto, field).SetInParent()
+    getattr(proto, field).CopyFrom(_ENCODERS[type(body)](body))
+    return proto
+
+
+def signed_to_proto(message: m.Signed[Any]) -> pb.SignedMessage:
+    """Wrap the bytes that were signed, verbatim."""
+    return pb.SignedMessage(signed_bytes=message.signed_bytes, signature=message.signature)
+
+
+def _header(body: m.Header) -> pb.Header:
+    return pb.Header(
+        run_id=body.run_id,
+        round=body.round,
+        attempt=body.attempt,
+        visibility=pb.Visibility.ValueType(body.visibility),
+        rule=_rule(body.rule),
+        target=None if body.target is None else _target(body.target),
+        layers=[pb.Layer(name=layer.name, shape=layer.shape, clip=layer.clip) for layer in body.layers],
+        architecture_digest=body.architecture_digest,
+        model_digest=body.model_digest,
+        roster_digest=body.roster_digest,
+        participants=body.participants,
+        threshold=body.threshold,
+        modulus_bits=body.modulus_bits,
+        n_max=body.n_max,
+        max_samples=body.max_samples,
+        training_deadline_ms=body.training_deadline_ms,
+        phase_deadline_ms=body.phase_deadline_ms,
+        previous_result_digest=body.previous_result_digest,
+        previous_checkpoint=body.previous_checkpoint,
+    )
+
+
+def _rule(terms: m.RuleTerms) -> pb.RuleTerms:
+    return pb.RuleTerms(
+        rule=terms.rule,
+        beta=terms.beta,
+        projection=terms.projection,
+        filter=terms.filter,
+        align=terms.align,
+        estimator=terms.estimator,
+        learning_rate_factor=terms.learning_rate_factor,
+    )
+
+
+def _target(terms: m.TargetTerms) -> pb.TargetTerms:
+    return pb.TargetTerms(
+        steps=terms.steps,
+        learning_rate=terms.learning_rate,
+        update_digest=terms.update_digest,
+        mean_square=terms.mean_square,
+        scatter=terms.scatter,
+    )
+
+
+def _advertise(body: m.Advertise) -> pb.Advertise:
+    return pb.Advertise(
+        mask_key=body.mask_key,
+        box_key=body.box_key,
+        self_mask_commitment=body.self_mask_commitment,
+        nonce=body.nonce,
+    )
+
+
+def _boxes(boxes: Iterable[m.ShareBox]) -> list[pb.ShareBox]:
+    return [pb.ShareBox(peer=box.peer, box=box.box) for box in boxes]
+
+
+def _survivors(body: m.Survivors) -> pb.Survivors:
+    survivors = [pb.Survivor(index=entry.index, input_digest=entry.input_digest) for entry in body.survivors]
+    return pb.Survivors(survivors=survivors, dropped=body.dropped)
+
+
+def _share(share: m.SelfMaskShare | m.MasterShare) -> pb.UnmaskShare:
+    if isinstance(share, m.SelfMaskShare):
+        return pb.UnmaskShare(owner=share.owner, self_mask=share.share)
+    return pb.UnmaskShare(owner=share.owner, master=share.share)
+
+
+def _result(body: m.Result) -> pb.Result:
+    return pb.Result(
+        sum_digest=body.sum_digest, count=body.count, model_digest=body.model_digest, checkpoint=body.checkpoint
+    )
+
+
+def _abort(body: m.Abort) -> pb.Abort:
+    return pb.Abort(step=pb.Step.ValueType(body.step), check=body.check, accused=body.accused)
+
+
+_ENCODERS: dict[type, Callable[[Any], Message]] = {
+    m.Header: _header,
+    m.Advertise: _advertise,
+    m.KeyList: lambda body: pb.KeyList(advertisements=[signed_to_proto(one) for one in body.advertisements]),
+    m.ShareBundle: lambda body: pb.ShareBundle(boxes=_boxes(body.boxes)),
+    m.ShareDelivery: lambda body: pb.ShareDelivery(boxes=_boxes(body.boxes)),
+    m.MaskedInput: lambda body: pb.MaskedInput(digest=body.digest, length_bytes=body.length_bytes),
+    m.Update: lambda body: pb.Update(digest=body.digest, length_bytes=body.length_bytes, samples=body.samples),
+    m.Survivors: _survivors,
+    m.SurvivorSignature: lambda body: pb.SurvivorSignature(survivors_digest=body.survivors_digest),
+    m.Consistency: lambda body: pb.Consistency(signatures=[signed_to_proto(one) for one in body.signatures]),
+    m.Unmask: lambda body: pb.Unmask(shares=[_share(share) for share in body.shares]),
+    m.Result: _result,
+    m.Abort: _abort,
+    m.Refusal: lambda body: pb.Refusal(key=body.key),
+    m.Join: lambda body: pb.Join(architecture_digest=body.architecture_digest, software_version=body.software_version),
+    m.Goodbye: lambda body: pb.Goodbye(completed=body.completed, rounds=body.rounds, reason=body.reason),
+}
