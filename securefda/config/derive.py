@@ -10,48 +10,76 @@ import tomli_w
 
 from securefda.config.files import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.config.sections import ProcessSection
-from securefda.settings import Settings
+
+_KIT_HEADING = """\
+# Settings of {site}: they belong to this site. Relative paths are relative to the folder of this file.
+
+"""
 
 
 def aggregator_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:
     """Return the text of aggregator.toml for the target of ``config``; paths become absolute."""
-    return _as_toml(
-        AggregatorConfig(
-            aggregator=ProcessSection(kit=kit, out=out, seed=seed),
-            task=config.task,
-            strategy=config.strategy,
-            training=config.training.target,
-            privacy=config.privacy,
-            session=config.session,
-            transport=config.transport,
-        )
-    )
+    return _as_toml(_aggregator(config, ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed)))
 
 
 def source_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:
     """Return the text of source.toml for one source of ``config``; paths become absolute."""
-    return _as_toml(
-        SourceConfig(
-            source=ProcessSection(kit=kit, out=out, seed=seed),
-            task=config.task,
-            training=config.training.source,
-            transport=config.transport,
-        )
+    return _as_toml(_source(config, ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed)))
+
+
+def kit_settings_toml(config: FederationConfig, site: str, address: str) -> str:
+    """Return the text of KIT/local/settings.toml, with which a site starts its process from its kit.
+
+    Kit and run folder are relative to the file, so that the kit can be moved; the data folder is absolute.
+
+    Args:
+        config: the federation.
+        site: its target, or any other site id for a source.
+        address: ``host:port`` where the aggregator listens, unless the configuration fixes a port.
+    """
+    process = ProcessSection(kit=Path(".."), out=Path("run"))
+    if site != config.federation.target:
+        return _KIT_HEADING.format(site=site) + _as_toml(_source(config, process))
+    if config.transport.listen.endswith(":0"):
+        config = config.model_copy(update={"transport": config.transport.model_copy(update={"listen": address})})
+    return _KIT_HEADING.format(site=site) + _as_toml(_aggregator(config, process))
+
+
+def _aggregator(config: FederationConfig, process: ProcessSection) -> AggregatorConfig:
+    return AggregatorConfig(
+        aggregator=process,
+        task=config.task,
+        strategy=config.strategy,
+        training=config.training.target,
+        privacy=config.privacy,
+        session=config.session,
+        transport=config.transport,
     )
 
 
-def _as_toml(settings: Settings) -> str:
-    return tomli_w.dumps(_plain(settings.model_dump(by_alias=True)))
+def _source(config: FederationConfig, process: ProcessSection) -> SourceConfig:
+    return SourceConfig(
+        source=process,
+        task=config.task,
+        training=config.training.source,
+        transport=config.transport,
+    )
+
+
+def _as_toml(settings: AggregatorConfig | SourceConfig) -> str:
+    data_dir = settings.task.data_dir and settings.task.data_dir.absolute()
+    task = settings.task.model_copy(update={"data_dir": data_dir})
+    return tomli_w.dumps(_plain(settings.model_copy(update={"task": task}).model_dump(by_alias=True)))
 
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a dumped table fit for TOML: absolute paths as text, an absent one as the empty text."""
+    """Make a dumped table fit for TOML: paths as text, an absent one as the empty text."""
     plain: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
             plain[key] = _plain(value)
         elif isinstance(value, Path):
-            plain[key] = str(value.absolute())
+            plain[key] = str(value)
         else:
             plain[key] = "" if value is None else value
     return plain

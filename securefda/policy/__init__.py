@@ -10,6 +10,7 @@ __all__ = [
     "SourcePolicy",
     "check_header",
     "default_policy",
+    "default_policy",
     "default_policy_text",
     "load_policy",
 ]

@@ -31,6 +31,7 @@ def test_the_default_text_carries_what_the_federation_chose(file: Path) -> None:
     policy = load_policy(file)
     assert policy.visibility is Visibility.INDIVIDUAL
     assert (policy.k_min, policy.n_c, policy.release.max_attempts) == (3, 2, 5)
+    assert policy == default_policy("individual", 3, 2, 5)
 
 
 def test_the_default_text_shows_and_explains_every_key() -> None:
