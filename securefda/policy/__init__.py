@@ -10,7 +10,6 @@ __all__ = [
     "SourcePolicy",
     "check_header",
     "default_policy",
-    "default_policy",
     "default_policy_text",
     "load_policy",
 ]

@@ -65,28 +65,9 @@ def default_policy(
     )
 
 
-def default_policy(
-    max_visibility: Literal["individual", "sum"] = "sum", k_min: int = 2, n_c: int = 0, max_attempts: int = 2
-) -> SourcePolicy:
-    """Return the policy that a new site starts with: every rule that sources take part in, at this level."""
-    return SourcePolicy(
-        max_visibility=max_visibility,
-        k_min=k_min,
-        n_c=n_c,
-        allowed_rules=_RULES,
-        release=ReleaseLimits(max_attempts=max_attempts),
-    )
-
-
-def default_policy_text(
-    site: str,
-    max_visibility: Literal["individual", "sum"] = "sum",
-    k_min: int = 2,
-    n_c: int = 0,
-    max_attempts: int = 2,
-) -> str:
-    """Return :func:`default_policy` as the commented ``policy.toml`` of ``site``."""
-    policy = default_policy(max_visibility, k_min, n_c, max_attempts)
+def default_policy_text(site: str, policy: SourcePolicy | None = None) -> str:
+    """Return the text of a commented ``policy.toml`` for ``site``; by default that of :func:`default_policy`."""
+    policy = policy or default_policy()
     return _TEMPLATE.format(site=site, **_lines(policy), **_lines(policy.quantisation), **_lines(policy.release))
 
 
