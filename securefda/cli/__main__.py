@@ -1,0 +1,5 @@
+"""``python -m securefda.cli``."""
+
+from securefda.cli import main
+
+main()

@@ -1,0 +1,44 @@
+"""The command's tree. Only names and options are imported here; a command imports its work when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from securefda import __version__
+from securefda.cli.commands import bench, federation, kit, preflight, processes, training
+
+app = typer.Typer(
+    name="securefda",
+    help="Federated domain adaptation under secure aggregation.",
+    no_args_is_help=True,
+    add_completion=False,
+    # A traceback of an unforeseen error must not print local variables: they may hold keys and data rows.
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("demo")(training.demo)
+app.command("run")(training.run)
+app.command("simulate")(training.simulate)
+app.command("preflight")(preflight.preflight)
+app.add_typer(federation.app, name="federation")
+app.add_typer(kit.app, name="kit")
+app.add_typer(processes.aggregator, name="aggregator")
+app.add_typer(processes.source, name="source")
+app.add_typer(bench.app, name="bench")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"securefda {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated domain adaptation under secure aggregation."""

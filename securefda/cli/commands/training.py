@@ -1,0 +1,96 @@
+"""``securefda run``, ``simulate`` and ``demo``: whole federations on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from securefda.cli.interrupt import interruptible
+from securefda.cli.options import FederationFile, OutputFormat, Overrides, Seed, default_out, require_fresh
+from securefda.cli.output import Format, print_result
+
+if TYPE_CHECKING:
+    from securefda.config import FederationConfig
+    from securefda.rounds.records import Summary
+
+DEMO_RULES = ("source_only", "target_only", "fedda_auto", "fedgp_auto")
+
+Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-TIME.")]
+
+
+def run(
+    file: FederationFile,
+    out: Out = None,
+    overrides: Overrides = [],
+    seed: Seed = 0,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Run a federation here: one process per site, mutual TLS, real ports."""
+    _one_run(file, out, overrides, seed, output, in_one_process=False)
+
+
+def simulate(
+    file: FederationFile,
+    out: Out = None,
+    overrides: Overrides = [],
+    seed: Seed = 0,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Run the same rounds in one process, in memory: for experiments."""
+    _one_run(file, out, overrides, seed, output, in_one_process=True)
+
+
+def demo(
+    out: Out = None,
+    overrides: Overrides = [],
+    seed: Seed = 0,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Compare four rules on the bundled digits: separate processes, masked updates, same data and seed."""
+    from securefda.cli.samples import sample
+    from securefda.cli.summary_text import comparison_text
+    from securefda.cli.verdict import protected, unprotected
+    from securefda.config import load_federation
+
+    folder = require_fresh(out or default_out("demo"))
+    summaries = {}
+    for rule in DEMO_RULES:
+        config = load_federation(sample("digits"), [*overrides, f"strategy.rule={rule}"], os.environ)
+        summaries[rule] = _train(config, folder / rule, seed, rule, in_one_process=False)
+    last = summaries[DEMO_RULES[-1]]
+    words = [protected(last.visibility), unprotected(last.visibility, DEMO_RULES[-1])]
+    data = {"out": str(folder), "runs": {rule: summary.as_json() for rule, summary in summaries.items()}}
+    reports = f"reports and models: {folder}/RULE/"
+    text = "\n".join(["", comparison_text(summaries), "", *words, "", reports])
+    print_result(output, data | {"protected": words[0], "unprotected": words[1]}, text)
+
+
+def _one_run(
+    file: Path, out: Path | None, overrides: list[str], seed: int, output: Format, *, in_one_process: bool
+) -> None:
+    from securefda.cli.summary_text import run_text
+    from securefda.config import load_federation
+
+    config = load_federation(file, overrides, os.environ)
+    folder = require_fresh(out or default_out(config.federation.name))
+    summary = _train(config, folder, seed, "", in_one_process=in_one_process)
+    print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
+
+
+def _train(config: FederationConfig, folder: Path, seed: int, title: str, *, in_one_process: bool) -> Summary:
+    from securefda.cli.console import console_reporter
+    from securefda.cli.report import report_after
+
+    with interruptible(folder), report_after(folder), console_reporter() as reporter:
+        if title:
+            reporter.note(title)
+        if in_one_process:
+            from securefda.transport.memory import simulate as simulate_in_memory
+
+            return simulate_in_memory(config, folder, seed, reporter)
+        from securefda.cli.run import run_processes
+
+        return run_processes(config, folder, seed, reporter)

@@ -1,0 +1,55 @@
+"""From arguments to an exit code: every error that a user can cause is one line and its mend, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from typer import Abort
+from typer.exceptions import TyperException
+
+from securefda.cli.interrupt import RunInterruptedError
+from securefda.cli.output import print_error, wants_json
+from securefda.errors import ConfigError, ExitCode, SecureFdaError
+
+
+class UsageError(ConfigError):
+    """An argument is missing, unknown or malformed."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Args:
+        arguments: as the process got them, without its own name.
+
+    Returns:
+        The exit code, one of :class:`~securefda.errors.ExitCode`. Results go to stdout, all else to stderr.
+    """
+    as_json = wants_json(arguments)
+    try:
+        return _dispatch(arguments)
+    except SecureFdaError as error:
+        return print_error(error, as_json=as_json)
+    except TyperException as error:
+        return print_error(_usage_error(error), as_json=as_json)
+    except (KeyboardInterrupt, Abort):
+        return print_error(RunInterruptedError("interrupted"), as_json=as_json)
+    except BrokenPipeError:
+        # Whoever read our output has gone; the interpreter must not fail again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILED
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    from securefda.cli.app import app
+
+    result = app(args=list(arguments), prog_name="securefda", standalone_mode=False)
+    return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _usage_error(error: TyperException) -> UsageError:
+    message = error.format_message().replace("\n", " ").strip().rstrip(".")
+    what, _, hint = message.partition(". ")
+    return UsageError("arguments", what[:1].lower() + what[1:] or "missing", hint=hint or "securefda --help")

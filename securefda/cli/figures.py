@@ -1,0 +1,133 @@
+"""The figures of a report as SVG for a page: no fonts, no links, and colours that follow the page's own."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Series = Mapping[str, Sequence[tuple[int, float]]]
+"""Name of a line -> its points (round, value)."""
+
+_INK = "#010203"  # stands for the page's text colour, which changes with light and dark
+_WIDTH, _HEIGHT = 4.4, 2.9  # inches; small, so that labels stay readable when a phone shrinks the figure
+_MANY_LINES = 10
+# Okabe and Ito's colours without black and yellow, apart for every kind of colour vision, and two greys.
+_COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9"),
+    *("#e69f00", "#8c6bb1", "#7f7f7f", "#a6761d", "#5b8c5a"),
+)
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#888888",
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
+
+def accuracy_figure(points: Sequence[tuple[int, float]], reported_rounds: int) -> str:
+    """The target's accuracy in percent over the rounds; the rounds whose mean is reported are marked."""
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes("round", "target accuracy, %")
+        rounds = [number for number, _ in points]
+        percent = [100 * value for _, value in points]
+        axes.plot(rounds, percent, color=_COLOURS[0], linewidth=1.8)
+        axes.plot(rounds[-reported_rounds:], percent[-reported_rounds:], "o", color=_COLOURS[0], markersize=3.5)
+        return _svg(figure, "accuracy")
+
+
+def beta_figure(lines: Series) -> str:
+    """Beta over the rounds, a line per name; beyond ten lines they are thin and unnamed."""
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes("round", "β")
+        few = len(lines) <= _MANY_LINES
+        for (name, points), colour in zip(lines.items(), cycle(_COLOURS), strict=False):
+            rounds, values = zip(*points, strict=True)
+            marker = "o" if len(rounds) == 1 else ""
+            width = 1.6 if few else 0.7
+            axes.plot(rounds, values, color=colour, linewidth=width, marker=marker, label=name if few else None)
+        axes.set_ylim(-0.03, 1.03)
+        _legend(figure, axes)
+        return _svg(figure, "beta")
+
+
+def seconds_figure(rounds: Sequence[int], phases: Mapping[str, Sequence[float]]) -> str:
+    """Seconds per round, stacked by phase."""
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes("round", "seconds")
+        floor = [0.0] * len(rounds)
+        for (name, seconds), colour in zip(phases.items(), cycle(_COLOURS), strict=False):
+            axes.bar(rounds, seconds, bottom=floor, width=0.85, color=colour, label=name.replace("_", " "), linewidth=0)
+            floor = [low + more for low, more in zip(floor, seconds, strict=True)]
+        _legend(figure, axes)
+        return _svg(figure, "seconds")
+
+
+def bytes_figure(sites: Sequence[str], up: Sequence[float], down: Sequence[float], unit: str) -> str:
+    """Bytes between each source and the aggregator over the whole run, in ``unit``."""
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes(unit, "", height=max(1.6, 0.9 + 0.34 * len(sites)))
+        places = range(len(sites))
+        axes.barh([p - 0.19 for p in places], up, height=0.36, color=_COLOURS[0], label="source to aggregator")
+        axes.barh([p + 0.19 for p in places], down, height=0.36, color=_COLOURS[5], label="aggregator to source")
+        axes.set_yticks(list(places), labels=list(sites))
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        _legend(figure, axes)
+        return _svg(figure, "bytes")
+
+
+def _axes(x_label: str, y_label: str, height: float = _HEIGHT) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    return figure, axes
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, columnspacing=1.2, handlelength=1.2)
+
+
+def _svg(figure: Figure, name: str) -> str:
+    """Render for inlining: no XML prolog, no metadata, no namespaces, ids of its own, the page's text colour."""
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
+    text = re.sub(r'(<svg[^>]*?)\sheight="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?)\swidth="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'\sid="(?!\w*\d{0,3}[0-9a-f]{10})[^"]*"', "", text)
+    return text.replace(_INK, "currentColor")

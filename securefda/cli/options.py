@@ -1,0 +1,60 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from securefda.cli.output import Format
+from securefda.errors import ConfigError
+
+FederationFile = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation's configuration.")]
+Kit = Annotated[Path, typer.Argument(metavar="KIT", help="The startup kit of a site.")]
+FederationFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The federation's folder, with ca/ in it.")]
+SiteId = Annotated[str, typer.Argument(metavar="SITE", help="The site's id.")]
+Overrides = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. strategy.rounds=3.")
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of data splits, models and training.")]
+OutputFormat = Annotated[Format, typer.Option("--format", help="Text for people, or one JSON envelope.")]
+
+
+def now() -> datetime:
+    """This machine's clock, in UTC."""
+    return datetime.now(UTC)
+
+
+def default_out(name: str) -> Path:
+    """The run folder where none was named: ``runs/NAME-TIME`` below the current folder."""
+    return Path("runs") / f"{name}-{now():%Y%m%dT%H%M%SZ}"
+
+
+def require_fresh(out: Path) -> Path:
+    """Return ``out`` unless it holds a run already.
+
+    Raises:
+        ConfigError: it does; a second run must not mix its rounds with the first one's.
+    """
+    from securefda.rounds.run_folder import METRICS_FILE, SUMMARY_FILE
+
+    if (out / SUMMARY_FILE).exists() or (out / METRICS_FILE).exists():
+        raise ConfigError("--out", f"{out} holds a run already", hint="name a new folder")
+    return out
+
+
+def pairs(option: str, values: list[str]) -> dict[str, list[str]]:
+    """Read repeated ``SITE=VALUE`` options into site -> values.
+
+    Raises:
+        ConfigError: one is not of that form.
+    """
+    found: dict[str, list[str]] = {}
+    for text in values:
+        site, equals, value = text.partition("=")
+        if not (site and equals and value):
+            raise ConfigError(f"{option} {text}", "is not SITE=VALUE")
+        found.setdefault(site, []).append(value)
+    return found

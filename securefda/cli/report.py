@@ -1,0 +1,262 @@
+"""``report.html``: one self-contained page about a run, made from its run folder alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from securefda.cli.summary_text import percent
+from securefda.cli.verdict import protected, unprotected
+from securefda.errors import SecureFdaError
+from securefda.rounds.records import REPORTED_ROUNDS, RoundLine
+from securefda.rounds.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
+
+_TEMPLATE = "report.html.j2"
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_STATUS = {"finished": "finished", "failed": "ended early", "interrupted": "was interrupted"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure of the page: heading, what it shows in words, and the SVG."""
+
+    heading: str
+    caption: str
+    svg: str
+
+
+@contextmanager
+def report_after(folder: Path) -> Iterator[None]:
+    """Write the report of ``folder`` when the block ends, however it ends, if there is anything to report.
+
+    Raises:
+        SecureFdaError: the report cannot be written. An error of the block is never hidden by that.
+    """
+    try:
+        yield
+    except (SecureFdaError, KeyboardInterrupt):
+        with suppress(SecureFdaError):
+            write_report(folder)
+        raise
+    write_report(folder)
+
+
+def write_report(folder: Path) -> Path | None:
+    """Write ``report.html`` into a run folder and return its path; None where there is no run yet.
+
+    Raises:
+        ConfigError: a file of the run is damaged.
+        SecureFdaError: the disk is full or the folder cannot be written.
+    """
+    if not any((folder / name).exists() for name in (METRICS_FILE, SUMMARY_FILE)):
+        return None
+    path = folder / REPORT_FILE
+    replace_file(path, render_report(read_run(folder)).encode("utf-8"))
+    return path
+
+
+def render_report(record: RunRecord) -> str:
+    """Return the page. It loads nothing, from no network: its own policy (CSP) forbids it."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("securefda.cli"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    rounds = list({line["round"]: line for line in record.rounds}.values())
+    summary = record.summary or {}
+    return environment.get_template(_TEMPLATE).render(
+        title=_title(summary, rounds),
+        ended=_ended(record.summary),
+        error=summary.get("error"),
+        verdict=_verdict(summary),
+        facts=_facts(summary),
+        tiles=_tiles(summary, rounds),
+        charts=_charts(record, rounds),
+        rows=[_row(line) for line in rounds],
+    )
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes with a binary unit, for example ``1.5 MiB``."""
+    scale, unit = _unit(count)
+    return f"{count / scale:.1f} {unit}" if scale > 1 else f"{count:.0f} B"
+
+
+def _unit(count: float) -> tuple[int, str]:
+    power = 0
+    while count >= 1024 ** (power + 1) and power + 1 < len(_UNITS):
+        power += 1
+    return 1024**power, _UNITS[power]
+
+
+def _title(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> str:
+    rule = summary.get("strategy", {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
+    task = str(summary.get("task", "")).rpartition(":")[2]
+    return " on ".join(part for part in (rule, task) if part) or "Run"
+
+
+def _ended(summary: Mapping[str, Any] | None) -> str:
+    if summary is None:
+        return "This run has not ended, or it was killed; the page shows the rounds so far."
+    done, planned, lost = (summary.get(key, 0) for key in ("rounds", "rounds_planned", "rounds_lost"))
+    text = f"The run {_STATUS.get(summary.get('status', ''), 'ended')}: {done} of {planned} rounds"
+    return f"{text}, {lost} lost." if lost else f"{text}."
+
+
+def _verdict(summary: Mapping[str, Any]) -> list[str]:
+    visibility = summary.get("visibility") or {}
+    if not visibility:
+        return []
+    rule = str(summary.get("strategy", {}).get("rule", ""))
+    return [protected(visibility), unprotected(visibility, rule)]
+
+
+def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Everything else that identifies the run."""
+    strategy = [f"{key} = {value}" for key, value in (summary.get("strategy") or {}).items()]
+    visibility = [f"{site}: {level}" for site, level in (summary.get("visibility") or {}).items()]
+    versions = [f"{name} {version}" for name, version in (summary.get("versions") or {}).items()]
+    refused = (summary.get("refusals") or {}).items()
+    refusals = [f"{site}: {key} ({count})" for site, keys in refused for key, count in keys.items()]
+    dropped = [f"{site} ({count})" for site, count in (summary.get("dropped") or {}).items()]
+    facts = [
+        ("Task", str(summary.get("task", ""))),
+        ("Strategy", ", ".join(strategy)),
+        ("Visibility", ", ".join(visibility)),
+        ("Refused (rounds)", ", ".join(refusals)),
+        ("Dropped (rounds)", ", ".join(dropped)),
+        ("Run", str(summary.get("run_id", ""))),
+        ("Model digest (SHA-256)", str(summary.get("model_digest", ""))),
+        ("Versions", ", ".join(versions)),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tuple[str, str]]:
+    seconds = [sum(line.get("seconds", {}).values()) for line in rounds]
+    sent = [sum(line.get("bytes_up", {}).values()) + sum(line.get("bytes_down", {}).values()) for line in rounds]
+    tiles = []
+    if summary.get("target_accuracy") is not None:
+        last = min(REPORTED_ROUNDS, len(_accuracies(rounds)))
+        tiles.append((percent(summary["target_accuracy"]), f"target accuracy, mean of the last {last} rounds"))
+    if _accuracies(rounds):
+        tiles.append((percent(_accuracies(rounds)[-1][1]), "accuracy after the last round"))
+    if any(seconds):
+        tiles.append((f"{sorted(seconds)[len(seconds) // 2]:.2f} s", "per round, median"))
+    if any(sent):
+        tiles.append((human_bytes(sum(sent)), "between the sources and the aggregator"))
+    return tiles
+
+
+def _accuracies(rounds: Sequence[RoundLine]) -> list[tuple[int, float]]:
+    """Accuracy of the finished rounds; a figure that was not finite was written as null and is left out."""
+    return [
+        (line["round"], line["accuracy"])
+        for line in rounds
+        if line.get("status") != "lost" and line.get("accuracy") is not None
+    ]
+
+
+def _charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
+    if not rounds:
+        return []
+    makers: tuple[Callable[[RunRecord, Sequence[RoundLine]], Chart | None], ...] = (
+        _accuracy_chart,
+        _beta_chart,
+        _seconds_chart,
+        _bytes_chart,
+    )
+    return [chart for chart in (maker(record, rounds) for maker in makers) if chart]
+
+
+def _accuracy_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
+    from securefda.cli.figures import accuracy_figure
+
+    points = _accuracies(rounds)
+    if not points:
+        return None
+    caption = f"On the target's test split; dots mark the last {min(REPORTED_ROUNDS, len(points))} rounds."
+    return Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS))
+
+
+def _beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
+    from securefda.cli.figures import beta_figure
+
+    own = {
+        site: [(line["round"], beta) for line in lines if (beta := line.get("beta")) is not None]
+        for site, lines in record.sites.items()
+    }
+    own = {site: points for site, points in own.items() if points}
+    if own:
+        caption = "Each source's own weight β against the target, from the sources' own records."
+        return Chart("β per source", caption, beta_figure(own))
+    mean = [(line["round"], beta) for line in rounds if (beta := line.get("mean_beta")) is not None]
+    if not mean:
+        return None
+    caption = "Mean over the sources by samples: all that the aggregator can know of them."
+    return Chart("Mean β", caption, beta_figure({"mean": mean}))
+
+
+def _seconds_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
+    from securefda.cli.figures import seconds_figure
+
+    names = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}))
+    phases = {name: [line.get("seconds", {}).get(name, 0.0) for line in rounds] for name in names}
+    phases = {name: seconds for name, seconds in phases.items() if any(seconds)}
+    if not phases:
+        return None
+    figure = seconds_figure([line["round"] for line in rounds], phases)
+    return Chart("Seconds by phase", "Wall clock at the aggregator.", figure)
+
+
+def _bytes_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
+    from securefda.cli.figures import bytes_figure
+
+    up = _total(line.get("bytes_up", {}) for line in rounds)
+    down = _total(line.get("bytes_down", {}) for line in rounds)
+    sites = sorted({*up, *down})
+    if not sites:
+        return None
+    ups, downs = ([counts[site] for site in sites] for counts in (up, down))
+    scale, unit = _unit(max(*ups, *downs))
+    figure = bytes_figure(sites, [count / scale for count in ups], [count / scale for count in downs], unit)
+    return Chart("Bytes per source", "Over the whole run, as the aggregator counted them.", figure)
+
+
+def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return total
+
+
+def _row(line: RoundLine) -> dict[str, str]:
+    """A line of the table of rounds, as text."""
+    lost = line.get("status") == "lost"
+    remarks = ["lost"] if lost else []
+    if line.get("attempts", 1) > 1:
+        remarks.append(f"{line['attempts']} attempts")
+    remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
+    remarks.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())
+    return {
+        "round": str(line["round"]),
+        "rule": line.get("rule", ""),
+        "accuracy": "–" if lost else percent(line.get("accuracy")),
+        "loss": _number(line.get("loss"), 3),
+        "beta": _number(line.get("mean_beta"), 2),
+        "sources": str(len(line.get("survivors", []))),
+        "seconds": f"{sum(line.get('seconds', {}).values()):.2f}",
+        "remarks": ", ".join(remarks),
+    }
+
+
+def _number(value: float | None, places: int) -> str:
+    return "–" if value is None else f"{value:.{places}f}"

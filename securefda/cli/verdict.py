@@ -1,0 +1,37 @@
+"""In words: what a run protected, from whom, and what it did not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def protected(visibility: Mapping[str, str]) -> str:
+    """One sentence on what the aggregator could not see. ``visibility`` maps source id to the run's level for it."""
+    masked = [site for site, level in visibility.items() if level == "sum"]
+    if not masked:
+        return (
+            "Protected: training data never left its site; but each source's update went to the aggregator in clear "
+            "inside mutual TLS, which keeps out only others on the network."
+        )
+    return (
+        f"Protected: training data never left its site, and the update of {_who(masked, visibility)} left it only "
+        "under masks, so that the aggregator, which runs at the target, could open one weighted sum per round and "
+        "no single update; sources that collude with it, as many as the policies reckon with (n-c), can only take "
+        "their own terms out of that sum."
+    )
+
+
+def unprotected(visibility: Mapping[str, str], rule: str) -> str:
+    """One sentence on what stays visible, and to whom, under this rule."""
+    clear = [site for site, level in visibility.items() if level != "sum"]
+    parts = []
+    if clear:
+        parts.append(f"the aggregator saw every single update of {_who(clear, visibility)}")
+    if len(clear) < len(visibility) and rule.startswith(("fedda", "fedgp")):
+        parts.append("the sources saw the target's own update, from which they evaluate the rule")
+    parts.append("no noise was added, so sums and the final model may reveal something of the rows behind them")
+    return f"Not protected: {'; '.join(parts)}."
+
+
+def _who(sites: list[str], visibility: Mapping[str, str]) -> str:
+    return "every source" if len(sites) == len(visibility) else ", ".join(sites)
