@@ -189,7 +189,6 @@ def check_site_certificate(
             hint=f"fetch the startup kit of federation {ca.federation_id}",
         )
     check_dates(name, certificate, now)
-    check_dates("ca.pem", ca.certificate, now)
     verifier = _policy(ca, now).build_client_verifier()
     try:
         verifier.verify(certificate, [])

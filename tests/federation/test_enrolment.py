@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from federation_builder import NOW, make
 
 from securefda.errors import AuthenticationError, CertificateError, ConfigError
 from securefda.federation.authority import Authority
-from securefda.federation.certificates import identify_peer, parse_ca
+from securefda.federation.certificates import ROSTER_KEY_OID, identify_peer, parse_ca
 from securefda.federation.enrolment import (
     Enrolment,
     add_site,
@@ -105,6 +107,46 @@ def test_ca_is_a_ca_for_ten_years_and_holds_the_roster_key(pristine: Path) -> No
 def test_site_certificate_is_refused_as_a_ca(pristine: Path) -> None:
     with pytest.raises(ConfigError, match="is not the certificate of a federation's CA"):
         parse_ca("ca.pem", (pristine / "lyon/startup/tls.crt").read_bytes())
+
+
+def test_ca_certificate_with_a_wrong_signature_is_refused(pristine: Path) -> None:
+    certificate = x509.load_pem_x509_certificate((pristine / "ca/ca.pem").read_bytes())
+    der = certificate.public_bytes(Encoding.DER)
+    last = x509.load_der_x509_certificate(der[:-1] + bytes([der[-1] ^ 1])).public_bytes(Encoding.PEM)
+    assert parse_ca("ca.pem", certificate.public_bytes(Encoding.PEM)).federation_id == "heart-study"
+    with pytest.raises(ConfigError, match="is not the certificate of a federation's CA"):
+        parse_ca("ca.pem", last)
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_ca", "value"),
+    [
+        ("securefda://heart-study", False, b"\x04\x20" + bytes(32)),
+        ("securefda://heart-study/lyon", True, b"\x04\x20" + bytes(32)),
+        ("securefda://Heart\x1bstudy", True, b"\x04\x20" + bytes(32)),
+        ("https://heart-study", True, b"\x04\x20" + bytes(32)),
+        ("securefda://heart-study", True, b"\x04\x1f" + bytes(31)),
+        ("securefda://heart-study", True, b"\x04\x20" + bytes(33)),
+        ("securefda://heart-study", True, b"\x04\x20" + bytes(32)),  # the companion: this one is a CA
+    ],
+)
+def test_only_a_ca_with_federation_and_roster_key_is_a_trust_anchor(uri: str, is_ca: bool, value: bytes) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([])
+    path_length = 0 if is_ca else None
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, NOW, NOW + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(is_ca, path_length), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=True)
+        .add_extension(x509.UnrecognizedExtension(ROSTER_KEY_OID, value), critical=False)
+        .sign(key, SHA256())
+    )
+    pem = certificate.public_bytes(Encoding.PEM)
+    if (uri, is_ca, len(value)) == ("securefda://heart-study", True, 34):
+        assert parse_ca("ca.pem", pem).roster_key == bytes(32)
+        return
+    with pytest.raises(ConfigError, match="is not the certificate of a federation's CA"):
+        parse_ca("ca.pem", pem)
 
 
 def test_init_refuses_a_folder_with_something_in_it_and_leaves_it_alone(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import base64
 import os
 import pickle
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from federation_builder import NOW, make
 
 from securefda.errors import CertificateError, ConfigError, ExitCode
-from securefda.federation.enrolment import revoke_site
+from securefda.federation.authority import Authority
+from securefda.federation.endpoints import Endpoints
+from securefda.federation.enrolment import renew_site, revoke_site
 from securefda.federation.files import FileContent, read_file, write_file
-from securefda.federation.kit import LISTED_FILES, SECRET_FILES, STARTUP_FILES, Kit, load_kit, open_kit
+from securefda.federation.kit import LISTED_FILES, SECRET_FILES, STARTUP_FILES, Kit, load_kit, make_manifest, open_kit
 from securefda.federation.sites import SiteSpec
-from securefda.secagg.roster import SignedRoster
+from securefda.secagg.roster import Roster, SignedRoster, sign_roster
 from securefda.secagg.signatures import sign_bytes, signature_is_valid
 
 
@@ -117,6 +120,7 @@ def test_every_flipped_byte_of_a_file_is_refused_or_harmless(federation: Path, n
         assert kit.certificate == before.certificate
 
 
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
 @pytest.mark.parametrize("flip", [0x01, 0x20, 0x80])
 @pytest.mark.parametrize("name", ["ca.pem", "tls.crt"])
 def test_every_flipped_byte_inside_a_certificate_is_one_clear_error(pristine: Path, name: str, flip: int) -> None:
@@ -163,6 +167,44 @@ def test_kit_of_another_site_is_refused_where_the_caller_says_who_it_is(pristine
 def test_kit_of_another_role_is_refused(pristine: Path) -> None:
     with pytest.raises(ConfigError, match="kit of a source"):
         load_kit(pristine / "basel", NOW, expected_role="target")
+
+
+def test_certificate_from_a_renewal_does_not_fit_the_roster_before_it(federation: Path, tmp_path: Path) -> None:
+    shutil.copytree(federation, tmp_path / "next")
+    renew_site(tmp_path / "next", "lyon", now=NOW)
+    swap("tls.crt", tmp_path / "next" / "lyon", federation / "lyon")
+    with pytest.raises(ConfigError, match=r"tls\.crt: the roster pins another TLS key of lyon"):
+        load_kit(federation / "lyon", NOW)
+
+
+def reissue(federation: Path, site_id: str, roster: Roster, endpoints: Endpoints) -> None:
+    """Write a kit that the CA and all members signed, with this roster and these endpoints in it."""
+    ca_key = Authority.load(federation / "ca").roster_key
+    keys = {entry.site_id: load_kit(federation / entry.site_id, NOW).signing_key for entry in roster.entries}
+    startup = federation / site_id / "startup"
+    put(startup / "endpoints.toml", endpoints.to_toml())
+    put(startup / "roster.json", sign_roster(roster, ca_key, keys).to_bytes())
+    files = {name: (startup / name).read_bytes() for name in LISTED_FILES}
+    put(startup / "kit.json", make_manifest(roster, site_id, files).to_signed_bytes(ca_key))
+
+
+def test_roster_entry_that_ends_before_the_certificate_ends_the_kit(federation: Path) -> None:
+    kit = load_kit(federation / "lyon", NOW)
+    end = int(NOW.timestamp()) + 3600
+    entries = tuple(replace(entry, not_after=end) if entry == kit.entry else entry for entry in kit.roster.entries)
+    reissue(federation, "lyon", replace(kit.roster, entries=entries), kit.endpoints)
+    assert load_kit(federation / "lyon", NOW + timedelta(hours=1)).entry.not_after == end
+    with pytest.raises(CertificateError, match="roster: lyon is valid from 2026-06-01 11:55 UTC to 2026-06-01 13:00"):
+        load_kit(federation / "lyon", NOW + timedelta(hours=1, seconds=1))
+
+
+def test_target_whose_kit_expects_another_server_name_is_refused(federation: Path) -> None:
+    kit = load_kit(federation / "geneva", NOW)
+    reissue(federation, "geneva", kit.roster, replace(kit.endpoints, server_name="LOCALHOST"))
+    assert load_kit(federation / "geneva", NOW).endpoints.server_name == "LOCALHOST"
+    reissue(federation, "geneva", kit.roster, replace(kit.endpoints, server_name="127.0.0.2"))
+    with pytest.raises(CertificateError, match=r"does not carry the aggregator's name 127\.0\.0\.2"):
+        load_kit(federation / "geneva", NOW)
 
 
 @pytest.mark.parametrize(

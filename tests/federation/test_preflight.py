@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -172,6 +173,35 @@ def test_something_else_at_the_address_is_a_connection_error(live: Path) -> None
             shake_hands(kit, NOW, address=Address("127.0.0.1", port))
     finally:
         server.stop(None).wait()
+
+
+def test_aggregator_that_offers_only_tls_1_2_is_refused(live: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(live / "geneva/startup/tls.crt", live / "geneva/startup/tls.key")
+
+    def serve_one(listener: socket.socket) -> None:
+        with listener.accept()[0] as plain, suppress(OSError), context.wrap_socket(plain, server_side=True) as channel:
+            channel.sendall(b"welcome")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        served = pool.submit(serve_one, listener)
+        address = Address("127.0.0.1", listener.getsockname()[1])
+        with pytest.raises(ConnectionFailed, match=r"not in TLS 1\.3"):
+            shake_hands(load_kit(live / "lyon", NOW), NOW, address=address)
+        served.result(timeout=10)
+
+
+def test_port_with_a_lingering_old_connection_is_free() -> None:
+    """The side that closes first leaves TIME_WAIT behind: here the server's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = Address("127.0.0.1", listener.getsockname()[1])
+        with socket.create_connection((address.host, address.port)) as client:
+            listener.accept()[0].close()
+            assert client.recv(1) == b""
+    with socket.socket() as strict, pytest.raises(OSError, match="in use"):
+        strict.bind((address.host, address.port))  # the companion: without care it looks taken
+    assert check_port_free(address) == f"{address} is free"
 
 
 def test_taken_port_is_recognised_and_a_free_one_stays_free() -> None:
