@@ -32,6 +32,8 @@ SHA256 = {
     "va": "4763e816b12ddc48698291e2ba0e32665b65655557967dcc0b351a79dcfbcbea",
 }
 
+HOSPITALS = tuple(SHA256)
+
 COLUMNS = (
     "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal",
     "target",
