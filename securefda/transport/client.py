@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -149,7 +150,7 @@ class SourceChannel:
 
         Raises:
             AggregatorRestarted: the message is not sent, or not wholly.
-            UploadRefused: the aggregator expects a vector of another length, or none.
+            UploadRefusedError: the aggregator expects a vector of another length, or none.
             ConfigError: the message is larger than ``transport.max-message-bytes``.
             ConnectionFailed: the aggregator did not come back in time.
             SecureFdaError: it refuses this site.
@@ -165,11 +166,11 @@ class SourceChannel:
             self._link.push(message)
             return
         await self._on_some_connection(
-            lambda connection: upload(
-                connection,
-                self._instance_id,
-                message,
-                vectors[0],
+            partial(
+                upload,
+                instance_id=self._instance_id,
+                message=message,
+                view=vectors[0],
                 chunk_bytes=self._settings.chunk_bytes,
                 patience_s=self._settings.silence_s,
             )
@@ -268,9 +269,8 @@ class SourceChannel:
             named = zip(arrival.lengths, vector_digests(arrival.message.body), strict=True)
             arrival.assemblies = [Assembly(length, digest) for length, digest in named]
         for assembly in arrival.assemblies:
-            if not await self._on_some_connection(
-                lambda connection, assembly=assembly: download(connection, assembly, self._settings.silence_s)
-            ):
+            transfer = partial(download, assembly=assembly, patience_s=self._settings.silence_s)
+            if not await self._on_some_connection(transfer):
                 return None
         try:
             return tuple(assembly.finish() for assembly in arrival.assemblies)

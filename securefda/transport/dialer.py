@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -17,7 +17,10 @@ from securefda.transport.site import Traffic
 from securefda.transport.tls import Credentials, channel_credentials, fetch_server_certificate
 from securefda.transport.wire import WireError
 from securefda.v1 import federation_pb2 as pb
-from securefda.v1.federation_pb2_grpc import FederationServiceAsyncStub, FederationServiceStub
+from securefda.v1.federation_pb2_grpc import FederationServiceStub
+
+if TYPE_CHECKING:
+    from securefda.v1.federation_pb2_grpc import FederationServiceAsyncStub
 
 _NOT_ACCEPTED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _MALFORMED = (
@@ -28,7 +31,7 @@ _MALFORMED = (
 )
 
 
-class UploadRefused(ProtocolError):
+class UploadRefusedError(ProtocolError):
     """The aggregator does not want this vector: it expects another length, or none. The check is ``UPLOAD_LENGTH``."""
 
     def __init__(self, detail: str) -> None:
@@ -71,7 +74,7 @@ def translated(error: grpc.aio.AioRpcError) -> SecureFdaError:
     if code is grpc.StatusCode.ALREADY_EXISTS:
         return AuthenticationError(f"the aggregator hung up: {detail}", hint="run one source process per startup kit")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "are expected" in detail:
-        return UploadRefused(detail)
+        return UploadRefusedError(detail)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ConfigError("transport.max-message-bytes", detail, hint="use the same value at every site")
     if code in _MALFORMED:

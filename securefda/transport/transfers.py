@@ -60,10 +60,10 @@ async def download(connection: Connection, assembly: Assembly, patience_s: float
 
 async def upload(
     connection: Connection,
+    *,
     instance_id: bytes,
     message: Signed[Any],
     view: memoryview,
-    *,
     chunk_bytes: int,
     patience_s: float,
 ) -> None:
@@ -115,7 +115,7 @@ async def _write(connection: Connection, call: Any, request: pb.UploadRequest) -
 async def _read(connection: Connection, call: Any, patience_s: float) -> pb.UploadResponse:
     try:
         async with asyncio.timeout(patience_s):
-            response: pb.UploadResponse | None = await call.read()
+            response: Any = await call.read()
     except TimeoutError as error:
         raise HungUp(f"no acknowledgement of an upload for {patience_s:g} s") from error
     if response is grpc.aio.EOF:
@@ -123,4 +123,5 @@ async def _read(connection: Connection, call: Any, patience_s: float) -> pb.Uplo
     if response is None:
         raise FaultyAggregatorError("UPLOAD_RESPONSE", "not an upload response")
     connection.traffic.down += response.ByteSize() + GRPC_PREFIX_BYTES
-    return response
+    answer: pb.UploadResponse = response
+    return answer

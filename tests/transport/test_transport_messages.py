@@ -1,0 +1,316 @@
+"""Messages both ways, over real sockets with mutual TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+from transport_kit import (
+    CALM,
+    FAST,
+    TARGET,
+    Sites,
+    header,
+    joined,
+    masked_input,
+    next_event,
+    note,
+    number_of,
+    scenario,
+    soon,
+)
+
+from securefda.errors import ConfigError, ConnectionFailed
+from securefda.secagg.messages import Parcel
+from securefda.transport.dialer import UploadRefusedError
+from securefda.transport.events import Joined, Left, Misbehaved, Received
+from securefda.transport.observer import Direction, wire_size
+
+
+@scenario
+async def test_messages_arrive_in_order_in_both_directions() -> None:
+    sites = Sites()
+    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
+        await joined(server, 1)
+        for number in range(50):
+            await channel.send(note(1, number))
+            await server.send(1, note(TARGET, number))
+        for number in range(50):
+            event = await next_event(server, Received)
+            assert (event.site, number_of(event.parcel)) == (1, number)
+            assert number_of(await soon(channel.receive())) == number
+
+
+@scenario
+async def test_a_message_keeps_its_signed_bytes_on_the_way() -> None:
+    sites = Sites()
+    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
+        await joined(server, 1)
+        sent = note(1, 7)
+        await channel.send(sent)
+        event = await next_event(server, Received)
+        assert event.parcel == sent
+
+
+@scenario
+async def test_a_header_arrives_with_its_vectors_and_they_are_not_kept_longer() -> None:
+    sites, vectors = Sites(), (os.urandom(100_001), os.urandom(50_000))
+    async with (
+        sites.listening() as (server, address),
+        sites.connected(1, address) as one,
+        sites.connected(2, address) as two,
+    ):
+        assert {(await next_event(server, Joined)).site for _ in range(2)} == {1, 2}
+        sent = header(*vectors)
+        for index in (1, 2):
+            await server.send(index, sent)
+        store = server._table.attachments
+        assert store.held_bytes == 150_001
+        for channel in (one, two):
+            received = await soon(channel.receive())
+            assert received.message == sent.message
+            assert tuple(map(bytes, received.vectors)) == vectors
+        for index in (1, 2):
+            await soon(server._table.site(index).link.settled())
+        assert store.held_bytes == 0
+
+
+@scenario
+async def test_a_masked_input_arrives_with_its_vector_once() -> None:
+    sites, vector = Sites(), os.urandom(300_000)
+    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
+        await joined(server, 1)
+        server.expect_upload(1, len(vector))
+        sent = masked_input(1, vector)
+        await channel.send(sent)
+        await channel.send(sent)
+        await channel.send(note(1, 1))
+        event = await next_event(server, Received)
+        assert event.parcel.message == sent.message
+        assert bytes(event.parcel.vectors[0]) == vector
+        assert number_of((await next_event(server, Received)).parcel) == 1
+
+
+@scenario
+@pytest.mark.parametrize("expected", [0, 9_999, 10_001])
+async def test_an_upload_of_another_length_than_expected_is_refused(expected: int) -> None:
+    sites = Sites()
+    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
+        await joined(server, 1)
+        server.expect_upload(1, expected)
+        with pytest.raises(UploadRefusedError, match=f"10000 bytes was declared, {expected} are expected"):
+            await channel.send(masked_input(1, bytes(10_000)))
+        event = await next_event(server, Misbehaved)
+        assert (event.site, event.check) == (1, "UPLOAD_LENGTH")
+        await channel.send(note(1, 3))  # the connection is still good
+        assert number_of((await next_event(server, Received)).parcel) == 3
+
+
+@scenario
+async def test_a_site_cannot_download_what_was_sent_to_another() -> None:
+    sites, vector = Sites(), os.urandom(10_000)
+    async with (
+        sites.listening() as (server, address),
+        sites.connected(1, address) as _,
+        sites.connected(2, address) as two,
+    ):
+        for _ in range(2):
+            await next_event(server, Joined)
+        sent = header(vector)
+        await server.send(1, sent)
+        store = server._table.attachments
+        digest = sent.message.body.model_digest
+        assert store.find(digest, 1) is not None
+        assert store.find(digest, 2) is None
+        # Site 2 is shown the same message without being offered the vector: it is left out, the next one arrives.
+        server._table.site(2).link.push(sent.message, (len(vector),))
+        await server.send(2, note(TARGET, 5))
+        assert number_of(await soon(two.receive())) == 5
+
+
+@scenario
+async def test_withdrawn_vectors_take_their_untaken_messages_with_them() -> None:
+    sites = Sites()
+    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
+        await joined(server, 1)
+        await server.send(1, header(os.urandom(1000)))
+        server.drop_attachments()
+        assert server._table.attachments.held_bytes == 0
+        await server.send(1, note(TARGET, 2))
+        assert number_of(await soon(channel.receive())) == 2
+
+
+@scenario
+async def test_every_message_is_observed_once_at_each_end_with_the_same_size() -> None:
+    sites, vector = Sites(), os.urandom(20_000)
+    seen: dict[str, list[tuple[Direction, int, str, int]]] = {"target": [], "source": []}
+
+    def observer(site: str):
+        return lambda direction, peer, signed, size: seen[site].append((direction, peer, signed.type_name, size))
+
+    async with (
+        sites.listening(observer=observer("target")) as (server, address),
+        sites.connected(1, address, observer=observer("source")) as channel,
+    ):
+        await joined(server, 1)
+        server.expect_upload(1, len(vector))
+        down, up, small = header(vector), masked_input(1, vector), note(1, 1)
+        await server.send(1, down)
+        await soon(channel.receive())
+        await channel.send(up)
+        await channel.send(small)
+        for _ in range(2):
+            await next_event(server, Received)
+    sizes = [wire_size(parcel.message, sum(map(len, parcel.vectors))) for parcel in (down, up, small)]
+    assert seen["source"] == [
+        (Direction.RECEIVED, TARGET, "Header", sizes[0]),
+        (Direction.SENT, TARGET, "MaskedInput", sizes[1]),
+        (Direction.SENT, TARGET, "Refusal", sizes[2]),
+    ]
+    opposite = {Direction.SENT: Direction.RECEIVED, Direction.RECEIVED: Direction.SENT}
+    assert seen["target"] == [(opposite[way], 1, name, size) for way, _, name, size in seen["source"]]
+
+
+@scenario
+async def test_a_message_that_cannot_be_recorded_does_not_leave() -> None:
+    def full_disk(direction: Direction, peer: int, signed: object, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    sites = Sites()
+    async with (
+        sites.listening() as (server, address),
+        sites.connected(1, address, observer=full_disk) as channel,
+        sites.connected(2, address) as two,
+    ):
+        for _ in range(2):
+            await next_event(server, Joined)
+        with pytest.raises(OSError, match="No space left"):
+            await channel.send(note(1, 1))
+        await two.send(note(2, 2))
+        assert (await next_event(server, Received)).site == 2
+
+
+@scenario
+async def test_a_received_message_that_cannot_be_recorded_stops_the_aggregator() -> None:
+    def full_disk(direction: Direction, peer: int, signed: object, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    sites = Sites()
+    async with (
+        sites.listening(observer=full_disk) as (server, address),
+        sites.connected(1, address) as channel,
+    ):
+        await joined(server, 1)
+        await channel.send(note(1, 1))
+        with pytest.raises(OSError, match="No space left"):
+            await soon(server.receive())
+
+
+@scenario
+async def test_a_source_that_closes_leaves_at_once_and_what_it_sent_last_arrives() -> None:
+    sites = Sites()
+    async with sites.listening() as (server, address):
+        async with sites.connected(1, address) as channel:
+            await joined(server, 1)
+            assert server.connected() == {1}
+            await channel.send(note(1, 9))
+        assert number_of((await next_event(server, Received)).parcel) == 9
+        event = await next_event(server, Left)
+        assert (event.site, event.why) == (1, "hung up")
+        assert server.connected() == set()
+        with pytest.raises(ConnectionFailed, match="not open"):
+            await channel.send(note(1, 10))
+
+
+@scenario
+async def test_stop_waits_until_sources_have_taken_their_messages() -> None:
+    sites = Sites()
+    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
+        await joined(server, 1)
+        await server.send(1, header(os.urandom(200_000)))
+        await server.send(1, note(TARGET, 4))
+        received, _ = await asyncio.gather(_two(channel), server.stop(10.0))
+        assert number_of(received[1]) == 4
+        with pytest.raises(ConnectionFailed, match="stopped"):
+            await server.receive()
+
+
+async def _two(channel) -> list[Parcel]:
+    return [await soon(channel.receive()) for _ in range(2)]
+
+
+@scenario
+async def test_traffic_counts_vectors_and_framing() -> None:
+    sites, vector = Sites(), os.urandom(100_000)
+    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
+        await joined(server, 1)
+        server.expect_upload(1, len(vector))
+        await channel.send(masked_input(1, vector))
+        traffic = server.traffic()[1]
+        assert 100_000 < traffic.up < 103_000
+        assert traffic.down < 3_000
+        assert abs(channel.traffic().up - traffic.up) < 200  # a heartbeat may be under way
+
+
+@scenario
+async def test_an_aggregator_cannot_send_to_a_source_that_never_joined() -> None:
+    sites = Sites()
+    async with sites.listening() as (server, _):
+        with pytest.raises(ConnectionFailed, match="source 2 has not joined"):
+            await server.send(2, note(TARGET, 1))
+
+
+@scenario
+async def test_vectors_that_the_message_does_not_name_are_refused_before_anything_leaves() -> None:
+    sites = Sites()
+    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
+        await joined(server, 1)
+        good = header(b"model")
+        for wrong in ((), (b"model", b"model"), (b"other",)):
+            with pytest.raises(ValueError, match=r"names 1 vectors|does not have the digest"):
+                await server.send(1, Parcel(good.message, wrong))
+        with pytest.raises(ValueError, match="does not go with 1 vectors"):
+            await channel.send(Parcel(note(1, 1).message, (b"x",)))
+        await server.send(1, note(TARGET, 6))
+        assert number_of(await soon(channel.receive())) == 6
+
+
+@scenario
+async def test_a_message_larger_than_a_frame_names_the_setting() -> None:
+    sites = Sites()
+    async with sites.listening(FAST) as (server, address), sites.connected(1, address, FAST):
+        await joined(server, 1)
+        big = header(b"model")
+        body = big.message.body
+        layers = tuple(type(body.layers[0])(f"layer{i}" + "x" * 180, (1,), 1.0) for i in range(400))
+        from dataclasses import replace
+
+        from transport_kit import message
+
+        with pytest.raises(ConfigError, match="transport.max-message-bytes"):
+            await server.send(1, Parcel(message(TARGET, replace(body, layers=layers)).message, (b"model",)))
+
+
+@scenario
+async def test_a_hundred_sources_are_served_by_one_aggregator() -> None:
+    sites, vector = Sites(100), os.urandom(20_000)
+    async with sites.listening(CALM) as (server, address):
+        channels = {index: sites.channel(index, address, CALM) for index in sites.sources}
+        await asyncio.gather(*(channel.open() for channel in channels.values()))
+        assert {(await next_event(server, Joined)).site for _ in channels} == set(channels)
+        sent = header(vector)
+        for index in channels:
+            server.expect_upload(index, len(vector))
+            await server.send(index, sent)
+        assert server._table.attachments.held_bytes == len(vector)
+
+        async def take_part(index: int) -> None:
+            received = await channels[index].receive()
+            assert bytes(received.vectors[0]) == vector
+            await channels[index].send(masked_input(index, vector[::-1]))
+
+        await asyncio.gather(*map(take_part, channels))
+        found = {(await next_event(server, Received)).site for _ in channels}
+        assert found == set(channels)
+        await asyncio.gather(*(channel.close() for channel in channels.values()))
