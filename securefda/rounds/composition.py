@@ -8,18 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda import __version__
 from securefda.adaptation import Rule
 from securefda.config import AggregatorConfig, SourceConfig, TaskSection, strategy_of, training_settings
-from securefda.errors import ConfigError
+from securefda.errors import ConfigError, SecureFdaError
 from securefda.policy import SourcePolicy, check_header
-from securefda.rounds.run import ByteCounts, RunSettings, TargetSite
+from securefda.rounds.records import RoundLine, RunStatus, Summary, summarise
+from securefda.rounds.run import AggregatorRun, ByteCounts, RunSettings, TargetSite
 from securefda.rounds.site import SiteTrainer
 from securefda.rounds.source import SourceSite
-from securefda.rounds.store import SourceStore
+from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Body, Envelope, Signer, Visibility
 from securefda.secagg.roster import Roster
 from securefda.tasks import Task, TaskSettings, load_task
@@ -99,6 +101,24 @@ def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
         training_deadline_s=transport.training_deadline_s,
         phase_deadline_s=transport.phase_deadline_s,
         config_digest=digest,
+    )
+
+
+def summary_of(
+    config: AggregatorConfig, run: AggregatorRun, store: AggregatorStore, roster: Roster, error: BaseException | None
+) -> Summary:
+    """The summary of a run as far as it went, rounds before a restart included."""
+    visibility = {entry.site_id: config.privacy.visibility for entry in roster.sources}
+    status: RunStatus = "finished" if error is None else "interrupted"
+    return summarise(
+        cast(list[RoundLine], store.records()),
+        run_id=run.run_id,
+        task=config.task.factory,
+        strategy=config.strategy.model_dump(by_alias=True),
+        visibility=visibility,
+        rounds_planned=config.strategy.rounds,
+        status="failed" if isinstance(error, SecureFdaError) else status,
+        error=error if isinstance(error, SecureFdaError) else None,
     )
 
 

@@ -1,16 +1,14 @@
-"""Writing a run down while it goes on: the run folder of the target, and a source's own lines."""
+"""Writing a run down while it goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from safetensors.numpy import save
 
-from securefda.errors import SecureFdaError
 from securefda.rounds.progress import Reporter
-from securefda.rounds.records import RoundLine, RunStatus, Summary, summarise
+from securefda.rounds.records import RoundLine
 from securefda.rounds.run_folder import MODEL_FILE, RunFolder
 from securefda.training import LayerTable, Vector
 
@@ -25,13 +23,12 @@ def model_file(layers: LayerTable, model: Vector) -> bytes:
 class RecordingReporter:
     """Writes each round to the run folder, then tells the reporter that shows it.
 
-    What was recorded before a restart is read from the folder, so that the summary covers the whole run.
+    ``model_bytes`` gives the model file after the round; whoever composes the run sets it.
     """
 
     def __init__(self, folder: RunFolder, shown: Reporter) -> None:
         self._folder = folder
         self._shown = shown
-        self.lines: list[RoundLine] = []
         self.model_bytes: Callable[[], bytes] = bytes
 
     def round_started(self, round_number: int, rounds: int) -> None:
@@ -44,7 +41,6 @@ class RecordingReporter:
 
     def round_finished(self, line: RoundLine) -> None:
         """Write the round's line and the model after it, then pass it on."""
-        self.lines.append(line)
         self._folder.append_round(line)
         self._folder.write(MODEL_FILE, self.model_bytes())
         self._shown.round_finished(line)
@@ -52,29 +48,3 @@ class RecordingReporter:
     def note(self, text: str) -> None:
         """Pass it on."""
         self._shown.note(text)
-
-    def write_summary(
-        self,
-        *,
-        run_id: str,
-        task: str,
-        strategy: Mapping[str, Any],
-        visibility: Mapping[str, str],
-        rounds_planned: int,
-        status: RunStatus,
-        error: SecureFdaError | None,
-        earlier: Sequence[RoundLine] = (),
-    ) -> Summary:
-        """Write and return the summary of the run, ``earlier`` being the rounds before a restart."""
-        summary = summarise(
-            [*earlier, *self.lines],
-            run_id=run_id,
-            task=task,
-            strategy=strategy,
-            visibility=visibility,
-            rounds_planned=rounds_planned,
-            status=status,
-            error=error,
-        )
-        self._folder.write_summary(summary)
-        return summary

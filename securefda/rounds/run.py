@@ -27,6 +27,7 @@ from securefda.secagg.messages import (
     NO_CONTEXT,
     NO_SESSION,
     SESSION_ID_BYTES,
+    Abort,
     Body,
     Goodbye,
     Header,
@@ -36,6 +37,7 @@ from securefda.secagg.messages import (
     Result,
     Signed,
     Signer,
+    Step,
     Visibility,
 )
 from securefda.secagg.parameters import default_threshold, threshold_is_sound
@@ -115,6 +117,7 @@ class AggregatorRun:
     def __init__(self, site: TargetSite, settings: RunSettings, store: AggregatorStore, reporter: Reporter) -> None:
         self._site, self._settings, self._store, self._reporter = site, settings, store, reporter
         self._present: set[int] = set()
+        self._joined: set[int] = set()
         self._attempt: Attempt | None = None
         self._round: _Progress | None = None
         self._phase = ""
@@ -170,6 +173,14 @@ class AggregatorRun:
             self._reporter.note(f"{self._name(index)} left")
         return self._after(self._attempt.lose(index)) if self._attempt and not self.done else []
 
+    def returned(self, index: int) -> list[Send]:
+        """A source that had left is back as the same process; it takes part again from the next header on."""
+        if index not in self._joined:
+            return []
+        self._present.add(index)
+        self._reporter.note(f"{self._name(index)} is back")
+        return self._start_if_ready()
+
     def expire(self) -> list[Send]:
         """The deadline passed: go on with who is there."""
         if self.done:
@@ -209,11 +220,17 @@ class AggregatorRun:
             return []
         if body.architecture_digest != site.trainer.architecture_digest:
             self._reporter.note(f"{self._name(index)}: its model has other layers; it needs the same task and version")
-            return [self._goodbye(index, False, "your model has other layers than the aggregator's")]
+            return [self._turn_away(index)]
         again = self._after(self._attempt.lose(index)) if self._attempt and index in self._present else []
         self._present.add(index)
+        self._joined.add(index)
         self._reporter.note(f"{self._name(index)} joined ({len(self._present)} of {len(self._sources())})")
         return again + self._start_if_ready()
+
+    def _turn_away(self, index: int) -> Send:
+        """Answer a join with which no round can work; the source ends with a clear error."""
+        body = Abort(Step.HEADER, "HEADER_ARCHITECTURE", index)
+        return Send(index, Parcel(self._site.signer.sign(NO_SESSION, NO_CONTEXT, body)))
 
     def _join_fault(self, message: Signed[Body]) -> str | None:
         roster = self._site.roster

@@ -168,6 +168,10 @@ class SourceRounds:
         """The deadline passed without a message: the session is dead, and the aggregator is told so."""
         return self._end_session("DEADLINE")
 
+    def forget(self) -> None:
+        """Drop the round in progress, if there is one: it cannot be finished any more."""
+        self._drop_round()
+
     def _dispatch(self, parcel: Parcel) -> list[Parcel]:
         message = parcel.message
         match message.body:
@@ -304,6 +308,12 @@ class SourceRounds:
 
     def _aborted(self, message: Signed[Abort]) -> list[Parcel]:
         current, body = self._round, message.body
+        if message.envelope.session_id == NO_SESSION and body.check == "HEADER_ARCHITECTURE":
+            self.failure = ConfigError(
+                "task.factory",
+                "this site builds another model than the aggregator",
+                hint="use the same task, task options and securefda version at every site",
+            )
         if current is None or message.envelope.session_id != current.header.envelope.session_id:
             return []
         self._drop_round()

@@ -19,7 +19,7 @@ from securefda.config import AggregatorConfig, FederationConfig, ProcessSection,
 from securefda.errors import SecureFdaError
 from securefda.policy import default_policy
 from securefda.rounds.attempts import Send
-from securefda.rounds.composition import Member, run_settings, source_site, target_site
+from securefda.rounds.composition import Member, run_settings, source_site, summary_of, target_site
 from securefda.rounds.progress import Reporter
 from securefda.rounds.recording import RecordingReporter, model_file
 from securefda.rounds.records import SiteLine, Summary
@@ -151,17 +151,10 @@ def simulate(
         network.run()
     except SecureFdaError as failure:
         error = failure
-    summary = recording.write_summary(
-        run_id=run.run_id,
-        task=config.task.factory,
-        strategy=config.strategy.model_dump(by_alias=True),
-        visibility=dict.fromkeys(config.federation.sources, config.privacy.visibility),
-        rounds_planned=config.strategy.rounds,
-        status="finished" if error is None else "failed",
-        error=error,
-    )
-    if error is not None:
-        raise error
+        raise
+    finally:
+        summary = federation.summary(run, error)
+        folder.write_summary(summary)
     return summary
 
 
@@ -175,16 +168,14 @@ class _Federation:
     reporter: Reporter
     roster: Roster
     keys: dict[str, Ed25519PrivateKey]
+    settings: AggregatorConfig
+    store: AggregatorStore
 
     @classmethod
     def of(cls, config: FederationConfig, folder: RunFolder, seed: int, reporter: Reporter) -> Self:
         roster, keys = _throwaway_roster(config)
-        return cls(config, folder, seed, reporter, roster, keys)
-
-    def aggregator(self, recording: RecordingReporter, meter: TrafficMeter) -> AggregatorRun:
-        config, member = self.config, self._member(self.config.federation.target)
         settings = AggregatorConfig(
-            aggregator=self._process(),
+            aggregator=ProcessSection(kit=folder.path, out=folder.path, seed=seed),
             task=config.task,
             strategy=config.strategy,
             training=config.training.target,
@@ -192,14 +183,23 @@ class _Federation:
             session=config.session,
             transport=config.transport,
         )
-        store = AggregatorStore(self.folder.site(member.site_id) / "state.sqlite")
-        site = target_site(settings, member, meter.counts)
-        return AggregatorRun(site, run_settings(settings, self.roster), store, recording)
+        store = AggregatorStore(folder.path / "state.sqlite")
+        return cls(config, folder, seed, reporter, roster, keys, settings, store)
+
+    def aggregator(self, recording: RecordingReporter, meter: TrafficMeter) -> AggregatorRun:
+        site = target_site(self.settings, self._member(self.config.federation.target), meter.counts)
+        return AggregatorRun(site, run_settings(self.settings, self.roster), self.store, recording)
+
+    def summary(self, run: AggregatorRun, error: SecureFdaError | None) -> Summary:
+        return summary_of(self.settings, run, self.store, self.roster, error)
 
     def source(self, site_id: str) -> SourceRounds:
         config, privacy = self.config, self.config.privacy
         settings = SourceConfig(
-            source=self._process(), task=config.task, training=config.training.source, transport=config.transport
+            source=self.settings.aggregator,
+            task=config.task,
+            training=config.training.source,
+            transport=config.transport,
         )
         policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, config.session.attempts)
         store = SourceStore(self.folder.site(site_id) / "state.sqlite")
@@ -208,9 +208,6 @@ class _Federation:
 
     def _member(self, site_id: str) -> Member:
         return Member(self.roster, site_id, self.keys[site_id], encode)
-
-    def _process(self) -> ProcessSection:
-        return ProcessSection(kit=self.folder.path, out=self.folder.path, seed=self.seed)
 
 
 def _throwaway_roster(config: FederationConfig) -> tuple[Roster, dict[str, Ed25519PrivateKey]]:

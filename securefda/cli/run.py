@@ -1,0 +1,203 @@
+"""``securefda run``: enrol a throw-away federation, start one process per site, watch them, collect what they left.
+
+The processes are the ones that people start by hand from startup kits, with the same command; nothing is shared
+between them but this machine's loopback interface and the folder of each site.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from securefda.config import FederationConfig, aggregator_toml, child_environment, source_toml
+from securefda.errors import ExitCode, SecureFdaError
+from securefda.federation.endpoints import Address
+from securefda.federation.enrolment import init_federation
+from securefda.federation.sites import SiteSpec
+from securefda.policy import default_policy, default_policy_text
+from securefda.rounds.progress import Reporter
+from securefda.rounds.records import RoundLine, Summary
+from securefda.rounds.run_folder import METRICS_FILE, SUMMARY_FILE, RunFolder, replace_file
+
+_HOST = "127.0.0.1"
+_POLL_S = 0.1
+_STOP_S = 10.0
+_KITS = "kits"
+_RESULT, _LOG = "result.json", "log.txt"
+
+
+class ProcessFailed(SecureFdaError):  # noqa: N818 - it says which process, not what kind of error
+    """One of the processes of a run ended with an error; message, hint and exit code are that process's own."""
+
+    def __init__(self, site: str, exit_code: ExitCode, message: str, hint: str) -> None:
+        super().__init__(f"{site}: {message}", hint=hint)
+        self.exit_code = exit_code
+
+
+def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Reporter) -> Summary:
+    """Run a federation on this machine, one process per site, and leave a run folder in ``out``.
+
+    Args:
+        config: the federation.
+        out: run folder; ``kits/`` and ``sites/SITE/`` in it hold what belongs to each site.
+        seed: of the run.
+        reporter: shows progress.
+
+    Raises:
+        SecureFdaError: whatever ended the run; the folder holds the rounds until then.
+    """
+    folder = RunFolder(out)
+    target, address = config.federation.target, _free_address()
+    _enrol(config, folder.path / _KITS, address)
+    files = _write_settings(config, folder, address, seed)
+    environment = _environment(len(files))
+    processes = [_Site.start(site, files[site], folder, target == site, environment) for site in files]
+    try:
+        _watch(processes, config, folder.path / METRICS_FILE, reporter)
+    finally:
+        _stop(processes)
+    return Summary(**json.loads((folder.path / SUMMARY_FILE).read_bytes()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A running process of one site."""
+
+    site: str
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    @classmethod
+    def start(cls, site: str, file: Path, folder: RunFolder, is_target: bool, environment: dict[str, str]) -> _Site:
+        own = folder.site(site)
+        command = [sys.executable, "-m", "securefda.cli", "aggregator" if is_target else "source", "start"]
+        with (own / _RESULT).open("wb") as result, (own / _LOG).open("wb") as log:
+            process = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments made here
+                [*command, "--config", str(file), "--format", "json"],
+                stdin=subprocess.DEVNULL,
+                stdout=result,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches this process first, which then ends the others in order
+            )
+        return cls(site, process, own)
+
+    def result(self) -> dict[str, Any]:
+        """The envelope that the process printed; of one that was killed, an envelope that says so."""
+        try:
+            envelope = json.loads((self.folder / _RESULT).read_bytes())
+        except ValueError:
+            envelope = None
+        if isinstance(envelope, dict):
+            return envelope
+        message = f"ended without a result (exit code {self.process.returncode})"
+        return {"exit_code": int(ExitCode.FAILED), "message": message, "hint": f"see {self.folder / _LOG}"}
+
+    def failure(self) -> ProcessFailed | None:
+        """Why the process ended, where it ended with an error."""
+        if self.process.poll() in (None, 0):
+            return None
+        result = self.result()
+        return ProcessFailed(self.site, ExitCode(result["exit_code"]), result["message"], result["hint"])
+
+
+def _free_address() -> Address:
+    """A port that is free now; should somebody take it before the aggregator does, that is a clear error."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return Address(_HOST, probe.getsockname()[1])
+
+
+def _enrol(config: FederationConfig, root: Path, address: Address) -> None:
+    privacy, federation = config.privacy, config.federation
+    policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, config.session.attempts)
+    sources = [SiteSpec(site, "source", site) for site in federation.sources]
+    init_federation(
+        root,
+        federation.name,
+        [SiteSpec(federation.target, "target", federation.target, (_HOST,)), *sources],
+        aggregator=address,
+        policy_text=lambda site: default_policy_text(site, policy),
+        settings_text="",
+        now=datetime.now(UTC),
+    )
+
+
+def _write_settings(config: FederationConfig, folder: RunFolder, address: Address, seed: int) -> dict[str, Path]:
+    """Each site's settings file, the target's first."""
+    transport = config.transport.model_copy(update={"listen": str(address)})
+    config = config.model_copy(update={"transport": transport})
+    target, kits = config.federation.target, folder.path / _KITS
+    files = {target: folder.site(target) / "aggregator.toml"}
+    replace_file(files[target], aggregator_toml(config, kits / target, folder.path, seed).encode())
+    for site in config.federation.sources:
+        files[site] = folder.site(site) / "source.toml"
+        replace_file(files[site], source_toml(config, kits / site, folder.site(site), seed).encode())
+    return files
+
+
+def _environment(processes: int) -> dict[str, str]:
+    """The processes share this machine's cores; more threads than cores would only get in each other's way."""
+    environment = child_environment(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    return environment
+
+
+def _watch(processes: list[_Site], config: FederationConfig, metrics: Path, reporter: Reporter) -> None:
+    """Report rounds as they are written, until the aggregator ends.
+
+    Raises:
+        ProcessFailed: the aggregator failed, or a source did before the first round was over.
+    """
+    aggregator, sources = processes[0], processes[1:]
+    reporter.phase("starting", [site.site for site in processes])
+    shown, noted = 0, set[str]()
+    while True:
+        ended = aggregator.process.poll() is not None
+        shown += _report_rounds(metrics, shown, config.strategy.rounds, reporter)
+        for source in sources:
+            failure = source.failure()
+            if failure is None or source.site in noted:
+                continue
+            if shown == 0 and not ended:
+                raise failure
+            noted.add(source.site)
+            reporter.note(f"{failure}")
+        if ended:
+            break
+        time.sleep(_POLL_S)
+    if (failure := aggregator.failure()) is not None:
+        raise failure
+
+
+def _report_rounds(metrics: Path, shown: int, rounds: int, reporter: Reporter) -> int:
+    """Report the lines behind the first ``shown``; returns how many there were."""
+    if not metrics.exists():
+        return 0
+    lines: list[RoundLine] = [json.loads(line) for line in metrics.read_bytes().split(b"\n")[:-1]]
+    for line in lines[shown:]:
+        reporter.round_started(line["round"], rounds)
+        reporter.round_finished(line)
+    return len(lines) - shown
+
+
+def _stop(processes: list[_Site]) -> None:
+    """Let sources that heard the goodbye end by themselves; end the others."""
+    deadline = time.monotonic() + _STOP_S
+    if processes[0].process.poll() != 0:
+        for site in processes:
+            site.process.terminate()
+    for site in processes:
+        try:
+            site.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            site.process.kill()
+            site.process.wait()

@@ -1,0 +1,136 @@
+"""Composition, event loop and signals of a source. No protocol and no maths."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from securefda.config import SourceConfig
+from securefda.errors import SecureFdaError
+from securefda.federation.kit import Kit, load_kit
+from securefda.policy import load_policy
+from securefda.rounds.composition import Member, source_site
+from securefda.rounds.progress import Reporter
+from securefda.rounds.records import SiteLine
+from securefda.rounds.run_folder import METRICS_FILE, append_line
+from securefda.rounds.source import SourceRounds
+from securefda.rounds.store import SourceStore
+from securefda.secagg.messages import Parcel
+from securefda.transport.client import AggregatorRestarted, SourceChannel
+from securefda.transport.dialer import UploadRefusedError
+from securefda.transport.offload import in_thread
+from securefda.transport.startup import credentials_of, endpoint_of, transport_settings
+from securefda.transport.wire import encode
+
+STATE_FILE = "state.sqlite"
+POLICY_FILE = "policy.toml"
+
+
+def main(config: SourceConfig, reporter: Reporter) -> None:
+    """Take part as a source until the aggregator ends the run.
+
+    Raises:
+        PolicyRefusal: this site's policy allowed none of the rounds.
+        SecureFdaError: what this site cannot go on with, or why the aggregator ended the run early.
+    """
+    kit = load_kit(config.source.kit, datetime.now(UTC), expected_role="source")
+    policy = load_policy(kit.local / POLICY_FILE)
+    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    store = SourceStore(config.source.out / STATE_FILE)
+    try:
+        shown = _SourceReporter(kit.site_id, config.source.out, reporter)
+        rounds = SourceRounds(source_site(config, policy, member, store), shown)
+        asyncio.run(_Service(config, kit, rounds, reporter).serve())
+        _raise_outcome(rounds, shown)
+    finally:
+        store.close()
+
+
+class _SourceReporter:
+    """Writes this site's own lines and shows what happens."""
+
+    def __init__(self, site_id: str, out: Path, shown: Reporter) -> None:
+        self._site_id, self._out, self._shown = site_id, out, shown
+        self.rounds_finished = 0
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None:
+        """Show which round this site trains for, and what the aggregator may see of it."""
+        self._shown.note(f"{self._site_id}: round {round_number}, {rule}, visibility {visibility}")
+
+    def round_finished(self, record: SiteLine) -> None:
+        """Append the line to this site's metrics."""
+        self.rounds_finished += 1
+        append_line(self._out / METRICS_FILE, record)
+
+    def alarm(self, error: SecureFdaError) -> None:
+        """Show what was refused or failed."""
+        self._shown.note(f"{self._site_id}: {error}")
+
+
+def _raise_outcome(rounds: SourceRounds, shown: _SourceReporter) -> None:
+    """Turn the end of the run into this process's exit code."""
+    if rounds.failure is not None:
+        raise rounds.failure
+    if rounds.refusal is not None and shown.rounds_finished == 0:
+        raise rounds.refusal
+    if rounds.goodbye is not None and not rounds.goodbye.completed:
+        raise SecureFdaError(f"the aggregator ended the run: {rounds.goodbye.reason}")
+
+
+class _Service:
+    """Connects this source's rounds with its channel."""
+
+    def __init__(self, config: SourceConfig, kit: Kit, rounds: SourceRounds, reporter: Reporter) -> None:
+        self._rounds = rounds
+        self._reporter = reporter
+        self._endpoint = endpoint_of(kit)
+        self._channel = SourceChannel(
+            self._endpoint,
+            credentials_of(kit),
+            max_vector_bytes=rounds.vector_bytes(),
+            settings=transport_settings(config.transport),
+        )
+
+    async def serve(self) -> None:
+        """Take part until the aggregator says goodbye or this site cannot go on."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+        await self._channel.open()
+        self._reporter.note(f"connected to the aggregator at {self._endpoint.address}")
+        try:
+            await self._join()
+            while self._rounds.goodbye is None and self._rounds.failure is None:
+                await self._step()
+        finally:
+            await self._channel.close()
+
+    async def _step(self) -> None:
+        try:
+            await self._send(await self._answers())
+        except AggregatorRestarted:
+            self._reporter.note("the aggregator has restarted; joining again")
+            self._rounds.forget()
+            await self._join()
+
+    async def _answers(self) -> list[Parcel]:
+        try:
+            async with asyncio.timeout(self._rounds.deadline_s()):
+                parcel = await self._channel.receive()
+        except TimeoutError:
+            self._reporter.note(f"no word from {self._rounds.waiting_for()} in time; the session is over")
+            return self._rounds.expire()
+        return await in_thread(partial(self._rounds.handle, parcel))
+
+    async def _send(self, parcels: list[Parcel]) -> None:
+        for parcel in parcels:
+            try:
+                await self._channel.send(parcel)
+            except UploadRefusedError as error:
+                # The aggregator has closed the phase: this source is dropped, and what it sent stays masked.
+                self._reporter.note(f"too late for this round: {error}")
+                self._rounds.forget()
+
+    async def _join(self) -> None:
+        await self._channel.send(self._rounds.join())
