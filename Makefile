@@ -1,0 +1,48 @@
+# make demo    set up, then the main job: five sources and a target as separate processes, masked updates
+# make test    set up, then all tests
+# make lint    what CI checks beside the tests
+# make lock    renew requirements.lock from pyproject.toml
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint lock clean
+.DEFAULT_GOAL := demo
+
+demo: $(READY)
+	@$(BIN)/securefda demo
+
+test: $(READY)
+	@$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python protos/generate.py --check
+	$(BIN)/python tests/vectors/generate.py --check
+
+$(READY): requirements.lock pyproject.toml
+	@python=; for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	    if $$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
+	    then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then echo "error: no Python 3.11, 3.12 or 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 4; fi; \
+	echo "setting up $(VENV) with $$($$python --version), once"; \
+	$$python -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $(READY)
+
+lock:
+	rm -rf $(VENV).lock
+	python3 -m venv $(VENV).lock
+	$(VENV).lock/bin/python -m pip install --quiet torch==2.13.0
+	$(VENV).lock/bin/python -m pip install --quiet setuptools --editable '.[dev]'
+	$(VENV).lock/bin/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu//' | grep -v -i '^nvidia-\|^triton' > requirements.lock
+	rm -rf $(VENV).lock
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
