@@ -1,9 +1,10 @@
 """Messages on the wire: protobuf, gRPC with mutual TLS 1.3, streams of vectors that survive a broken connection.
 
-gRPC for Python has no setting for the lowest TLS version. It reads the cipher suites of TLS 1.2 from the environment
-when its core starts, so this package names one that needs an RSA certificate there, before anything imports ``grpc``:
-a federation's certificates are ECDSA, and no TLS 1.2 handshake can succeed. The suites of TLS 1.3 are not affected.
-The aggregator does not rely on it: it looks at the version of every connection and refuses what is not TLS 1.3.
+gRPC for Python has no setting for the lowest TLS version. It takes the cipher suites of TLS 1.2 from the environment
+when it is imported, so this package, which imports it, first names one there that needs an RSA certificate: those of a
+federation are ECDSA, and no TLS 1.2 handshake can succeed. The suites of TLS 1.3 are not affected. Where a program has
+imported ``grpc`` earlier, a TLS 1.2 handshake may succeed; the aggregator looks at the version of every call's
+connection and refuses what is not TLS 1.3, before it reads a message.
 
 gRPC's core also prints every failed handshake to standard error. Those lines say nothing that our own errors and
 events do not, so they are off unless ``GRPC_VERBOSITY`` asks for them.

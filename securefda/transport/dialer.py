@@ -15,20 +15,13 @@ from securefda.transport.delivery import INSTANCE_BYTES, Link, Pace, content_of
 from securefda.transport.limits import GRPC_PREFIX_BYTES, TransportSettings, channel_options
 from securefda.transport.site import Traffic
 from securefda.transport.tls import Credentials, channel_credentials, fetch_server_certificate
+from securefda.transport.uploads import UNEXPECTED_LENGTH
 from securefda.transport.wire import WireError
 from securefda.v1 import federation_pb2 as pb
 from securefda.v1.federation_pb2_grpc import FederationServiceStub
 
 if TYPE_CHECKING:
     from securefda.v1.federation_pb2_grpc import FederationServiceAsyncStub
-
-_NOT_ACCEPTED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-_MALFORMED = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.OUT_OF_RANGE,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.UNIMPLEMENTED,
-)
 
 
 class UploadRefusedError(ProtocolError):
@@ -40,6 +33,10 @@ class UploadRefusedError(ProtocolError):
 
 class HungUp(ConnectionFailed):
     """The aggregator answers, but the connection for calls does not come about or broke. Trying again may help."""
+
+
+class Withdrawn(ConnectionFailed):
+    """The aggregator no longer offers this vector to this site, or never did."""
 
 
 class HandshakeRefused(HungUp):
@@ -65,21 +62,45 @@ class Endpoint:
 
 def translated(error: grpc.aio.AioRpcError) -> SecureFdaError:
     """What a failed call means to a source. Only a :class:`HungUp` is worth another attempt."""
-    code, detail = error.code(), error.details() or "no reason given"
-    if code in _NOT_ACCEPTED:
-        return AuthenticationError(
-            f"the aggregator refuses this site: {detail}",
-            hint="check that the roster at the aggregator has this site with its present certificate",
-        )
-    if code is grpc.StatusCode.ALREADY_EXISTS:
-        return AuthenticationError(f"the aggregator hung up: {detail}", hint="run one source process per startup kit")
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "are expected" in detail:
-        return UploadRefusedError(detail)
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return ConfigError("transport.max-message-bytes", detail, hint="use the same value at every site")
-    if code in _MALFORMED:
-        return ProtocolError("WIRE", f"the aggregator refuses a message of this site: {detail}")
+    detail = error.details() or "no reason given"
+    return _MEANINGS.get(error.code(), _hung_up)(detail)
+
+
+def _hung_up(detail: str) -> SecureFdaError:
     return HungUp(f"the connection broke: {detail}")
+
+
+def _not_accepted(detail: str) -> SecureFdaError:
+    return AuthenticationError(
+        f"the aggregator refuses this site: {detail}",
+        hint="check that the roster at the aggregator has this site with its present certificate",
+    )
+
+
+def _replaced(detail: str) -> SecureFdaError:
+    return AuthenticationError(f"the aggregator hung up: {detail}", hint="run one source process per startup kit")
+
+
+def _too_much(detail: str) -> SecureFdaError:
+    if UNEXPECTED_LENGTH in detail:
+        return UploadRefusedError(detail)
+    return ConfigError("transport.max-message-bytes", detail, hint="use the same value at every site")
+
+
+def _malformed(detail: str) -> SecureFdaError:
+    return ProtocolError("WIRE", f"the aggregator refuses a message of this site: {detail}")
+
+
+_MEANINGS: dict[grpc.StatusCode, Callable[[str], SecureFdaError]] = {
+    grpc.StatusCode.UNAUTHENTICATED: _not_accepted,
+    grpc.StatusCode.PERMISSION_DENIED: _not_accepted,
+    grpc.StatusCode.ALREADY_EXISTS: _replaced,
+    grpc.StatusCode.NOT_FOUND: Withdrawn,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: _too_much,
+    grpc.StatusCode.INVALID_ARGUMENT: _malformed,
+    grpc.StatusCode.OUT_OF_RANGE: _malformed,
+    grpc.StatusCode.UNIMPLEMENTED: _malformed,
+}
 
 
 class Connection:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 
 from securefda.errors import FaultyAggregatorError
 from securefda.secagg.messages import Signed
-from securefda.transport.dialer import Connection, HungUp, translated
+from securefda.transport.dialer import Connection, HungUp, Withdrawn, translated
 from securefda.transport.limits import GRPC_PREFIX_BYTES
 from securefda.transport.streams import Assembly, chunks
 from securefda.transport.wire import WireError, refuse_unknown_fields, signed_to_proto
@@ -34,8 +36,9 @@ async def download(connection: Connection, assembly: Assembly, patience_s: float
     call = connection.stub.Download(request)
     try:
         while not assembly.is_whole:
-            async with asyncio.timeout(patience_s):
-                response: Any = await call.read()
+            with _breaks_translated():
+                async with asyncio.timeout(patience_s):
+                    response: Any = await call.read()
             if response is grpc.aio.EOF:
                 raise HungUp("a download ended early")
             if response is None:
@@ -45,10 +48,8 @@ async def download(connection: Connection, assembly: Assembly, patience_s: float
             if response.total_bytes != assembly.total:
                 raise WireError(f"{response.total_bytes} bytes instead of the {assembly.total} announced")
             assembly.add(response.offset, response.data)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.NOT_FOUND:
-            return False
-        raise translated(error) from error
+    except Withdrawn:
+        return False
     except TimeoutError as error:
         raise HungUp(f"a download stood still for {patience_s:g} s") from error
     except WireError as error:
@@ -84,21 +85,35 @@ async def upload(
     call = connection.stub.Upload()
     sender: asyncio.Task[None] | None = None
     try:
-        start = pb.UploadStart(instance_id=instance_id, message=signed_to_proto(message), total_bytes=len(view))
-        await _write(connection, call, pb.UploadRequest(start=start))
-        answer = await _read(connection, call, patience_s)
-        sender = asyncio.create_task(_send_chunks(connection, call, view, answer.received_bytes, chunk_bytes))
-        while not answer.complete:
+        with _breaks_translated():
+            start = pb.UploadStart(instance_id=instance_id, message=signed_to_proto(message), total_bytes=len(view))
+            await _write(connection, call, pb.UploadRequest(start=start))
             answer = await _read(connection, call, patience_s)
-    except grpc.aio.AioRpcError as error:
-        raise translated(error) from error
-    except asyncio.InvalidStateError as error:  # gRPC's word for a write after the call has ended
-        raise HungUp("an upload broke off") from error
+            sender = asyncio.create_task(_send_chunks(connection, call, view, answer.received_bytes, chunk_bytes))
+            while not answer.complete:
+                answer = await _read(connection, call, patience_s)
     finally:
         if sender is not None:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)  # the reader's error is the telling one
         call.cancel()
+
+
+@contextlib.contextmanager
+def _breaks_translated() -> Iterator[None]:
+    """Turn the ways in which gRPC reports a broken call into our own errors."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise translated(error) from error
+    except asyncio.InvalidStateError as error:  # a write after the call has ended
+        raise HungUp("the call has ended") from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody cancelled us: the control stream broke, and its channel was closed together with this call.
+        raise HungUp("the connection was closed") from error
 
 
 async def _send_chunks(connection: Connection, call: Any, view: memoryview, offset: int, chunk_bytes: int) -> None:

@@ -13,6 +13,10 @@ from securefda.transport.streams import Assembly
 from securefda.transport.wire import WireError
 
 
+UNEXPECTED_LENGTH = "an upload of another length than expected"
+"""Begins the status detail by which a source tells this refusal from one of gRPC's own limits."""
+
+
 class Refused(Exception):  # noqa: N818  # ends a call, it is not an error of ours
     """A call is answered with a gRPC status. With ``check`` it is reported as the peer's misbehaviour, too."""
 
@@ -59,7 +63,7 @@ class UploadDesk:
         if total_bytes != self.expected_bytes:
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"a vector of {total_bytes} bytes was declared, {self.expected_bytes} are expected",
+                f"{UNEXPECTED_LENGTH}: {total_bytes} bytes declared, {self.expected_bytes} expected",
                 check="UPLOAD_LENGTH",
             )
         if total_bytes != body.length_bytes:

@@ -81,6 +81,7 @@ class Frame(_message.Message):
     WELCOME_FIELD_NUMBER: _builtins.int
     DELIVERY_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    LEAVE_FIELD_NUMBER: _builtins.int
     acknowledged: _builtins.int
     """Highest sequence number of a Delivery that the sender of this frame has taken from its peer; 0 for none."""
     @_builtins.property
@@ -99,6 +100,10 @@ class Frame(_message.Message):
     def heartbeat(self) -> Global___Heartbeat:
         """Nothing but the acknowledgement, and the news that the sender lives."""
 
+    @_builtins.property
+    def leave(self) -> Global___Leave:
+        """Last frame of a source that hangs up on purpose."""
+
     def __init__(
         self,
         *,
@@ -107,12 +112,13 @@ class Frame(_message.Message):
         welcome: Global___Welcome | None = ...,
         delivery: Global___Delivery | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        leave: Global___Leave | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "delivery", b"delivery", "heartbeat", b"heartbeat", "hello", b"hello", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "delivery", b"delivery", "heartbeat", b"heartbeat", "hello", b"hello", "leave", b"leave", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "content", b"content", "delivery", b"delivery", "heartbeat", b"heartbeat", "hello", b"hello", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "content", b"content", "delivery", b"delivery", "heartbeat", b"heartbeat", "hello", b"hello", "leave", b"leave", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["hello", "welcome", "delivery", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["hello", "welcome", "delivery", "heartbeat", "leave"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
@@ -224,6 +230,23 @@ class Heartbeat(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class Leave(_message.Message):
+    """Nothing follows. A stream that ends without it is a broken one, and its source may come back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Leave: _TypeAlias = Leave  # noqa: Y015
 
 @_typing.final
 class DownloadRequest(_message.Message):

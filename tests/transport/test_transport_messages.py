@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 
 import pytest
 from transport_kit import (
@@ -14,6 +15,7 @@ from transport_kit import (
     header,
     joined,
     masked_input,
+    message,
     next_event,
     note,
     number_of,
@@ -99,7 +101,7 @@ async def test_an_upload_of_another_length_than_expected_is_refused(expected: in
     async with sites.listening() as (server, address), sites.connected(1, address) as channel:
         await joined(server, 1)
         server.expect_upload(1, expected)
-        with pytest.raises(UploadRefusedError, match=f"10000 bytes was declared, {expected} are expected"):
+        with pytest.raises(UploadRefusedError, match=f"10000 bytes declared, {expected} expected"):
             await channel.send(masked_input(1, bytes(10_000)))
         event = await next_event(server, Misbehaved)
         assert (event.site, event.check) == (1, "UPLOAD_LENGTH")
@@ -198,8 +200,8 @@ async def test_a_received_message_that_cannot_be_recorded_stops_the_aggregator()
 
     sites = Sites()
     async with (
-        sites.listening(observer=full_disk) as (server, address),
-        sites.connected(1, address) as channel,
+        sites.listening(FAST, observer=full_disk) as (server, address),
+        sites.connected(1, address, FAST) as channel,
     ):
         await joined(server, 1)
         await channel.send(note(1, 1))
@@ -284,11 +286,7 @@ async def test_a_message_larger_than_a_frame_names_the_setting() -> None:
         big = header(b"model")
         body = big.message.body
         layers = tuple(type(body.layers[0])(f"layer{i}" + "x" * 180, (1,), 1.0) for i in range(400))
-        from dataclasses import replace
-
-        from transport_kit import message
-
-        with pytest.raises(ConfigError, match="transport.max-message-bytes"):
+        with pytest.raises(ConfigError, match=r"transport\.max-message-bytes"):
             await server.send(1, Parcel(message(TARGET, replace(body, layers=layers)).message, (b"model",)))
 
 

@@ -259,7 +259,7 @@ class Proxy:
     async def running(self) -> AsyncIterator[str]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         try:
-            yield "127.0.0.1:%d" % server.sockets[0].getsockname()[1]
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         finally:
             server.close()
             self.cut()

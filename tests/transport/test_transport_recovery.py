@@ -1,0 +1,284 @@
+"""Broken connections, restarts and silence: nothing is lost, nothing is repeated, nothing waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import pytest
+from transport_kit import (
+    FAST,
+    TARGET,
+    Proxy,
+    Sites,
+    header,
+    joined,
+    masked_input,
+    next_event,
+    note,
+    number_of,
+    scenario,
+    soon,
+)
+
+from securefda.errors import ConnectionFailed
+from securefda.transport.client import AggregatorRestarted
+from securefda.transport.events import Joined, Left, Received
+from securefda.transport.limits import TransportSettings
+
+
+@scenario
+async def test_messages_are_neither_lost_nor_repeated_when_connections_break() -> None:
+    sites, count = Sites(), 200
+    async with sites.listening() as (server, upstream):
+        proxy = Proxy(upstream)
+        async with proxy.running() as address, sites.connected(1, address) as channel:
+            await joined(server, 1)
+
+            async def from_source() -> None:
+                for number in range(count):
+                    if number % 50 == 25:
+                        proxy.cut()
+                    await channel.send(note(1, number))
+                    await server.send(1, note(TARGET, number))
+                    await asyncio.sleep(0)
+
+            async def at_target() -> list[int]:
+                return [number_of((await next_event(server, Received)).parcel) for _ in range(count)]
+
+            async def at_source() -> list[int]:
+                return [number_of(await soon(channel.receive())) for _ in range(count)]
+
+            _, up, down = await asyncio.gather(from_source(), at_target(), at_source())
+            assert up == list(range(count))
+            assert down == list(range(count))
+            assert proxy.cuts == 4
+            assert server.connected() == {1}
+
+
+@scenario
+async def test_an_upload_goes_on_where_the_connection_broke() -> None:
+    sites, vector = Sites(), os.urandom(400_000)
+    async with sites.listening() as (server, upstream):
+        proxy = Proxy(upstream)
+        async with proxy.running() as address, sites.connected(1, address) as channel:
+            await joined(server, 1)
+            server.expect_upload(1, len(vector))
+            proxy.cut_once_after(250_000)
+            sent = masked_input(1, vector)
+            await soon(channel.send(sent))
+            event = await next_event(server, Received)
+            assert event.parcel.message == sent.message
+            assert bytes(event.parcel.vectors[0]) == vector
+            assert proxy.cuts == 1
+            assert server.traffic()[1].up < 500_000  # from the start it would have been 650 000
+
+
+@scenario
+async def test_a_download_goes_on_where_the_connection_broke() -> None:
+    sites, vector = Sites(), os.urandom(400_000)
+    async with sites.listening() as (server, upstream):
+        proxy = Proxy(upstream)
+        async with proxy.running() as address, sites.connected(1, address) as channel:
+            await joined(server, 1)
+            proxy.cut_once_after(250_000)
+            await server.send(1, header(vector))
+            received = await soon(channel.receive())
+            assert bytes(received.vectors[0]) == vector
+            assert proxy.cuts == 1
+            assert channel.traffic().down < 500_000
+
+
+@scenario
+async def test_a_receive_that_is_cancelled_loses_nothing() -> None:
+    sites, vector = Sites(), os.urandom(400_000)
+    async with sites.listening() as (server, upstream):
+        proxy = Proxy(upstream)
+        async with proxy.running() as address, sites.connected(1, address) as channel:
+            await joined(server, 1)
+            proxy.freeze()
+            await server.send(1, header(vector))
+            receiving = asyncio.create_task(channel.receive())
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(receiving, 0.05)
+            proxy.thaw()
+            assert bytes((await soon(channel.receive())).vectors[0]) == vector
+
+
+@scenario
+async def test_a_restarted_source_joins_anew_and_gets_nothing_meant_for_its_predecessor() -> None:
+    sites = Sites()
+    async with sites.listening() as (server, upstream):
+        proxy = Proxy(upstream)
+        async with proxy.running() as address:
+            first = sites.channel(1, address)
+            await first.open()
+            before = await joined(server, 1)
+            proxy.freeze()  # as if the process were dead: nothing arrives, nothing is closed
+            await server.send(1, note(TARGET, 1))
+            await server.send(1, header(os.urandom(10_000)))
+            async with sites.connected(1, upstream) as second:
+                after = await joined(server, 1)
+                assert not after.resumed
+                assert after.instance_id != before.instance_id
+                assert server._table.attachments.held_bytes == 0
+                await server.send(1, note(TARGET, 2))
+                assert number_of(await soon(second.receive())) == 2
+            first._task.cancel()  # the process is gone; there is no goodbye
+
+
+@scenario
+async def test_a_restarted_aggregator_is_told_apart_from_a_broken_connection() -> None:
+    sites = Sites()
+    async with sites.listening() as (server, address):
+        channel = sites.channel(1, address)
+        await channel.open()
+        await joined(server, 1)
+        await server.send(1, note(TARGET, 1))
+        assert number_of(await soon(channel.receive())) == 1
+    async with sites.listening(listen=address) as (server, _):
+        with pytest.raises(AggregatorRestarted):
+            await soon(channel.receive())
+        await joined(server, 1)
+        await channel.send(note(1, 2))
+        await server.send(1, note(TARGET, 3))
+        assert number_of((await next_event(server, Received)).parcel) == 2
+        assert number_of(await soon(channel.receive())) == 3
+        await channel.close()
+
+
+@scenario
+async def test_an_upload_to_a_restarted_aggregator_ends_instead_of_reaching_the_wrong_session() -> None:
+    sites, vector = Sites(), os.urandom(400_000)
+    async with sites.listening() as (server, upstream):
+        proxy = Proxy(upstream)
+        async with proxy.running() as address:
+            channel = sites.channel(1, address)
+            await channel.open()
+            await joined(server, 1)
+            server.expect_upload(1, len(vector))
+            while not channel.traffic().up:
+                await asyncio.sleep(0)
+            proxy.freeze()
+            sending = asyncio.create_task(channel.send(masked_input(1, vector)))
+            await asyncio.sleep(0)
+            await server.stop(0.0)
+            proxy.thaw()
+            async with sites.listening(listen=upstream) as (second, _):
+                second.expect_upload(1, len(vector))
+                with pytest.raises(AggregatorRestarted):
+                    await soon(sending)
+                await joined(second, 1)
+                await channel.send(note(1, 1))
+                assert number_of((await next_event(second, Received)).parcel) == 1
+                await channel.close()
+
+
+@scenario
+async def test_a_silent_source_is_reported_lost_and_resumes_without_loss() -> None:
+    sites = Sites()
+    async with sites.listening(FAST) as (server, upstream):
+        proxy = Proxy(upstream)
+        async with proxy.running() as address, sites.connected(1, address, FAST) as channel:
+            before = await joined(server, 1)
+            proxy.freeze()
+            await channel.send(note(1, 1))
+            await server.send(1, note(TARGET, 2))
+            left = await next_event(server, Left)
+            assert (left.site, left.why) == (1, "silent for 0.3 s")
+            assert server.connected() == set()
+            proxy.cut()
+            proxy.thaw()
+            back = await next_event(server, Joined)
+            assert (back.resumed, back.instance_id) == (True, before.instance_id)
+            assert number_of((await next_event(server, Received)).parcel) == 1
+            assert number_of(await soon(channel.receive())) == 2
+
+
+@scenario
+async def test_a_silent_aggregator_makes_the_source_dial_again() -> None:
+    sites = Sites()
+    async with sites.listening(FAST) as (server, upstream):
+        proxy = Proxy(upstream)
+        async with proxy.running() as address, sites.connected(1, address, FAST) as channel:
+            await joined(server, 1)
+            connections = proxy.connections
+            proxy.freeze()
+            while proxy.connections == connections:  # the source notices by itself
+                await asyncio.sleep(0.01)
+            proxy.cut()
+            proxy.thaw()
+            await channel.send(note(1, 1))
+            while not isinstance(event := await soon(server.receive()), Received):
+                pass
+            assert number_of(event.parcel) == 1
+
+
+@scenario
+async def test_a_source_that_vanishes_is_lost_after_three_heartbeats() -> None:
+    sites = Sites()
+    loop = asyncio.get_running_loop()
+    async with sites.listening(FAST) as (server, upstream):
+        proxy = Proxy(upstream)
+        async with proxy.running() as address:
+            channel = sites.channel(1, address, FAST)
+            await channel.open()
+            await joined(server, 1)
+            channel._task.cancel()  # killed: nothing is said
+            begin = loop.time()
+            proxy.cut()
+            left = await next_event(server, Left)
+            assert left.site == 1
+            assert 0.25 <= loop.time() - begin < 5.0
+
+
+@scenario
+async def test_a_source_gives_up_after_its_deadline_and_says_so() -> None:
+    sites = Sites()
+    settings = TransportSettings(heartbeat_s=0.1, reconnect_deadline_s=0.3)
+    async with sites.listening(settings) as (server, address):
+        channel = sites.channel(1, address, settings)
+        await channel.open()
+        await joined(server, 1)
+    with pytest.raises(ConnectionFailed, match=r"cannot reach the aggregator.*gave up after"):
+        await soon(channel.receive())
+    with pytest.raises(ConnectionFailed):
+        await channel.send(note(1, 1))
+    await channel.close()
+
+
+@scenario
+async def test_sites_with_different_heartbeats_do_not_lose_each_other() -> None:
+    sites = Sites()
+    slow = TransportSettings(heartbeat_s=5.0)
+    loop = asyncio.get_running_loop()
+    async with sites.listening(FAST) as (server, address), sites.connected(1, address, slow) as channel:
+        await joined(server, 1)
+        end = loop.time() + 5 * FAST.silence_s
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout_at(end):
+                await server.receive()  # no Left
+        assert server.connected() == {1}
+        await channel.send(note(1, 1))
+        await next_event(server, Received)
+
+
+@scenario
+async def test_a_restart_of_the_machine_between_two_dials_is_survived_without_a_port() -> None:
+    sites = Sites()
+    with socket.create_server(("127.0.0.1", 0)) as placeholder:
+        address = f"127.0.0.1:{placeholder.getsockname()[1]}"
+    settings = TransportSettings(heartbeat_s=0.2, reconnect_deadline_s=10.0)
+    for round_number in range(3):
+        async with sites.listening(settings, listen=address) as (server, _):
+            if round_number == 0:
+                channel = sites.channel(1, address, settings)
+                await channel.open()
+            else:
+                with pytest.raises(AggregatorRestarted):
+                    await soon(channel.receive())
+            await joined(server, 1)
+            await channel.send(note(1, round_number))
+            assert number_of((await next_event(server, Received)).parcel) == round_number
+    await channel.close()
