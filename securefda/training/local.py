@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -100,8 +101,7 @@ def train_local(
         steps, loss = _run_steps(task, flat, data, settings=settings, seed=seed, site=site, on_step=on_step)
     flat.release_gradient()
     update: Vector = flat.values.cpu().numpy() - received
-    # A finite sum means finite terms, without a mask of m booleans; an overflow of the sum itself is an error too.
-    if not math.isfinite(float(update.sum())):
+    if not np.isfinite(update).all():
         raise TrainingError(f"{site}: the update is not finite after step {steps}", hint=_MEND)
     return LocalResult(update, steps, len(data), loss, settings.learning_rate)
 

@@ -1,0 +1,17 @@
+"""What tests of all rooms share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+_BESIDE_THE_REPOSITORY = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def fed_heart_data() -> Path:
+    """Folder of the four Fed-Heart files: $SECUREFDA_TEST_DATA/fed_heart, else ../shared/data/fed_heart."""
+    folder = Path(os.environ.get("SECUREFDA_TEST_DATA", _BESIDE_THE_REPOSITORY)) / "fed_heart"
+    if not folder.is_dir():
+        pytest.skip(f"the real data are not at {folder}")
+    return folder

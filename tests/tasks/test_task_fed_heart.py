@@ -1,0 +1,128 @@
+import hashlib
+
+import pytest
+import torch
+
+from securefda.errors import ConfigError, DataError
+from securefda.tasks import TaskSettings, load_task
+from securefda.tasks.fed_heart import COLUMNS, HOSPITALS, SHA256
+
+COUNTS = {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
+KEPT = {"cleveland": 39, "hungarian": 34, "switzerland": 30, "va": 17}
+
+
+def fed_heart(folder, target="cleveland", seed=0, **options):
+    sources = tuple(site for site in HOSPITALS if site != target)
+    options = {name.replace("_", "-"): value for name, value in options.items()}
+    return load_task("securefda.tasks.fed_heart:FedHeart", TaskSettings(target, sources, seed, folder, options))
+
+
+@pytest.fixture
+def made_up_va(tmp_path, monkeypatch):
+    """A small va.csv whose SHA-256 counts as published: age i, alternating disease, one incomplete row in five."""
+    lines = [",".join(COLUMNS)]
+    for number in range(50):
+        chest_pain, electrocardiogram = 1 + number % 4, number % 3
+        pressure = "" if number % 5 == 0 else 120 + number % 7
+        lines.append(f"{number},1,{chest_pain},{pressure},200,0,{electrocardiogram},150,0,1.5,,,,{number % 2 * 3}")
+    content = "\n".join(lines).encode()
+    (tmp_path / "va.csv").write_bytes(content)
+    monkeypatch.setitem(SHA256, "va", hashlib.sha256(content).hexdigest())
+    return tmp_path
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("hospital", HOSPITALS)
+def test_preparation_gives_the_published_numbers_of_rows(fed_heart_data, hospital):
+    task = fed_heart(fed_heart_data, target=hospital)
+    assert (len(task.oracle_data()), len(task.test_data(hospital))) == COUNTS[hospital]
+    assert len(task.train_data(hospital)) == KEPT[hospital]
+    assert task.train_data(hospital).features.shape[1] == 13
+
+
+@pytest.mark.data
+def test_sources_train_on_all_of_their_training_rows(fed_heart_data):
+    task = fed_heart(fed_heart_data, target="va")
+    assert [len(task.train_data(site)) for site in task.settings.sources] == [199, 172, 30]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("hospital", HOSPITALS)
+def test_training_rows_of_a_hospital_are_standardised_on_themselves(fed_heart_data, hospital):
+    features = fed_heart(fed_heart_data, target=hospital).oracle_data().features
+    deviation = features.std(dim=0)
+    assert torch.allclose(features.mean(dim=0), torch.zeros(13), atol=1e-6)
+    assert bool((torch.isclose(deviation, torch.ones(13), atol=1e-5) | (deviation == 0)).all())
+
+
+@pytest.mark.data
+def test_seed_draws_the_rows_kept_and_nothing_else(fed_heart_data):
+    first, again, other = (fed_heart(fed_heart_data, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(first.train_data("cleveland").features, again.train_data("cleveland").features)
+    assert not torch.equal(first.train_data("cleveland").features, other.train_data("cleveland").features)
+    assert torch.equal(first.test_data("cleveland").features, other.test_data("cleveland").features)
+    assert torch.equal(first.train_data("va").features, other.train_data("va").features)
+
+
+@pytest.mark.data
+def test_kept_rows_are_rows_of_the_oracle(fed_heart_data):
+    task = fed_heart(fed_heart_data, target="hungarian")
+    everything = {tuple(row) for row in task.oracle_data().features.tolist()}
+    assert {tuple(row) for row in task.train_data("hungarian").features.tolist()} < everything
+
+
+@pytest.mark.data
+def test_one_changed_byte_is_found_and_the_file_named(fed_heart_data, tmp_path):
+    content = bytearray((fed_heart_data / "cleveland.csv").read_bytes())
+    content[-3] ^= 1
+    (tmp_path / "cleveland.csv").write_bytes(content)
+    with pytest.raises(DataError, match=r"cleveland.csv: SHA-256 is [0-9a-f]{64}, not that of the published file"):
+        fed_heart(tmp_path).train_data("cleveland")
+
+
+def test_missing_file_is_named_with_origin_and_digest(tmp_path):
+    with pytest.raises(DataError, match=r"va.csv: cannot be read: No such file or directory") as caught:
+        fed_heart(tmp_path, target="va").train_data("va")
+    assert "archive.ics.uci.edu" in caught.value.hint
+    assert SHA256["va"] in caught.value.hint
+
+
+def test_missing_folder_setting_names_the_setting():
+    with pytest.raises(ConfigError, match=r"^task.data-dir: Fed-Heart is not bundled$"):
+        fed_heart(None).train_data("va")
+
+
+def test_a_site_reads_its_own_file_only(made_up_va):
+    task = fed_heart(made_up_va, target="cleveland")
+    assert len(task.train_data("va")) == 26  # cleveland.csv is not there at all
+
+
+def test_incomplete_rows_are_dropped_and_disease_is_any_positive_value(made_up_va):
+    task = fed_heart(made_up_va, target="va", target_fraction=1.0)
+    train, test = task.train_data("va"), task.test_data("va")
+    assert len(train) + len(test) == 40
+    labels = torch.cat([train.labels, test.labels])
+    assert labels.shape == (40, 1)
+    assert sorted(set(labels.flatten().tolist())) == [0.0, 1.0]
+    assert float(labels.mean()) == 0.5
+
+
+def test_each_level_but_the_first_has_a_column(made_up_va):
+    features = fed_heart(made_up_va, target="va").oracle_data().features
+    # Columns 8..10 are cp = 2, 3, 4 and 11..12 restecg = 1, 2: two values each, since a row has the level or not.
+    assert [len(features[:, column].unique()) for column in range(8, 13)] == [2] * 5
+
+
+def test_column_that_never_varies_is_zero(made_up_va):
+    features = fed_heart(made_up_va, target="va").oracle_data().features
+    assert bool((features[:, 1] == 0).all())  # sex is 1 in every row
+
+
+def test_unknown_hospital_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="mayo is no hospital of Fed-Heart"):
+        load_task("securefda.tasks.fed_heart:FedHeart", TaskSettings("va", ("mayo",), data_dir=tmp_path))
+
+
+def test_accuracy_cuts_at_one_half(tmp_path):
+    outputs, labels = torch.tensor([[-0.1], [0.1], [3.0], [-2.0]]), torch.tensor([[0.0], [1.0], [0.0], [0.0]])
+    assert fed_heart(tmp_path).metrics(outputs, labels) == {"accuracy": 0.75}
