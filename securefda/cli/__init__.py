@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from securefda.cli.entry import run
 
 __all__ = ["main", "run"]
 
 
-def main() -> None:
-    """Run the command with the process's own arguments and end the process with its exit code."""
-    sys.exit(run(sys.argv[1:]))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with ``arguments``, by default the process's own, and return its exit code."""
+    return run(sys.argv[1:] if arguments is None else arguments)

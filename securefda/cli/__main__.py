@@ -1,5 +1,7 @@
 """``python -m securefda.cli``."""
 
+import sys
+
 from securefda.cli import main
 
-main()
+sys.exit(main())

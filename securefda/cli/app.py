@@ -12,7 +12,6 @@ from securefda.cli.commands import bench, federation, kit, preflight, processes,
 app = typer.Typer(
     name="securefda",
     help="Federated domain adaptation under secure aggregation.",
-    no_args_is_help=True,
     add_completion=False,
     # A traceback of an unforeseen error must not print local variables: they may hold keys and data rows.
     pretty_exceptions_enable=False,

@@ -45,11 +45,16 @@ def run(arguments: Sequence[str]) -> int:
 def _dispatch(arguments: Sequence[str]) -> int:
     from securefda.cli.app import app
 
-    result = app(args=list(arguments), prog_name="securefda", standalone_mode=False)
+    result = app(args=list(arguments) or ["--help"], prog_name="securefda", standalone_mode=False)
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
 def _usage_error(error: TyperException) -> UsageError:
-    message = error.format_message().replace("\n", " ").strip().rstrip(".")
-    what, _, hint = message.partition(". ")
-    return UsageError("arguments", what[:1].lower() + what[1:] or "missing", hint=hint or "securefda --help")
+    """One line from the parser's message, which may end with a suggestion of its own."""
+    message = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
+    what, _, suggestion = message.partition(". ")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "securefda"
+    return UsageError(
+        "arguments", what[:1].lower() + what[1:], hint=suggestion or f"{command} --help lists what there is"
+    )

@@ -19,8 +19,9 @@ Series = Mapping[str, Sequence[tuple[int, float]]]
 """Name of a line -> its points (round, value)."""
 
 _INK = "#010203"  # stands for the page's text colour, which changes with light and dark
-_WIDTH, _HEIGHT = 4.4, 2.9  # inches; small, so that labels stay readable when a phone shrinks the figure
+_WIDTH, _HEIGHT = 4.0, 2.9  # inches; small, so that labels stay readable when a phone shrinks the figure
 _MANY_LINES = 10
+_UPRIGHT_LABELS = 4
 # Okabe and Ito's colours without black and yellow, apart for every kind of colour vision, and two greys.
 _COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9"),
@@ -88,22 +89,26 @@ def seconds_figure(rounds: Sequence[int], phases: Mapping[str, Sequence[float]])
 
 
 def bytes_figure(sites: Sequence[str], up: Sequence[float], down: Sequence[float], unit: str) -> str:
-    """Bytes between each source and the aggregator over the whole run, in ``unit``."""
+    """Bytes between each source and the aggregator over the whole run, in ``unit``; many sources go unnamed."""
     with mpl.rc_context(_STYLE):
-        figure, axes = _axes(unit, "", height=max(1.6, 0.9 + 0.34 * len(sites)))
-        places = range(len(sites))
-        axes.barh([p - 0.19 for p in places], up, height=0.36, color=_COLOURS[0], label="source to aggregator")
-        axes.barh([p + 0.19 for p in places], down, height=0.36, color=_COLOURS[5], label="aggregator to source")
-        axes.set_yticks(list(places), labels=list(sites))
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        few = len(sites) <= _MANY_LINES
+        figure, axes = _axes("" if few else "source", unit)
+        places = range(1, len(sites) + 1)
+        axes.bar([p - 0.2 for p in places], up, width=0.38, color=_COLOURS[0], label="source to aggregator")
+        axes.bar([p + 0.2 for p in places], down, width=0.38, color=_COLOURS[5], label="aggregator to source")
+        axes.grid(visible=False, axis="x")
+        if few:
+            axes.set_xticks(list(places), labels=list(sites))
+        if few and len(sites) > _UPRIGHT_LABELS:
+            axes.tick_params(axis="x", labelrotation=35)
+            for label in axes.get_xticklabels():
+                label.set(horizontalalignment="right", rotation_mode="anchor")
         _legend(figure, axes)
         return _svg(figure, "bytes")
 
 
-def _axes(x_label: str, y_label: str, height: float = _HEIGHT) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -192,7 +193,7 @@ def _beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
 
     own = {
         site: [(line["round"], beta) for line in lines if (beta := line.get("beta")) is not None]
-        for site, lines in record.sites.items()
+        for site, lines in sorted(record.sites.items(), key=lambda item: _natural(item[0]))
     }
     own = {site: points for site, points in own.items() if points}
     if own:
@@ -201,7 +202,7 @@ def _beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
     mean = [(line["round"], beta) for line in rounds if (beta := line.get("mean_beta")) is not None]
     if not mean:
         return None
-    caption = "Mean over the sources by samples: all that the aggregator can know of them."
+    caption = "Mean over the sources by samples; each source keeps its own."
     return Chart("Mean β", caption, beta_figure({"mean": mean}))
 
 
@@ -222,7 +223,7 @@ def _bytes_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | Non
 
     up = _total(line.get("bytes_up", {}) for line in rounds)
     down = _total(line.get("bytes_down", {}) for line in rounds)
-    sites = sorted({*up, *down})
+    sites = sorted({*up, *down}, key=_natural)
     if not sites:
         return None
     ups, downs = ([counts[site] for site in sites] for counts in (up, down))
@@ -236,6 +237,11 @@ def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
     for count in counts:
         total.update(count)
     return total
+
+
+def _natural(site: str) -> list[tuple[int, str]]:
+    """Sort key that puts source-2 before source-10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", site)]
 
 
 def _row(line: RoundLine) -> dict[str, str]:

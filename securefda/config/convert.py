@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from securefda.config.sections import StrategySection, TrainingSection
     from securefda.training import TrainingSettings
 
+_PARTS_OF_A_RUN = ("warm_up_rounds", "finetune_rounds")
+
 
 def strategy_of(section: StrategySection) -> Strategy:
     """Return the strategy that the rules take.
@@ -48,5 +50,6 @@ def _config_error(table: str, section: Settings, error: ValueError) -> ConfigErr
     """The rooms' messages read ``argument: why``."""
     name, colon, why = str(error).partition(": ")
     if colon and name in type(section).model_fields:
-        return ConfigError(f"{table}.{kebab_case(name)}", why)
+        hint = "lower it, or raise strategy.rounds" if name in _PARTS_OF_A_RUN else ""
+        return ConfigError(f"{table}.{kebab_case(name)}", why, hint=hint)
     return ConfigError(table, str(error))

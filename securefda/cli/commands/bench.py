@@ -9,7 +9,7 @@ import typer
 from securefda.cli.options import OutputFormat
 from securefda.cli.output import Format, aligned, print_result
 
-app = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Measure on this machine.")
 
 
 @app.callback()

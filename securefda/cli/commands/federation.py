@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from securefda.config import FederationConfig
     from securefda.federation.enrolment import Enrolment
 
-app = typer.Typer(help="Found a federation, and change who belongs to it.", no_args_is_help=True)
+app = typer.Typer(help="Found a federation, and change who belongs to it.")
 
 Entities = Annotated[
     list[str], typer.Option("--entity", metavar="SITE=NAME", help="Organisation behind a site; default: the site id.")

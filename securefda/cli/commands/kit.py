@@ -11,7 +11,7 @@ import typer
 from securefda.cli.options import Kit, OutputFormat, now
 from securefda.cli.output import Format, aligned, print_result
 
-app = typer.Typer(help="Package and inspect a site's startup kit.", no_args_is_help=True)
+app = typer.Typer(help="Package and inspect a site's startup kit.")
 
 
 @app.command("package")

@@ -15,8 +15,8 @@ from securefda.cli.interrupt import interruptible
 from securefda.cli.options import OutputFormat, Overrides
 from securefda.cli.output import Format, print_result
 
-aggregator = typer.Typer(help="The target's process.", no_args_is_help=True)
-source = typer.Typer(help="A source's process.", no_args_is_help=True)
+aggregator = typer.Typer(help="The target's process.")
+source = typer.Typer(help="A source's process.")
 
 ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The site's settings file.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for state and results; overrides the file.")]

@@ -1,0 +1,80 @@
+"""Progress: one line per round in a pipe, a bar on a terminal, and for whom a run waits."""
+
+from __future__ import annotations
+
+import io
+
+from securefda.cli.console import BarReporter, LineReporter, console_reporter, round_text, some_of
+from securefda.rounds.records import RoundLine
+
+LINE: RoundLine = {
+    "round": 3,
+    "rule": "fedgp_auto",
+    "accuracy": 0.7131,
+    "loss": 0.5,
+    "mean_beta": 0.414,
+    "survivors": ["source-1", "source-2"],
+    "dropped": ["source-3"],
+    "refused": {"source-4": "k-min"},
+    "seconds": {"rule": 0.25, "evaluate": 1.0},
+    "status": "finished",
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_finished_round_is_one_line_with_what_went_wrong_in_it() -> None:
+    assert round_text(LINE, 50) == (
+        "[ROUND 3/50] accuracy 0.713  loss 0.500  beta 0.41  2 sources  dropped source-3  source-4 refused k-min  1.2 s"
+    )
+
+
+def test_a_lost_round_claims_no_accuracy() -> None:
+    lost: RoundLine = {"round": 4, "survivors": [], "dropped": ["source-1"], "status": "lost", "accuracy": 0.9}
+    assert round_text(lost, 50) == "[ROUND 4/50] lost, the model stays as it was  0 sources  dropped source-1"
+
+
+def test_a_round_without_the_sources_is_one_line_too() -> None:
+    assert round_text({"round": 1, "accuracy": 0.5, "mean_beta": None, "status": "finished"}, 2) == (
+        "[ROUND 1/2] accuracy 0.500  0 sources"
+    )
+
+
+def test_a_pipe_gets_plain_lines_and_says_for_whom_the_start_waits() -> None:
+    stream = io.StringIO()
+    with console_reporter(stream) as reporter:
+        assert isinstance(reporter, LineReporter)
+        reporter.phase("join", ["source-1", "source-2"])
+        reporter.phase("join", ["source-1", "source-2"])
+        reporter.note("source-1 joined")
+        reporter.round_started(3, 50)
+        reporter.phase("training", ["source-1"])
+        reporter.round_finished(LINE)
+    assert stream.getvalue().splitlines() == [
+        "join: waiting for source-1, source-2",
+        "source-1 joined",
+        round_text(LINE, 50),
+    ]
+
+
+def test_a_terminal_gets_a_bar_with_the_sites_that_are_waited_for_and_every_round_above_it() -> None:
+    stream = Terminal()
+    with console_reporter(stream) as reporter:
+        assert isinstance(reporter, BarReporter)
+        reporter.round_started(3, 50)
+        reporter.phase("training", ["source-1"])
+        reporter.round_finished(LINE)
+        reporter.note("[source-2] is not markup")
+    text = stream.getvalue()
+    assert "[ROUND 3/50] accuracy 0.713" in text
+    assert "[source-2] is not markup" in text
+    assert "round 3/50" in text
+    assert "training, waiting for source-1" in text
+
+
+def test_many_sites_are_counted_and_not_listed() -> None:
+    assert some_of([f"s{i}" for i in range(9)]) == "s0, s1, s2, s3 and 5 more"
+    assert some_of(["a", "b", "c", "d"]) == "a, b, c, d"

@@ -1,0 +1,163 @@
+"""``securefda federation``, ``kit`` and ``preflight`` on real kits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from securefda.cli import main
+from securefda.cli.samples import sample
+from securefda.config import load_aggregator, load_source
+from securefda.policy import load_policy
+
+
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A federation on a port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    root = tmp_path_factory.mktemp("founded") / "kits"
+    address = ["--address", f"127.0.0.1:{port}", "--set", "privacy.k-min=3", "--set", "session.attempts=4"]
+    assert main(["federation", "init", str(sample("digits")), "--out", str(root), *address]) == 0
+    return root, port
+
+
+@pytest.fixture
+def kits(founded: tuple[Path, int], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(founded[0], tmp_path / "kits"))
+
+
+def test_init_makes_a_kit_per_site_with_settings_and_policy_that_load(kits: Path, founded: tuple[Path, int]) -> None:
+    names = sorted(path.name for path in kits.iterdir())
+    assert names == ["ca", *(f"source-{i}" for i in range(1, 6)), "target"]
+    aggregator = load_aggregator(kits / "target" / "local" / "settings.toml")
+    source = load_source(kits / "source-1" / "local" / "settings.toml")
+    assert aggregator.transport.listen == f"127.0.0.1:{founded[1]}"
+    assert aggregator.aggregator.kit.resolve() == (kits / "target").resolve()
+    assert source.source.out == kits / "source-1" / "local" / "run"
+    policy = load_policy(kits / "source-1" / "local" / "policy.toml")
+    assert (policy.k_min, policy.release.max_attempts) == (3, 4)
+
+
+def test_init_refuses_a_folder_that_is_in_use(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(kits.rglob("*"))
+    assert main(["federation", "init", str(sample("digits")), "--out", str(kits)]) == 4
+    assert "exists already" in capsys.readouterr().err
+    assert sorted(kits.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        (["--entity", "source-9=Clinic"], "--entity source-9: is no site of this federation"),
+        (["--entity", "source-1"], "--entity source-1: is not SITE=VALUE"),
+        (
+            ["--entity", "source-1=Clinic", "--entity", "source-2=Clinic"],
+            "source-1 and source-2 have the same legal entity",
+        ),
+        (["--name", "target=not a host"], "neither a host name nor an IP address"),
+        (["--address", "127.0.0.1"], "is not host:port"),
+        (["--address", "127.0.0.1:0"], "port 0"),
+    ],
+)
+def test_init_refuses_wrong_sites_and_leaves_nothing(
+    option: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["federation", "init", str(sample("digits")), "--out", str(tmp_path / "kits"), *option]) == 4
+    assert error in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_add_revoke_and_renew_each_make_the_next_epoch(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = ["--config", str(sample("digits"))]
+    steps = [
+        (["add", str(kits), "source-6", "--entity", "Sixth Hospital", *config], 2, "source-6"),
+        (["renew", str(kits), "source-1"], 3, "source-6"),
+        (["revoke", str(kits), "source-6"], 4, "source-5"),
+    ]
+    for arguments, epoch, last in steps:
+        assert main(["federation", *arguments, "--format", "json"]) == 0
+        data = json.loads(capsys.readouterr().out)["data"]
+        assert (data["epoch"], data["sites"][-1], data["missing_signatures"]) == (epoch, last, [])
+    assert main(["federation", "revoke", str(kits), "target"]) == 4
+
+
+def test_a_member_whose_kit_has_left_signs_at_home(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    away = kits.parent / "away"
+    shutil.move(kits / "source-1", away)
+    assert main(["federation", "revoke", str(kits), "source-5", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"]["missing_signatures"] == ["source-1"]
+    signed = kits.parent / "signed.json"
+    assert main(["federation", "sign", str(away), str(kits / "ca" / "roster.json"), "--out", str(signed)]) == 0
+    capsys.readouterr()
+    assert main(["federation", "merge", str(kits), str(signed), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"]["missing_signatures"] == []
+
+
+def test_a_packaged_kit_says_what_it_is_and_shows_no_key(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    package = kits.parent / "source-1.tar"
+    assert main(["kit", "package", str(kits / "source-1"), "--out", str(package), "--format", "json"]) == 0
+    digest = json.loads(capsys.readouterr().out)["data"]["sha256"]
+    assert main(["kit", "inspect", str(package), "--format", "json"]) == 0
+    printed = capsys.readouterr().out
+    data = json.loads(printed)["data"]
+    assert (data["site_id"], data["role"], data["package_digest"]) == ("source-1", "source", digest)
+    assert package.stat().st_mode & 0o777 == 0o600
+    assert "PRIVATE" not in printed
+
+
+def test_inspecting_with_another_ca_ends_with_14(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kit", "inspect", str(kits / "source-1"), "--ca", "00" * 32]) == 14
+    assert "expected fingerprint" in capsys.readouterr().err
+
+
+def test_preflight_of_a_sound_target_is_all_ok(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", str(kits / "target"), "--format", "json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["data"]["findings"]
+    assert [finding["check"] for finding in findings] == [
+        "kit",
+        "certificate",
+        "port",
+        "disk",
+        "policy",
+        "device",
+        "data",
+    ]
+    assert {finding["level"] for finding in findings} == {"ok"}
+
+
+def test_preflight_of_a_source_without_an_aggregator_ends_with_2(
+    kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["preflight", str(kits / "source-1")]) == 2
+    out, err = capsys.readouterr()
+    assert "data" in out
+    assert "-> start the aggregator" in out
+    assert err.startswith("error: aggregator: ")
+
+
+def test_preflight_names_a_wrong_policy_and_wrong_data_at_once(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    local = kits / "target" / "local"
+    (local / "policy.toml").write_text("kmin = 3\n")
+    settings = (local / "settings.toml").read_text()
+    (local / "settings.toml").write_text(settings.replace("target-rows = 100", "target-rowz = 100"))
+    assert main(["preflight", str(kits / "target"), "--format", "json"]) == 4
+    envelope = json.loads(capsys.readouterr().out)
+    failed = {f["check"]: f for f in envelope["data"]["findings"] if f["level"] == "fail"}
+    assert set(failed) == {"policy", "data"}
+    assert "kmin: unknown key" in failed["policy"]["message"]
+    assert failed["policy"]["mend"] == "did you mean k-min?"
+    assert "target-rowz" in failed["data"]["message"]
+    assert envelope["error_code"] == "PreflightError"
+
+
+def test_preflight_of_a_key_that_others_can_read_ends_with_4(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = kits / "target" / "startup" / "signing.key"
+    key.chmod(0o644)
+    assert main(["preflight", str(kits / "target")]) == 4
+    assert f"chmod 600 {key}" in capsys.readouterr().out

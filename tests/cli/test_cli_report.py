@@ -1,0 +1,236 @@
+"""The report: self-contained, right numbers, right claims, readable for finished, running and damaged runs."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from securefda.cli.report import human_bytes, report_after, write_report
+from securefda.cli.verdict import protected, unprotected
+from securefda.errors import ConfigError, QuorumLost
+from securefda.rounds.records import RoundLine, summarise
+from securefda.rounds.run_folder import RunFolder
+
+SITES = ["source-1", "source-2", "source-10"]
+
+
+def line(number: int, **changes: object) -> RoundLine:
+    values: dict[str, object] = {
+        "round": number,
+        "rule": "fedgp_auto",
+        "accuracy": 0.5 + number / 100,
+        "loss": 1.0,
+        "mean_beta": 0.25,
+        "survivors": SITES,
+        "dropped": [],
+        "refused": {},
+        "seconds": {"train_target": 0.5, "R1 shares": 0.75},
+        "bytes_up": dict.fromkeys(SITES, 1024 * 1024),
+        "bytes_down": dict.fromkeys(SITES, 1024),
+        "status": "finished",
+    }
+    return values | changes  # type: ignore[return-value]
+
+
+def write_run(folder: Path, lines: list[RoundLine], *, level: str = "sum", summary: bool = True) -> RunFolder:
+    run = RunFolder(folder)
+    for each in lines:
+        run.append_round(each)
+    if summary:
+        run.write_summary(
+            summarise(
+                lines,
+                run_id="ab" * 16,
+                task="package.module:<b>Task</b>",
+                strategy={"rule": "fedgp_auto", "beta": 0.5},
+                visibility=dict.fromkeys(SITES, level),
+                rounds_planned=9,
+                status="failed",
+                error=QuorumLost("advertise", 3, ["source-1"], ["source-2"], hint="start it again"),
+            )
+        )
+    return run
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text outside style sheets."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.pieces: list[str] = []
+        self._quiet = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._quiet = tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._quiet = self._quiet and tag != "style"
+
+    def handle_data(self, data: str) -> None:
+        if not self._quiet and data.strip():
+            self.pieces.append(data.strip())
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.pieces)
+
+
+def page_of(folder: Path) -> Page:
+    path = write_report(folder)
+    assert path == folder / "report.html"
+    return Page(path.read_text())
+
+
+def test_the_page_shows_the_numbers_of_the_run(tmp_path: Path) -> None:
+    write_run(tmp_path, [line(n) for n in range(1, 7)] + [line(7, status="lost", dropped=["source-2"], attempts=2)])
+    text = page_of(tmp_path).text
+    assert "54.0 %" in text  # mean of rounds 2 to 6
+    assert "56.0 %" in text  # round 6
+    assert "6 of 9 rounds, 1 lost" in text
+    assert "1.25 s" in text
+    assert human_bytes(7 * 3 * (1024 * 1024 + 1024)) in text
+    assert "lost, 2 attempts, source-2 dropped" in text
+    assert "advertise: 1 of at least 3 sources; missing: source-2" in text
+    assert "start it again" in text
+    assert "R1 shares" in text
+
+
+def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [line(1), line(2)])
+    run.append_site_round("source-1", {"round": 1, "beta": 0.5})
+    path = write_report(tmp_path)
+    assert path is not None
+    text = path.read_text()
+    page = Page(text)
+    assert "://" not in text
+    assert re.findall(r"url\((?!#)", text) == []
+    assert {"script", "link", "img", "iframe", "object", "base"}.isdisjoint(tag for tag, _ in page.tags)
+    links = [value for _, attrs in page.tags for key, value in attrs.items() if key.endswith(("href", "src"))]
+    assert all(link is not None and link.startswith("#") for link in links)
+    policy = next(attrs["content"] for tag, attrs in page.tags if tag == "meta" and "http-equiv" in attrs)
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def test_every_id_in_the_page_is_its_own_and_every_reference_resolves(tmp_path: Path) -> None:
+    write_run(tmp_path, [line(n) for n in range(1, 5)])
+    path = write_report(tmp_path)
+    assert path is not None
+    text = path.read_text()
+    ids = re.findall(r'\sid="([^"]*)"', text)
+    references = re.findall(r'href="#([^"]*)"', text) + re.findall(r"url\(#([^)]*)\)", text)
+    assert len(ids) == len(set(ids))
+    assert references
+    assert set(references) <= set(ids)
+
+
+def test_what_a_run_names_cannot_become_markup(tmp_path: Path) -> None:
+    write_run(tmp_path, [line(1, refused={"<script>alert(1)</script>": "k-min"})])
+    page = page_of(tmp_path)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert "b" not in {tag for tag, attrs in page.tags if "class" in attrs}
+    assert "<b>Task</b>" in page.text
+
+
+def test_beta_is_drawn_per_source_only_where_the_sources_own_records_are(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [line(1), line(2)])
+    assert "Mean β" in page_of(tmp_path).text
+    for site in SITES:
+        run.append_site_round(site, {"round": 1, "beta": None})
+        run.append_site_round(site, {"round": 2, "beta": 0.5})
+    text = page_of(tmp_path).text
+    assert "β per source" in text
+    assert text.index("source-2") < text.index("source-10")
+
+
+def test_a_rule_without_beta_has_no_beta_figure(tmp_path: Path) -> None:
+    write_run(tmp_path, [line(1, mean_beta=None)])
+    text = page_of(tmp_path).text
+    assert "Mean β" not in text
+    assert "β per source" not in text
+
+
+def test_a_run_under_way_is_reported_without_claims(tmp_path: Path) -> None:
+    write_run(tmp_path, [line(1)], summary=False)
+    text = page_of(tmp_path).text
+    assert "has not ended, or it was killed" in text
+    assert "Protected" not in text
+    assert "51.0 %" in text
+
+
+def test_a_run_that_failed_before_its_first_round_is_reported(tmp_path: Path) -> None:
+    write_run(tmp_path, [])
+    text = page_of(tmp_path).text
+    assert "0 of 9 rounds" in text
+    assert "start it again" in text
+
+
+def test_a_figure_that_was_not_finite_is_a_dash(tmp_path: Path) -> None:
+    write_run(tmp_path, [line(1, loss=float("nan"), accuracy=float("nan"))], summary=False)
+    assert "– " in page_of(tmp_path).text
+
+
+def test_a_folder_without_a_run_gets_no_report(tmp_path: Path) -> None:
+    assert write_report(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_run_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("nonsense\n")
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: line 1"):
+        write_report(tmp_path)
+
+
+def test_the_report_is_written_although_the_run_fails_and_never_hides_why(tmp_path: Path) -> None:
+    write_run(tmp_path / "sound", [line(1)])
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "metrics.jsonl").write_text("nonsense\n")
+    for name in ("sound", "damaged"):
+        with pytest.raises(QuorumLost), report_after(tmp_path / name):
+            raise QuorumLost("advertise", 3, [], ["source-1"])
+    assert (tmp_path / "sound" / "report.html").exists()
+
+
+def test_many_sources_stay_readable(tmp_path: Path) -> None:
+    many = [f"source-{i}" for i in range(1, 101)]
+    counts = dict.fromkeys(many, 1000)
+    write_run(tmp_path, [line(n, survivors=many, bytes_up=counts, bytes_down=counts) for n in (1, 2)], summary=False)
+    page = page_of(tmp_path)
+    assert "source-57" not in page.text
+    assert "Bytes per source" in page.text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536 * 1024, "1.5 MiB"), (2**60, "1048576.0 TiB")],
+)
+def test_bytes_read_in_binary_units(count: int, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+def test_at_sum_no_single_update_was_seen_and_the_targets_own_was() -> None:
+    levels = dict.fromkeys(SITES, "sum")
+    assert "no single update" in protected(levels)
+    assert "collude" in protected(levels)
+    assert "the sources saw the target's own update" in unprotected(levels, "fedgp_auto")
+    assert "target's own update" not in unprotected(levels, "fedavg")
+    assert "no noise was added" in unprotected(levels, "fedavg")
+
+
+def test_at_individual_nothing_is_said_to_be_hidden_from_the_aggregator() -> None:
+    levels = dict.fromkeys(SITES, "individual")
+    assert "in clear" in protected(levels)
+    assert "masks" not in protected(levels)
+    assert "saw every single update of every source" in unprotected(levels, "fedgp_auto")
+    assert "target's own update" not in unprotected(levels, "fedgp_auto")
+
+
+def test_mixed_levels_name_who_was_seen() -> None:
+    levels = {"source-1": "sum", "source-2": "individual"}
+    assert "the update of source-1 left it only under masks" in protected(levels)
+    assert "every single update of source-2" in unprotected(levels, "fedgp_auto")

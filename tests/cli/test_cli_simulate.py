@@ -1,0 +1,71 @@
+"""``securefda simulate`` from the command line to the run folder and its report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from securefda.cli import main
+from securefda.cli.samples import sample
+from securefda.errors import ConfigError
+
+SHORT = ["--set", "strategy.rounds=2", "--set", "strategy.warm-up-rounds=1"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("simulate") / "run"
+    assert main(["simulate", str(sample("digits")), "--out", str(out), "--seed", "3", *SHORT]) == 0
+    return out
+
+
+def test_the_run_folder_holds_summary_rounds_model_report_and_the_sources_own_lines(finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    assert {"summary.json", "metrics.jsonl", "model.safetensors", "report.html", "sites"} <= names
+    summary = json.loads((finished / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"], summary["strategy"]["rounds"]) == ("finished", 2, 2)
+    assert sorted(path.name for path in (finished / "sites").iterdir()) == [f"source-{i}" for i in range(1, 6)]
+
+
+def test_the_report_joins_the_sources_betas(finished: Path) -> None:
+    page = (finished / "report.html").read_text()
+    assert "β per source" in page
+    assert "fedgp_auto on Digits" in page
+
+
+def test_json_on_stdout_is_the_summary_and_progress_goes_to_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["simulate", str(sample("digits")), "--out", str(out), "--format", "json", *SHORT]) == 0
+    printed = capsys.readouterr()
+    envelope = json.loads(printed.out)
+    assert (envelope["schema_version"], envelope["status"], envelope["exit_code"]) == (1, "ok", 0)
+    assert envelope["data"]["out"] == str(out)
+    written = json.loads((out / "summary.json").read_text())
+    assert {key: envelope["data"][key] for key in written} == written
+    rounds = [line for line in printed.err.splitlines() if line.startswith("[ROUND")]
+    assert [line.split("]")[0] for line in rounds] == ["[ROUND 1/2", "[ROUND 2/2"]
+
+
+def test_a_run_that_fails_says_so_in_summary_report_and_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    overrides = ["--set", "session.max-samples=1", "--set", "training.target.batch-size=1000"]
+    code = main(["simulate", str(sample("digits")), "--out", str(out), *SHORT, *overrides])
+    err = capsys.readouterr().err
+    assert code != 0
+    assert [line.split(":")[0] for line in err.splitlines() if line.startswith(("error", "hint"))] == ["error", "hint"]
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["error"]["message"] in err
+    assert summary["error"]["message"].split(":")[0] in (out / "report.html").read_text()
+
+
+def test_an_unknown_sample_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as caught:
+        sample("nonsense")
+    assert "digits" in caught.value.hint
