@@ -36,14 +36,17 @@ class SessionLimits:
 
 
 def default_threshold(n: int, k_min: int, n_c: int) -> int:
-    """Default threshold: ``max(floor(2n/3) + 1, k_min + n_c)``, capped at ``n``.
+    """Default threshold: ``max(floor(2n/3) + 1, k_min + n_c + 1)``, raised to what is sound and capped at ``n``.
+
+    A survivor does not count itself, hence ``k_min + n_c`` others and one: with t survivors that all trust each
+    other, every one of them still finds its ``k_min``.
 
     Raises:
         ValueError: with fewer than two sources, or where no threshold can satisfy ``2t > n + n_c`` and ``t > n_c``.
     """
     if n < 2:
         raise ValueError(f"a session needs at least 2 sources, not {n}")
-    threshold = min(n, max(2 * n // 3 + 1, k_min + n_c))
+    threshold = min(n, max(2 * n // 3 + 1, k_min + n_c + 1, (n + n_c) // 2 + 1))
     if not threshold_is_sound(threshold, n, n_c):
         raise ValueError(f"no threshold protects {n} sources of which {n_c} may collude with the aggregator")
     return threshold
