@@ -1,0 +1,344 @@
+"""A whole session in memory: one aggregator, N sources, and every message as encoded bytes in between.
+
+Each message is serialised, passed to a ``Link`` that may lose or replace it, and parsed again by the receiver, with
+the wire code that the processes use. All keys and random bytes follow from numbers, so a session can be repeated.
+The target has roster index 1: a place in a list is never an index by accident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.secagg import aggregator as agg
+from securefda.secagg import source as src
+from securefda.secagg.checks import History, check_header, quantisation
+from securefda.secagg.messages import (
+    NO_CONTEXT,
+    Envelope,
+    Header,
+    Layer,
+    RuleTerms,
+    Signed,
+    Signer,
+    Visibility,
+)
+from securefda.secagg.parameters import SessionLimits, default_threshold
+from securefda.secagg.prg import RingVector
+from securefda.secagg.roster import Roster, RosterEntry
+from securefda.secagg.signatures import sign_bytes
+from securefda.secagg.transcript import architecture_digest, layer_names_and_shapes
+from securefda.transport import wire
+
+TARGET = 1
+SESSION_ID = sha256(b"the session").digest()
+LAYERS = (Layer("weight", (3, 4), 0.5), Layer("bias", (4,), 2.0))
+MODEL = bytes(range(64))
+PHASES = ("R0 advertise", "R1 shares", "R2 masked input", "R3 signature", "R4 unmask")
+
+AnySigned = Signed[Any]
+Link = Callable[[int, int, AnySigned], AnySigned | None]
+"""What happens between two sites: (sender, recipient, message) to the message that arrives, or None."""
+
+
+def intact(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+    """The link on which everything arrives as it was sent."""
+    return message
+
+
+class Bytes:
+    """Random bytes that follow from a seed: SHA-256 in counter mode."""
+
+    def __init__(self, *seed: object) -> None:
+        self._seed, self._counter = repr(seed).encode(), 0
+
+    def __call__(self, length: int) -> bytes:
+        drawn = b""
+        while len(drawn) < length:
+            self._counter += 1
+            drawn += sha256(self._seed + self._counter.to_bytes(8, "big")).digest()
+        return drawn[:length]
+
+
+@cache
+def identity(index: int) -> Ed25519PrivateKey:
+    """The signing key of the site at a roster index."""
+    return Ed25519PrivateKey.from_private_bytes(sha256(f"identity {index}".encode()).digest())
+
+
+@cache
+def roster_of(n_sources: int) -> Roster:
+    """A roster of one target and ``n_sources`` sources."""
+    return Roster("study", 1, tuple(_entry(index) for index in range(n_sources + 1)))
+
+
+def _entry(index: int) -> RosterEntry:
+    return RosterEntry(
+        index=index,
+        site_id="target" if index == TARGET else f"source-{index}",
+        role="target" if index == TARGET else "source",
+        legal_entity=f"Hospital {index}",
+        signing_key=identity(index).public_key().public_bytes_raw(),
+        tls_pin=sha256(f"tls {index}".encode()).digest(),
+        not_before=0,
+        not_after=2**32,
+    )
+
+
+def signer(index: int) -> Signer:
+    """Signs with the real key of a site, as wire bytes."""
+    return Signer(index, identity(index), wire.encode)
+
+
+def header_body(n_sources: int, **changes: Any) -> Header:
+    """A header that every source of the cohort accepts, with some fields changed."""
+    roster = roster_of(n_sources)
+    participants = tuple(entry.index for entry in roster.sources)
+    layers = changes.get("layers", LAYERS)
+    fields: dict[str, Any] = {
+        "run_id": bytes(range(16)),
+        "round": 1,
+        "attempt": 1,
+        "visibility": Visibility.SUM,
+        "rule": RuleTerms("source_only", 0.5, "orthogonal", True, True, "mean-field", 1.0),
+        "target": None,
+        "layers": layers,
+        "architecture_digest": architecture_digest(layer_names_and_shapes(layers)),
+        "model_digest": sha256(MODEL).digest(),
+        "roster_digest": roster.digest(),
+        "participants": participants,
+        "threshold": default_threshold(n_sources, 1, 0),
+        "modulus_bits": 32,
+        "n_max": n_sources,
+        "max_samples": 1000,
+        "training_deadline_ms": 60_000,
+        "phase_deadline_ms": 10_000,
+        "previous_result_digest": b"",
+        "previous_checkpoint": b"",
+    }
+    return Header(**(fields | changes))
+
+
+def limits_of(n_sources: int, *, k_min: int = 1, n_c: int = 0) -> SessionLimits:
+    """Limits of a source that trusts every other source."""
+    trusted = frozenset(entry.index for entry in roster_of(n_sources).sources)
+    return SessionLimits(k_min=k_min, n_c=n_c, trusted=trusted)
+
+
+def forged(message: AnySigned, signed_as: int, **changes: Any) -> AnySigned:
+    """The message with another outside, signed by the real key of ``signed_as``, without the wire's own checks."""
+    envelope = replace(message.envelope, **changes)
+    try:
+        data = wire.encode(envelope)
+    except wire.WireError:  # a suite that the wire refuses by itself; the state machine has to refuse it too
+        data = wire.encode(replace(envelope, suite=1))
+    return Signed(envelope, data, sign_bytes(identity(signed_as), type(envelope.body).__name__, data))
+
+
+def over_the_wire(message: AnySigned) -> AnySigned:
+    """What the receiver makes of the bytes of a message."""
+    return wire.decode_signed(wire.encode_signed(message))
+
+
+@dataclass
+class Cohort:
+    """A session that goes on phase by phase.
+
+    Attributes:
+        n: number of sources.
+        link: what happens to messages under way.
+        changes: fields of the header that differ from :func:`header_body`.
+        k_min, n_c: limits of every source.
+        phases: the phase of every source that is still there.
+        aggregator: the aggregator's phase.
+        inbox: the aggregator's message that each source has not processed yet, as it was sent.
+        arrivals: order in which the sources' messages reach the aggregator.
+    """
+
+    n: int
+    link: Link = intact
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    k_min: int = 1
+    n_c: int = 0
+    arrivals: Callable[[list[int]], list[int]] = sorted
+    run_all: Callable[[Callable[[int], Any], list[int]], Any] = map
+    phases: dict[int, Any] = field(default_factory=dict)
+    inbox: dict[int, AnySigned] = field(default_factory=dict)
+    outbox: dict[int, AnySigned] = field(default_factory=dict)
+    vectors: dict[int, RingVector] = field(default_factory=dict)
+    opened: agg.Opened | None = None
+
+    def __post_init__(self) -> None:
+        self.roster = roster_of(self.n)
+        self.limits = limits_of(self.n, k_min=self.k_min, n_c=self.n_c)
+        self.header = signer(TARGET).sign(SESSION_ID, NO_CONTEXT, header_body(self.n, **self.changes))
+        self.session = agg.AggregatorSession(signer(TARGET), self.roster, self.header)
+        self.aggregator: Any = agg.open_session(self.session)
+        self.random = {index: Bytes("source", index) for index in self.indices}
+        self.sessions = {index: self._accept(index) for index in self.indices}
+
+    @property
+    def indices(self) -> list[int]:
+        """Roster indices of the sources."""
+        return [entry.index for entry in self.roster.sources]
+
+    def _accept(self, index: int) -> src.Session:
+        header = over_the_wire(self.header)
+        check_header(
+            header,
+            own_index=index,
+            roster=self.roster,
+            limits=self.limits,
+            history=History(),
+            own_layers=layer_names_and_shapes(header.body.layers),
+        )
+        return src.Session(signer(index), self.roster, self.limits, header)
+
+    def encoded(self, index: int) -> RingVector:
+        """The encoded input of a source: a fresh copy of the same values on every call."""
+        encoding = quantisation(self.header.body)
+        numbers = np.random.default_rng(index)
+        vector = numbers.uniform(-1, 1, encoding.layer_length).astype(np.float32)
+        return encoding.encode(vector, numbers.uniform(0, 1, encoding.tail)).values
+
+    def sum_of(self, members: list[int]) -> RingVector:
+        """The ring sum of the encoded inputs of some sources, computed in the clear."""
+        total = self.encoded(members[0])
+        for index in members[1:]:
+            total = total + self.encoded(index)  # type: ignore[assignment]
+        return total
+
+    def step(self, index: int, message: AnySigned | None) -> tuple[Any, AnySigned | None]:
+        """What a source makes of a message: its next phase and its answer. The cohort is left as it is."""
+        phase = self.phases.get(index)
+        match phase:
+            case None:
+                return src.advertise(self.sessions[index], self.random[index])
+            case src.AwaitingKeyList():
+                return src.receive_key_list(phase, message, self.random[index])  # type: ignore[arg-type]
+            case src.AwaitingShares():
+                self.vectors[index] = self.encoded(index)
+                return src.masked_input(src.receive_shares(phase, message), self.vectors[index])  # type: ignore[arg-type]
+            case src.AwaitingSurvivors():
+                return src.receive_survivors(phase, message)  # type: ignore[arg-type]
+            case src.AwaitingConsistency():
+                return src.receive_consistency(phase, message)  # type: ignore[arg-type]
+            case src.AwaitingResult():
+                return src.receive_result(phase, message), None  # type: ignore[arg-type]
+        raise AssertionError(f"no message is due in {type(phase).__name__}")
+
+    def add(self, message: AnySigned, state: Any = None, vector: RingVector | None = None) -> Any:
+        """What the aggregator makes of a source's message: its next phase. The cohort is left as it is."""
+        state = self.aggregator if state is None else state
+        match state:
+            case agg.CollectingKeys():
+                return agg.add_advertise(state, message)
+            case agg.CollectingShares():
+                return agg.add_shares(state, message)
+            case agg.CollectingInputs():
+                masked = self.vectors.get(message.sender) if vector is None else vector
+                return agg.add_input(state, message, b"" if masked is None else masked.tobytes())
+            case agg.CollectingSignatures():
+                return agg.add_signature(state, message)
+            case agg.CollectingUnmask():
+                return agg.add_unmask(state, message)
+        raise AssertionError(f"no message is due in {type(state).__name__}")
+
+    def answer(self) -> None:
+        """Every source that has a message processes it; the answers are under way and wait in ``outbox``."""
+        begins = not self.phases
+        inbox = {i: self._arrives(TARGET, i, m) for i, m in self.inbox.items()} if not begins else {}
+        ready = self.indices if begins else sorted(i for i, m in inbox.items() if m is not None)
+        stepped = dict(zip(ready, self.run_all(lambda i: self.step(i, inbox.get(i)), ready), strict=True))
+        self.phases = {i: phase for i, (phase, _) in stepped.items()}
+        self.outbox = {i: reply for i, (_, reply) in stepped.items() if reply is not None}
+        self.inbox = {}
+
+    def collect(self) -> None:
+        """What is under way reaches the aggregator, unless the link loses it."""
+        for index in self.arrivals(sorted(self.outbox)):
+            arrived = self._arrives(index, TARGET, self.outbox[index])
+            if arrived is not None:
+                self.aggregator = self.add(arrived)
+        self.outbox = {}
+
+    def close(self) -> None:
+        """The aggregator ends its phase and sends what comes next."""
+        state = self.aggregator
+        match state:
+            case agg.CollectingKeys():
+                self._broadcast(*agg.close_keys(state))
+            case agg.CollectingShares():
+                self.aggregator, deliveries = agg.close_shares(state)
+                self.inbox = dict(deliveries)
+            case agg.CollectingInputs():
+                self._broadcast(*agg.close_inputs(state))
+            case agg.CollectingSignatures():
+                self._broadcast(*agg.close_signatures(state))
+            case agg.CollectingUnmask():
+                self.opened = agg.close_unmask(state)
+                self.aggregator = self.opened
+                result = agg.close_round(self.opened, sha256(b"next model").digest())
+                self.inbox = dict.fromkeys(self.phases, result)
+
+    def _broadcast(self, state: Any, message: AnySigned) -> None:
+        self.aggregator, self.inbox = state, dict.fromkeys(state.waiting_for, message)
+
+    def _arrives(self, sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+        arrived = self.link(sender, recipient, message)
+        return None if arrived is None else over_the_wire(arrived)
+
+    def until(self, phase: int, *, collected: bool = False) -> Cohort:
+        """Go on until the answers of phase 0 to 4 are under way, or have been collected."""
+        for _ in range(phase):
+            self.exchange()
+        self.answer()
+        if collected:
+            self.collect()
+        return self
+
+    def exchange(self) -> None:
+        """One phase: the sources answer, the aggregator collects and closes."""
+        self.answer()
+        self.collect()
+        self.close()
+
+    def finish(self) -> agg.Opened:
+        """Go on from wherever the session stands to the open sum, and hand the result to every source."""
+        if self.outbox:
+            self.collect()
+            self.close()
+        elif not self.inbox and self.phases:
+            self.close()
+        while self.opened is None:
+            self.exchange()
+        self.answer()
+        return self.opened
+
+
+def leaving(drops: Mapping[int, int], link: Link = intact) -> Link:
+    """A link on which source i falls silent from its message of phase ``drops[i]`` (0 to 4) on."""
+
+    def lossy(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+        source = recipient if sender == TARGET else sender
+        reached = _PHASE_OF[message.type_name] if sender != TARGET else -1
+        if source in drops and reached >= drops[source]:
+            return None
+        return link(sender, recipient, message)
+
+    return lossy
+
+
+_PHASE_OF = {"Advertise": 0, "ShareBundle": 1, "MaskedInput": 2, "SurvivorSignature": 3, "Unmask": 4}
+
+
+def resigned(message: AnySigned, body: object) -> AnySigned:
+    """The message with another body, signed anew by its real sender."""
+    envelope: Envelope[Any] = message.envelope
+    return signer(envelope.sender).sign(envelope.session_id, envelope.context, body)

@@ -1,0 +1,256 @@
+"""What a lying aggregator can tell a source once the header is accepted, with the check that has to find it.
+
+The aggregator signs with the target's real key, has the real keys of one colluding source, and relays everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+from cohort import TARGET, AnySigned, Cohort, forged, resigned, signer
+
+from securefda.secagg.messages import (
+    Abort,
+    Advertise,
+    Consistency,
+    KeyList,
+    ShareBox,
+    ShareDelivery,
+    Step,
+    Survivor,
+    SurvivorSignature,
+)
+
+VICTIM, COLLUDER = 2, 3
+STRANGER = sha256(b"something else").digest()
+KEY_LIST, DELIVERY, LISTS, SIGNATURES, RESULT = 1, 2, 3, 4, 5
+"""The message of the aggregator that answers phase R0 to R4."""
+
+
+@dataclass(frozen=True)
+class Lie:
+    """A lie in place of the aggregator's honest message to the victim.
+
+    Attributes:
+        check: name of the check that refuses it.
+        claim: what is told, in words.
+        slot: which message is replaced, :data:`KEY_LIST` to :data:`RESULT`.
+        tell: the lie, made from the honest message.
+        setup: how the cohort differs from the usual five sources.
+    """
+
+    check: str
+    claim: str
+    slot: int
+    tell: Callable[[Cohort, AnySigned], AnySigned]
+    setup: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.check} {self.claim}"
+
+
+def _other_body(message: AnySigned) -> object:
+    return Abort(Step.RESULT, "X", None)
+
+
+OUTSIDE: dict[str, Callable[[AnySigned], AnySigned]] = {
+    "TYPE": lambda m: resigned(m, _other_body(m)),
+    "SUITE": lambda m: forged(m, m.sender, suite=2),
+    "SENDER": lambda m: forged(m, COLLUDER, sender=COLLUDER),
+    "SESSION": lambda m: forged(m, m.sender, session_id=STRANGER),
+    "CONTEXT": lambda m: forged(m, m.sender, context=STRANGER),
+    "SIGNATURE": lambda m: forged(m, COLLUDER),
+}
+"""Lies about the outside of any message of the aggregator."""
+
+
+def _keys(change: Callable[[Cohort, list[AnySigned]], list[AnySigned]]) -> Callable[[Cohort, AnySigned], AnySigned]:
+    """A lie about the list of advertisements."""
+    return lambda c, m: resigned(m, KeyList(tuple(change(c, list(m.body.advertisements)))))
+
+
+def _by(sender: int, items: Any) -> Any:
+    return next(item for item in items if item.sender == sender)
+
+
+def _without(dropped: set[int], items: list[AnySigned]) -> list[AnySigned]:
+    return [item for item in items if item.sender not in dropped]
+
+
+def _swapped(items: list[AnySigned], new: AnySigned) -> list[AnySigned]:
+    return [new if item.sender == new.sender else item for item in items]
+
+
+def _substituted_key(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
+    """The keys of an honest source replaced by keys of the aggregator's own."""
+    honest = _by(4, items)
+    own_keys = replace(honest.body, mask_key=_by(COLLUDER, items).body.nonce)
+    return _swapped(items, forged(honest, TARGET, body=own_keys))
+
+
+def _of_colluder(items: list[AnySigned], **changes: bytes) -> list[AnySigned]:
+    message = _by(COLLUDER, items)
+    return _swapped(items, resigned(message, replace(message.body, **changes)))
+
+
+def _advertised_by_target(items: list[AnySigned]) -> AnySigned:
+    message = items[0]
+    body = Advertise(STRANGER, sha256(STRANGER).digest(), STRANGER, STRANGER)
+    return signer(TARGET).sign(message.envelope.session_id, message.envelope.context, body)
+
+
+KEY_LIES = [
+    Lie("KEY_DUPLICATE", "one source twice", KEY_LIST, _keys(lambda c, a: [*a, a[-1]])),
+    Lie("KEY_DUPLICATE", "key of another", KEY_LIST, _keys(lambda c, a: _of_colluder(a, mask_key=a[0].body.mask_key))),
+    Lie("KEY_DUPLICATE", "one key twice", KEY_LIST, _keys(lambda c, a: _of_colluder(a, box_key=a[2].body.mask_key))),
+    Lie("KEY_MEMBER", "aggregator as a source", KEY_LIST, _keys(lambda c, a: [*a, _advertised_by_target(a)])),
+    Lie("KEY_SIGNATURE", "key substituted", KEY_LIST, _keys(_substituted_key)),
+    Lie(
+        "KEY_SIGNATURE",
+        "keys of another session",
+        KEY_LIST,
+        _keys(lambda c, a: _swapped(a, forged(_by(4, a), 4, session_id=STRANGER))),
+    ),
+    Lie(
+        "KEY_SIGNATURE",
+        "keys of another header",
+        KEY_LIST,
+        _keys(lambda c, a: _swapped(a, forged(_by(4, a), 4, context=STRANGER))),
+    ),
+    Lie("KEY_OWN", "mine left out", KEY_LIST, _keys(lambda c, a: _without({VICTIM}, a))),
+    Lie(
+        "KEY_OWN",
+        "others of mine",
+        KEY_LIST,
+        _keys(lambda c, a: _swapped(a, resigned(_by(VICTIM, a), replace(_by(VICTIM, a).body, nonce=STRANGER)))),
+    ),
+    Lie("KEY_QUORUM", "fewer than t", KEY_LIST, _keys(lambda c, a: _without({4, 5}, a))),
+    Lie("KEY_QUORUM", "fewer than k-min", KEY_LIST, _keys(lambda c, a: _without({4}, a)), {"k_min": 4}),
+    Lie("KEY_INVALID", "box key of low order", KEY_LIST, _keys(lambda c, a: _of_colluder(a, box_key=bytes(32)))),
+]
+
+
+def _boxes(change: Callable[[Cohort, list[ShareBox]], list[ShareBox]]) -> Callable[[Cohort, AnySigned], AnySigned]:
+    """A lie about the delivered boxes."""
+    return lambda c, m: resigned(m, ShareDelivery(tuple(change(c, list(m.body.boxes)))))
+
+
+def _flipped(box: ShareBox, place: int) -> ShareBox:
+    changed = bytearray(box.box)
+    changed[place] ^= 1
+    return replace(box, box=bytes(changed))
+
+
+def _for_another(cohort: Cohort, boxes: list[ShareBox]) -> list[ShareBox]:
+    """In place of its own box from source 0, the one that source 0 made for source 4."""
+    misled = next(box for box in cohort.inbox[4].body.boxes if box.peer == 0)
+    return [misled if box.peer == 0 else box for box in boxes]
+
+
+def _exchanged(boxes: list[ShareBox]) -> list[ShareBox]:
+    first, second, *rest = boxes
+    return [replace(first, box=second.box), replace(second, box=first.box), *rest]
+
+
+SHARE_LIES = [
+    Lie("SHARE_DUPLICATE", "one box twice", DELIVERY, _boxes(lambda c, b: [*b, b[0]])),
+    Lie("SHARE_SENDER", "box from myself", DELIVERY, _boxes(lambda c, b: [*b, replace(b[0], peer=VICTIM)])),
+    Lie("SHARE_SENDER", "box from the aggregator", DELIVERY, _boxes(lambda c, b: [*b, replace(b[0], peer=TARGET)])),
+    Lie("SHARE_QUORUM", "fewer than t", DELIVERY, _boxes(lambda c, b: b[:2])),
+    Lie("SHARE_QUORUM", "fewer than k-min", DELIVERY, _boxes(lambda c, b: b[:3]), {"k_min": 4}),
+    *(
+        Lie("SHARE_BOX", f"bit flipped at {place}", DELIVERY, _boxes(lambda c, b, p=place: [_flipped(b[0], p), *b[1:]]))  # type: ignore[misc]
+        for place in (0, 12, 60, -1)
+    ),
+    Lie("SHARE_BOX", "cut short", DELIVERY, _boxes(lambda c, b: [replace(b[0], box=b[0].box[:-1]), *b[1:]])),
+    Lie("SHARE_BOX", "box for another", DELIVERY, _boxes(_for_another)),
+    Lie("SHARE_BOX", "two boxes exchanged", DELIVERY, _boxes(lambda c, b: _exchanged(b))),
+]
+
+
+def _lists(change: Callable[[list[Survivor], list[int]], object]) -> Callable[[Cohort, AnySigned], AnySigned]:
+    """A lie about the lists, which ``change`` edits in place."""
+
+    def tell(cohort: Cohort, message: AnySigned) -> AnySigned:
+        survivors, dropped = list(message.body.survivors), list(message.body.dropped)
+        change(survivors, dropped)
+        return resigned(message, replace(message.body, survivors=tuple(survivors), dropped=tuple(dropped)))
+
+    return tell
+
+
+def _drop(survivors: list[Survivor], dropped: list[int], *indices: int) -> None:
+    survivors[:] = [item for item in survivors if item.index not in indices]
+    dropped += indices
+
+
+def _other_input(survivors: list[Survivor], owner: int) -> None:
+    survivors[:] = [replace(item, input_digest=STRANGER) if item.index == owner else item for item in survivors]
+
+
+LIST_LIES = [
+    Lie("SURVIVOR_REPEAT", "a survivor twice", LISTS, _lists(lambda s, d: s.append(s[0]))),
+    Lie("SURVIVOR_REPEAT", "a dropped source twice", LISTS, _lists(lambda s, d: _drop(s, d, 5, 5))),
+    Lie("SURVIVOR_OVERLAP", "a survivor also dropped", LISTS, _lists(lambda s, d: d.append(4))),
+    Lie("SURVIVOR_OVERLAP", "myself also dropped", LISTS, _lists(lambda s, d: d.append(VICTIM))),
+    Lie("SURVIVOR_UNION", "one in neither list", LISTS, _lists(lambda s, d: s.pop())),
+    Lie("SURVIVOR_UNION", "a stranger survived", LISTS, _lists(lambda s, d: s.append(Survivor(TARGET, STRANGER)))),
+    Lie("SURVIVOR_UNION", "a stranger dropped", LISTS, _lists(lambda s, d: d.append(TARGET))),
+    Lie("SURVIVOR_SELF", "I am dropped though I delivered", LISTS, _lists(lambda s, d: _drop(s, d, VICTIM))),
+    Lie("SURVIVOR_SELF", "another input in my name", LISTS, _lists(lambda s, d: _other_input(s, VICTIM))),
+    Lie("SURVIVOR_QUORUM", "fewer than t", LISTS, _lists(lambda s, d: _drop(s, d, 4, 5))),
+    Lie("SURVIVOR_QUORUM", "fewer than k-min", LISTS, _lists(lambda s, d: _drop(s, d, 5)), {"k_min": 4}),
+]
+
+
+def _signatures(
+    change: Callable[[Cohort, list[AnySigned]], list[AnySigned]],
+) -> Callable[[Cohort, AnySigned], AnySigned]:
+    """A lie about the survivors' signatures."""
+    return lambda c, m: resigned(m, Consistency(tuple(change(c, list(m.body.signatures)))))
+
+
+def _signed_by_target(items: list[AnySigned]) -> AnySigned:
+    envelope = items[0].envelope
+    return signer(TARGET).sign(envelope.session_id, envelope.context, items[0].body)
+
+
+def _other_view(items: list[AnySigned]) -> list[AnySigned]:
+    return _swapped(items, resigned(_by(COLLUDER, items), SurvivorSignature(STRANGER)))
+
+
+SIGNATURE_LIES = [
+    Lie("CONSISTENCY_DUPLICATE", "one signature twice", SIGNATURES, _signatures(lambda c, s: [*s[:3], s[0]])),
+    Lie("CONSISTENCY_SENDER", "of the aggregator", SIGNATURES, _signatures(lambda c, s: [*s, _signed_by_target(s)])),
+    Lie(
+        "CONSISTENCY_SIGNATURE",
+        "forged for an honest source",
+        SIGNATURES,
+        _signatures(lambda c, s: _swapped(s, forged(_by(4, s), TARGET))),
+    ),
+    Lie(
+        "CONSISTENCY_SIGNATURE",
+        "of another view of the session",
+        SIGNATURES,
+        _signatures(lambda c, s: _swapped(s, forged(_by(4, s), 4, context=STRANGER))),
+    ),
+    Lie(
+        "CONSISTENCY_SIGNATURE",
+        "of another session",
+        SIGNATURES,
+        _signatures(lambda c, s: _swapped(s, forged(_by(4, s), 4, session_id=STRANGER))),
+    ),
+    Lie("CONSISTENCY_VIEW", "of other lists", SIGNATURES, _signatures(lambda c, s: _other_view(s))),
+    Lie("CONSISTENCY_QUORUM", "fewer than t", SIGNATURES, _signatures(lambda c, s: s[:3])),
+]
+
+RESULT_LIES = [
+    Lie("RESULT_COUNT", "over one more", RESULT, lambda c, m: resigned(m, replace(m.body, count=m.body.count + 1))),
+    Lie("RESULT_COUNT", "over one less", RESULT, lambda c, m: resigned(m, replace(m.body, count=m.body.count - 1))),
+]
+
+LIES = [*KEY_LIES, *SHARE_LIES, *LIST_LIES, *SIGNATURE_LIES, *RESULT_LIES]

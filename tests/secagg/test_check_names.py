@@ -1,0 +1,51 @@
+"""No check without a lie: every name that the session can blame somebody with is told in one of the tables."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from types import ModuleType
+
+import lies_of_aggregator
+import lies_of_source
+import pytest
+import test_header_checks
+import test_lying_aggregator
+import test_lying_source
+
+from securefda.secagg import aggregator, checks, source
+
+NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
+HEADER = {lie.check for lie in test_header_checks.LIES} | set(test_header_checks.OUTSIDE)
+AGGREGATOR = {lie.check for lie in lies_of_aggregator.LIES} | set(lies_of_aggregator.OUTSIDE)
+SOURCE = {lie.check for lie in lies_of_source.LIES} | set(lies_of_source.OUTSIDE)
+
+
+def names_in(module: ModuleType) -> set[str]:
+    """Every string constant of a module that has the form of a check's name."""
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {text for text in texts if NAME.fullmatch(text)}
+
+
+def test_every_check_of_a_source_is_told_in_a_lie_of_the_aggregator() -> None:
+    told = HEADER | AGGREGATOR | {"HEADER_MODEL"} & names_in(test_header_checks)
+    assert names_in(checks) | names_in(source) == told
+
+
+def test_every_check_of_the_aggregator_is_told_in_a_lie_of_a_source() -> None:
+    apart = {"SENDER", "DUPLICATE", "SHARE_COMMITMENT", "UNMASK_SHARE", "RANGE"}
+    assert apart <= names_in(test_lying_source)
+    outside = set(lies_of_source.OUTSIDE)  # found by envelope_fault, whose names are in the module of the checks
+    assert outside <= names_in(checks)
+    assert names_in(aggregator) | outside == SOURCE | apart
+
+
+def test_key_of_low_order_is_told_where_masks_are_made_too() -> None:
+    assert "KEY_INVALID" in names_in(test_lying_aggregator)
+
+
+@pytest.mark.parametrize("module", [checks, source, aggregator])
+def test_scan_finds_names_at_all(module: ModuleType) -> None:
+    assert len(names_in(module)) >= 3

@@ -1,0 +1,191 @@
+"""What a source refuses in a header, and in the vectors that come with it, before it does anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from cohort import (
+    LAYERS,
+    MODEL,
+    SESSION_ID,
+    TARGET,
+    AnySigned,
+    forged,
+    header_body,
+    limits_of,
+    over_the_wire,
+    resigned,
+    roster_of,
+    signer,
+)
+
+from securefda.errors import FaultyAggregatorError
+from securefda.secagg.checks import History, PastResult, check_header, check_vectors
+from securefda.secagg.messages import NO_CONTEXT, Abort, Header, RuleTerms, Step, TargetTerms, Visibility
+from securefda.secagg.parameters import SessionLimits
+from securefda.secagg.transcript import layer_names_and_shapes
+
+N, ME = 5, 2
+OTHER = sha256(b"other").digest()
+UPDATE = bytes(64)
+FEDGP = RuleTerms("fedgp_auto", 0.5, "orthogonal", True, True, "mean-field", 1.0)
+PUBLISHED = TargetTerms(4, 0.1, sha256(UPDATE).digest(), 1.0, 1.0)
+KEPT = TargetTerms(4, 0.1)
+LAST = PastResult(3, sha256(b"result 3").digest(), sha256(MODEL).digest())
+BEFORE = PastResult(2, sha256(b"result 2").digest(), OTHER)
+RAN = History(last_position=(3, 1), results=(BEFORE, LAST))
+NEXT = {"round": 4, "previous_result_digest": LAST.digest}
+
+
+def header(**changes: Any) -> AnySigned:
+    return signer(TARGET).sign(SESSION_ID, NO_CONTEXT, header_body(N, **changes))
+
+
+def check(signed: AnySigned, history: History, limits: SessionLimits) -> None:
+    check_header(
+        signed,
+        own_index=ME,
+        roster=roster_of(N),
+        limits=limits,
+        history=history,
+        own_layers=layer_names_and_shapes(LAYERS),
+    )
+
+
+@dataclass(frozen=True)
+class HeaderLie:
+    check: str
+    claim: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+    limits: SessionLimits = field(default_factory=lambda: limits_of(N))
+
+    @property
+    def name(self) -> str:
+        return f"{self.check} {self.claim}"
+
+
+LIES = [
+    HeaderLie("HEADER_ROSTER", "another roster", {"roster_digest": OTHER}),
+    HeaderLie("HEADER_REPLAY", "a session of before", {}, History(session_seen=True)),
+    HeaderLie("HEADER_ORDER", "the same attempt", NEXT, replace(RAN, last_position=(4, 1))),
+    HeaderLie("HEADER_ORDER", "an earlier round", {**NEXT, "attempt": 9}, replace(RAN, last_position=(5, 1))),
+    HeaderLie("RELEASE_FUSE", "once more after a release", {"attempt": 2}, History(False, (1, 1), released=True)),
+    HeaderLie("HEADER_CHAIN", "no result where one was", {**NEXT, "previous_result_digest": b""}, RAN),
+    HeaderLie("HEADER_CHAIN", "a result that I never saw", {**NEXT, "previous_result_digest": OTHER}, RAN),
+    HeaderLie("HEADER_CHAIN", "another model than the result's", {**NEXT, "model_digest": OTHER}, RAN),
+    HeaderLie("HEADER_CHAIN", "back to an old result", {"round": 9, "previous_result_digest": BEFORE.digest}, RAN),
+    HeaderLie("HEADER_PARTICIPANTS", "without me", {"participants": (0, 3, 4, 5)}),
+    HeaderLie("HEADER_PARTICIPANTS", "with the target", {"participants": (0, TARGET, 2, 3, 4)}),
+    HeaderLie("HEADER_PARTICIPANTS", "with a stranger", {"participants": (0, 2, 3, 4, 99)}),
+    HeaderLie("HEADER_ARCHITECTURE", "another architecture", {"architecture_digest": OTHER}),
+    HeaderLie("HEADER_ARCHITECTURE", "another shape", {"layers": (replace(LAYERS[0], shape=(4, 3)), LAYERS[1])}),
+    HeaderLie(
+        "HEADER_ARCHITECTURE",
+        "my digest beside other layers",
+        {"layers": LAYERS[:1], "architecture_digest": header_body(N).architecture_digest},
+    ),
+    HeaderLie("HEADER_TARGET", "fedgp without the target's terms", {"rule": FEDGP}),
+    HeaderLie("HEADER_TARGET", "fedgp at sum without g_T", {"rule": FEDGP, "target": KEPT}),
+    HeaderLie(
+        "HEADER_TARGET",
+        "g_T published at individual",
+        {"rule": FEDGP, "target": PUBLISHED, "visibility": Visibility.INDIVIDUAL},
+    ),
+    HeaderLie("HEADER_TARGET", "terms for a rule that needs none", {"target": PUBLISHED}),
+    *(HeaderLie("HEADER_MODULUS", f"{bits} bits", {"modulus_bits": bits}) for bits in (0, 1, 2, 16, 33, 128)),
+    HeaderLie("HEADER_WRAP", "room for fewer than take part", {"n_max": N - 1}),
+    HeaderLie("HEADER_WRAP", "no resolution left", {"n_max": 2**31}),
+    *(HeaderLie("HEADER_THRESHOLD", f"t = {t} of {N}", {"threshold": t}) for t in (0, 1, 2, N + 1)),
+    HeaderLie("HEADER_THRESHOLD", "t too low for my n-c", {"threshold": 3}, limits=limits_of(N, n_c=1)),
+    HeaderLie("HEADER_QUORUM", "fewer than my k-min", limits=limits_of(N, k_min=N)),
+    HeaderLie("HEADER_QUORUM", "fewer than my k-min beside liars", limits=limits_of(N, k_min=4, n_c=1)),
+    HeaderLie(
+        "HEADER_QUORUM", "too few that I trust", limits=SessionLimits(k_min=2, n_c=0, trusted=frozenset({ME, 3}))
+    ),
+]
+
+OUTSIDE: dict[str, Callable[[AnySigned], AnySigned]] = {
+    "TYPE": lambda m: resigned(m, Abort(Step.HEADER, "X", None)),
+    "SUITE": lambda m: forged(m, TARGET, suite=2),
+    "SENDER": lambda m: forged(m, 3, sender=3),
+    "CONTEXT": lambda m: forged(m, TARGET, context=OTHER),
+    "SIGNATURE": lambda m: forged(m, 3),
+}
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
+def test_source_refuses_header(lie: HeaderLie) -> None:
+    with pytest.raises(FaultyAggregatorError) as refused:
+        check(over_the_wire(header(**lie.changes)), lie.history, lie.limits)
+    assert refused.value.check == lie.check
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_source_refuses_header_with_false_outside(name: str) -> None:
+    with pytest.raises(FaultyAggregatorError) as refused:
+        check(OUTSIDE[name](header()), History(), limits_of(N))
+    assert refused.value.check == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "history"),
+    [
+        ({}, History()),
+        ({"attempt": 2}, History(last_position=(1, 1))),
+        (NEXT, RAN),
+        ({**NEXT, "attempt": 3}, replace(RAN, last_position=(4, 2))),
+        ({"round": 5, "previous_result_digest": OTHER, "model_digest": OTHER}, RAN),
+        ({"rule": FEDGP, "target": PUBLISHED}, History()),
+        ({"rule": FEDGP, "target": KEPT, "visibility": Visibility.INDIVIDUAL}, History()),
+        ({"modulus_bits": 64}, History()),
+        ({"participants": (0, 2, 4), "threshold": 3}, History()),
+    ],
+    ids=["first", "next attempt", "next round", "next attempt of it", "missed a round", "sum", "individual", "64", "3"],
+)
+def test_source_accepts_honest_header(changes: dict[str, Any], history: History) -> None:
+    check(over_the_wire(header(**changes)), history, limits_of(N))
+
+
+def test_individual_needs_no_session_numbers() -> None:
+    terms = {"visibility": Visibility.INDIVIDUAL, "modulus_bits": 0, "threshold": 0, "n_max": 0}
+    check(over_the_wire(header(**terms)), History(), limits_of(N, k_min=4))
+
+
+def body(**changes: Any) -> Header:
+    return header_body(N, **changes)
+
+
+@pytest.mark.parametrize("model", [b"", MODEL[:-1], MODEL + b"\0", MODEL[:-4] + bytes(4), bytes(64)])
+def test_source_refuses_model_that_the_header_does_not_bind(model: bytes) -> None:
+    with pytest.raises(FaultyAggregatorError) as refused:
+        check_vectors(body(), model, None)
+    assert refused.value.check == "HEADER_MODEL"
+
+
+def test_source_refuses_model_of_another_length_though_its_digest_is_bound() -> None:
+    with pytest.raises(FaultyAggregatorError) as refused:
+        check_vectors(body(model_digest=sha256(b"short").digest()), b"short", None)
+    assert refused.value.check == "HEADER_MODEL"
+
+
+@pytest.mark.parametrize("update", [None, b"", UPDATE[:-1], UPDATE + bytes(4), b"\1" * 64])
+def test_source_refuses_target_update_that_the_header_does_not_bind(update: bytes | None) -> None:
+    with pytest.raises(FaultyAggregatorError) as refused:
+        check_vectors(body(rule=FEDGP, target=PUBLISHED), MODEL, update)
+    assert refused.value.check == "HEADER_TARGET"
+
+
+def test_source_refuses_target_update_that_no_header_announced() -> None:
+    with pytest.raises(FaultyAggregatorError) as refused:
+        check_vectors(body(), MODEL, UPDATE)
+    assert refused.value.check == "HEADER_TARGET"
+
+
+def test_source_accepts_the_vectors_that_the_header_binds() -> None:
+    check_vectors(body(), MODEL, None)
+    check_vectors(body(rule=FEDGP, target=PUBLISHED), bytearray(MODEL), memoryview(UPDATE))

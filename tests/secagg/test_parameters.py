@@ -1,0 +1,75 @@
+"""Thresholds and the rules that count members."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from securefda.secagg.parameters import SessionLimits, default_threshold, sum_cannot_wrap, threshold_is_sound
+
+SIZES = st.integers(2, 400)
+COLLUDERS = st.integers(0, 40)
+K_MIN = st.integers(1, 40)
+
+
+@pytest.mark.parametrize(("n", "threshold"), [(3, 3), (5, 4), (10, 7), (20, 14), (100, 67)])
+@pytest.mark.parametrize("k_min", [1, 2])
+def test_default_threshold_is_two_thirds_and_one(n: int, threshold: int, k_min: int) -> None:
+    assert default_threshold(n, k_min, 0) == threshold
+
+
+@given(SIZES, K_MIN, COLLUDERS)
+def test_default_threshold_is_sound_or_none_is(n: int, k_min: int, n_c: int) -> None:
+    sound = [t for t in range(1, n + 1) if threshold_is_sound(t, n, n_c)]
+    if sound:
+        assert default_threshold(n, k_min, n_c) in sound
+    else:
+        with pytest.raises(ValueError, match="no threshold"):
+            default_threshold(n, k_min, n_c)
+
+
+@given(SIZES, K_MIN, COLLUDERS)
+def test_threshold_many_survivors_satisfy_k_min_unless_all_of_them_could_not(n: int, k_min: int, n_c: int) -> None:
+    if not threshold_is_sound(n, n, n_c):
+        return
+    limits = SessionLimits(k_min, n_c, frozenset(range(n)))
+    threshold = default_threshold(n, k_min, n_c)
+    everybody = limits.anonymity(range(n), 0) >= k_min
+    assert (limits.anonymity(range(threshold), 0) >= k_min) == everybody
+
+
+@given(n=st.integers(1, 60), n_c=st.integers(0, 60), threshold=st.integers(-1, 61))
+def test_sound_threshold_leaves_no_room_for_two_views(n: int, n_c: int, threshold: int) -> None:
+    """Honest sources answer in one view only: two views of t answers, liars in both, do not fit into n sources."""
+    two_views_fit = 2 * (threshold - n_c) <= n - n_c
+    assert threshold_is_sound(threshold, n, n_c) == (n_c < threshold <= n and not two_views_fit)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_session_of_fewer_than_two_sources_has_no_threshold(n: int) -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        default_threshold(n, 1, 0)
+
+
+@given(st.sets(st.integers(0, 20)), st.sets(st.integers(0, 20)), st.integers(0, 20), st.integers(0, 5))
+def test_anonymity_counts_trusted_others_without_liars(trusted: set[int], members: set[int], me: int, n_c: int) -> None:
+    limits = SessionLimits(1, n_c, frozenset(trusted))
+    others = sum(1 for member in members if member in trusted and member != me)
+    assert limits.anonymity(members, me) == others - n_c
+    assert limits.anonymity([*members, *members], me) == others - n_c
+
+
+@pytest.mark.parametrize(("k_min", "n_c"), [(0, 0), (1, -1)])
+def test_limits_that_protect_nothing_are_refused(k_min: int, n_c: int) -> None:
+    with pytest.raises(ValueError, match="k_min"):
+        SessionLimits(k_min, n_c, frozenset())
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_no_wrap_inequality_is_exact_at_its_limit(bits: int) -> None:
+    limit = 2 ** (bits - 1)
+    assert sum_cannot_wrap(7, (limit - 1) // 7, bits)
+    assert not sum_cannot_wrap(2, limit // 2, bits)
+    assert not sum_cannot_wrap(0, 1, bits)
+    assert not sum_cannot_wrap(1, 0, bits)

@@ -1,0 +1,118 @@
+"""A message counts once, in its own place: verbatim or signed anew, it is refused in every other slot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cohort import TARGET, AnySigned, Cohort, leaving, signer
+from test_session import assert_sum_is_exact
+
+from securefda.errors import FaultyAggregatorError, FaultySourceError
+from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Abort, Goodbye, Join, Refusal, Signed, Step, Update
+
+VICTIM, LIAR, LOST = 2, 4, 5
+CHANGES = {"threshold": 4}
+DROPS = {LOST: 2}
+DUE_AT_SOURCE = ["KeyList", "ShareDelivery", "Survivors", "Consistency", "Result"]
+DUE_AT_AGGREGATOR = ["Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"]
+
+
+def recorded(**changes: Any) -> list[tuple[int, AnySigned]]:
+    """(recipient, message) of a whole session with a lost source, and the messages that are sent outside one."""
+    seen: list[tuple[int, AnySigned]] = []
+
+    def tap(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+        seen.append((recipient, message))
+        return message
+
+    cohort = Cohort(6, leaving(DROPS, tap), CHANGES | changes)
+    cohort.finish()
+    context = cohort.header.digest()
+    outside: list[AnySigned] = [
+        cohort.header,
+        signer(TARGET).sign(cohort.header.envelope.session_id, context, Abort(Step.SHARES, "SHARE_BOX", None)),
+        signer(TARGET).sign(NO_SESSION, NO_CONTEXT, Goodbye(True, 1, "")),
+        signer(LIAR).sign(NO_SESSION, NO_CONTEXT, Join(bytes(32), "1")),
+        signer(LIAR).sign(cohort.header.envelope.session_id, context, Refusal("key")),
+        signer(LIAR).sign(cohort.header.envelope.session_id, context, Update(bytes(32), 4, 1)),
+    ]
+    return seen + [(VICTIM, message) for message in outside]
+
+
+def test_recording_holds_every_type_of_message() -> None:
+    types = {message.type_name for _, message in recorded()}
+    assert types == {*DUE_AT_SOURCE, *DUE_AT_AGGREGATOR, "Header", "Abort", "Goodbye", "Join", "Refusal", "Update"}
+
+
+def anew(message: AnySigned, signed_as: int, like: AnySigned) -> AnySigned:
+    """The body of a message, signed for the session and the view of another one."""
+    return signer(signed_as).sign(like.envelope.session_id, like.envelope.context, message.body)
+
+
+def is_same(one: Signed[Any], other: Signed[Any]) -> bool:
+    return one.signed_bytes == other.signed_bytes
+
+
+@pytest.mark.parametrize("changes", [{}, {"attempt": 2}], ids=["this session", "another attempt"])
+@pytest.mark.parametrize("again", [False, True], ids=["verbatim", "signed anew"])
+def test_source_refuses_every_message_in_every_other_slot(again: bool, changes: dict[str, Any]) -> None:
+    recording = recorded(**changes)
+    cohort = Cohort(6, leaving(DROPS), CHANGES)
+    cohort.exchange()
+    for due in DUE_AT_SOURCE:
+        honest = cohort.inbox[VICTIM]
+        assert honest.type_name == due
+        foreign = [m for _, m in recording if not is_same(m, honest)]
+        if again:
+            foreign = [anew(m, TARGET, honest) for m in foreign if m.type_name != due]
+        assert len(foreign) > 30
+        for message in foreign:
+            with pytest.raises(FaultyAggregatorError) as refused:
+                cohort.step(VICTIM, message)
+            delivered_to_another = message.type_name == due == "ShareDelivery" and not changes
+            allowed = {"SHARE_SENDER", "SHARE_BOX"} if delivered_to_another else {"TYPE", "SENDER", "CONTEXT"}
+            assert refused.value.check in allowed, message.type_name
+        cohort.exchange() if cohort.opened is None else cohort.answer()
+    assert cohort.opened is not None
+
+
+@pytest.mark.parametrize("changes", [{}, {"attempt": 2}], ids=["this session", "another attempt"])
+@pytest.mark.parametrize("again", [False, True], ids=["verbatim", "signed anew"])
+def test_aggregator_refuses_every_message_in_every_other_slot(again: bool, changes: dict[str, Any]) -> None:
+    recording = recorded(**changes)
+    cohort = Cohort(6, leaving(DROPS), CHANGES)
+    for slot, due in enumerate(DUE_AT_AGGREGATOR):
+        cohort.answer()
+        honest = cohort.outbox.pop(LIAR)
+        cohort.collect()
+        assert honest.type_name == due
+        foreign = [m for _, m in recording if not is_same(m, honest)]
+        if again:
+            foreign = [anew(m, LIAR, honest) for m in foreign if m.type_name != due]
+        for message in foreign:
+            with pytest.raises(FaultySourceError) as refused:
+                cohort.add(message)
+            assert refused.value.check in {"TYPE", "SENDER", "CONTEXT", "DUPLICATE"}, (slot, message.type_name)
+        cohort.aggregator = cohort.add(honest)
+        cohort.close()
+    cohort.answer()
+    assert_sum_is_exact_at_end(cohort)
+
+
+def assert_sum_is_exact_at_end(cohort: Cohort) -> None:
+    fresh = Cohort(6, leaving(DROPS), CHANGES)
+    assert_sum_is_exact(fresh, DROPS)
+    assert cohort.opened is not None
+    assert fresh.opened is not None
+    assert cohort.opened.sum_digest == fresh.opened.sum_digest
+
+
+def test_same_slot_of_another_session_id_is_refused() -> None:
+    cohort = Cohort(3)
+    cohort.exchange()
+    honest = cohort.inbox[VICTIM]
+    replayed = signer(TARGET).sign(bytes(32), honest.envelope.context, honest.body)
+    with pytest.raises(FaultyAggregatorError) as refused:
+        cohort.step(VICTIM, replayed)
+    assert refused.value.check == "SESSION"
