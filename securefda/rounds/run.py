@@ -17,7 +17,7 @@ from securefda.errors import ConfigError, QuorumLost, SecureFdaError
 from securefda.rounds.attempts import Attempt, ClearAttempt, MaskedAttempt, RoundSum, Send
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import RoundLine
-from securefda.rounds.site import SiteTrainer, vector_to_wire
+from securefda.rounds.site import Trainer, vector_to_wire
 from securefda.rounds.store import AggregatorStore, Position
 from securefda.rounds.target import TargetRound, published_terms, train_target
 from securefda.rounds.terms import terms_of
@@ -59,7 +59,7 @@ class TargetSite:
 
     signer: Signer
     roster: Roster
-    trainer: SiteTrainer
+    trainer: Trainer
     test_data: Samples
     random_bytes: RandomBytes
     clock: Callable[[], float]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from securefda.secagg.transcript import architecture_digest
 from securefda.tasks import Samples, Task
 from securefda.training import (
     Evaluation,
+    LayerTable,
     LocalResult,
     TrainingSettings,
     Vector,
@@ -22,6 +24,35 @@ from securefda.training import (
     train_local,
     vector_to_model,
 )
+
+
+class Trainer(Protocol):
+    """What a round needs of a site's model; :class:`SiteTrainer` trains one on the site's rows."""
+
+    layers: LayerTable
+    sizes: tuple[int, ...]
+    architecture_digest: bytes
+
+    @property
+    def n_params(self) -> int:
+        """Number of federated parameters, m."""
+
+    def initial_model(self) -> Vector:
+        """The first model of the run, float32 (m,), the same at every site."""
+
+    def train(
+        self,
+        received: Vector,
+        round_number: int,
+        factor: float,
+        *,
+        fewest_steps: int = 1,
+        on_step: Callable[[Vector], None] | None = None,
+    ) -> LocalResult:
+        """Train one round from ``received``, float32 (m,)."""
+
+    def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
+        """Loss and metrics of a model, float32 (m,), over ``data``."""
 
 
 class SiteTrainer:

@@ -20,7 +20,7 @@ from securefda.errors import (
     TrainingError,
 )
 from securefda.rounds.records import SiteLine
-from securefda.rounds.site import SiteTrainer, vector_from_wire, vector_to_wire
+from securefda.rounds.site import Trainer, vector_from_wire, vector_to_wire
 from securefda.rounds.store import SourceStore
 from securefda.rounds.terms import clip_contribution, contribution_at_source, encode_contribution, update_in_clear
 from securefda.secagg import source as session_steps
@@ -74,7 +74,7 @@ class SourceSite:
     roster: Roster
     limits: SessionLimits
     check_policy: Callable[[Header], None]
-    trainer: SiteTrainer
+    trainer: Trainer
     store: SourceStore
     random_bytes: RandomBytes
     software_version: str

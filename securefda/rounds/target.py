@@ -10,7 +10,7 @@ import numpy as np
 
 from securefda.adaptation import RoundPlan, Rule, StepStatistics, TargetStatistics
 from securefda.errors import TrainingError
-from securefda.rounds.site import SiteTrainer, vector_to_wire
+from securefda.rounds.site import Trainer, vector_to_wire
 from securefda.secagg.messages import TargetTerms, Visibility
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, Vector
 
@@ -30,7 +30,7 @@ class TargetRound:
     step_updates: Any
 
 
-def train_target(trainer: SiteTrainer, model: Vector, round_number: int, plan: RoundPlan) -> TargetRound | None:
+def train_target(trainer: Trainer, model: Vector, round_number: int, plan: RoundPlan) -> TargetRound | None:
     """Train the target for a round, or return None where the round's rule uses nothing of it.
 
     Memory is O(m), but for a rule that needs every single step: that takes B vectors more.
