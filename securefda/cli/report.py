@@ -117,7 +117,7 @@ def _verdict(summary: Mapping[str, Any]) -> list[str]:
     if not visibility:
         return []
     rule = str(summary.get("strategy", {}).get("rule", ""))
-    return [protected(visibility), unprotected(visibility, rule)]
+    return [protected(visibility, rule), unprotected(visibility, rule)]
 
 
 def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+_WITHOUT_SOURCES = ("target_only", "oracle")
 
-def protected(visibility: Mapping[str, str]) -> str:
-    """One sentence on what the aggregator could not see. ``visibility`` maps source id to the run's level for it."""
+
+def protected(visibility: Mapping[str, str], rule: str) -> str:
+    """One sentence on what the aggregator could not see.
+
+    Args:
+        visibility: source id -> level that the run was served at.
+        rule: the rule of the run's strategy.
+    """
     masked = [site for site, level in visibility.items() if level == "sum"]
+    if rule in _WITHOUT_SOURCES:
+        return f"Protected: under {rule} the sources contribute nothing, so neither rows nor updates left any of them."
     if not masked:
         return (
             "Protected: training data never left its site; but each source's update went to the aggregator in clear "
@@ -23,6 +32,8 @@ def protected(visibility: Mapping[str, str]) -> str:
 
 def unprotected(visibility: Mapping[str, str], rule: str) -> str:
     """One sentence on what stays visible, and to whom, under this rule."""
+    if rule in _WITHOUT_SOURCES:
+        return "Not protected: no noise was added, so the final model may reveal something of the target's rows."
     clear = [site for site, level in visibility.items() if level != "sum"]
     parts = []
     if clear:

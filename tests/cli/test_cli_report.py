@@ -215,8 +215,8 @@ def test_bytes_read_in_binary_units(count: int, text: str) -> None:
 
 def test_at_sum_no_single_update_was_seen_and_the_targets_own_was() -> None:
     levels = dict.fromkeys(SITES, "sum")
-    assert "no single update" in protected(levels)
-    assert "collude" in protected(levels)
+    assert "no single update" in protected(levels, "fedgp_auto")
+    assert "collude" in protected(levels, "fedgp_auto")
     assert "the sources saw the target's own update" in unprotected(levels, "fedgp_auto")
     assert "target's own update" not in unprotected(levels, "fedavg")
     assert "no noise was added" in unprotected(levels, "fedavg")
@@ -224,13 +224,20 @@ def test_at_sum_no_single_update_was_seen_and_the_targets_own_was() -> None:
 
 def test_at_individual_nothing_is_said_to_be_hidden_from_the_aggregator() -> None:
     levels = dict.fromkeys(SITES, "individual")
-    assert "in clear" in protected(levels)
-    assert "masks" not in protected(levels)
+    assert "in clear" in protected(levels, "fedgp_auto")
+    assert "masks" not in protected(levels, "fedgp_auto")
     assert "saw every single update of every source" in unprotected(levels, "fedgp_auto")
     assert "target's own update" not in unprotected(levels, "fedgp_auto")
 
 
+@pytest.mark.parametrize("rule", ["target_only", "oracle"])
+def test_a_rule_without_sources_claims_no_masks(rule: str) -> None:
+    levels = dict.fromkeys(SITES, "sum")
+    assert "neither rows nor updates left any of them" in protected(levels, rule)
+    assert "sum" not in protected(levels, rule) + unprotected(levels, rule)
+
+
 def test_mixed_levels_name_who_was_seen() -> None:
     levels = {"source-1": "sum", "source-2": "individual"}
-    assert "the update of source-1 left it only under masks" in protected(levels)
+    assert "the update of source-1 left it only under masks" in protected(levels, "fedgp_auto")
     assert "every single update of source-2" in unprotected(levels, "fedgp_auto")

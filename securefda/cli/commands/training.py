@@ -61,7 +61,7 @@ def demo(
         config = load_federation(sample("digits"), [*overrides, f"strategy.rule={rule}"], os.environ)
         summaries[rule] = _train(config, folder / rule, seed, rule, in_one_process=False)
     last = summaries[DEMO_RULES[-1]]
-    words = [protected(last.visibility), unprotected(last.visibility, DEMO_RULES[-1])]
+    words = [protected(last.visibility, DEMO_RULES[-1]), unprotected(last.visibility, DEMO_RULES[-1])]
     data = {"out": str(folder), "runs": {rule: summary.as_json() for rule, summary in summaries.items()}}
     reports = f"reports and models: {folder}/RULE/"
     text = "\n".join(["", comparison_text(summaries), "", *words, "", reports])
