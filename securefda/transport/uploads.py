@@ -12,7 +12,6 @@ from securefda.transport.limits import COMPLETED_UPLOADS
 from securefda.transport.streams import Assembly
 from securefda.transport.wire import WireError
 
-
 UNEXPECTED_LENGTH = "an upload of another length than expected"
 """Begins the status detail by which a source tells this refusal from one of gRPC's own limits."""
 

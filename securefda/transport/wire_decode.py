@@ -31,7 +31,7 @@ def parse(message_type: type[MessageT], data: bytes) -> MessageT:
     try:
         proto = message_type.FromString(data)
     except DecodeError as error:
-        raise ValueError(f"not a {message_type.__name__}") from error
+        raise ValueError(f"the bytes are no {message_type.__name__}") from error
     refuse_loose(proto)
     # A repeated singular field, both members of a oneof, a padded varint or an explicit zero would all be longer.
     _require(proto.ByteSize() == len(data), f"{message_type.__name__} is longer than it needs to be")

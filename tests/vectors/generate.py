@@ -10,10 +10,11 @@ import json
 import sys
 from pathlib import Path
 
+import message_vectors
 import primitives
 
 HERE = Path(__file__).parent
-SETS = {**primitives.SETS}
+SETS = {**primitives.SETS, **message_vectors.SETS}
 
 
 def main() -> int:

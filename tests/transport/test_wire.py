@@ -1,0 +1,285 @@
+"""The wire format: what is written is read back, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transport_kit import header_body
+
+from securefda.errors import ExitCode, ProtocolError
+from securefda.secagg import messages as m
+from securefda.transport.wire import WireError, decode, decode_signed, encode, encode_signed
+from securefda.transport.wire_decode import MAX_LAYERS, MAX_SITES
+from securefda.transport.wire_encode import BODY_FIELDS
+from securefda.v1 import messages_pb2 as pb
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "messages.json").read_text())
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+
+digests = st.binary(min_size=32, max_size=32)
+indices = st.integers(0, 2**31 - 1)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+positive = st.floats(min_value=1e-300, allow_infinity=False)
+not_negative = st.floats(min_value=0, allow_infinity=False)
+words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=16)
+uint32 = st.integers(0, 2**32 - 1)
+some_uint32 = st.integers(1, 2**32 - 1)
+some_uint64 = st.integers(1, 2**64 - 1)
+checkpoints = st.binary(max_size=100)
+
+layers = st.lists(
+    st.builds(m.Layer, words, st.lists(st.integers(1, 2**31 - 1), max_size=4).map(tuple), positive),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda layer: layer.name,
+).map(tuple)
+rules = st.builds(
+    m.RuleTerms, words, st.floats(0, 1), words, st.booleans(), st.booleans(), words, learning_rate_factor=positive
+)
+targets = st.builds(m.TargetTerms, some_uint32, positive, st.one_of(st.just(b""), digests), not_negative, not_negative)
+headers = st.builds(
+    m.Header,
+    run_id=st.binary(min_size=16, max_size=16),
+    round=some_uint32,
+    attempt=some_uint32,
+    visibility=st.sampled_from(m.Visibility),
+    rule=rules,
+    target=st.none() | targets,
+    layers=layers,
+    architecture_digest=digests,
+    model_digest=digests,
+    roster_digest=digests,
+    participants=st.sets(indices, max_size=6).map(sorted).map(tuple),
+    threshold=uint32,
+    modulus_bits=uint32,
+    n_max=uint32,
+    max_samples=some_uint32,
+    training_deadline_ms=some_uint64,
+    phase_deadline_ms=some_uint64,
+    previous_result_digest=st.one_of(st.just(b""), digests),
+    previous_checkpoint=checkpoints,
+)
+advertisements = st.builds(m.Advertise, digests, digests, digests, digests)
+survivor_signatures = st.builds(m.SurvivorSignature, digests)
+boxes = st.lists(st.builds(m.ShareBox, indices, st.binary(min_size=1, max_size=120)), max_size=5).map(tuple)
+shares = st.lists(
+    st.one_of(
+        st.builds(m.SelfMaskShare, indices, st.binary(min_size=33, max_size=33)),
+        st.builds(m.MasterShare, indices, st.binary(min_size=33, max_size=33)),
+    ),
+    max_size=5,
+    unique_by=lambda share: share.owner,
+).map(tuple)
+
+
+def signed(bodies: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.builds(lambda index, body: m.Signer(index, KEY, encode).sign(bytes(32), b"", body), indices, bodies)
+
+
+BODIES: dict[type, st.SearchStrategy[Any]] = {
+    m.Header: headers,
+    m.Advertise: advertisements,
+    m.KeyList: st.builds(m.KeyList, st.lists(signed(advertisements), max_size=3).map(tuple)),
+    m.ShareBundle: st.builds(m.ShareBundle, boxes),
+    m.ShareDelivery: st.builds(m.ShareDelivery, boxes),
+    m.MaskedInput: st.builds(m.MaskedInput, digests, some_uint64),
+    m.Update: st.builds(m.Update, digests, some_uint64, some_uint32),
+    m.Survivors: st.builds(
+        m.Survivors,
+        st.lists(st.builds(m.Survivor, indices, digests), max_size=4).map(tuple),
+        st.lists(indices, max_size=4).map(tuple),
+    ),
+    m.SurvivorSignature: survivor_signatures,
+    m.Consistency: st.builds(m.Consistency, st.lists(signed(survivor_signatures), max_size=3).map(tuple)),
+    m.Unmask: st.builds(m.Unmask, shares),
+    m.Result: st.builds(m.Result, st.one_of(st.just(b""), digests), uint32, digests, checkpoints),
+    m.Abort: st.builds(m.Abort, st.sampled_from(m.Step), words, st.none() | indices),
+    m.Refusal: st.builds(m.Refusal, words),
+    m.Join: st.builds(m.Join, digests, st.text(st.characters(codec="utf-8"), max_size=64)),
+    m.Goodbye: st.builds(m.Goodbye, st.booleans(), uint32, st.text(st.characters(codec="utf-8"), max_size=500)),
+}
+envelopes = st.builds(
+    m.Envelope,
+    session_id=digests,
+    sender=indices,
+    context=st.one_of(st.just(b""), digests),
+    body=st.one_of(*BODIES.values()),
+)
+
+
+def test_every_type_of_message_has_a_field_and_a_strategy() -> None:
+    assert set(BODIES) == set(BODY_FIELDS) == set(m.Body.__args__)
+    oneof = pb.Envelope.DESCRIPTOR.oneofs_by_name["body"]
+    assert {field.name for field in oneof.fields} == set(BODY_FIELDS.values())
+
+
+@pytest.mark.parametrize("body_type", BODIES, ids=lambda kind: kind.__name__)
+def test_what_is_written_is_read_back(body_type: type) -> None:
+    @settings(max_examples=30, deadline=None)
+    @given(st.builds(m.Envelope, digests, indices, st.one_of(st.just(b""), digests), BODIES[body_type]))
+    def check(envelope: m.Envelope[m.Body]) -> None:
+        data = encode(envelope)
+        assert decode(data) == envelope
+        assert encode(decode(data)) == data
+
+    check()
+
+
+@settings(max_examples=100, deadline=None)
+@given(envelopes, indices)
+def test_a_signed_message_is_read_back_with_its_very_bytes(envelope: m.Envelope[m.Body], index: int) -> None:
+    message = m.Signer(index, KEY, encode).sign(envelope.session_id, envelope.context, envelope.body)
+    assert decode_signed(encode_signed(message)) == message
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=400))
+def test_no_bytes_raise_anything_but_a_wire_error(data: bytes) -> None:
+    for read in (decode, decode_signed):
+        try:
+            read(data)
+        except WireError:
+            continue
+
+
+@settings(max_examples=300, deadline=None)
+@given(envelopes, st.data())
+def test_a_damaged_message_is_refused_or_is_another_valid_one(
+    envelope: m.Envelope[m.Body], data: st.DataObject
+) -> None:
+    good = encode(envelope)
+    place = data.draw(st.integers(0, len(good) - 1))
+    damage = data.draw(st.sampled_from(["flip", "cut", "insert", "append"]))
+    byte = data.draw(st.integers(1, 255))
+    bad = {
+        "flip": good[:place] + bytes([good[place] ^ byte]) + good[place + 1 :],
+        "cut": good[:place],
+        "insert": good[:place] + bytes([byte]) + good[place:],
+        "append": good + bytes([byte]),
+    }[damage]
+    try:
+        read = decode(bad)
+    except WireError:
+        return
+    assert len(encode(read)) == len(bad)  # nothing superfluous was let through
+    assert decode(encode(read)) == read
+
+
+@pytest.mark.parametrize("case", VECTORS["valid"], ids=lambda case: case["type"])
+def test_known_message_is_written_and_read_bit_for_bit(case: dict[str, Any]) -> None:
+    expected = case["message"]
+    data, signature = bytes.fromhex(expected["signed_bytes"]), bytes.fromhex(expected["signature"])
+    envelope = decode(data)
+    assert _plain(envelope) == expected["envelope"]
+    assert encode(envelope) == data
+    statement = b"securefda/1/" + case["type"].encode() + b"\0" + sha256(data).digest()
+    Ed25519PublicKey.from_public_bytes(bytes.fromhex(case["public_key"])).verify(signature, statement)
+    assert sha256(data).hexdigest() == case["digest"]
+
+
+def test_known_messages_cover_every_type() -> None:
+    assert {case["type"] for case in VECTORS["valid"]} == {kind.__name__ for kind in BODIES}
+
+
+@pytest.mark.parametrize("case", VECTORS["malformed"], ids=lambda case: case["name"])
+def test_known_malformed_envelope_is_refused(case: dict[str, str]) -> None:
+    data = bytes.fromhex(case["envelope"])
+    if case["name"] == "valid":
+        assert decode(data).body == m.Refusal("key")
+        return
+    with pytest.raises(WireError, match=re.escape(case["reason"])) as caught:
+        decode(data)
+    assert caught.value.check == "WIRE"
+    assert isinstance(caught.value, ProtocolError)
+    assert caught.value.exit_code == ExitCode.FAILED
+
+
+def _plain(value: Any) -> Any:
+    """The JSON form of ``tests/vectors/message_vectors.py``, written a second time."""
+    if hasattr(value, "__dataclass_fields__"):
+        return {"type": type(value).__name__} | {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    return int(value) if isinstance(value, m.Visibility | m.Step) else value
+
+
+def test_fields_have_the_numbers_of_the_schema() -> None:
+    # By hand: field 29 (refusal) of the envelope, field 1 (key) of the refusal, both length-delimited.
+    envelope = m.Envelope(bytes(range(32)), 5, b"", m.Refusal("k-min"))
+    assert encode(envelope) == (
+        b"\x08\x01" + b"\x12\x20" + bytes(range(32)) + b"\x18\x05" + b"\xea\x01\x07" + b"\x0a\x05k-min"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (replace(header_body(b"m" * 32), participants=tuple(range(MAX_SITES + 1))), "participants"),
+        (
+            replace(header_body(b"m" * 32), layers=tuple(m.Layer(str(i), (1,), 1.0) for i in range(MAX_LAYERS + 1))),
+            "layers",
+        ),
+        (replace(header_body(b"m" * 32), layers=(m.Layer("w", (1,) * 17, 1.0),)), "shape"),
+        (replace(header_body(b"m" * 32), previous_checkpoint=bytes(4097)), "checkpoint"),
+        (replace(header_body(b"m" * 32), threshold=2**32), "Header"),
+        (replace(header_body(b"m" * 32), threshold=-1), "Header"),
+        (replace(header_body(b"m" * 32), rule=m.RuleTerms("r" * 65, 0.5, "p", True, True, "e", 1.0)), "rule"),
+        (m.ShareBundle(tuple(m.ShareBox(i, b"x") for i in range(MAX_SITES + 1))), "boxes"),
+        (m.ShareBundle((m.ShareBox(2**31, b"x"),)), "peer"),
+        (m.Survivors((), (2**31,)), "dropped"),
+        (m.Abort(m.Step.HEADER, "CHECK", 2**31), "accused"),
+        (m.Refusal("\ud800"), "Refusal"),
+    ],
+)
+def test_what_would_not_be_read_is_not_written(body: m.Body, text: str) -> None:
+    with pytest.raises(WireError, match=text):
+        encode(m.Envelope(bytes(32), 0, b"", body))
+
+
+def test_a_list_of_signed_messages_holds_only_its_own_type() -> None:
+    other = m.Signer(1, KEY, encode).sign(bytes(32), b"", m.Refusal("key"))
+    with pytest.raises(WireError, match="only Advertise may be listed"):
+        encode(m.Envelope(bytes(32), 0, b"", m.KeyList((other,))))  # type: ignore[arg-type]
+    with pytest.raises(WireError, match="only SurvivorSignature may be listed"):
+        encode(m.Envelope(bytes(32), 0, b"", m.Consistency((other,))))  # type: ignore[arg-type]
+
+
+def test_a_damaged_message_inside_a_list_is_refused() -> None:
+    body = m.Advertise(b"a" * 32, b"b" * 32, b"c" * 32, b"d" * 32)
+    inner = m.Signer(1, KEY, encode).sign(bytes(32), b"", body)
+    for damaged in (
+        replace(inner, signed_bytes=inner.signed_bytes + b"\x28\x01"),
+        replace(inner, signature=inner.signature[:-1]),
+    ):
+        proto = pb.Envelope(suite=1, session_id=bytes(32))
+        proto.key_list.advertisements.add(signed_bytes=damaged.signed_bytes, signature=damaged.signature)
+        with pytest.raises(WireError):
+            decode(proto.SerializeToString())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0])
+def test_numbers_that_are_none_are_refused(value: float) -> None:
+    proto = pb.Envelope.FromString(encode(m.Envelope(bytes(32), 0, b"", header_body(b"m" * 32, b"u" * 32))))
+    proto.header.target.learning_rate = value
+    with pytest.raises(WireError, match="learning_rate"):
+        decode(proto.SerializeToString())
+
+
+def test_an_error_does_not_show_the_bytes_it_is_about() -> None:
+    body = m.Unmask((m.SelfMaskShare(1, b"\x5a" * 33),))
+    data = encode(m.Envelope(bytes(32), 1, b"", body)).replace(b"\x12\x21" + b"\x5a" * 33, b"\x12\x21" + b"\xa5" * 32)
+    with pytest.raises(WireError) as caught:
+        decode(data)
+    assert "5a5a" not in str(caught.value)
+    assert "a5a5" not in repr(caught.value).replace("\\x", "")

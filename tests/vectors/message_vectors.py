@@ -1,0 +1,145 @@
+"""Known answers of the wire: one signed message of every type, and bytes that no reader may accept."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.secagg import messages as m
+from securefda.transport.wire import encode
+
+SESSION_ID = bytes(range(32))
+CONTEXT = bytes(range(32, 64))
+SIGNING_SEED = bytes(range(64, 96))
+
+
+def _digest(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+def signer(index: int) -> m.Signer:
+    """Signs as one site, with a key that depends on nothing but the index."""
+    return m.Signer(index, Ed25519PrivateKey.from_private_bytes(bytes([index]) + SIGNING_SEED[1:]), encode)
+
+
+def _header() -> m.Header:
+    return m.Header(
+        run_id=bytes(range(16)),
+        round=3,
+        attempt=1,
+        visibility=m.Visibility.SUM,
+        rule=m.RuleTerms("fedgp_auto", 0.5, "orthogonal", True, True, "mean-field", 0.25),
+        target=m.TargetTerms(7, 0.001, _digest(2), 1.5, 0.75),
+        layers=(m.Layer("linear.weight", (10, 64), 1.0), m.Layer("linear.bias", (10,), 0.5), m.Layer("s", (), 2.0)),
+        architecture_digest=_digest(3),
+        model_digest=_digest(4),
+        roster_digest=_digest(5),
+        participants=(1, 2, 3, 200),
+        threshold=3,
+        modulus_bits=32,
+        n_max=4,
+        max_samples=1000,
+        training_deadline_ms=600_000,
+        phase_deadline_ms=30_000,
+        previous_result_digest=_digest(6),
+        previous_checkpoint=b"",
+    )
+
+
+def _bodies() -> list[tuple[int, m.Body]]:
+    """Sender and body, every type once."""
+    advertise = m.Advertise(_digest(10), _digest(11), _digest(12), _digest(13))
+    signature = m.SurvivorSignature(_digest(14))
+    boxes = (m.ShareBox(2, b"\x15" * 90), m.ShareBox(3, b"\x16" * 90))
+    return [
+        (0, _header()),
+        (1, advertise),
+        (0, m.KeyList(tuple(signer(index).sign(SESSION_ID, CONTEXT, advertise) for index in (1, 2)))),
+        (1, m.ShareBundle(boxes)),
+        (0, m.ShareDelivery(boxes)),
+        (1, m.MaskedInput(_digest(20), 2604)),
+        (1, m.Update(_digest(21), 2600, 199)),
+        (0, m.Survivors((m.Survivor(1, _digest(22)), m.Survivor(3, _digest(23))), (2,))),
+        (1, signature),
+        (0, m.Consistency(tuple(signer(index).sign(SESSION_ID, CONTEXT, signature) for index in (1, 3)))),
+        (1, m.Unmask((m.SelfMaskShare(3, b"\x24" * 33), m.MasterShare(2, b"\x25" * 33)))),
+        (0, m.Result(_digest(26), 2, _digest(27), b"")),
+        (0, m.Abort(m.Step.SHARES, "KEY_SIGNATURE", 0)),
+        (1, m.Refusal("max-visibility")),
+        (1, m.Join(_digest(28), "0.1.0")),
+        (0, m.Goodbye(True, 20, "")),
+    ]
+
+
+def plain(value: Any) -> Any:
+    """A message as JSON: bytes as hex, enums as numbers, an object names its type."""
+    if is_dataclass(value) and not isinstance(value, type):
+        members = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return {"type": type(value).__name__, **members}
+    if isinstance(value, tuple):
+        return [plain(element) for element in value]
+    if isinstance(value, Enum):
+        return value.value
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def valid() -> list[dict[str, Any]]:
+    """One signed message of every type."""
+    return [
+        {
+            "type": message.type_name,
+            "public_key": signer(sender).private_key.public_key().public_bytes_raw().hex(),
+            "message": plain(message),
+            "digest": message.digest().hex(),
+        }
+        for sender, message in ((sender, signer(sender).sign(SESSION_ID, CONTEXT, body)) for sender, body in _bodies())
+    ]
+
+
+def malformed() -> list[dict[str, str]]:
+    """Envelopes that are wrong in one way each, with a part of what a reader says; the first one is right."""
+    head = b"\x08\x01" + b"\x12\x20" + SESSION_ID + b"\x18\x01" + b"\x22\x20" + CONTEXT
+    refusal = b"\xea\x01\x05\x0a\x03key"
+    visibility = encode(m.Envelope(SESSION_ID, 0, CONTEXT, _header())).replace(b"\x20\x03\x2a", b"\x20\x02\x2a")
+    unmask = b"\xd2\x01"
+    both = b"\x08\x02" + b"\x12\x21" + b"\x24" * 33 + b"\x1a\x21" + b"\x25" * 33
+    none = b"\x08\x02"
+    share = b"\x08\x02" + b"\x12\x21" + b"\x24" * 33
+    long_way = "is longer than it needs to be"
+    cases = [
+        ("valid", "", head + refusal),
+        ("empty", "suite 0", b""),
+        ("no body", "has no body", head),
+        ("unknown suite", "suite 2", b"\x08\x02" + head[2:] + refusal),
+        ("no suite", "suite 0", head[2:] + refusal),
+        ("session id of 31 bytes", "session_id", b"\x08\x01\x12\x1f" + SESSION_ID[1:] + head[36:] + refusal),
+        ("context of 31 bytes", "context", head[:38] + b"\x22\x1f" + CONTEXT[1:] + refusal),
+        ("sender 2^31", "sender", head[:36] + b"\x18\x80\x80\x80\x80\x08" + head[38:] + refusal),
+        ("unknown field", "Envelope holds an unknown field", head + refusal + b"\x28\x01"),
+        ("unknown field in the body", "Refusal holds an unknown field", head + b"\xea\x01\x07\x0a\x03key\x10\x01"),
+        ("two bodies", long_way, head + refusal + b"\xe2\x01\x08\x08\x01\x12\x04LATE"),
+        ("suite twice", long_way, b"\x08\x01" + head + refusal),
+        ("padded varint", long_way, b"\x08\x81\x00" + head[2:] + refusal),
+        ("explicit zero", long_way, head[:36] + b"\x18\x00" + head[38:] + refusal),
+        ("text that is not UTF-8", "are no Envelope", head + b"\xea\x01\x05\x0a\x03\xff\xfe\xfd"),
+        ("empty text", "key must have", head + b"\xea\x01\x00"),
+        ("text of 65 characters", "key must have", head + b"\xea\x01\x43\x0a\x41" + b"k" * 65),
+        ("truncated", "are no Envelope", (head + refusal)[:-1]),
+        ("unknown visibility", "Visibility", visibility),
+        ("unmask with both shares", long_way, head + unmask + bytes([len(both) + 2, 0x0A, len(both)]) + both),
+        ("unmask with no share", "holds no share", head + unmask + bytes([len(none) + 2, 0x0A, len(none)]) + none),
+        ("unmask with one owner twice", "one share per owner", head + unmask + b"\x4e" + (b"\x0a\x25" + share) * 2),
+        ("advertise with a short key", "mask_key", head + b"\x8a\x01\x21\x0a\x1f" + bytes(31)),
+    ]
+    return [{"name": name, "reason": reason, "envelope": data.hex()} for name, reason, data in cases]
+
+
+def build() -> dict[str, Any]:
+    """The whole set."""
+    return {"valid": valid(), "malformed": malformed()}
+
+
+SETS = {"messages": build}
