@@ -56,6 +56,7 @@ def test_state_left_in_the_model_by_a_round_does_not_reach_the_next():
     data = task.train_data("source-1")
     for seed in (1, 2, 11):
         result = train_local(task, used, received, data, settings=ADAM, seed=seed, site="source-1")
+        evaluate(task, used, data)  # switches dropout off
     assert result.update.tobytes() == train(task, received=received).update.tobytes()
 
 
