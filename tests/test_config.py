@@ -15,6 +15,7 @@ from securefda.adaptation.strategy import Strategy
 from securefda.config import (
     aggregator_toml,
     child_environment,
+    kit_settings_toml,
     load_aggregator,
     load_federation,
     load_source,
@@ -234,6 +235,34 @@ def test_process_files_carry_the_federation_to_each_side(file: Path, tmp_path: P
     assert (aggregator.training.epochs, source.training.epochs) == (2, 3)
     assert aggregator.aggregator == source.source
     assert (source.source.kit, source.source.out, source.source.seed) == (tmp_path / "kit", tmp_path / "out", 7)
+
+
+def test_a_process_file_names_the_data_folder_wherever_it_is_put(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(MINIMAL + 'data-dir = "data"\n')
+    monkeypatch.chdir(tmp_path)
+    config = load_federation(Path("federation.toml"))
+    texts = (source_toml(config, Path("kit"), Path("out"), 0), kit_settings_toml(config, "source-1", ""))
+    assert {tomllib.loads(text)["task"]["data-dir"] for text in texts} == {str(tmp_path / "data")}
+
+
+def test_a_kits_settings_stay_right_when_the_kit_is_moved(file: Path, tmp_path: Path) -> None:
+    config = load_federation(file)
+    local = tmp_path / "moved" / "source-1" / "local"
+    local.mkdir(parents=True)
+    (local / "settings.toml").write_text(kit_settings_toml(config, "source-1", "10.0.0.1:8443"))
+    process = load_source(local / "settings.toml").source
+    assert (process.kit.resolve(), process.out) == (tmp_path / "moved" / "source-1", local / "run")
+
+
+@pytest.mark.parametrize(("listen", "expected"), [("127.0.0.1:0", "10.0.0.1:8443"), ("0.0.0.0:9", "0.0.0.0:9")])
+def test_a_targets_kit_listens_where_the_sources_look_unless_the_port_is_fixed(
+    file: Path, tmp_path: Path, listen: str, expected: str
+) -> None:
+    config = load_federation(file, [f"transport.listen={listen}"])
+    (tmp_path / "settings.toml").write_text(kit_settings_toml(config, "target", "10.0.0.1:8443"))
+    assert load_aggregator(tmp_path / "settings.toml").transport.listen == expected
 
 
 def test_an_aggregator_file_rejects_a_sources_table(tmp_path: Path) -> None:

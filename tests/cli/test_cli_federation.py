@@ -161,3 +161,14 @@ def test_preflight_of_a_key_that_others_can_read_ends_with_4(kits: Path, capsys:
     key.chmod(0o644)
     assert main(["preflight", str(kits / "target")]) == 4
     assert f"chmod 600 {key}" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_any_command_is_one_line(
+    kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "task_under_ctrl_c.py").write_text("raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = kits / "target" / "local" / "settings.toml"
+    settings.write_text(settings.read_text().replace("securefda.tasks.digits:Digits", "task_under_ctrl_c:Task"))
+    assert main(["preflight", str(kits / "target")]) == 1
+    assert capsys.readouterr().err == "error: interrupted\n"
