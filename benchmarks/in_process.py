@@ -113,7 +113,7 @@ class _Federation:
         self._vector = model_to_vector(self._model)
 
     def round(self, plan: RoundPlan, number: int) -> _Round:
-        target, statistics = self._train_target(plan, number)
+        target, statistics, steps = self._train_target(plan, number)
         total, betas, largest = ContributionSum(len(self._vector)), [], 0.0
         for source in self._sources if plan.rule.needs_sources else ():
             result = self._train(source, self._source_settings, plan, number)
@@ -125,6 +125,7 @@ class _Federation:
                 source_steps=result.steps,
                 learning_rate_ratio=target.learning_rate / result.learning_rate,
                 layers=self._sizes,
+                step_updates=np.array(steps) if steps else None,
             )
             total.add(contribution, result.samples)
             largest = max(largest, float(np.abs(contribution.vector).max()))
@@ -138,10 +139,18 @@ class _Federation:
         vector_to_model(self._vector, self._model)
         return _Round(evaluate(self._task, self._model, self._test), tuple(betas), largest)
 
-    def _train_target(self, plan: RoundPlan, number: int) -> tuple[LocalResult, TargetStatistics]:
+    def _train_target(self, plan: RoundPlan, number: int) -> tuple[LocalResult, TargetStatistics, list[Vector]]:
+        """Train the target; the single steps are kept only for a rule that needs them."""
         statistics = StepStatistics(len(self._vector))
-        result = self._train(self._target, self._target_settings, plan, number, on_step=statistics.add)
-        return result, statistics.finish()
+        steps: list[Vector] = []
+
+        def observe(step: Vector) -> None:
+            statistics.add(step)
+            if plan.needs_step_updates:
+                steps.append(step.copy())
+
+        result = self._train(self._target, self._target_settings, plan, number, on_step=observe)
+        return result, statistics.finish(), steps
 
     def _train(
         self,
