@@ -55,7 +55,7 @@ def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Repo
         SecureFdaError: whatever ended the run; the folder holds the rounds until then.
     """
     folder = RunFolder(out)
-    target, address = config.federation.target, _free_address()
+    target, address = config.federation.target, free_address()
     _enrol(config, folder.path / _KITS, address)
     files = _write_settings(config, folder, address, seed)
     environment = _environment(len(files))
@@ -109,7 +109,7 @@ class _Site:
         return ProcessFailed(self.site, ExitCode(result["exit_code"]), result["message"], result["hint"])
 
 
-def _free_address() -> Address:
+def free_address() -> Address:
     """A port that is free now; should somebody take it before the aggregator does, that is a clear error."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))

@@ -21,13 +21,17 @@ def _bench() -> None:
 def secagg(
     sources: Annotated[int, typer.Option("--sources", min=3, help="Number of sources.")] = 10,
     params: Annotated[int, typer.Option("--params", min=1, help="Number of model parameters.")] = 1_100_000,
-    dropped: Annotated[int, typer.Option("--dropped", min=0, help="Sources that vanish after their shares.")] = 0,
+    dropped: Annotated[int, typer.Option("--dropped", min=0, help="Sources that leave after their shares.")] = 0,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds of each kind; figures are medians.")] = 5,
+    processes: Annotated[
+        int | None, typer.Option("--processes", min=2, help="Processes of the sources; default: one each, up to 16.")
+    ] = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Measure one masking session beside the raw cipher and an unmasked round."""
-    from securefda.cli.bench import bench_secagg
+    """Measure a masking session of real processes beside the raw cipher and a plain round."""
+    from securefda.cli.bench.secagg import bench_secagg
 
-    figures = bench_secagg(sources=sources, params=params, dropped=dropped)
+    figures = bench_secagg(sources, params, dropped, repeats=repeats, processes=processes)
     print_result(output, figures, aligned([(key.replace("_", " "), _text(value)) for key, value in figures.items()]))
 
 

@@ -1,0 +1,85 @@
+"""What the processes of one measurement agree on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securefda.errors import ConfigError
+from securefda.secagg.parameters import default_threshold
+
+K_MIN = 2
+CLIP = 1.0
+SAMPLES = 1000
+"""Rows that every source claims, which is also the unit of the weights."""
+
+TARGET = "target"
+KITS = "kits"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The size of the federation that is measured.
+
+    Attributes:
+        folder: scratch folder, with the startup kits below ``kits/``.
+        sources: N.
+        params: m.
+        dropped: D, the sources that leave after R1 of every masked session: the last ones of the roster.
+    """
+
+    folder: str
+    sources: int
+    params: int
+    dropped: int
+
+    def __post_init__(self) -> None:
+        survivors, threshold = self.sources - self.dropped, default_threshold(self.sources, K_MIN, 0)
+        if survivors < threshold:
+            raise ConfigError(
+                "--dropped",
+                f"{self.dropped} of {self.sources} sources leave {survivors}, and a session needs {threshold}",
+                hint=f"drop at most {self.sources - threshold}",
+            )
+
+    @property
+    def threshold(self) -> int:
+        """t of its sessions."""
+        return default_threshold(self.sources, K_MIN, 0)
+
+    @property
+    def site_ids(self) -> list[str]:
+        """Ids of the sources, in roster order."""
+        return [f"source-{number}" for number in range(1, self.sources + 1)]
+
+    @property
+    def leaving(self) -> list[str]:
+        """Ids of the sources that leave."""
+        return self.site_ids[self.sources - self.dropped :]
+
+    @property
+    def kits(self) -> Path:
+        """Folder of the startup kits."""
+        return Path(self.folder) / KITS
+
+    def to_json(self) -> str:
+        """As it is handed to a process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What :meth:`to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+def update_of(site_id: str, params: int) -> NDArray[np.float32]:
+    """The random vector that stands for a source's training, float32 (params,), within half the clip."""
+    generator: Any = np.random.default_rng(int.from_bytes(site_id.encode(), "big"))
+    vector: NDArray[np.float32] = generator.random(params, dtype=np.float32)
+    vector -= np.float32(0.5)
+    return vector

@@ -1,0 +1,37 @@
+"""What a process takes of the machine's memory, as Linux counts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+
+
+def resident_bytes(field: str) -> int | None:
+    """``VmRSS``, what is resident now, or ``VmHWM``, the most that was; None where there is no /proc."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+
+
+class PeakGrowth:
+    """How far the resident memory rose above what it was when this was made."""
+
+    def __init__(self) -> None:
+        self._can_measure = True
+        try:
+            _CLEAR.write_text(_RESET_PEAK)
+        except OSError:
+            self._can_measure = False
+        self._before = resident_bytes("VmRSS")
+
+    def bytes(self) -> int | None:
+        """The rise in bytes; None where the system does not tell."""
+        peak = resident_bytes("VmHWM")
+        if not self._can_measure or peak is None or self._before is None:
+            return None
+        return max(0, peak - self._before)

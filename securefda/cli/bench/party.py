@@ -1,0 +1,265 @@
+"""One process of a measured federation: ``python -m securefda.cli.bench.party aggregator|sources JOB [SITE ...]``.
+
+Kits, TLS, transport, run and rounds are those of the services; random vectors stand in for training. The aggregator
+reads one visibility per line from stdin, runs one round of it, and prints one JSON line of figures for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from securefda import __version__
+from securefda.adaptation import Rule, Strategy
+from securefda.cli.bench.job import CLIP, K_MIN, SAMPLES, TARGET, Job, update_of
+from securefda.cli.bench.memory import PeakGrowth
+from securefda.cli.bench.trainer import RandomTrainer
+from securefda.errors import SecureFdaError
+from securefda.federation.kit import POLICY_FILE, Kit, load_kit
+from securefda.policy import check_header, load_policy
+from securefda.rounds.composition import Member
+from securefda.rounds.progress import SilentReporter
+from securefda.rounds.records import RoundLine, SiteLine
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.run_settings import RunSettings, TargetSite
+from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.secagg.messages import Body, ShareBundle, Signed, Visibility
+from securefda.tasks import Samples
+from securefda.training import Vector
+from securefda.transport.client import SourceChannel
+from securefda.transport.driver import RunDriver, SourceDriver
+from securefda.transport.limits import TransportSettings
+from securefda.transport.observer import Direction
+from securefda.transport.offload import in_thread
+from securefda.transport.server import AggregatorServer
+from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin
+from securefda.transport.wire import encode
+
+JOIN_DEADLINE_S = 300.0
+DEADLINE_S = 120.0
+CONTROL_FRAME_BYTES = 4096
+
+
+def settings_of(visibility: Visibility) -> RunSettings:
+    """A run of one round."""
+    return RunSettings(
+        strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=1),
+        visibility=visibility,
+        k_min=K_MIN,
+        n_c=0,
+        threshold=0,
+        modulus_bits=32,
+        clip=CLIP,
+        max_samples=SAMPLES,
+        attempts=1,
+        join_deadline_s=JOIN_DEADLINE_S,
+        training_deadline_s=DEADLINE_S,
+        phase_deadline_s=DEADLINE_S,
+        config_digest=b"",
+    )
+
+
+def transport_of(job: Job) -> TransportSettings:
+    """The defaults, with frames that hold the key list of so many sources."""
+    usual = TransportSettings()
+    longest = max(usual.max_message_bytes, CONTROL_FRAME_BYTES * job.sources)
+    return replace(usual, max_message_bytes=longest)
+
+
+class _Stopwatch(SilentReporter):
+    """Times a round from its header, as it is handed to the transport, to its result."""
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self.ended = 0.0
+        self.line: RoundLine = {}
+
+    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+        """The round's first phase begins when the header goes out."""
+        del waiting_for
+        if not self.began and name != "join":
+            self.began = time.monotonic()
+
+    def round_finished(self, line: RoundLine) -> None:
+        """The result is signed, and the model is on the disk."""
+        self.ended = time.monotonic()
+        self.line = line
+
+
+class _Aggregator:
+    """Runs one round after the other with the same connected sources."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._kit = load_kit(job.kits / TARGET, datetime.now(UTC), expected_role="target")
+        self._trainer = RandomTrainer(TARGET, job.params)
+        self._server = AggregatorServer(
+            str(self._kit.endpoints.aggregator),
+            credentials_of(self._kit),
+            partial(source_of_pin, self._kit),
+            settings=transport_of(job),
+        )
+        self._rounds = 0
+
+    async def serve(self) -> None:
+        """Run a round for each line of stdin."""
+        await self._server.start()
+        try:
+            while word := (await in_thread(sys.stdin.readline)).strip():
+                figures = await self._round(Visibility[word.upper()])
+                sys.stdout.write(json.dumps(figures) + "\n")
+                sys.stdout.flush()
+        finally:
+            await self._server.stop(0.0)
+
+    async def _round(self, visibility: Visibility) -> dict[str, Any]:
+        self._rounds += 1
+        store = AggregatorStore(Path(self._job.folder) / f"run-{self._rounds}.sqlite")
+        watch, kit = _Stopwatch(), self._kit
+        run = AggregatorRun(self._site(), settings_of(visibility), store, watch)
+        before, memory = self._received(), PeakGrowth()
+        try:
+            await RunDriver(run, self._server, kit.roster, watch).drive()
+        finally:
+            store.close()
+        growth = memory.bytes()
+        if watch.line.get("status") != "finished":
+            raise SecureFdaError(f"a round of visibility {visibility.label} ended without a result")
+        survivors = watch.line["survivors"]
+        uploaded = [count - before.get(site, 0) for site, count in self._received().items() if site in survivors]
+        return {
+            "seconds": watch.ended - watch.began,
+            "phases": watch.line["seconds"],
+            "survivors": survivors,
+            "upload_bytes": statistics.median(uploaded),
+            "peak_growth_bytes": growth,
+            "error": self._error(run.model, survivors),
+        }
+
+    def _site(self) -> TargetSite:
+        member = Member(self._kit.roster, self._kit.site_id, self._kit.signing_key, encode)
+        return TargetSite(
+            signer=member.signer,
+            roster=member.roster,
+            trainer=self._trainer,
+            test_data=Samples(torch.zeros(1, 1), torch.zeros(1)),
+            random_bytes=os.urandom,
+            clock=time.monotonic,
+            traffic=lambda: ({}, {}),
+        )
+
+    def _received(self) -> dict[str, int]:
+        """Everything that came from each source so far: messages, vectors and their frames."""
+        roster = self._kit.roster
+        return {roster.by_index(index).site_id: count.up for index, count in self._server.traffic().items()}
+
+    def _error(self, model: Vector, survivors: list[str]) -> float:
+        """Largest difference between the model, which began as zeros, and the mean of what the survivors sent."""
+        total = np.zeros(self._job.params)
+        for site in survivors:
+            total += update_of(site, self._job.params)
+        return float(np.max(np.abs(model - total / len(survivors))))
+
+
+class _Source:
+    """Takes part in round after round; one that leaves hangs up for good as soon as its shares are sent."""
+
+    def __init__(self, job: Job, site_id: str) -> None:
+        self._job = job
+        self._leaves = site_id in job.leaving
+        self._has_shared = False
+        self._kit = load_kit(job.kits / site_id, datetime.now(UTC), expected_site=site_id)
+        self._site = self._site_of(self._kit)
+
+    def _site_of(self, kit: Kit) -> SourceSite:
+        policy = load_policy(kit.local / POLICY_FILE)
+        member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+        return SourceSite(
+            signer=member.signer,
+            roster=kit.roster,
+            limits=policy.session_limits(kit.roster),
+            check_policy=partial(check_header, policy),
+            trainer=RandomTrainer(kit.site_id, self._job.params),
+            store=SourceStore(kit.root / "state.sqlite"),
+            random_bytes=os.urandom,
+            software_version=__version__,
+        )
+
+    async def serve(self) -> None:
+        """Join one run after the other, until this process is ended or leaves."""
+        channel = SourceChannel(
+            endpoint_of(self._kit),
+            credentials_of(self._kit),
+            max_vector_bytes=4 * self._job.params,
+            settings=transport_of(self._job),
+            observer=self._observe,
+        )
+        await channel.open()
+        try:
+            while not self._is_gone:
+                await self._take_part(channel)
+        finally:
+            await channel.close()
+
+    @property
+    def _is_gone(self) -> bool:
+        return self._leaves and self._has_shared
+
+    async def _take_part(self, channel: SourceChannel) -> None:
+        rounds = SourceRounds(self._site, _Alarms())
+        driver = SourceDriver(rounds, channel, SilentReporter())
+        await driver.join()
+        while not driver.is_over and not self._is_gone:
+            await driver.step()
+        if rounds.failure is not None:
+            raise rounds.failure
+
+    def _observe(self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int) -> None:
+        del peer, wire_bytes
+        if direction is Direction.SENT and isinstance(message.body, ShareBundle):
+            self._has_shared = True
+
+
+class _Alarms:
+    """Shows alarms alone: a measurement with an alarm is none."""
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None:
+        """Ignore it."""
+
+    def round_finished(self, record: SiteLine) -> None:
+        """Ignore it."""
+
+    def alarm(self, error: SecureFdaError) -> None:
+        """Show it."""
+        sys.stderr.write(f"{error}\n")
+
+
+async def _serve_sources(job: Job, site_ids: Sequence[str]) -> None:
+    await asyncio.gather(*(_Source(job, site_id).serve() for site_id in site_ids))
+
+
+def main(role: str, job_text: str, *site_ids: str) -> None:
+    """Be one process of the measurement."""
+    job = Job.from_json(job_text)
+    try:
+        asyncio.run(_Aggregator(job).serve() if role == "aggregator" else _serve_sources(job, site_ids))
+    except SecureFdaError as error:
+        raise SystemExit(f"{role}: {error}") from None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,136 @@
+"""Starting the processes of a measurement, and one round after the other with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from securefda.cli.bench.job import K_MIN, TARGET, Job
+from securefda.cli.run import free_address
+from securefda.config import child_environment
+from securefda.errors import SecureFdaError
+from securefda.federation.enrolment import init_federation
+from securefda.federation.sites import SiteSpec
+from securefda.policy import default_policy, default_policy_text
+
+_MODULE = "securefda.cli.bench.party"
+_LOG = "log.txt"
+_LEAVE_S = 60.0
+_STOP_S = 10.0
+
+Group = tuple[str, ...]
+"""Sources that share a process: all of them stay, or all of them leave in every masked session."""
+
+
+class Parties:
+    """One aggregator and the groups of sources, as processes.
+
+    A group that leaves is gone with its last source, and is started anew before the next round.
+    """
+
+    def __init__(self, job: Job, groups: tuple[Group, ...]) -> None:
+        self._job = job
+        self._groups = groups
+        self._log = Path(job.folder) / _LOG
+        self._aggregator = self._spawn("aggregator")
+        self._sources: dict[Group, subprocess.Popen[str]] = {}
+
+    def round(self, visibility: str) -> dict[str, Any]:
+        """Run a round, with every source there at its header; returns the aggregator's figures.
+
+        Raises:
+            SecureFdaError: the aggregator ended, with what the processes said last.
+        """
+        for group in self._groups:
+            if group not in self._sources:
+                self._sources[group] = self._spawn("sources", *group)
+        figures = self._ask_aggregator(visibility)
+        if visibility == "sum":
+            for group in self._groups:
+                if group[0] in self._job.leaving:
+                    self._sources.pop(group).wait(_LEAVE_S)
+        return figures
+
+    def stop(self) -> None:
+        """End every process."""
+        running = [self._aggregator, *self._sources.values()]
+        for process in running:
+            process.terminate()
+        for process in running:
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _ask_aggregator(self, word: str) -> dict[str, Any]:
+        pipes = self._aggregator
+        try:
+            print(word, file=pipes.stdin, flush=True)
+            line = pipes.stdout.readline() if pipes.stdout else ""
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            said = self._log.read_text(errors="replace").strip().splitlines()
+            raise SecureFdaError(f"the measurement broke off: {said[-1] if said else 'the aggregator ended'}")
+        figures: dict[str, Any] = json.loads(line)
+        return figures
+
+    def _spawn(self, role: str, *site_ids: str) -> subprocess.Popen[str]:
+        environment = child_environment(os.environ)
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        with self._log.open("ab") as log:
+            return subprocess.Popen(  # noqa: S603 - this interpreter, with arguments made here
+                [sys.executable, "-m", _MODULE, role, self._job.to_json(), *site_ids],
+                stdin=subprocess.PIPE if role == "aggregator" else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if role == "aggregator" else log,
+                stderr=log,
+                text=True,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches the measurement, which then ends its processes
+            )
+
+
+@contextmanager
+def parties(job: Job, processes: int) -> Iterator[Parties]:
+    """Enrol a throw-away federation and run it in up to ``processes`` processes of sources, and an aggregator's."""
+    _enrol(job)
+    running = Parties(job, groups_of(job, processes))
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def groups_of(job: Job, processes: int) -> tuple[Group, ...]:
+    """Share the sources out to processes: as evenly as it goes, leaving ones apart from those that stay."""
+    staying, leaving = job.site_ids[: job.sources - job.dropped], job.leaving
+    for_leaving = min(len(leaving), max(1, round(processes * job.dropped / job.sources))) if leaving else 0
+    for_staying = max(1, min(len(staying), processes - for_leaving))
+    return _dealt(staying, for_staying) + _dealt(leaving, for_leaving)
+
+
+def _dealt(site_ids: list[str], hands: int) -> tuple[Group, ...]:
+    return tuple(tuple(site_ids[hand::hands]) for hand in range(hands))
+
+
+def _enrol(job: Job) -> None:
+    address = free_address()
+    policy = default_policy("individual", K_MIN, 0)
+    sources = [SiteSpec(site, "source", site) for site in job.site_ids]
+    init_federation(
+        job.kits,
+        "bench",
+        [SiteSpec(TARGET, "target", TARGET, (address.host,)), *sources],
+        aggregator=address,
+        policy_text=lambda site: default_policy_text(site, policy),
+        settings_text="",
+        now=datetime.now(UTC),
+    )

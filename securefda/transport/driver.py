@@ -1,0 +1,144 @@
+"""The loops of the two kinds of process: between a run and its server, and between a source's rounds and its channel.
+
+No protocol and no maths; what takes long runs beside the event loop, so that heartbeats go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from securefda.errors import SecureFdaError
+from securefda.rounds.attempts import Send
+from securefda.rounds.progress import Reporter
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.source import SourceRounds
+from securefda.secagg.messages import Parcel
+from securefda.secagg.roster import Roster
+from securefda.transport.client import AggregatorRestarted, SourceChannel
+from securefda.transport.dialer import UploadRefusedError
+from securefda.transport.events import Event, Joined, Left, Misbehaved, Received
+from securefda.transport.offload import in_thread
+from securefda.transport.server import AggregatorServer
+
+
+class RunDriver:
+    """Connects a run with a server that listens, one event at a time.
+
+    Args:
+        run: not yet opened; its clock is ``time.monotonic``.
+        server: started; whoever started it stops it.
+        roster: of the federation.
+        reporter: hears who comes, goes and misbehaves.
+    """
+
+    def __init__(self, run: AggregatorRun, server: AggregatorServer, roster: Roster, reporter: Reporter) -> None:
+        self._run = run
+        self._server = server
+        self._roster = roster
+        self._reporter = reporter
+
+    async def drive(self) -> None:
+        """Open the run and serve until it is done.
+
+        Raises:
+            SecureFdaError: why the run ended early.
+        """
+        await self._step(self._run.open)
+        while not self._run.done:
+            await self._step(await self._next())
+        if self._run.error is not None:
+            raise self._run.error
+
+    async def _next(self) -> Callable[[], list[Send]]:
+        """What to do next: whatever event comes first, or the deadline."""
+        patience = None if self._run.deadline is None else max(0.0, self._run.deadline - time.monotonic())
+        try:
+            async with asyncio.timeout(patience):
+                return self._reaction(await self._server.receive())
+        except TimeoutError:
+            return self._run.expire
+
+    def _reaction(self, event: Event) -> Callable[[], list[Send]]:
+        match event:
+            case Received(parcel=parcel):
+                return partial(self._run.receive, parcel)
+            case Left(site=site, why=why):
+                self._reporter.note(f"{self._roster.by_index(site).site_id}: {why}")
+                return partial(self._run.left, site)
+            case Joined(site=site, resumed=True):
+                return partial(self._run.returned, site)
+            case Misbehaved(site=site, check=check, detail=detail):
+                name = "an unknown peer" if site is None else self._roster.by_index(site).site_id
+                self._reporter.note(f"alarm: {name} fails check {check}: {detail}")
+        return list
+
+    async def _step(self, work: Callable[[], list[Send]]) -> None:
+        """Let the run react, then allow the uploads that it expects, then send what it says."""
+        try:
+            sends = await in_thread(work)
+        except SecureFdaError as error:
+            sends = self._run.fail(error)
+        for entry in self._roster.sources:
+            self._server.expect_upload(entry.index, self._run.expected_upload(entry.index))
+        connected = self._server.connected()
+        for send in sends:
+            if send.to in connected:
+                await self._server.send(send.to, send.parcel)
+
+
+class SourceDriver:
+    """Connects a source's rounds with an open channel; whoever opened the channel closes it."""
+
+    def __init__(self, rounds: SourceRounds, channel: SourceChannel, reporter: Reporter) -> None:
+        self._rounds = rounds
+        self._channel = channel
+        self._reporter = reporter
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the aggregator said goodbye, or this site cannot go on."""
+        return self._rounds.goodbye is not None or self._rounds.failure is not None
+
+    async def drive(self) -> None:
+        """Take part until it is over.
+
+        Raises:
+            SecureFdaError: the aggregator did not come back, or it refuses this site.
+        """
+        await self.join()
+        while not self.is_over:
+            await self.step()
+
+    async def join(self) -> None:
+        """Report to the aggregator."""
+        await self._channel.send(self._rounds.join())
+
+    async def step(self) -> None:
+        """Wait for one message, or for the end of its deadline, and answer it."""
+        try:
+            await self._send(await self._answers())
+        except AggregatorRestarted:
+            self._reporter.note("the aggregator has restarted; joining again")
+            self._rounds.forget()
+            await self.join()
+
+    async def _answers(self) -> list[Parcel]:
+        try:
+            async with asyncio.timeout(self._rounds.deadline_s()):
+                parcel = await self._channel.receive()
+        except TimeoutError:
+            self._reporter.note(f"no word from {self._rounds.waiting_for()} in time; the session is over")
+            return self._rounds.expire()
+        return await in_thread(partial(self._rounds.handle, parcel))
+
+    async def _send(self, parcels: list[Parcel]) -> None:
+        for parcel in parcels:
+            try:
+                await self._channel.send(parcel)
+            except UploadRefusedError as error:
+                # The aggregator has closed the phase: this source is dropped, and what it sent stays masked.
+                self._reporter.note(f"too late for this round: {error}")
+                self._rounds.forget()
