@@ -13,6 +13,9 @@ from securefda.cli.interrupt import RunInterruptedError
 from securefda.cli.output import print_error, wants_json
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 
+_INTERRUPTED = 130
+"""What typer makes of Ctrl-C; no command of ours ends with it."""
+
 
 class UsageError(ConfigError):
     """An argument is missing, unknown or malformed."""
@@ -46,6 +49,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
     from securefda.cli.app import app
 
     result = app(args=list(arguments) or ["--help"], prog_name="securefda", standalone_mode=False)
+    if result == _INTERRUPTED:
+        raise KeyboardInterrupt
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
