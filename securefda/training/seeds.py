@@ -36,18 +36,18 @@ def derive_seed(seed: int, *parts: str | int) -> int:
 
 @contextmanager
 def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
-    """Run a block with torch's global generators (CPU and ``device``) seeded, and put them back afterwards.
+    """Run a block with torch's global generators seeded, and put those of the CPU and of a CUDA ``device`` back.
 
-    Layers draw their first weights, and dropout its masks, from the global generators. The generators belong to the
-    process, so blocks in other threads wait for this one.
+    Layers draw their first weights, and dropout its masks, from the global generators. These belong to the process,
+    so blocks in other threads wait for this one. Generators of other accelerators are left seeded.
     """
-    with _GLOBAL_GENERATORS, torch.random.fork_rng(*_fork_arguments(device)):
+    with _GLOBAL_GENERATORS, torch.random.fork_rng(devices=_saved_gpus(device)):
         torch.manual_seed(seed)
         yield
 
 
-def _fork_arguments(device: torch.device) -> tuple[list[int]]:
-    """Only the generators of the device in use are saved: asking for all would start every GPU."""
+def _saved_gpus(device: torch.device) -> list[int]:
+    """Only the GPU in use: to ask all for their state would start them."""
     if device.type != "cuda":
-        return ([],)
-    return ([device.index if device.index is not None else torch.cuda.current_device()],)
+        return []
+    return [torch.cuda.current_device() if device.index is None else device.index]
