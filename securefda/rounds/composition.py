@@ -18,7 +18,8 @@ from securefda.config import AggregatorConfig, SourceConfig, TaskSection, strate
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.policy import SourcePolicy, check_header
 from securefda.rounds.records import RoundLine, RunStatus, Summary, summarise
-from securefda.rounds.run import AggregatorRun, ByteCounts, RunSettings, TargetSite
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.run_settings import ByteCounts, RunSettings, TargetSite
 from securefda.rounds.site import SiteTrainer
 from securefda.rounds.source import SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore

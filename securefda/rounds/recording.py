@@ -9,7 +9,7 @@ from safetensors.numpy import save
 
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import RoundLine
-from securefda.rounds.run_folder import MODEL_FILE, RunFolder
+from securefda.rounds.run_folder import MODEL_FILE, RunFolder, read_run
 from securefda.training import LayerTable, Vector
 
 
@@ -30,6 +30,14 @@ class RecordingReporter:
         self._folder = folder
         self._shown = shown
         self.model_bytes: Callable[[], bytes] = bytes
+
+    def catch_up(self, lines: Sequence[RoundLine]) -> None:
+        """Write what a killed process had no time for: lines of rounds that ended, and the model after them."""
+        written = {line["round"] for line in read_run(self._folder.path).rounds} if self._folder.has_rounds() else set()
+        for line in lines:
+            if line["round"] not in written:
+                self._folder.append_round(line)
+        self._folder.write(MODEL_FILE, self.model_bytes())
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """Pass it on."""

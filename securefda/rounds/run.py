@@ -6,124 +6,66 @@ sends what it gets back. Nothing here waits, and no clock is read but the one pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from hashlib import sha256
 
 import numpy as np
 
-from securefda.adaptation import RoundPlan, Rule, Strategy, combine, round_plan
-from securefda.errors import ConfigError, QuorumLost, SecureFdaError
-from securefda.rounds.attempts import Attempt, ClearAttempt, MaskedAttempt, RoundSum, Send
+from securefda.adaptation import Rule, combine, round_plan
+from securefda.errors import ProtocolError, QuorumLost, SecureFdaError
+from securefda.rounds.attempts import Attempt, RoundSum, Send
+from securefda.rounds.clear_attempt import ClearAttempt
+from securefda.rounds.current import CurrentRound
+from securefda.rounds.headers import Place, Quorum, make_header
+from securefda.rounds.masked_attempt import MaskedAttempt
 from securefda.rounds.progress import Reporter
-from securefda.rounds.records import RoundLine
-from securefda.rounds.site import Trainer, vector_to_wire
+from securefda.rounds.run_settings import RunSettings, TargetSite
+from securefda.rounds.site import vector_to_wire
 from securefda.rounds.store import AggregatorStore, Position
-from securefda.rounds.target import TargetRound, published_terms, train_target
-from securefda.rounds.terms import terms_of
+from securefda.rounds.target import train_target
 from securefda.secagg.aggregator import AggregatorSession
 from securefda.secagg.checks import envelope_fault
 from securefda.secagg.messages import (
     NO_CONTEXT,
     NO_SESSION,
-    SESSION_ID_BYTES,
     Abort,
     Body,
     Goodbye,
     Header,
     Join,
-    Layer,
     Parcel,
     Result,
     Signed,
-    Signer,
     Step,
     Visibility,
 )
-from securefda.secagg.parameters import default_threshold, threshold_is_sound
-from securefda.secagg.roster import Roster
-from securefda.secagg.secret import RandomBytes, draw
-from securefda.tasks import Samples
+from securefda.secagg.secret import draw
 from securefda.training import LayerTable, Vector
 
 MOST_LOST_IN_A_ROW = 3
 """After so many rounds without a result the run ends: the cause does not pass by itself."""
 
-ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]
-"""Bytes up and down since the start of the process, by roster index."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetSite:
-    """Everything of the target that stays the same during a run."""
-
-    signer: Signer
-    roster: Roster
-    trainer: Trainer
-    test_data: Samples
-    random_bytes: RandomBytes
-    clock: Callable[[], float]
-    traffic: Callable[[], ByteCounts]
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """How a run goes; ``threshold`` 0 is the default formula, deadlines are seconds."""
-
-    strategy: Strategy
-    visibility: Visibility
-    k_min: int
-    n_c: int
-    threshold: int
-    modulus_bits: int
-    clip: float
-    max_samples: int
-    attempts: int
-    join_deadline_s: float
-    training_deadline_s: float
-    phase_deadline_s: float
-    config_digest: bytes
-
-    def __post_init__(self) -> None:
-        if self.visibility is Visibility.SUM and self.strategy.needs_step_updates:
-            raise ConfigError(
-                "strategy",
-                f"{self.strategy.rule} with estimator {self.strategy.estimator} needs the target's single steps, "
-                "which sources do not see at visibility sum",
-                hint='set strategy.estimator = "mean-field", or privacy.visibility = "individual"',
-            )
-
-
-@dataclass(slots=True)
-class _Progress:
-    """The round in progress: what was done for it so far."""
-
-    number: int
-    plan: RoundPlan
-    attempt: int
-    trained: bool
-    target: TargetRound | None
-    seconds: dict[str, float]
-    refused: dict[str, str]
-    traffic_before: ByteCounts
-
 
 class AggregatorRun:
     """Runs all rounds. ``done`` says that nothing is left to do, ``error`` why the run ended early.
 
-    ``deadline`` is the clock's time at which :meth:`expire` is due, None when done.
+    ``deadline`` is the clock's time at which :meth:`expire` is due, None when done. A round that is over leaves it at
+    the present: whatever its end had to say is sent before the target trains for the next round.
     """
 
     def __init__(self, site: TargetSite, settings: RunSettings, store: AggregatorStore, reporter: Reporter) -> None:
         self._site, self._settings, self._store, self._reporter = site, settings, store, reporter
+        self._quorum = Quorum(settings)
         self._present: set[int] = set()
         self._joined: set[int] = set()
         self._attempt: Attempt | None = None
-        self._round: _Progress | None = None
+        self._round: CurrentRound | None = None
+        self._last_begun = 0
         self._phase = ""
         self._phase_began = site.clock()
         self._began_before = False
         self._lost_in_a_row = 0
+        self._farewell = Goodbye(True, 0, "")
         self._result_digest = b""
         self._run_id = b""
         self.model: Vector = np.zeros(0, np.float32)
@@ -143,8 +85,8 @@ class AggregatorRun:
 
     def waiting_for(self) -> tuple[str, ...]:
         """Site ids that the current phase waits for."""
-        waiting = self._attempt.waiting_for if self._attempt else self._sources() - self._present
-        return tuple(self._name(index) for index in sorted(waiting))
+        waiting = self._attempt.waiting_for if self._attempt else self._expected() - self._present
+        return tuple(self._site.name(index) for index in sorted(waiting))
 
     def expected_upload(self, index: int) -> int:
         """Length of the vector that this source may upload now, in bytes; 0 for none."""
@@ -157,7 +99,7 @@ class AggregatorRun:
             self._run_id = draw(self._site.random_bytes, 16)
             self.model = self._site.trainer.initial_model()
             self._store.begin_run(self._run_id, self._settings.config_digest, self.model)
-            return self._begin_round(1, 0)
+            return self._begin_round(1)
         return self._resume(position)
 
     def receive(self, parcel: Parcel) -> list[Send]:
@@ -170,7 +112,7 @@ class AggregatorRun:
         """The connection to a source is gone for good."""
         if index in self._present:
             self._present.discard(index)
-            self._reporter.note(f"{self._name(index)} left")
+            self._reporter.note(f"{self._site.name(index)} left")
         return self._after(self._attempt.lose(index)) if self._attempt and not self.done else []
 
     def returned(self, index: int) -> list[Send]:
@@ -178,7 +120,7 @@ class AggregatorRun:
         if index not in self._joined:
             return []
         self._present.add(index)
-        self._reporter.note(f"{self._name(index)} is back")
+        self._reporter.note(f"{self._site.name(index)} is back")
         return self._start_if_ready()
 
     def expire(self) -> list[Send]:
@@ -187,9 +129,7 @@ class AggregatorRun:
             return []
         if self._attempt:
             return self._after(self._attempt.expire())
-        if self._has_quorum(self._present):
-            return self._start_attempt()
-        return self._fail(self._quorum_error())
+        return self._begin_round(self._last_begun + 1) if self._round is None else self._start_attempt()
 
     def fail(self, error: SecureFdaError) -> list[Send]:
         """End the run because of something that the driver met."""
@@ -200,31 +140,38 @@ class AggregatorRun:
         self.model = self._store.model()
         if position.completed:
             self._reporter.note("this run is complete already")
-            self.done = True
-            return []
+            return self._complete()
         recorded = {record["round"] for record in self._store.records()}
         self._reporter.note(f"resuming after round {max(recorded, default=0)}")
         if position.round == 0 or position.round in recorded:
-            return self._begin_round(position.round + 1, 0)
-        if not position.released:
-            return self._begin_round(position.round, position.attempt)
-        self._store.lose_round({"round": position.round, "status": "lost", "attempts": position.attempt})
-        return self._begin_round(position.round + 1, 0)
+            return self._begin_round(position.round + 1)
+        if position.released or position.attempt >= self._settings.attempts:
+            return self._give_up_interrupted(position)
+        return self._begin_round(position.round, position.attempt)
+
+    def _give_up_interrupted(self, position: Position) -> list[Send]:
+        """Updates of the round may have left sources, or no attempt is left: it is lost, and the next one begins."""
+        current = self._enter_round(position.round, position.attempt)
+        self._reporter.note(f"round {current.number} was interrupted after its updates could leave; it is lost")
+        self._write_lost(current, ())
+        return self._end_round()
 
     def _join(self, message: Signed[Body]) -> list[Send]:
         site, index, body = self._site, message.sender, message.body
-        known = index in self._sources()
+        known = index in self._site.sources
         fault = self._join_fault(message) if known else "not a source"
         if fault or not isinstance(body, Join):
-            self._reporter.note(f"{self._name(index)}: join refused ({fault})")
+            self._reporter.note(f"{self._site.name(index)}: join refused ({fault})")
             return []
         if body.architecture_digest != site.trainer.architecture_digest:
-            self._reporter.note(f"{self._name(index)}: its model has other layers; it needs the same task and version")
+            self._reporter.note(f"{site.name(index)}: its model has other layers; it needs the same task and version")
             return [self._turn_away(index)]
+        if self.done:
+            return [self._goodbye(index)]
         again = self._after(self._attempt.lose(index)) if self._attempt and index in self._present else []
         self._present.add(index)
         self._joined.add(index)
-        self._reporter.note(f"{self._name(index)} joined ({len(self._present)} of {len(self._sources())})")
+        self._reporter.note(f"{self._site.name(index)} joined ({len(self._present)} of {len(self._site.sources)})")
         return again + self._start_if_ready()
 
     def _turn_away(self, index: int) -> Send:
@@ -238,41 +185,56 @@ class AggregatorRun:
             message, roster=roster, sender=message.sender, session_id=NO_SESSION, context=NO_CONTEXT, kind=Join
         )
 
-    def _begin_round(self, number: int, attempt: int) -> list[Send]:
-        """Go to the next round that needs sources; rounds of the target alone are done on the way."""
+    def _begin_round(self, number: int, attempts: int = 0) -> list[Send]:
+        """Go to a round, of which ``attempts`` were begun before a restart. The target's own rounds need nobody."""
+        if number > self._settings.strategy.rounds:
+            return self._complete()
+        current = self._enter_round(number, attempts)
+        if current.plan.rule.needs_sources:
+            return self._gather()
+        self._train_target(current)
+        if current.target is not None:
+            self.model = self.model + current.target.result.update
+        self._record_round(current, None, ())
+        return self._end_round()
+
+    def _enter_round(self, number: int, attempts: int) -> CurrentRound:
         strategy = self._settings.strategy
-        while number <= strategy.rounds and self.error is None:
-            plan = round_plan(strategy, number)
-            self._reporter.round_started(number, strategy.rounds)
-            self._round = _Progress(number, plan, attempt, False, None, {}, {}, self._site.traffic())
-            if plan.rule.needs_sources:
-                return self._gather()
-            self._round_of_target_alone(self._round)
-            number, attempt = number + 1, 0
-        return self._complete()
+        self._reporter.round_started(number, strategy.rounds)
+        self._round = CurrentRound(number, round_plan(strategy, number), attempts, self._site.traffic())
+        self._last_begun = number
+        return self._round
+
+    def _end_round(self) -> list[Send]:
+        """The next round begins with the next :meth:`expire`, which is due at once."""
+        self._round, self.deadline = None, self._site.clock()
+        return []
 
     def _gather(self) -> list[Send]:
         self._attempt = None
         self._enter("join", self._settings.join_deadline_s)
         return self._start_if_ready()
 
+    def _expected(self) -> frozenset[int]:
+        """Sources that can take part in the round: all that have not refused it."""
+        return self._site.sources - set(self._round.refused if self._round else ())
+
     def _start_if_ready(self) -> list[Send]:
         if self.done or self._attempt is not None or self._round is None:
             return []
-        everyone = self._present == self._sources()
-        ready = everyone or (self._began_before and self._has_quorum(self._present))
+        able, expected = self._expected() & self._present, self._expected()
+        ready = able == expected or (self._began_before and self._quorum.is_met(len(able)))
         return self._start_attempt() if ready else []
 
     def _start_attempt(self) -> list[Send]:
-        if self._round is None:
-            return []
+        able = self._expected() & self._present
+        if self._round is None or not self._quorum.is_met(len(able)):
+            return self._fail(self._quorum.error(self._site, able))
         current, self._began_before = self._round, True
-        if not self._has_quorum(self._present):
-            return self._fail(self._quorum_error())
         self._train_target(current)
         current.attempt += 1
         self._store.begin_attempt(current.number, current.attempt)
-        header = self._header(current)
+        header = self._header(current, able)
         session = AggregatorSession(self._site.signer, self._site.roster, header)
         vectors: tuple[memoryview, ...] = (vector_to_wire(self.model),)
         if header.body.target and header.body.target.update_digest and current.target:
@@ -281,7 +243,18 @@ class AggregatorRun:
         self._enter(self._attempt.phase, self._settings.training_deadline_s)
         return [Send(index, Parcel(header, vectors)) for index in header.body.participants]
 
-    def _new_attempt(self, session: AggregatorSession, current: _Progress) -> Attempt:
+    def _header(self, current: CurrentRound, participants: frozenset[int]) -> Signed[Header]:
+        return make_header(
+            self._site,
+            self._settings,
+            Place(self._run_id, current.number, current.attempt, self._result_digest),
+            plan=current.plan,
+            target=current.target,
+            model=self.model,
+            participants=participants,
+        )
+
+    def _new_attempt(self, session: AggregatorSession, current: CurrentRound) -> Attempt:
         if self._settings.visibility is Visibility.SUM:
             return MaskedAttempt(session, self._store.mark_released)
         self._store.mark_released()
@@ -290,40 +263,14 @@ class AggregatorRun:
             return ClearAttempt(session, None, None)
         return ClearAttempt(session, target.statistics, target.result.update, target.step_updates)
 
-    def _train_target(self, current: _Progress) -> None:
+    def _train_target(self, current: CurrentRound) -> None:
         """Once per round, whatever the number of attempts: what is published of the target stays one release."""
         if current.trained:
             return
         began = self._site.clock()
         current.target = train_target(self._site.trainer, self.model, current.number, current.plan)
         current.trained = True
-        current.seconds["train_target"] = self._site.clock() - began
-
-    def _header(self, current: _Progress) -> Signed[Header]:
-        settings, site = self._settings, self._site
-        participants = tuple(sorted(self._present))
-        body = Header(
-            run_id=self._run_id,
-            round=current.number,
-            attempt=current.attempt,
-            visibility=settings.visibility,
-            rule=terms_of(current.plan),
-            target=published_terms(current.target, current.plan, settings.visibility),
-            layers=tuple(Layer(name, shape, settings.clip) for name, shape in site.trainer.layers),
-            architecture_digest=site.trainer.architecture_digest,
-            model_digest=sha256(vector_to_wire(self.model)).digest(),
-            roster_digest=site.roster.digest(),
-            participants=participants,
-            threshold=self._threshold(len(participants)),
-            modulus_bits=settings.modulus_bits,
-            n_max=max(2, len(self._sources())),
-            max_samples=settings.max_samples,
-            training_deadline_ms=round(1000 * settings.training_deadline_s),
-            phase_deadline_ms=round(1000 * settings.phase_deadline_s),
-            previous_result_digest=self._result_digest,
-            previous_checkpoint=b"",
-        )
-        return site.signer.sign(draw(site.random_bytes, SESSION_ID_BYTES), NO_CONTEXT, body)
+        current.spent("train_target", self._site.clock() - began)
 
     def _after(self, sends: list[Send]) -> list[Send]:
         """Look at what a message or a deadline did to the attempt."""
@@ -343,44 +290,64 @@ class AggregatorRun:
 
     def _note_incidents(self, attempt: Attempt) -> None:
         if self._round is not None:
-            self._round.refused |= {self._name(index): key for index, key in attempt.refused.items()}
+            self._round.refused |= attempt.refused
         for index, key in attempt.refused.items():
-            self._reporter.note(f"{self._name(index)} refused: {key}")
+            self._reporter.note(f"{self._site.name(index)} refused: {key}")
         for alarm in attempt.alarms:
             self._reporter.note(f"alarm: {alarm}")
 
     def _lose_attempt(self, attempt: Attempt, error: SecureFdaError) -> list[Send]:
+        """Try again without those that refused, where no update can have left and enough others remain."""
         current = self._round
         if current is None:
             return []
         self._reporter.note(f"round {current.number} attempt {current.attempt} without a result: {error}")
-        if not attempt.may_have_released and current.attempt < self._settings.attempts:
+        may_retry = not attempt.may_have_released and current.attempt < self._settings.attempts
+        if may_retry and self._quorum.is_met(len(self._expected())):
             return self._gather()
-        line = self._line(current, "lost", participants=attempt.header.body.participants)
-        self._store.lose_round(dict(line))
-        self._reporter.round_finished(line)
+        return self._lose_round(current, attempt.header.body.participants, error)
+
+    def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> list[Send]:
+        self._write_lost(current, participants)
         self._lost_in_a_row += 1
         if self._lost_in_a_row >= MOST_LOST_IN_A_ROW:
-            return self._fail(error)
-        return self._begin_round(current.number + 1, 0)
+            return self._fail(self._with_refusals(error, current))
+        return self._end_round()
+
+    def _write_lost(self, current: CurrentRound, participants: Iterable[int]) -> None:
+        line = current.lost_line(self._site, self.model, participants)
+        self._store.lose_round(dict(line))
+        self._reporter.round_finished(line)
+
+    def _with_refusals(self, error: SecureFdaError, current: CurrentRound) -> SecureFdaError:
+        """The error, with what the sources refused as its mend."""
+        if not isinstance(error, QuorumLost) or not current.refused:
+            return error
+        refused = ", ".join(f"{self._site.name(index)} refused {key}" for index, key in sorted(current.refused.items()))
+        return QuorumLost(error.phase, error.needed, error.have, error.missing, hint=refused)
 
     def _finish_round(self, header: Signed[Header], outcome: RoundSum) -> list[Send]:
         current = self._round
         if current is None:
             return []
         began = self._site.clock()
-        delta = self._combine(current, outcome)
+        try:
+            delta = self._combine(current, outcome)
+        except ValueError as error:  # who contributed what is hidden, so nobody can be named
+            return self._lose_round(
+                current, header.body.participants, ProtocolError("SUM", f"a source lied about its part: {error}")
+            )
         self.model = (self.model + delta).astype(np.float32)
-        current.seconds["rule"] = self._site.clock() - began
+        current.spent("rule", self._site.clock() - began)
         digest = sha256(vector_to_wire(self.model)).digest()
         body = Result(outcome.digest, len(outcome.survivors), digest, b"")
         result = self._site.signer.sign(header.envelope.session_id, outcome.context, body)
         self._result_digest = result.digest()
         self._record_round(current, outcome, header.body.participants)
         sends = [Send(index, Parcel(result)) for index in sorted(outcome.survivors & self._present)]
-        return sends + self._begin_round(current.number + 1, 0)
+        return sends + self._end_round()
 
-    def _combine(self, current: _Progress, outcome: RoundSum) -> Vector:
+    def _combine(self, current: CurrentRound, outcome: RoundSum) -> Vector:
         target, rule = current.target, current.plan.rule
         unit = self._settings.max_samples if self._settings.visibility is Visibility.SUM else 1
         return combine(
@@ -392,51 +359,16 @@ class AggregatorRun:
             target_samples=target.result.samples / unit if target and rule is Rule.FEDAVG else None,
         ).astype(np.float64)
 
-    def _round_of_target_alone(self, current: _Progress) -> None:
-        self._train_target(current)
-        if current.target is not None:
-            self.model = self.model + current.target.result.update
-        self._record_round(current, None, ())
-
-    def _record_round(self, current: _Progress, outcome: RoundSum | None, participants: Iterable[int]) -> None:
+    def _record_round(self, current: CurrentRound, outcome: RoundSum | None, participants: Iterable[int]) -> None:
         began = self._site.clock()
         evaluation = self._site.trainer.evaluate(self.model, self._site.test_data)
-        current.seconds["evaluate"] = self._site.clock() - began
-        line = self._line(current, "finished", outcome=outcome, participants=participants)
+        current.spent("evaluate", self._site.clock() - began)
+        line = current.finished_line(self._site, self.model, participants, outcome)
         line["accuracy"] = evaluation.metrics["accuracy"]
         line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
         self._store.finish_round(dict(line), self.model, self._result_digest)
         self._lost_in_a_row = 0
         self._reporter.round_finished(line)
-
-    def _line(
-        self, current: _Progress, status: str, *, participants: Iterable[int], outcome: RoundSum | None = None
-    ) -> RoundLine:
-        survivors = outcome.survivors if outcome else frozenset()
-        up, down = self._traffic_since(current.traffic_before)
-        adapts = outcome is not None and current.plan.rule.adapts
-        return RoundLine(
-            round=current.number,
-            rule=str(current.plan.rule),
-            mean_beta=1.0 - outcome.kept / outcome.samples if outcome and adapts else None,
-            survivors=[self._name(index) for index in sorted(survivors)],
-            dropped=[self._name(index) for index in sorted(set(participants) - survivors)],
-            refused=dict(current.refused),
-            attempts=current.attempt,
-            seconds=dict(current.seconds),
-            bytes_up=up,
-            bytes_down=down,
-            model_digest=sha256(vector_to_wire(self.model)).hexdigest(),
-            status="finished" if status == "finished" else "lost",
-        )
-
-    def _traffic_since(self, before: ByteCounts) -> tuple[dict[str, int], dict[str, int]]:
-        now = self._site.traffic()
-        up, down = (
-            {self._name(index): count - old.get(index, 0) for index, count in sorted(new.items())}
-            for new, old in zip(now, before, strict=True)
-        )
-        return up, down
 
     def _enter(self, phase: str, deadline_s: float) -> None:
         self._leave_phase()
@@ -446,8 +378,7 @@ class AggregatorRun:
 
     def _leave_phase(self) -> None:
         if self._phase and self._round is not None:
-            seconds = self._round.seconds
-            seconds[self._phase] = seconds.get(self._phase, 0.0) + self._site.clock() - self._phase_began
+            self._round.spent(self._phase, self._site.clock() - self._phase_began)
         self._phase = ""
 
     def _complete(self) -> list[Send]:
@@ -460,41 +391,8 @@ class AggregatorRun:
 
     def _end(self, completed: bool, reason: str) -> list[Send]:
         self.done, self.deadline, self._attempt = True, None, None
-        return [self._goodbye(index, completed, reason) for index in sorted(self._present)]
+        self._farewell = Goodbye(completed, self._last_begun, reason)
+        return [self._goodbye(index) for index in sorted(self._present)]
 
-    def _goodbye(self, index: int, completed: bool, reason: str) -> Send:
-        rounds = self._round.number if self._round else 0
-        message = self._site.signer.sign(NO_SESSION, NO_CONTEXT, Goodbye(completed, rounds, reason))
-        return Send(index, Parcel(message))
-
-    def _sources(self) -> set[int]:
-        return {entry.index for entry in self._site.roster.sources}
-
-    def _name(self, index: int) -> str:
-        entries = self._site.roster.entries
-        return entries[index].site_id if 0 <= index < len(entries) else f"index {index}"
-
-    def _threshold(self, n: int) -> int:
-        """t of a session of n sources; 1 where updates travel in clear and nothing is shared."""
-        settings = self._settings
-        if settings.visibility is not Visibility.SUM:
-            return 1
-        return settings.threshold or default_threshold(n, settings.k_min, settings.n_c)
-
-    def _has_quorum(self, present: set[int]) -> bool:
-        settings, n = self._settings, len(present)
-        if settings.visibility is not Visibility.SUM:
-            return n >= 1
-        if n - 1 - settings.n_c < settings.k_min:
-            return False
-        try:
-            return threshold_is_sound(self._threshold(n), n, settings.n_c)
-        except ValueError:
-            return False
-
-    def _quorum_error(self) -> QuorumLost:
-        settings = self._settings
-        needed = 1 if settings.visibility is not Visibility.SUM else settings.k_min + settings.n_c + 1
-        have = [self._name(index) for index in sorted(self._present)]
-        missing = [self._name(index) for index in sorted(self._sources() - self._present)]
-        return QuorumLost("join", max(needed, settings.threshold), have, missing, hint="start the missing sources")
+    def _goodbye(self, index: int) -> Send:
+        return Send(index, Parcel(self._site.signer.sign(NO_SESSION, NO_CONTEXT, self._farewell)))

@@ -48,6 +48,10 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    def has_rounds(self) -> bool:
+        """Whether a round has been written."""
+        return (self.path / METRICS_FILE).exists()
+
     def append_round(self, line: RoundLine) -> None:
         """Add a line to ``metrics.jsonl``; it is on the disk when this returns."""
         append_line(self.path / METRICS_FILE, line)

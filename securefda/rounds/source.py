@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Protocol
 
+import numpy as np
+
 from securefda.errors import (
     ConfigError,
     FaultyAggregatorError,
@@ -22,7 +24,13 @@ from securefda.errors import (
 from securefda.rounds.records import SiteLine
 from securefda.rounds.site import Trainer, vector_from_wire, vector_to_wire
 from securefda.rounds.store import SourceStore
-from securefda.rounds.terms import clip_contribution, contribution_at_source, encode_contribution, update_in_clear
+from securefda.rounds.terms import (
+    clip_contribution,
+    contribution_at_source,
+    encode_contribution,
+    plan_of,
+    update_in_clear,
+)
 from securefda.secagg import source as session_steps
 from securefda.secagg.checks import PastResult, check_header, check_vectors, envelope_fault
 from securefda.secagg.messages import (
@@ -119,6 +127,7 @@ class SourceRounds:
         self._site = site
         self._reporter = reporter
         self._round: _Round | None = None
+        self._ended_session = NO_SESSION
         self.refusal: PolicyRefusal | None = None
         self.goodbye: Goodbye | None = None
         self.failure: SecureFdaError | None = None
@@ -150,7 +159,11 @@ class SourceRounds:
         return f"the aggregator after {step} of round {self._round.header.body.round}"
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        """Process one message with its vectors; returns what to send, which is nothing after a failed check."""
+        """Process one message with its vectors; returns what to send.
+
+        After a failed check that is a refusal or an abort. What still comes of a session that this source has ended
+        is ignored.
+        """
         try:
             return self._dispatch(parcel)
         except PolicyRefusal as refusal:
@@ -160,9 +173,11 @@ class SourceRounds:
         except FaultyAggregatorError as error:
             self._reporter.alarm(error)
             return self._abort(parcel, error.check)
-        except (TrainingError, ConfigError) as error:
+        except SecureFdaError as error:
+            self._drop_round()
             self.failure = error
-            return [self._refuse(parcel, "TRAINING")]
+            unfit = isinstance(error, (TrainingError, ConfigError))
+            return [self._refuse(parcel, "TRAINING" if unfit else "STORAGE")]
 
     def expire(self) -> list[Parcel]:
         """The deadline passed without a message: the session is dead, and the aggregator is told so."""
@@ -185,6 +200,8 @@ class SourceRounds:
             case Abort():
                 self._require_from_target(message)
                 return self._aborted(message)  # type: ignore[arg-type]
+            case _ if self._round is None and message.envelope.session_id == self._ended_session:
+                return []
             case _:
                 return self._continue_round(message)
 
@@ -200,6 +217,7 @@ class SourceRounds:
             own_layers=site.trainer.layers,
         )
         site.check_policy(body)
+        plan_of(body.rule)
         self._drop_round()
         site.store.accept_header(header.envelope.session_id, body.run_id, body.round, body.attempt)
         model, target_update = _checked_vectors(body, parcel)
@@ -341,8 +359,11 @@ class SourceRounds:
         return [Parcel(self._site.signer.sign(current.header.envelope.session_id, current.header.digest(), body))]
 
     def _drop_round(self) -> None:
-        if self._round is not None and not isinstance(self._round.phase, _AwaitingClearResult):
+        if self._round is None:
+            return
+        if not isinstance(self._round.phase, _AwaitingClearResult):
             session_steps.erase(self._round.phase)
+        self._ended_session = self._round.header.envelope.session_id
         self._round = None
 
     def _name(self, index: int) -> str:
@@ -354,4 +375,7 @@ def _checked_vectors(header: Header, parcel: Parcel) -> tuple[Vector, Vector | N
     target_update = parcel.vectors[1] if len(parcel.vectors) == 2 else None
     model = parcel.vectors[0] if parcel.vectors else b""
     check_vectors(header, model, target_update)
-    return vector_from_wire(model), None if target_update is None else vector_from_wire(target_update)
+    weights = vector_from_wire(model)
+    if not np.all(np.isfinite(weights)):
+        raise FaultyAggregatorError("HEADER_MODEL", "the model holds NaN or infinity")
+    return weights, None if target_update is None else vector_from_wire(target_update)

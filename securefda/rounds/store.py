@@ -22,6 +22,7 @@ from securefda.secagg.checks import History, PastResult
 from securefda.training import Vector
 
 _SCHEMA_VERSION = 1
+_LOCK_S = 1.0
 
 _SOURCE_TABLES = """
 CREATE TABLE sessions (session_id BLOB PRIMARY KEY);
@@ -52,7 +53,9 @@ class _Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             # The mode is set before SQLite writes a byte, so that at no time others can read the file.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._database = sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None, check_same_thread=False)
+            # One process at a time: two that burn fuses for one site would each think that they are the first.
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
             self._create(tables)
@@ -72,14 +75,22 @@ class _Store:
     def _clear_errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.DatabaseError as error:
-            raise SecureFdaError(
-                f"{self._path}: {error}", hint="free disk space and check the folder's permissions, then start again"
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise self._disk_error(error) from error
+            raise ConfigError(
+                str(self._path), "another process uses this folder", hint="stop it, or name another --out folder"
             ) from error
+        except sqlite3.DatabaseError as error:
+            raise self._disk_error(error) from error
         except OSError as error:
             raise SecureFdaError(
                 f"{self._path}: {error.strerror}", hint="choose a folder that can be written"
             ) from error
+
+    def _disk_error(self, error: sqlite3.DatabaseError) -> SecureFdaError:
+        hint = "free disk space and check the folder's permissions, then start again"
+        return SecureFdaError(f"{self._path}: {error}", hint=hint)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

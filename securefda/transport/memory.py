@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -141,21 +142,20 @@ def simulate(
     folder = RunFolder(out)
     recording = RecordingReporter(folder, reporter)
     meter = TrafficMeter()
-    federation = _Federation.of(config, folder, seed, reporter)
-    run = federation.aggregator(recording, meter)
-    recording.model_bytes = lambda: model_file(run.layers, run.model)
-    sources = {entry.index: federation.source(entry.site_id) for entry in federation.roster.sources}
-    network = MemoryNetwork(run, sources, {federation.roster.target.index: meter}, delivers)
-    error: SecureFdaError | None = None
-    try:
-        network.run()
-    except SecureFdaError as failure:
-        error = failure
-        raise
-    finally:
-        summary = federation.summary(run, error)
+    with ExitStack() as stores:
+        federation = _Federation.of(config, folder, seed, reporter, stores)
+        run = federation.aggregator(recording, meter)
+        recording.model_bytes = lambda: model_file(run.layers, run.model)
+        sources = {entry.index: federation.source(entry.site_id) for entry in federation.roster.sources}
+        network = MemoryNetwork(run, sources, {federation.roster.target.index: meter}, delivers)
+        try:
+            network.run()
+        except BaseException as error:
+            folder.write_summary(federation.summary(run, error))
+            raise
+        summary = federation.summary(run, None)
         folder.write_summary(summary)
-    return summary
+        return summary
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -170,9 +170,10 @@ class _Federation:
     keys: dict[str, Ed25519PrivateKey]
     settings: AggregatorConfig
     store: AggregatorStore
+    stores: ExitStack
 
     @classmethod
-    def of(cls, config: FederationConfig, folder: RunFolder, seed: int, reporter: Reporter) -> Self:
+    def of(cls, config: FederationConfig, folder: RunFolder, seed: int, reporter: Reporter, stores: ExitStack) -> Self:
         roster, keys = _throwaway_roster(config)
         settings = AggregatorConfig(
             aggregator=ProcessSection(kit=folder.path, out=folder.path, seed=seed),
@@ -183,14 +184,14 @@ class _Federation:
             session=config.session,
             transport=config.transport,
         )
-        store = AggregatorStore(folder.path / "state.sqlite")
-        return cls(config, folder, seed, reporter, roster, keys, settings, store)
+        store = stores.enter_context(closing(AggregatorStore(folder.path / "state.sqlite")))
+        return cls(config, folder, seed, reporter, roster, keys, settings, store, stores)
 
     def aggregator(self, recording: RecordingReporter, meter: TrafficMeter) -> AggregatorRun:
         site = target_site(self.settings, self._member(self.config.federation.target), meter.counts)
         return AggregatorRun(site, run_settings(self.settings, self.roster), self.store, recording)
 
-    def summary(self, run: AggregatorRun, error: SecureFdaError | None) -> Summary:
+    def summary(self, run: AggregatorRun, error: BaseException | None) -> Summary:
         return summary_of(self.settings, run, self.store, self.roster, error)
 
     def source(self, site_id: str) -> SourceRounds:
@@ -202,7 +203,7 @@ class _Federation:
             transport=config.transport,
         )
         policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, config.session.attempts)
-        store = SourceStore(self.folder.site(site_id) / "state.sqlite")
+        store = self.stores.enter_context(closing(SourceStore(self.folder.site(site_id) / "state.sqlite")))
         site = source_site(settings, policy, self._member(site_id), store)
         return SourceRounds(site, _SiteRecorder(self.folder, site_id, self.reporter))
 

@@ -6,8 +6,10 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
+from typing import cast
 
 from securefda.config import AggregatorConfig
 from securefda.errors import SecureFdaError
@@ -16,7 +18,7 @@ from securefda.rounds.attempts import Send
 from securefda.rounds.composition import Member, run_settings, summary_of, target_site
 from securefda.rounds.progress import Reporter
 from securefda.rounds.recording import RecordingReporter, model_file
-from securefda.rounds.records import Summary
+from securefda.rounds.records import RoundLine, Summary
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_folder import RunFolder
 from securefda.rounds.store import AggregatorStore
@@ -41,21 +43,27 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     meter = TrafficMeter()
     site, settings = target_site(config, member, meter.counts), run_settings(config, kit.roster)
     folder = RunFolder(config.aggregator.out)
-    store = AggregatorStore(folder.path / STATE_FILE)
-    recording = RecordingReporter(folder, reporter)
-    run = AggregatorRun(site, settings, store, recording)
-    recording.model_bytes = lambda: model_file(run.layers, run.model)
-    failure: BaseException | None = None
-    try:
-        asyncio.run(_Service(config, kit, run, meter, reporter).serve())
-    except BaseException as error:
-        failure = error
-        raise
-    finally:
-        summary = summary_of(config, run, store, kit.roster, failure)
+    with closing(AggregatorStore(folder.path / STATE_FILE)) as store:
+        recording = RecordingReporter(folder, reporter)
+        run = AggregatorRun(site, settings, store, recording)
+        _catch_up(recording, run, store, settings.config_digest)
+        recording.model_bytes = lambda: model_file(run.layers, run.model)
+        try:
+            asyncio.run(_Service(config, kit, run, meter, reporter).serve())
+        except BaseException as error:
+            if run.run_id or not store.records():  # one that could not even listen leaves a run's folder as it is
+                folder.write_summary(summary_of(config, run, store, kit.roster, error))
+            raise
+        summary = summary_of(config, run, store, kit.roster, None)
         folder.write_summary(summary)
-        store.close()
-    return summary
+        return summary
+
+
+def _catch_up(recording: RecordingReporter, run: AggregatorRun, store: AggregatorStore, config_digest: bytes) -> None:
+    """Refuse a folder of another run before anything in it changes; complete what a killed process left of this one."""
+    if store.position(config_digest) is not None:
+        recording.model_bytes = lambda: model_file(run.layers, store.model())
+        recording.catch_up(cast(list[RoundLine], store.records()))
 
 
 class _Service:
@@ -119,9 +127,13 @@ class _Service:
     async def _step(self, work: Callable[[], list[Send]]) -> None:
         """Let the run react, then allow the uploads that it expects, then send what it says."""
         try:
-            sends = await in_thread(work)
+            await self._send(await in_thread(work))
         except SecureFdaError as error:
-            sends = self._run.fail(error)
+            await self._send(self._run.fail(error))
+
+    async def _send(self, sends: list[Send]) -> None:
+        if any(send.parcel.vectors for send in sends):
+            self._server.drop_attachments()  # a new header: whoever has not taken the one before need not any more
         for entry in self._kit.roster.sources:
             self._server.expect_upload(entry.index, self._run.expected_upload(entry.index))
         connected = self._server.connected()

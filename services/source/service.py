@@ -86,6 +86,7 @@ class _Service:
     def __init__(self, config: SourceConfig, kit: Kit, rounds: SourceRounds, reporter: Reporter) -> None:
         self._rounds = rounds
         self._reporter = reporter
+        self._joined = False
         self._endpoint = endpoint_of(kit)
         self._channel = SourceChannel(
             self._endpoint,
@@ -100,7 +101,6 @@ class _Service:
         await self._channel.open()
         self._reporter.note(f"connected to the aggregator at {self._endpoint.address}")
         try:
-            await self._join()
             while self._rounds.goodbye is None and self._rounds.failure is None:
                 await self._step()
         finally:
@@ -108,11 +108,14 @@ class _Service:
 
     async def _step(self) -> None:
         try:
+            if not self._joined:
+                await self._channel.send(self._rounds.join())
+                self._joined = True
             await self._send(await self._answers())
         except AggregatorRestarted:
             self._reporter.note("the aggregator has restarted; joining again")
             self._rounds.forget()
-            await self._join()
+            self._joined = False
 
     async def _answers(self) -> list[Parcel]:
         try:
@@ -131,6 +134,3 @@ class _Service:
                 # The aggregator has closed the phase: this source is dropped, and what it sent stays masked.
                 self._reporter.note(f"too late for this round: {error}")
                 self._rounds.forget()
-
-    async def _join(self) -> None:
-        await self._channel.send(self._rounds.join())

@@ -1,0 +1,145 @@
+"""An attempt at visibility ``individual``: updates in clear, on each of which the aggregator evaluates the rule."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from securefda.adaptation import ContributionSum, TargetStatistics, contribute
+from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
+from securefda.rounds.attempts import Members, RoundSum, Send
+from securefda.rounds.site import vector_from_wire
+from securefda.rounds.terms import clip_contribution, plan_of
+from securefda.secagg import aggregator as steps
+from securefda.secagg.messages import Abort, Parcel, Refusal, Signed, Step, Update
+from securefda.training import Vector
+
+
+class ClearAttempt:
+    """Collects updates in clear, by the sources' consent, and evaluates the rule on each."""
+
+    def __init__(
+        self,
+        session: steps.AggregatorSession,
+        statistics: TargetStatistics | None,
+        target_update: Vector | None,
+        step_updates: Any = None,
+    ) -> None:
+        """``step_updates`` (B, m) are the target's single steps, for rules that need them."""
+        self._session = session
+        self._members = Members(session)
+        self._statistics = statistics
+        self._target_update = target_update
+        self._step_updates = step_updates
+        self._sum = ContributionSum(session.header.body.n_params)
+        self._betas: dict[int, float | None] = {}
+        self._outcome: RoundSum | SecureFdaError | None = None
+        self.header = session.header
+        self.refused = self._members.refused
+        self.alarms = self._members.alarms
+
+    @property
+    def outcome(self) -> RoundSum | SecureFdaError | None:
+        """None while it goes on."""
+        return self._outcome
+
+    @property
+    def phase(self) -> str:
+        """Name of the only phase."""
+        return "training and update"
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that still may answer."""
+        return frozenset(self.header.body.participants) - set(self._betas) - self._members.gone
+
+    @property
+    def may_have_released(self) -> bool:
+        """Always: an update in clear may leave as soon as the header is there."""
+        return True
+
+    def expected_upload(self, index: int) -> int:
+        """Length of an update in bytes for a source that has not sent its own; 0 otherwise."""
+        return 4 * self.header.body.n_params if self._outcome is None and index in self.waiting_for else 0
+
+    def receive(self, parcel: Parcel) -> list[Send]:
+        """Process a message of this attempt; others are discarded."""
+        message = parcel.message
+        if self._outcome is not None or message.envelope.session_id != self.header.envelope.session_id:
+            return []
+        if isinstance(message.body, (Refusal, Abort)):
+            self._members.leave(message)
+            return self._go_on()
+        if message.sender in self._members.gone:
+            return []
+        try:
+            self._add(message, parcel)
+        except FaultySourceError as error:
+            return self._members.expel(message.sender, error, Step.MASKED_INPUT) + self._go_on()
+        return self._go_on()
+
+    def lose(self, index: int) -> list[Send]:
+        """A source went away."""
+        self._members.gone.add(index)
+        return [] if self._outcome is not None else self._go_on()
+
+    def expire(self) -> list[Send]:
+        """The deadline passed: who has not answered is gone."""
+        self._members.gone |= self.waiting_for
+        return [] if self._outcome is not None else self._go_on()
+
+    def _add(self, message: Signed[Any], parcel: Parcel) -> None:
+        header, index = self.header.body, message.sender
+        self._session.admit(message, self._session.ctx, header.participants, self._betas, kind=Update)
+        name = self._session.name(index)
+        body, vector = message.body, parcel.vectors[0] if parcel.vectors else b""
+        if not len(vector) == body.length_bytes == 4 * header.n_params:
+            raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes")
+        if sha256(vector).digest() != body.digest:
+            raise FaultySourceError(name, "INPUT_DIGEST")
+        if body.samples > header.max_samples:
+            raise FaultySourceError(name, "INPUT_SAMPLES", f"{body.samples} of at most {header.max_samples}")
+        self._evaluate(index, name, vector_from_wire(vector), body.samples)
+
+    def _evaluate(self, index: int, name: str, update: Vector, samples: int) -> None:
+        header, target = self.header.body, self.header.body.target
+        if not np.all(np.isfinite(update)):
+            raise FaultySourceError(name, "INPUT_FINITE", "the update holds NaN or infinity")
+        try:
+            contribution = contribute(
+                plan_of(header.rule),
+                self._statistics,
+                self._target_update,
+                update,
+                source_steps=target.steps if target else 1,  # the source aligned its update itself
+                learning_rate_ratio=1.0,
+                layers=[layer.size for layer in header.layers],
+                step_updates=self._step_updates,
+            )
+        except ValueError as error:
+            raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
+        clip_contribution(header, contribution)
+        self._sum.add(contribution, samples)
+        self._betas[index] = contribution.beta
+
+    def _go_on(self) -> list[Send]:
+        if self.waiting_for:
+            return []
+        if not self._betas:
+            names = [self._session.name(index) for index in self.header.body.participants]
+            error = QuorumLost(self.phase, 1, [], names)
+            self._outcome = error
+            return self._members.abort_all(Step.MASKED_INPUT, error)
+        self._outcome = RoundSum(
+            vector=self._sum.vector,
+            kept=self._sum.kept,
+            samples=self._sum.samples,
+            survivors=frozenset(self._betas),
+            dropped=frozenset(self.header.body.participants) - set(self._betas),
+            digest=b"",
+            context=self._session.ctx,
+            betas=dict(self._betas),
+        )
+        return []

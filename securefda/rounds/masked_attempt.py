@@ -1,0 +1,185 @@
+"""An attempt at visibility ``sum``: one masking session, of which the aggregator opens nothing but the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
+from securefda.rounds.attempts import Members, RoundSum, Send
+from securefda.secagg import aggregator as steps
+from securefda.secagg.messages import (
+    Abort,
+    Advertise,
+    Body,
+    MaskedInput,
+    Parcel,
+    Refusal,
+    ShareBundle,
+    Signed,
+    Step,
+    SurvivorSignature,
+    Unmask,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _PhaseRules:
+    """What a collecting phase accepts and what it is called."""
+
+    message: type
+    step: Step
+    name: str
+
+
+_PHASES: dict[type, _PhaseRules] = {
+    steps.CollectingKeys: _PhaseRules(Advertise, Step.ADVERTISE, "training and R0 advertise"),
+    steps.CollectingShares: _PhaseRules(ShareBundle, Step.SHARES, "R1 shares"),
+    steps.CollectingInputs: _PhaseRules(MaskedInput, Step.MASKED_INPUT, "R2 masked input"),
+    steps.CollectingSignatures: _PhaseRules(SurvivorSignature, Step.SURVIVORS, "R3 survivors"),
+    steps.CollectingUnmask: _PhaseRules(Unmask, Step.UNMASK, "R4 unmask"),
+}
+_MESSAGE_ORDER = [rules.message for rules in _PHASES.values()]
+
+
+class MaskedAttempt:
+    """Drives one session R0 to R4. The state machine decides; this class routes, times nothing and opens nothing."""
+
+    def __init__(self, session: steps.AggregatorSession, before_release: Callable[[], None]) -> None:
+        """``before_release`` is called, and must return, before any source can be induced to release."""
+        self._session = session
+        self._members = Members(session)
+        self._state: steps.Collecting = steps.open_session(session)
+        self._before_release = before_release
+        self._outcome: RoundSum | SecureFdaError | None = None
+        self._released = False
+        self.header = session.header
+        self.refused = self._members.refused
+        self.alarms = self._members.alarms
+
+    @property
+    def outcome(self) -> RoundSum | SecureFdaError | None:
+        """None while it goes on."""
+        return self._outcome
+
+    @property
+    def phase(self) -> str:
+        """Name of the phase that it waits in."""
+        return _PHASES[type(self._state)].name
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that still may answer."""
+        return self._state.waiting_for - self._members.gone
+
+    @property
+    def may_have_released(self) -> bool:
+        """Whether a masked input may have left a source."""
+        return self._released
+
+    def expected_upload(self, index: int) -> int:
+        """Length of the masked input of a source in R2, in bytes; 0 otherwise."""
+        state = self._state
+        in_time = isinstance(state, steps.CollectingInputs) and index in self.waiting_for
+        return steps.input_bytes(self.header.body) if in_time else 0
+
+    def receive(self, parcel: Parcel) -> list[Send]:
+        """Process a message of this session; messages of other sessions and late ones are discarded."""
+        message = parcel.message
+        if self._outcome is not None or message.envelope.session_id != self.header.envelope.session_id:
+            return []
+        if isinstance(message.body, (Refusal, Abort)):
+            self._members.leave(message)
+            return self._go_on()
+        rules = _PHASES[type(self._state)]
+        if message.sender in self._members.gone or self._is_late(message.body, rules):
+            return []
+        try:
+            self._state = self._add(message, parcel)
+        except FaultySourceError as error:
+            return self._members.expel(message.sender, error, rules.step) + self._go_on()
+        return self._go_on()
+
+    def lose(self, index: int) -> list[Send]:
+        """A source went away."""
+        self._members.gone.add(index)
+        return [] if self._outcome is not None else self._go_on()
+
+    def expire(self) -> list[Send]:
+        """The phase's deadline passed: who has not answered is gone."""
+        self._members.gone |= self.waiting_for
+        return [] if self._outcome is not None else self._go_on()
+
+    @staticmethod
+    def _is_late(body: Body, rules: _PhaseRules) -> bool:
+        order = _MESSAGE_ORDER
+        return type(body) in order and order.index(type(body)) < order.index(rules.message)
+
+    def _add(self, message: Signed[Any], parcel: Parcel) -> steps.Collecting:
+        match self._state, message.body:
+            case steps.CollectingKeys() as state, Advertise():
+                return steps.add_advertise(state, message)
+            case steps.CollectingShares() as state, ShareBundle():
+                return steps.add_shares(state, message)
+            case steps.CollectingInputs() as state, MaskedInput():
+                return steps.add_input(state, message, parcel.vectors[0] if parcel.vectors else b"")
+            case steps.CollectingSignatures() as state, SurvivorSignature():
+                return steps.add_signature(state, message)
+            case steps.CollectingUnmask() as state, Unmask():
+                return steps.add_unmask(state, message)
+            case _:
+                raise FaultySourceError(self._session.name(message.sender), "ORDER", message.type_name)
+
+    def _go_on(self) -> list[Send]:
+        """Close phases for as long as nobody is waited for, or too few can still answer."""
+        sends: list[Send] = []
+        while self._outcome is None and self._phase_is_over():
+            step = _PHASES[type(self._state)].step
+            try:
+                sends += self._close()
+            except (QuorumLost, FaultySourceError) as error:
+                self._outcome = error
+                sends += self._members.abort_all(step, error)
+        return sends
+
+    def _phase_is_over(self) -> bool:
+        able = len(self._state.received) + len(self.waiting_for)
+        return not self.waiting_for or able < self._session.threshold
+
+    def _close(self) -> list[Send]:
+        match self._state:
+            case steps.CollectingKeys() as keys:
+                self._state, key_list = steps.close_keys(keys)
+                return self._to_all(self._state.u1, key_list)
+            case steps.CollectingShares() as shares:
+                self._state, deliveries = steps.close_shares(shares)
+                self._released = True
+                self._before_release()
+                return [Send(to, Parcel(message)) for to, message in deliveries.items()]
+            case steps.CollectingInputs() as inputs:
+                self._state, lists = steps.close_inputs(inputs)
+                return self._to_all(self._state.survivors, lists)
+            case steps.CollectingSignatures() as signatures:
+                self._state, consistency = steps.close_signatures(signatures)
+                return self._to_all(self._state.asked, consistency)
+            case steps.CollectingUnmask() as unmask:
+                self._finish(steps.close_unmask(unmask))
+        return []
+
+    def _to_all(self, members: Any, message: Signed[Body]) -> list[Send]:
+        return [Send(index, Parcel(message)) for index in sorted(members) if index not in self._members.gone]
+
+    def _finish(self, opened: steps.Opened) -> None:
+        self.alarms.extend(opened.faults)
+        kept, samples = (float(element) for element in opened.decoded.tail)
+        self._outcome = RoundSum(
+            vector=opened.decoded.vector,
+            kept=kept,
+            samples=samples,
+            survivors=opened.survivors,
+            dropped=frozenset(self.header.body.participants) - opened.survivors,
+            digest=opened.sum_digest,
+            context=opened.ctx2,
+            betas={},
+        )

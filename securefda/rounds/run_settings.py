@@ -1,0 +1,68 @@
+"""What stays the same during a whole run, at the aggregator: the target's own things, and how the run goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from securefda.adaptation import Strategy
+from securefda.errors import ConfigError
+from securefda.rounds.site import Trainer
+from securefda.secagg.messages import Signer, Visibility
+from securefda.secagg.roster import Roster
+from securefda.secagg.secret import RandomBytes
+from securefda.tasks import Samples
+
+ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]
+"""Bytes up and down since the start of the process, by roster index."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSite:
+    """Everything of the target that stays the same during a run."""
+
+    signer: Signer
+    roster: Roster
+    trainer: Trainer
+    test_data: Samples
+    random_bytes: RandomBytes
+    clock: Callable[[], float]
+    traffic: Callable[[], ByteCounts]
+
+    @property
+    def sources(self) -> frozenset[int]:
+        """Roster indices of all sources."""
+        return frozenset(entry.index for entry in self.roster.sources)
+
+    def name(self, index: int) -> str:
+        """Site id of a roster index, or words for an index that the roster does not have."""
+        entries = self.roster.entries
+        return entries[index].site_id if 0 <= index < len(entries) else f"index {index}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How a run goes; ``threshold`` 0 is the default formula, deadlines are seconds."""
+
+    strategy: Strategy
+    visibility: Visibility
+    k_min: int
+    n_c: int
+    threshold: int
+    modulus_bits: int
+    clip: float
+    max_samples: int
+    attempts: int
+    join_deadline_s: float
+    training_deadline_s: float
+    phase_deadline_s: float
+    config_digest: bytes
+
+    def __post_init__(self) -> None:
+        if self.visibility is Visibility.SUM and self.strategy.needs_step_updates:
+            raise ConfigError(
+                "strategy",
+                f"{self.strategy.rule} with estimator {self.strategy.estimator} needs the target's single steps, "
+                "which sources do not see at visibility sum",
+                hint='set strategy.estimator = "mean-field", or privacy.visibility = "individual"',
+            )
