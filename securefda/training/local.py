@@ -118,13 +118,20 @@ def require_steps(site: str, samples: int, settings: TrainingSettings, fewest: i
 
 
 def evaluate(task: Task, model: nn.Module, data: Samples) -> Evaluation:
-    """Return loss and metrics of ``model``, as it stands and where it stands, over all rows of ``data``."""
+    """Return loss and metrics of ``model``, as it stands and where it stands, over all rows of ``data``.
+
+    Raises:
+        TrainingError: the task's metrics lack ``accuracy``.
+    """
     device = next(model.parameters()).device
     model.eval()
     with torch.no_grad():
         outputs = torch.cat([model(rows.to(device)).cpu() for rows in torch.split(data.features, _EVALUATION_ROWS)])
         loss = float(task.loss(outputs, data.labels))
-    return Evaluation(loss, task.metrics(outputs, data.labels), len(data))
+    metrics = task.metrics(outputs, data.labels)
+    if "accuracy" not in metrics:
+        raise TrainingError(f"task {type(task).__name__}: its metrics lack accuracy", hint="add it to metrics()")
+    return Evaluation(loss, metrics, len(data))
 
 
 def _run_steps(

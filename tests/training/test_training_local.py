@@ -192,6 +192,15 @@ def test_evaluation_switches_dropout_off():
     assert len(losses) == 1
 
 
+def test_task_without_accuracy_is_refused():
+    class Silent(Line):
+        def metrics(self, outputs, labels):
+            return {"error": 0.0}
+
+    with pytest.raises(TrainingError, match="task Silent: its metrics lack accuracy"):
+        evaluate(Silent(), nn.Linear(3, 1), Silent().test_data("target"))
+
+
 def test_chosen_device_trains():
     # On a machine without an accelerator this is the CPU again; with one, its result need only be close.
     settings = TrainingSettings(optimizer="adam", learning_rate=0.05, batch_size=6, epochs=2, device="auto")
