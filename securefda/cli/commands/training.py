@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from securefda.config import FederationConfig
     from securefda.rounds.records import Summary
 
-DEMO_RULES = ("source_only", "target_only", "fedda_auto", "fedgp_auto")
+DEMO_RULE = "fedgp_auto"
+DEMO_COMPARED = ("source_only", "target_only", "fedda_auto")
 
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-TIME.")]
 
@@ -49,7 +50,7 @@ def demo(
     seed: Seed = 0,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Compare four rules on the bundled digits: separate processes, masked updates, same data and seed."""
+    """Digits, federated: one process per site, masked updates; then three other rules on the same data and seed."""
     from securefda.cli.samples import sample
     from securefda.cli.summary_text import comparison_text
     from securefda.cli.verdict import protected, unprotected
@@ -57,14 +58,17 @@ def demo(
 
     folder = require_fresh(out or default_out("demo"))
     summaries = {}
-    for rule in DEMO_RULES:
+    for rule in (DEMO_RULE, *DEMO_COMPARED):
         config = load_federation(sample("digits"), [*overrides, f"strategy.rule={rule}"], os.environ)
-        summaries[rule] = _train(config, folder / rule, seed, rule, in_one_process=False)
-    last = summaries[DEMO_RULES[-1]]
-    words = [protected(last.visibility, DEMO_RULES[-1]), unprotected(last.visibility, DEMO_RULES[-1])]
+        alone = rule != DEMO_RULE
+        title = f"{rule}: " + ("in one process, to compare" if alone else "one process per site, mutual TLS")
+        summaries[rule] = _train(config, folder / rule, seed, title, in_one_process=alone)
+    main = summaries[DEMO_RULE]
+    table = comparison_text({rule: summaries[rule] for rule in (*DEMO_COMPARED, DEMO_RULE)})
+    words = [protected(main.visibility, DEMO_RULE), unprotected(main.visibility, DEMO_RULE)]
     data = {"out": str(folder), "runs": {rule: summary.as_json() for rule, summary in summaries.items()}}
-    reports = f"reports and models: {folder}/RULE/"
-    text = "\n".join(["", comparison_text(summaries), "", *words, "", reports])
+    report = f"report: {folder / DEMO_RULE}/report.html (and one for each other rule beside it)"
+    text = "\n".join(["", table, "", *words, "", report])
     print_result(output, data | {"protected": words[0], "unprotected": words[1]}, text)
 
 
