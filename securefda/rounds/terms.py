@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securefda.adaptation import Contribution, RoundPlan, TargetStatistics, align_update, contribute
 from securefda.errors import ConfigError, FaultyAggregatorError
@@ -10,6 +11,9 @@ from securefda.secagg.checks import quantisation
 from securefda.secagg.messages import Header, RuleTerms, TargetTerms
 from securefda.secagg.prg import RingVector
 from securefda.training import LocalResult, Vector
+
+Vector64 = NDArray[np.float64]
+_BLOCK = 1 << 16
 
 
 def terms_of(plan: RoundPlan) -> RuleTerms:
@@ -96,11 +100,19 @@ def clip_contribution(header: Header, contribution: Contribution) -> int:
     """
     start = clipped = 0
     for layer in header.layers:
-        part = contribution.vector[start : start + layer.size]
+        clipped += _clip_in_place(contribution.vector[start : start + layer.size], layer.clip)
         start += layer.size
-        outside = int(np.count_nonzero(np.abs(part) > layer.clip))
+    return clipped
+
+
+def _clip_in_place(part: Vector64, clip: float) -> int:
+    """Clip one layer; block by block, since a mask of the whole layer would take more than the model."""
+    clipped = 0
+    for start in range(0, part.size, _BLOCK):
+        block = part[start : start + _BLOCK]
+        outside = int(np.count_nonzero(np.abs(block) > clip))
         if outside:
-            np.clip(part, -layer.clip, layer.clip, out=part)
+            np.clip(block, -clip, clip, out=block)
             clipped += outside
     return clipped
 
