@@ -1,0 +1,177 @@
+"""Real processes of a federation: each started with the command that people type, from its startup kit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from securefda.cli import main
+from securefda.errors import ExitCode
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WAIT_S = 90.0
+QUICK = ("transport.heartbeat-s=0.5", "transport.join-deadline-s=60", "transport.reconnect-deadline-s=30")
+
+
+class Process:
+    """A process whose lines on stderr can be waited for."""
+
+    def __init__(self, arguments: Iterable[str], *, env: Mapping[str, str] | None = None, limit: int | None = None):
+        self.limit = limit
+        own = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "securefda.cli", *arguments],
+            cwd=REPOSITORY,
+            env={**os.environ, **own, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self._news = threading.Condition()
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream, lines), daemon=True)
+            for stream, lines in ((self.process.stdout, self.out), (self.process.stderr, self.err))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: Any, lines: list[str]) -> None:
+        for line in stream:
+            with self._news:
+                lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+    def until(self, text: str, count: int = 1) -> Process:
+        """Wait for ``count`` lines on stderr that contain ``text``."""
+
+        def there() -> bool:
+            return sum(text in line for line in self.err) >= count or not self._readers[1].is_alive()
+
+        with self._news:
+            self._news.wait_for(there, WAIT_S)
+        assert sum(text in line for line in self.err) >= count, f"no {text!r} in:\n" + "\n".join(self.err)
+        return self
+
+    def end(self, timeout: float = WAIT_S) -> int:
+        """Wait for the end; the exit code."""
+        code = self.process.wait(timeout)
+        for reader in self._readers:
+            reader.join(10)
+        return code
+
+    def kill(self) -> None:
+        """End it with SIGKILL, so that it can do nothing about it."""
+        self.process.kill()
+        self.end()
+
+    def interrupt(self, number: signal.Signals) -> float:
+        """Send a signal; seconds until the process has ended."""
+        began = time.monotonic()
+        self.process.send_signal(number)
+        self.end()
+        return time.monotonic() - began
+
+    @property
+    def text(self) -> str:
+        return "\n".join([*self.out, *self.err])
+
+
+def assert_one_clear_line(process: Process, code: ExitCode, *words: str, hint: str = "") -> None:
+    """The process ended with this code, one error line with these words, a mend, and no traceback."""
+    assert process.end() == code, process.text
+    errors = [line for line in process.err if line.startswith("error: ")]
+    hints = [line for line in process.err if line.startswith("hint: ")]
+    assert len(errors) == 1, process.text
+    assert len(hints) == 1, process.text
+    assert hint in hints[0], hints
+    for word in words:
+        assert word in errors[0], errors
+    assert "Traceback" not in process.text
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Kits:
+    """A federation's kits in a folder, and the processes that were started from them."""
+
+    def __init__(self, root: Path, sources: int = 3, *, settings: Iterable[str] = (), task: str = "", port: int = 0):
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+        self.port = port or free_port()
+        self.names = [f"source-{number}" for number in range(1, sources + 1)]
+        self.file = root / "federation.toml"
+        self.file.write_text(
+            f'[federation]\nname = "study"\nsources = {json.dumps(self.names)}\n'
+            f'[task]\nfactory = "{task or "securefda.tasks.digits:Digits"}"\n'
+        )
+        sets = [part for text in (*QUICK, *settings) for part in ("--set", text)]
+        address = f"127.0.0.1:{self.port}"
+        command = ["federation", "init", str(self.file), "--out", str(root / "kits"), "--address", address, *sets]
+        assert main(command) == 0
+        self.processes: list[Process] = []
+
+    def kit(self, site: str) -> Path:
+        return self.root / "kits" / site
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the aggregator of this federation writes."""
+        return self.kit("target") / "local" / "run"
+
+    def start(self, site: str, *settings: str, kit: Path | None = None, **options: Any) -> Process:
+        """Start the process of a site, from its own kit unless another is named."""
+        role = "aggregator" if site == "target" else "source"
+        config = (kit or self.kit(site)) / "local" / "settings.toml"
+        sets = [part for text in settings for part in ("--set", text)]
+        process = Process([role, "start", "--config", str(config), *sets], **options)
+        self.processes.append(process)
+        return process
+
+    def start_all(self, *settings: str) -> dict[str, Process]:
+        """Start every site with the same extra settings."""
+        return {site: self.start(site, *settings) for site in ("target", *self.names)}
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Lines of metrics.jsonl so far."""
+        return [json.loads(line) for line in (self.run_folder / "metrics.jsonl").read_text().splitlines()]
+
+    def summary(self) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads((self.run_folder / "summary.json").read_text())
+        return summary
+
+    def stop(self) -> None:
+        for process in self.processes:
+            if process.process.poll() is None:
+                process.kill()
+
+
+@contextmanager
+def kits(root: Path, sources: int = 3, **options: Any) -> Iterator[Kits]:
+    """A federation whose processes are gone when the block ends, however it ends."""
+    federation = Kits(root, sources, **options)
+    try:
+        yield federation
+    finally:
+        federation.stop()
