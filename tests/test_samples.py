@@ -1,0 +1,31 @@
+"""Every sample file in the repository is a valid one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from securefda.config import load_aggregator, load_federation, load_source
+
+ROOT = Path(__file__).parents[1]
+FEDERATIONS = sorted((ROOT / "examples").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", FEDERATIONS, ids=lambda file: file.stem)
+def test_sample_federation_is_read(file: Path) -> None:
+    config = load_federation(file)
+    assert config.federation.sources
+    assert config.privacy.visibility == "sum"
+
+
+def test_there_are_samples_of_each_bundled_task() -> None:
+    factories = {load_federation(file).task.factory for file in FEDERATIONS}
+    assert {"securefda.tasks.digits:Digits", "securefda.tasks.fed_heart:FedHeart"} <= factories
+
+
+def test_sample_settings_of_both_processes_are_read_and_fit_each_other() -> None:
+    aggregator = load_aggregator(ROOT / "services/aggregator/aggregator.toml")
+    source = load_source(ROOT / "services/source/source.toml")
+    assert aggregator.task == source.task
+    assert aggregator.aggregator.seed == source.source.seed
