@@ -233,7 +233,8 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     session.authenticate(signed, ShareDelivery, state.ctx1)
     senders = [box.peer for box in signed.body.boxes]
     check_share_senders(senders, me, state.u1, session.header.body.threshold, session.limits)
-    shares = {me: state.own_shares, **{box.peer: _open(state, box, me) for box in signed.body.boxes}}
+    opened = {box.peer: _open(state, box, me) for box in signed.body.boxes}
+    shares = {me: _moved(state.own_shares), **opened}
     state.channel.private.erase()
     u2 = frozenset(shares)
     ctx2 = members_context(state.ctx1, u2)

@@ -7,8 +7,8 @@ The target has roster index 1: a place in a list is never an index by accident.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from hashlib import sha256
 from typing import Any
@@ -24,7 +24,9 @@ from securefda.secagg.messages import (
     Envelope,
     Header,
     Layer,
+    MasterShare,
     RuleTerms,
+    SelfMaskShare,
     Signed,
     Signer,
     Visibility,
@@ -32,6 +34,7 @@ from securefda.secagg.messages import (
 from securefda.secagg.parameters import SessionLimits, default_threshold
 from securefda.secagg.prg import RingVector
 from securefda.secagg.roster import Roster, RosterEntry
+from securefda.secagg.secret import Secret
 from securefda.secagg.signatures import sign_bytes
 from securefda.secagg.transcript import architecture_digest, layer_names_and_shapes
 from securefda.transport import wire
@@ -342,3 +345,23 @@ def resigned(message: AnySigned, body: object) -> AnySigned:
     """The message with another body, signed anew by its real sender."""
     envelope: Envelope[Any] = message.envelope
     return signer(envelope.sender).sign(envelope.session_id, envelope.context, body)
+
+
+def secrets_in(value: Any) -> Iterator[bytes]:
+    """Every secret and every share that can be reached from a value."""
+    match value:
+        case Secret() if len(value):
+            yield value.reveal()
+        case SelfMaskShare() | MasterShare():
+            yield value.share
+        case Mapping():
+            for item in value.values():
+                yield from secrets_in(item)
+        case list() | tuple() | frozenset():
+            for item in value:
+                yield from secrets_in(item)
+        case Signed():
+            yield from secrets_in(value.body)
+        case _ if is_dataclass(value):
+            for one in fields(value):
+                yield from secrets_in(getattr(value, one.name))

@@ -103,8 +103,15 @@ def _advertised_by_target(items: list[AnySigned]) -> AnySigned:
     return signer(TARGET).sign(message.envelope.session_id, message.envelope.context, body)
 
 
+def _second_of_colluder(items: list[AnySigned]) -> AnySigned:
+    message = _by(COLLUDER, items)
+    keys = [sha256(STRANGER + bytes([number])).digest() for number in range(4)]
+    return resigned(message, Advertise(*keys))
+
+
 KEY_LIES = [
     Lie("KEY_DUPLICATE", "one source twice", KEY_LIST, _keys(lambda c, a: [*a, a[-1]])),
+    Lie("KEY_DUPLICATE", "two sets of keys of one", KEY_LIST, _keys(lambda c, a: [*a, _second_of_colluder(a)])),
     Lie("KEY_DUPLICATE", "key of another", KEY_LIST, _keys(lambda c, a: _of_colluder(a, mask_key=a[0].body.mask_key))),
     Lie("KEY_DUPLICATE", "one key twice", KEY_LIST, _keys(lambda c, a: _of_colluder(a, box_key=a[2].body.mask_key))),
     Lie("KEY_MEMBER", "aggregator as a source", KEY_LIST, _keys(lambda c, a: [*a, _advertised_by_target(a)])),

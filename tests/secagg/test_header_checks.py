@@ -90,6 +90,7 @@ LIES = [
         {"layers": LAYERS[:1], "architecture_digest": header_body(N).architecture_digest},
     ),
     HeaderLie("HEADER_TARGET", "fedgp without the target's terms", {"rule": FEDGP}),
+    HeaderLie("HEADER_TARGET", "fedgp in clear without them", {"rule": FEDGP, "visibility": Visibility.INDIVIDUAL}),
     HeaderLie("HEADER_TARGET", "fedgp at sum without g_T", {"rule": FEDGP, "target": KEPT}),
     HeaderLie(
         "HEADER_TARGET",

@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import base64
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
-from cohort import Bytes, Cohort, identity, leaving, resigned
+from cohort import Bytes, Cohort, identity, leaving, resigned, secrets_in
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from lies_of_aggregator import LIES, VICTIM, Lie
 
 from securefda.errors import ProtocolError
-from securefda.secagg.messages import MasterShare, Parcel, SelfMaskShare, Signed, Unmask
-from securefda.secagg.secret import Secret
+from securefda.secagg.messages import Parcel, Unmask
 
 DROPS = {5: 2}
-
-
-def secrets_in(value: Any) -> Iterator[bytes]:
-    """Every secret and every share that can be reached from a value."""
-    match value:
-        case Secret() if len(value):
-            yield value.reveal()
-        case SelfMaskShare() | MasterShare():
-            yield value.share
-        case Mapping():
-            for item in value.values():
-                yield from secrets_in(item)
-        case list() | tuple() | frozenset():
-            for item in value:
-                yield from secrets_in(item)
-        case Signed():
-            yield from secrets_in(value.body)
-        case _ if is_dataclass(value):
-            for one in fields(value):
-                yield from secrets_in(getattr(value, one.name))
 
 
 def spellings(secret: bytes) -> list[str]:
