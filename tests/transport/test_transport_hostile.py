@@ -252,6 +252,23 @@ async def test_a_malformed_frame_ends_the_stream_and_is_reported(frames: list[pb
 
 
 @scenario
+async def test_a_message_that_is_sent_again_is_handed_up_once() -> None:
+    sites = Sites()
+    async with sites.listening() as (server, address), raw_channel(sites, address) as channel:
+        for sequence in (1, 1, 2):  # as if the connection broke before the first acknowledgement arrived
+            control = FederationServiceStub(channel).Control()
+            await control.write(pb.ControlRequest(frame=HELLO))
+            delivery = pb.Delivery(sequence=sequence, message=signed_to_proto(note(1, sequence).message))
+            await control.write(pb.ControlRequest(frame=pb.Frame(delivery=delivery)))
+            while (await soon(control.read())).frame.acknowledged < sequence:
+                pass
+            control.cancel()
+        await joined(server, 1)
+        numbers = [number_of((await next_event(server, Received)).parcel) for _ in range(2)]
+        assert numbers == [1, 2]
+
+
+@scenario
 @pytest.mark.parametrize("method", ["Control", "Upload"])
 async def test_bytes_that_are_no_protobuf_end_the_stream_and_are_reported(method: str) -> None:
     sites = Sites()

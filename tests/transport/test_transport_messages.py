@@ -139,6 +139,7 @@ async def test_withdrawn_vectors_take_their_untaken_messages_with_them() -> None
         await server.send(1, header(os.urandom(1000)))
         server.drop_attachments()
         assert server._table.attachments.held_bytes == 0
+        await soon(server._table.site(1).link.settled())  # nothing is left to be sent again
         await server.send(1, note(TARGET, 2))
         assert number_of(await soon(channel.receive())) == 2
 
