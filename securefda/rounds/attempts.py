@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from securefda.errors import FaultySourceError, ProtocolError, SecureFdaError
-from securefda.secagg import aggregator as steps
+from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import envelope_fault
 from securefda.secagg.messages import Abort, Body, Header, Parcel, Refusal, Signed, Step
 
@@ -88,7 +88,7 @@ class Attempt(Protocol):
 class Members:
     """Who takes part in an attempt, who is gone and why."""
 
-    def __init__(self, session: steps.AggregatorSession) -> None:
+    def __init__(self, session: AggregatorSession) -> None:
         self._session = session
         self.header = session.header
         self.gone: set[int] = set()

@@ -12,7 +12,7 @@ from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
 from securefda.rounds.attempts import Members, RoundSum, Send
 from securefda.rounds.site import vector_from_wire
 from securefda.rounds.terms import clip_contribution, plan_of
-from securefda.secagg import aggregator as steps
+from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.messages import Abort, Parcel, Refusal, Signed, Step, Update
 from securefda.training import Vector
 
@@ -22,7 +22,7 @@ class ClearAttempt:
 
     def __init__(
         self,
-        session: steps.AggregatorSession,
+        session: AggregatorSession,
         statistics: TargetStatistics | None,
         target_update: Vector | None,
         step_updates: Any = None,

@@ -9,6 +9,7 @@ from typing import Any
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
 from securefda.rounds.attempts import Members, RoundSum, Send
 from securefda.secagg import aggregator as steps
+from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.messages import (
     Abort,
     Advertise,
@@ -46,7 +47,7 @@ _MESSAGE_ORDER = [rules.message for rules in _PHASES.values()]
 class MaskedAttempt:
     """Drives one session R0 to R4. The state machine decides; this class routes, times nothing and opens nothing."""
 
-    def __init__(self, session: steps.AggregatorSession, before_release: Callable[[], None]) -> None:
+    def __init__(self, session: AggregatorSession, before_release: Callable[[], None]) -> None:
         """``before_release`` is called, and must return, before any source can be induced to release."""
         self._session = session
         self._members = Members(session)

@@ -23,7 +23,7 @@ from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.site import vector_to_wire
 from securefda.rounds.store import AggregatorStore, Position
 from securefda.rounds.target import train_target
-from securefda.secagg.aggregator import AggregatorSession
+from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import envelope_fault
 from securefda.secagg.messages import (
     NO_CONTEXT,

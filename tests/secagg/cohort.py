@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.secagg import aggregator as agg
 from securefda.secagg import source as src
+from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import History, check_header, quantisation
 from securefda.secagg.messages import (
     NO_CONTEXT,
@@ -181,7 +182,7 @@ class Cohort:
         self.roster = roster_of(self.n)
         self.limits = limits_of(self.n, k_min=self.k_min, n_c=self.n_c)
         self.header = signer(TARGET).sign(SESSION_ID, NO_CONTEXT, header_body(self.n, **self.changes))
-        self.session = agg.AggregatorSession(signer(TARGET), self.roster, self.header)
+        self.session = AggregatorSession(signer(TARGET), self.roster, self.header)
         self.aggregator: Any = agg.open_session(self.session)
         self.random = {index: Bytes("source", index) for index in self.indices}
         self.sessions = {index: self._accept(index) for index in self.indices}

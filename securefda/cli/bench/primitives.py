@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from securefda.cli.bench.job import CLIP, K_MIN, SAMPLES, Job, update_of
 from securefda.secagg import aggregator as agg
 from securefda.secagg import source as src
+from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import quantisation
 from securefda.secagg.messages import NO_CONTEXT, Header, Layer, RuleTerms, Signed, Signer, Visibility
 from securefda.secagg.parameters import SessionLimits
@@ -79,7 +80,7 @@ def masked_session(job: Job) -> Masked:
     header = _header(job, roster, signers[_TARGET])
     limits = SessionLimits(K_MIN, 0, frozenset(entry.index for entry in roster.sources))
     sessions = {index: src.Session(signers[index], roster, limits, header) for index in header.body.participants}
-    keys = agg.open_session(agg.AggregatorSession(signers[_TARGET], roster, header))
+    keys = agg.open_session(AggregatorSession(signers[_TARGET], roster, header))
     waiting = {}
     for index, session in sessions.items():
         waiting[index], advertise = src.advertise(session, os.urandom)
