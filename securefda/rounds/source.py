@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from securefda.adaptation import Contribution
 from securefda.errors import (
     ConfigError,
     FaultyAggregatorError,
@@ -226,15 +227,14 @@ class SourceRounds:
         record = SiteLine(round=body.round, beta=None, samples=result.samples, loss=result.loss, clipped=0)
         if body.visibility is Visibility.INDIVIDUAL:
             return self._release_in_clear(header, result, record)
-        return self._open_session(header, target_update, result, record)
+        contribution = contribution_at_source(body, target_update, result, site.trainer.sizes)
+        del result  # a vector of the model's length less, while the contribution is encoded
+        return self._open_session(header, contribution, record)
 
-    def _open_session(
-        self, header: Signed[Header], target_update: Vector | None, result: LocalResult, record: SiteLine
-    ) -> list[Parcel]:
+    def _open_session(self, header: Signed[Header], contribution: Contribution, record: SiteLine) -> list[Parcel]:
         site = self._site
-        contribution = contribution_at_source(header.body, target_update, result, site.trainer.sizes)
         clipped = clip_contribution(header.body, contribution)
-        encoded = encode_contribution(header.body, contribution, result.samples)
+        encoded = encode_contribution(header.body, contribution, record["samples"])
         record["beta"], record["clipped"] = contribution.beta, clipped
         session = session_steps.Session(site.signer, site.roster, site.limits, header)
         phase, advertise = session_steps.advertise(session, site.random_bytes)

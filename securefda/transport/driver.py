@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from securefda.errors import SecureFdaError
+from securefda.heap import give_free_memory_back
 from securefda.rounds.attempts import Send
 from securefda.rounds.progress import Reporter
 from securefda.rounds.run import AggregatorRun
@@ -78,9 +79,13 @@ class RunDriver:
     async def _step(self, work: Callable[[], list[Send]]) -> None:
         """Let the run react, then allow the uploads that it expects, then send what it says."""
         try:
-            sends = await in_thread(work)
+            await self._send(await in_thread(work))
         except SecureFdaError as error:
-            sends = self._run.fail(error)
+            await self._send(self._run.fail(error))
+
+    async def _send(self, sends: list[Send]) -> None:
+        if any(send.parcel.vectors for send in sends):
+            self._server.drop_attachments()  # a new header: whoever has not taken the one before need not any more
         for entry in self._roster.sources:
             self._server.expect_upload(entry.index, self._run.expected_upload(entry.index))
         connected = self._server.connected()
@@ -96,6 +101,7 @@ class SourceDriver:
         self._rounds = rounds
         self._channel = channel
         self._reporter = reporter
+        self._joined = False
 
     @property
     def is_over(self) -> bool:
@@ -103,27 +109,25 @@ class SourceDriver:
         return self._rounds.goodbye is not None or self._rounds.failure is not None
 
     async def drive(self) -> None:
-        """Take part until it is over.
+        """Join, and take part until it is over.
 
         Raises:
             SecureFdaError: the aggregator did not come back, or it refuses this site.
         """
-        await self.join()
         while not self.is_over:
             await self.step()
 
-    async def join(self) -> None:
-        """Report to the aggregator."""
-        await self._channel.send(self._rounds.join())
-
     async def step(self) -> None:
-        """Wait for one message, or for the end of its deadline, and answer it."""
+        """Wait for one message, or for the end of its deadline, and answer it; the first step joins before."""
         try:
+            if not self._joined:
+                await self._channel.send(self._rounds.join())
+                self._joined = True
             await self._send(await self._answers())
         except AggregatorRestarted:
             self._reporter.note("the aggregator has restarted; joining again")
             self._rounds.forget()
-            await self.join()
+            self._joined = False
 
     async def _answers(self) -> list[Parcel]:
         try:
@@ -132,6 +136,8 @@ class SourceDriver:
         except TimeoutError:
             self._reporter.note(f"no word from {self._rounds.waiting_for()} in time; the session is over")
             return self._rounds.expire()
+        if parcel.vectors:
+            give_free_memory_back()  # before training, which needs most
         return await in_thread(partial(self._rounds.handle, parcel))
 
     async def _send(self, parcels: list[Parcel]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from securefda.config import SourceConfig
 from securefda.errors import SecureFdaError
 from securefda.federation.kit import Kit, load_kit
+from securefda.heap import map_large_blocks
 from securefda.policy import load_policy
 from securefda.rounds.composition import Member, source_site
 from securefda.rounds.progress import Reporter
@@ -18,10 +18,8 @@ from securefda.rounds.records import SiteLine
 from securefda.rounds.run_folder import METRICS_FILE, append_line
 from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import SourceStore
-from securefda.secagg.messages import Parcel
-from securefda.transport.client import AggregatorRestarted, SourceChannel
-from securefda.transport.dialer import UploadRefusedError
-from securefda.transport.offload import in_thread
+from securefda.transport.client import SourceChannel
+from securefda.transport.driver import SourceDriver
 from securefda.transport.startup import credentials_of, endpoint_of, transport_settings
 from securefda.transport.wire import encode
 
@@ -36,6 +34,7 @@ def main(config: SourceConfig, reporter: Reporter) -> None:
         PolicyRefusal: this site's policy allowed none of the rounds.
         SecureFdaError: what this site cannot go on with, or why the aggregator ended the run early.
     """
+    map_large_blocks()
     kit = load_kit(config.source.kit, datetime.now(UTC), expected_role="source")
     policy = load_policy(kit.local / POLICY_FILE)
     member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
@@ -81,12 +80,11 @@ def _raise_outcome(rounds: SourceRounds, shown: _SourceReporter) -> None:
 
 
 class _Service:
-    """Connects this source's rounds with its channel."""
+    """This source's rounds, its channel and their loop."""
 
     def __init__(self, config: SourceConfig, kit: Kit, rounds: SourceRounds, reporter: Reporter) -> None:
         self._rounds = rounds
         self._reporter = reporter
-        self._joined = False
         self._endpoint = endpoint_of(kit)
         self._channel = SourceChannel(
             self._endpoint,
@@ -101,36 +99,6 @@ class _Service:
         await self._channel.open()
         self._reporter.note(f"connected to the aggregator at {self._endpoint.address}")
         try:
-            while self._rounds.goodbye is None and self._rounds.failure is None:
-                await self._step()
+            await SourceDriver(self._rounds, self._channel, self._reporter).drive()
         finally:
             await self._channel.close()
-
-    async def _step(self) -> None:
-        try:
-            if not self._joined:
-                await self._channel.send(self._rounds.join())
-                self._joined = True
-            await self._send(await self._answers())
-        except AggregatorRestarted:
-            self._reporter.note("the aggregator has restarted; joining again")
-            self._rounds.forget()
-            self._joined = False
-
-    async def _answers(self) -> list[Parcel]:
-        try:
-            async with asyncio.timeout(self._rounds.deadline_s()):
-                parcel = await self._channel.receive()
-        except TimeoutError:
-            self._reporter.note(f"no word from {self._rounds.waiting_for()} in time; the session is over")
-            return self._rounds.expire()
-        return await in_thread(partial(self._rounds.handle, parcel))
-
-    async def _send(self, parcels: list[Parcel]) -> None:
-        for parcel in parcels:
-            try:
-                await self._channel.send(parcel)
-            except UploadRefusedError as error:
-                # The aggregator has closed the phase: this source is dropped, and what it sent stays masked.
-                self._reporter.note(f"too late for this round: {error}")
-                self._rounds.forget()

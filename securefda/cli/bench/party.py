@@ -29,6 +29,7 @@ from securefda.cli.bench.memory import PeakGrowth
 from securefda.cli.bench.trainer import RandomTrainer
 from securefda.errors import SecureFdaError
 from securefda.federation.kit import POLICY_FILE, Kit, load_kit
+from securefda.heap import map_large_blocks
 from securefda.policy import check_header, load_policy
 from securefda.rounds.composition import Member
 from securefda.rounds.progress import SilentReporter
@@ -222,7 +223,6 @@ class _Source:
     async def _take_part(self, channel: SourceChannel) -> None:
         rounds = SourceRounds(self._site, _Alarms())
         driver = SourceDriver(rounds, channel, SilentReporter())
-        await driver.join()
         while not driver.is_over and not self._is_gone:
             await driver.step()
         if rounds.failure is not None:
@@ -254,6 +254,7 @@ async def _serve_sources(job: Job, site_ids: Sequence[str]) -> None:
 
 def main(role: str, job_text: str, *site_ids: str) -> None:
     """Be one process of the measurement."""
+    map_large_blocks()
     job = Job.from_json(job_text)
     try:
         asyncio.run(_Aggregator(job).serve() if role == "aggregator" else _serve_sources(job, site_ids))

@@ -1,0 +1,164 @@
+"""Peak memory of the processes of a federation, as Linux counts it, beside what the design allows.
+
+``source``: a real run with real training, one process per site; the largest peak of a source against what importing
+torch takes plus twelve times the model. ``aggregator``: how far the aggregator's memory rises during one masked
+session, with few sources and with many; random vectors stand in for training, so that nothing else is seen.
+Prints one JSON object; sizes in MB (10^6 bytes), or in vectors of four bytes per parameter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from securefda.cli.bench.job import Job
+from securefda.cli.bench.processes import parties
+from securefda.cli.run import run_processes
+from securefda.config import FederationConfig
+from securefda.rounds.progress import SilentReporter
+from securefda.tasks import Samples, Task
+
+SAMPLING_S = 0.005
+ALLOWED_MODELS = 12
+_INPUTS, _OUTPUTS = 1024, 16
+
+
+class WideTask(Task):
+    """A model of about ``width`` * 1040 parameters and next to no activations, on random rows."""
+
+    def model(self) -> nn.Module:
+        width = self.settings.count("width", 4800, low=1, high=1 << 20)
+        return nn.Sequential(nn.Linear(_INPUTS, width), nn.Linear(width, _OUTPUTS))
+
+    def train_data(self, site: str) -> Samples:
+        generator = torch.Generator().manual_seed(len(site) + ord(site[-1]))
+        return Samples(torch.randn(32, _INPUTS, generator=generator), torch.arange(32) % _OUTPUTS)
+
+    def test_data(self, site: str) -> Samples:
+        return self.train_data(site)
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, labels)
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        return {"accuracy": float((outputs.argmax(dim=1) == labels).double().mean())}
+
+
+class PeakSampler:
+    """Reads the peaks of this process's children until it is told to stop.
+
+    The kernel keeps the peak itself, so that one reading after it is enough however short it was.
+    """
+
+    def __init__(self) -> None:
+        self.peaks: dict[str, int] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> PeakSampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(SAMPLING_S):
+            for process in _children():
+                self._read(process)
+
+    def _read(self, process: Path) -> None:
+        try:
+            settings_file = Path((process / "cmdline").read_text().split("\0--config\0")[1].split("\0")[0])
+            peak = peak_bytes((process / "status").read_text())
+        except (OSError, IndexError, ValueError):
+            return  # it ended, or has not become a site's process yet
+        site = settings_file.parent.name
+        self.peaks[site] = max(self.peaks.get(site, 0), peak)
+
+
+def _children() -> list[Path]:
+    tasks = Path("/proc/self/task").iterdir()
+    return [Path("/proc") / pid for task in tasks for pid in (task / "children").read_text().split()]
+
+
+def peak_bytes(status: str) -> int:
+    """VmHWM of a /proc/PID/status, which a process that is ending no longer has (ValueError)."""
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return 1024 * int(line.split()[1])
+    raise ValueError("no peak")
+
+
+def import_torch_bytes() -> int:
+    """Peak of a process that imports torch and nothing else."""
+    code = "import torch; print(open('/proc/self/status').read())"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return peak_bytes(done.stdout)
+
+
+def source_figures(sources: int, width: int, rounds: int) -> dict[str, float]:
+    config = FederationConfig.model_validate(
+        {
+            "federation": {"name": "memory", "sources": [f"source-{number}" for number in range(1, sources + 1)]},
+            "task": {"factory": "memory:WideTask", "options": {"width": width}},
+            "strategy": {"rule": "fedgp_auto", "rounds": rounds, "warm-up-rounds": 0},
+        }
+    )
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory() as folder, PeakSampler() as sampler:
+        run_processes(config, Path(folder) / "run", 0, SilentReporter())
+    params = width * (_INPUTS + 1 + _OUTPUTS) + _OUTPUTS
+    model, torch_bytes = 4 * params, import_torch_bytes()
+    peak = max(size for site, size in sampler.peaks.items() if site != "target")
+    return {
+        "sources": sources,
+        "params": params,
+        "model_mb": model / 1e6,
+        "import_torch_mb": torch_bytes / 1e6,
+        "source_peak_mb": peak / 1e6,
+        "allowed_mb": (torch_bytes + ALLOWED_MODELS * model) / 1e6,
+        "above_torch_in_models": (peak - torch_bytes) / model,
+        "target_peak_mb": sampler.peaks["target"] / 1e6,
+    }
+
+
+def aggregator_figures(few: int, many: int, params: int) -> dict[str, float]:
+    figures: dict[str, float] = {"params": params, "vector_mb": 4 * params / 1e6}
+    for sources in (few, many):
+        with tempfile.TemporaryDirectory() as folder, parties(Job(folder, sources, params, 0), sources) as running:
+            running.round("sum")  # the first one also warms up what the libraries keep
+            growth = running.round("sum")["peak_growth_bytes"]
+        figures[f"growth_of_{sources}_sources_mb"] = growth / 1e6
+        figures[f"growth_of_{sources}_sources_in_vectors"] = growth / (4 * params)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("source", "aggregator"))
+    parser.add_argument("--sources", type=int, default=3)
+    parser.add_argument("--many", type=int, default=8, help="aggregator: the larger federation")
+    parser.add_argument("--width", type=int, default=4800, help="source: the model has 1041 parameters times this")
+    parser.add_argument("--params", type=int, default=5_000_000, help="aggregator: parameters")
+    parser.add_argument("--rounds", type=int, default=2)
+    given = parser.parse_args()
+    if given.what == "source":
+        figures = source_figures(given.sources, given.width, given.rounds)
+    else:
+        figures = aggregator_figures(given.sources, given.many, given.params)
+    print(json.dumps({name: round(value, 2) for name, value in figures.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""How this process gets memory for vectors and gives it back."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import cast
+
+OWN_MAPPING_BYTES = 8 << 20
+"""Blocks from this size on are mapped one by one, and go back to the system when they are freed."""
+
+KEPT_BYTES = 64 << 20
+"""So much free memory may stay at the end of the heap, for what is wanted again at once."""
+
+_ARENAS = 2
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of <malloc.h>
+_OPTIONS = ((_M_MMAP_THRESHOLD, OWN_MAPPING_BYTES), (_M_TRIM_THRESHOLD, KEPT_BYTES), (_M_ARENA_MAX, _ARENAS))
+
+
+def map_large_blocks() -> bool:
+    """Map large blocks of memory one by one from now on, where the C library can be told to (glibc).
+
+    By itself it raises that threshold up to 32 MiB as blocks are freed. The vectors of a round then share a heap with
+    small objects that outlive them, and a source of a model of 20 MB keeps holes of some more such vectors.
+    Smaller blocks, as activations are, stay on the heap: mapping them anew for each batch doubles the time of a step.
+
+    Returns:
+        Whether it is so; False changes nothing but the process's peak memory.
+    """
+    mallopt = _of_libc("mallopt")
+    return mallopt is not None and all(mallopt(option, value) == 1 for option, value in _OPTIONS)
+
+
+def give_free_memory_back() -> None:
+    """Give pages back that hold nothing, also those between others; nothing happens where the C library cannot.
+
+    For the moment after a vector has come over the network, in chunks that were each a block on the heap.
+    """
+    malloc_trim = _of_libc("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _of_libc(name: str) -> Callable[..., int] | None:
+    try:
+        return cast(Callable[..., int], getattr(ctypes.CDLL(None), name))
+    except (AttributeError, OSError, TypeError):
+        return None
