@@ -54,11 +54,18 @@ class _Store:
             # The mode is set before SQLite writes a byte, so that at no time others can read the file.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             self._database = sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None, check_same_thread=False)
-            # One process at a time: two that burn fuses for one site would each think that they are the first.
-            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = FULL")
-            self._create(tables)
+            try:
+                self._prepare(tables)
+            except BaseException:
+                self._database.close()
+                raise
+
+    def _prepare(self, tables: str) -> None:
+        # One process at a time: two that burn fuses for one site would each think that they are the first.
+        self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = FULL")
+        self._create(tables)
 
     def _create(self, tables: str) -> None:
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
@@ -98,10 +105,11 @@ class _Store:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:  # SQLite has rolled back by itself where the disk is full
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
 
     def close(self) -> None:
         """Close the file; what was committed stays."""

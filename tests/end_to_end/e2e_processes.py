@@ -173,5 +173,9 @@ def kits(root: Path, sources: int = 3, **options: Any) -> Iterator[Kits]:
     federation = Kits(root, sources, **options)
     try:
         yield federation
+    except BaseException:
+        for process in federation.processes:
+            print(" ".join(map(str, process.process.args)), process.text, sep="\n", end="\n\n")
+        raise
     finally:
         federation.stop()

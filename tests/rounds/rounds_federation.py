@@ -1,0 +1,337 @@
+"""A federation for tests of the rounds: the real aggregator, sources, stores and wire, and a network that is told.
+
+Every message is encoded and parsed again on its way. A ``Link`` sees each of them, may lose or replace it, or act at
+that moment: take a source away, kill the aggregator. Time stands still; a deadline passes when nothing moves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from rounds_tasks import Points
+
+from securefda.adaptation import Strategy
+from securefda.errors import SecureFdaError
+from securefda.policy import SourcePolicy, check_header, default_policy
+from securefda.rounds.attempts import Send
+from securefda.rounds.records import RoundLine, SiteLine
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.run_settings import RunSettings, TargetSite
+from securefda.rounds.site import SiteTrainer
+from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.secagg.messages import Header, Parcel, Signed, Signer, Visibility
+from securefda.secagg.roster import Roster, RosterEntry
+from securefda.secagg.secret import Secret
+from securefda.tasks import TaskSettings
+from securefda.training import TrainingSettings
+from securefda.transport import wire
+
+TARGET = 0
+SEED = 5
+CONFIG_DIGEST = sha256(b"the settings").digest()
+AnySigned = Signed[Any]
+Link = Callable[[int, int, AnySigned], AnySigned | None]
+"""(sender, recipient, message) to the message that arrives, or None."""
+
+
+class Killed(BaseException):
+    """The aggregator's process is gone, at this very moment."""
+
+
+def site_id(index: int) -> str:
+    return "target" if index == TARGET else f"source-{index}"
+
+
+@cache
+def identity(index: int) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(sha256(f"site {index}".encode()).digest())
+
+
+@cache
+def roster_of(n: int) -> Roster:
+    entries = [
+        RosterEntry(
+            index=index,
+            site_id=site_id(index),
+            role="source" if index else "target",
+            legal_entity=f"Hospital {index}",
+            signing_key=identity(index).public_key().public_bytes_raw(),
+            tls_pin=sha256(f"tls {index}".encode()).digest(),
+            not_before=0,
+            not_after=2**32,
+        )
+        for index in range(n + 1)
+    ]
+    return Roster("study", 1, tuple(entries))
+
+
+def signer(index: int) -> Signer:
+    return Signer(index, identity(index), wire.encode)
+
+
+def trainer_of(n: int, index: int, *, hidden: int = 0, oracle: bool = False, **settings: Any) -> SiteTrainer:
+    sources = tuple(site_id(number) for number in range(1, n + 1))
+    task = Points(TaskSettings(site_id(TARGET), sources, SEED, options={"hidden": hidden}))
+    data = task.oracle_data() if oracle else task.train_data(site_id(index))
+    defaults: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 4}
+    return SiteTrainer(task, site_id(index), data, TrainingSettings(**(defaults | settings)), SEED)
+
+
+@dataclass
+class Watch:
+    """Hears everything that a run and its sources report."""
+
+    lines: list[RoundLine] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    records: dict[int, list[SiteLine]] = field(default_factory=dict)
+    alarms: dict[int, list[SecureFdaError]] = field(default_factory=dict)
+
+    def round_started(self, round_number: int, rounds: int) -> None: ...
+
+    def phase(self, name: str, waiting_for: Iterable[str] = ()) -> None: ...
+
+    def round_finished(self, line: RoundLine) -> None:
+        self.lines.append(line)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def of_source(self, index: int) -> _SourceWatch:
+        return _SourceWatch(self.records.setdefault(index, []), self.alarms.setdefault(index, []))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.notes)
+
+
+@dataclass
+class _SourceWatch:
+    records: list[SiteLine]
+    alarms: list[SecureFdaError]
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None: ...
+
+    def round_finished(self, record: SiteLine) -> None:
+        self.records.append(record)
+
+    def alarm(self, error: SecureFdaError) -> None:
+        self.alarms.append(error)
+
+
+def intact(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+    return message
+
+
+class Federation:
+    """One aggregator and n sources in a folder.
+
+    Args:
+        folder: the stores lie here, so that a second federation in it is one whose processes have restarted.
+        n: number of sources.
+        visibility: the level that the aggregator asks for, and that every policy permits.
+        settings: fields of :class:`RunSettings` that differ from the defaults below.
+        strategy: fields of the strategy that differ.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        n: int = 3,
+        *,
+        visibility: Visibility = Visibility.SUM,
+        settings: dict[str, Any] | None = None,
+        **strategy: Any,
+    ) -> None:
+        self.folder, self.n = folder, n
+        self.roster = roster_of(n)
+        self.watch = Watch()
+        self.now = 0.0
+        self.settings = _run_settings(visibility, strategy, settings or {})
+        self.link: Link = intact
+        self.reached: set[int] = set(range(1, n + 1))
+        self.queue: deque[tuple[int, int, bytes, tuple[Any, ...]]] = deque()
+        self.passed: list[tuple[int, int, AnySigned]] = []
+        self.sources = {index: self.source(index) for index in range(1, n + 1)}
+        self.start_aggregator()
+
+    def start_aggregator(self) -> None:
+        """A new process of the aggregator, in the folder of the old one."""
+        if hasattr(self, "store"):
+            self.store.close()
+        oracle = self.settings.strategy.rule == "oracle"
+        site = TargetSite(
+            signer=signer(TARGET),
+            roster=self.roster,
+            trainer=trainer_of(self.n, TARGET, oracle=oracle),
+            test_data=Points(TaskSettings("target", ("source-1",), SEED)).test_data("target"),
+            random_bytes=os.urandom,
+            clock=lambda: self.now,
+            traffic=lambda: ({}, {}),
+        )
+        self.store = AggregatorStore(self.folder / "target.sqlite")
+        self.run = AggregatorRun(site, self.settings, self.store, self.watch)
+
+    def source(
+        self, index: int, *, policy: SourcePolicy | None = None, hidden: int = 0, **training: Any
+    ) -> SourceRounds:
+        """A new process of a source, in the folder of the old one."""
+        old = getattr(self, "sources", {}).get(index)
+        if old is not None:
+            self.stores[index].close()
+        if policy is None:
+            level = "sum" if self.settings.visibility is Visibility.SUM else "individual"
+            policy = default_policy(level, self.settings.k_min, self.settings.n_c, self.settings.attempts)
+        store = SourceStore(self.folder / f"source-{index}.sqlite")
+        self.stores = {**getattr(self, "stores", {}), index: store}
+        site = SourceSite(
+            signer=signer(index),
+            roster=self.roster,
+            limits=policy.session_limits(self.roster),
+            check_policy=partial(check_header, policy),
+            trainer=trainer_of(self.n, index, hidden=hidden, **training),
+            store=store,
+            random_bytes=os.urandom,
+            software_version="1",
+        )
+        return SourceRounds(site, self.watch.of_source(index))
+
+    def open(self) -> Federation:
+        """Start the aggregator's run and let every source report."""
+        self.post(self.run.open())
+        for index in sorted(self.reached):
+            self.submit(index, self.sources[index].join())
+        return self
+
+    def go(self, *, steps: int = 10_000) -> Federation:
+        """Deliver until the run is over; time passes when nothing moves."""
+        for _ in range(steps):
+            if self.queue:
+                self.deliver()
+            elif self.run.done:
+                return self
+            else:
+                self.now = max(self.now, self.run.deadline or 0.0)
+                self.post(self.run.expire())
+        raise AssertionError(f"the run does not end; it waits for {self.run.waiting_for()}")
+
+    def deliver(self) -> None:
+        """Let the next message arrive."""
+        sender, to, data, vectors = self.queue.popleft()
+        message = self.link(sender, to, wire.decode_signed(data))
+        if message is None or {sender, to} - {TARGET} - self.reached:
+            return
+        message = wire.decode_signed(wire.encode_signed(message))
+        self.passed.append((sender, to, message))
+        parcel = Parcel(message, vectors)
+        if to == TARGET:
+            self.post(self.run.receive(parcel))
+            return
+        for answer in self.sources[to].handle(parcel):
+            self.submit(to, answer)
+
+    def post(self, sends: list[Send]) -> None:
+        for send in sends:
+            self.queue.append((TARGET, send.to, wire.encode_signed(send.parcel.message), send.parcel.vectors))
+
+    def submit(self, index: int, parcel: Parcel) -> None:
+        self.queue.append((index, TARGET, wire.encode_signed(parcel.message), parcel.vectors))
+
+    def kill(self, index: int) -> None:
+        """A source's process is gone, and its connection with it."""
+        self.reached.discard(index)
+        self.post(self.run.left(index))
+
+    def restart(self, index: int) -> None:
+        """The source comes back as a new process."""
+        self.reached.add(index)
+        self.sources[index] = self.source(index)
+        self.submit(index, self.sources[index].join())
+
+    def restart_aggregator(self) -> Federation:
+        """The aggregator comes back as a new process, and every source notices and reports anew."""
+        self.queue.clear()
+        self.start_aggregator()
+        for index in self.reached:
+            self.sources[index].forget()
+        return self.open()
+
+    def close(self) -> None:
+        self.store.close()
+        for store in self.stores.values():
+            store.close()
+
+    @property
+    def statuses(self) -> list[str]:
+        """finished or lost, round by round, as the aggregator wrote them down."""
+        return [record["status"] for record in self.store.records()]
+
+    def names(self, sender: int | None = None, to: int | None = None) -> list[str]:
+        """Types of the messages that arrived, in order."""
+        return [
+            message.type_name for one, other, message in self.passed if sender in (None, one) and to in (None, other)
+        ]
+
+
+def _run_settings(visibility: Visibility, strategy: dict[str, Any], changes: dict[str, Any]) -> RunSettings:
+    defaults: dict[str, Any] = {
+        "strategy": Strategy(**({"rule": "fedgp_auto", "rounds": 3} | strategy)),
+        "visibility": visibility,
+        "k_min": 2,
+        "n_c": 0,
+        "threshold": 0,
+        "modulus_bits": 32,
+        "clip": 1.0,
+        "max_samples": 100,
+        "attempts": 2,
+        "join_deadline_s": 60.0,
+        "training_deadline_s": 600.0,
+        "phase_deadline_s": 30.0,
+        "config_digest": CONFIG_DIGEST,
+    }
+    return RunSettings(**(defaults | changes))
+
+
+def changed(header: AnySigned, **changes: Any) -> AnySigned:
+    """A header with other contents, signed by the target in the same session."""
+    return signer(TARGET).sign(header.envelope.session_id, b"", replace(header.body, **changes))
+
+
+def is_header(message: AnySigned) -> bool:
+    return isinstance(message.body, Header)
+
+
+def until(federation: Federation, to: int, kind: type, *, round_number: int = 1) -> Parcel:
+    """Go on until the next message is one of this kind to this site, in this round; it is taken out of the queue."""
+    reached = 1
+    while True:
+        if not federation.queue:
+            federation.now = max(federation.now, federation.run.deadline or 0.0)
+            federation.post(federation.run.expire())
+            continue
+        _, recipient, data, vectors = federation.queue[0]
+        message = wire.decode_signed(data)
+        reached = message.body.round if isinstance(message.body, Header) else reached
+        if recipient == to and isinstance(message.body, kind) and reached == round_number:
+            federation.queue.popleft()
+            return Parcel(message, vectors)
+        federation.deliver()
+
+
+def secrets_in(value: Any) -> list[Secret]:
+    """Every secret that a phase of a session holds."""
+    if isinstance(value, Secret):
+        return [value]
+    if isinstance(value, dict):
+        return [secret for item in value.values() for secret in secrets_in(item)]
+    if is_dataclass(value) and not isinstance(value, (Signed, Signer, type)):
+        return [secret for item in fields(value) for secret in secrets_in(getattr(value, item.name))]
+    return []

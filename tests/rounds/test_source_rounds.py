@@ -1,0 +1,382 @@
+"""A source against an aggregator that lies, repeats itself or says nothing: what it answers, what it never does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds_federation import TARGET, Federation, changed, secrets_in, signer, site_id, until
+
+from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError, TrainingError
+from securefda.policy import default_policy
+from securefda.rounds.source import SourceRounds
+from securefda.secagg.messages import (
+    NO_CONTEXT,
+    NO_SESSION,
+    SESSION_ID_BYTES,
+    Abort,
+    Advertise,
+    Consistency,
+    Goodbye,
+    Header,
+    KeyList,
+    MaskedInput,
+    Parcel,
+    Refusal,
+    Result,
+    ShareBundle,
+    ShareDelivery,
+    Step,
+    Survivors,
+    SurvivorSignature,
+    Unmask,
+    Update,
+    Visibility,
+)
+
+ME = 2
+PHASES: dict[type, type] = {
+    Header: Advertise,
+    KeyList: ShareBundle,
+    ShareDelivery: MaskedInput,
+    Survivors: SurvivorSignature,
+    Consistency: Unmask,
+}
+"""What the aggregator says, and what an honest source answers."""
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    federation = Federation(tmp_path).open()
+    yield federation
+    federation.close()
+
+
+@pytest.fixture
+def me(federation: Federation) -> SourceRounds:
+    return federation.sources[ME]
+
+
+def checks(federation: Federation) -> list[str]:
+    """What failed at the source, by name."""
+    return [getattr(error, "check", type(error).__name__) for error in federation.watch.alarms[ME]]
+
+
+def answer_of(answers: list[Parcel]) -> Any:
+    """The only answer's body; it carries no vector."""
+    (answer,) = answers
+    assert answer.vectors == ()
+    return answer.message.body
+
+
+def fuse_is_burnt(federation: Federation, number: int = 1) -> bool:
+    run_id = bytes.fromhex(federation.run.run_id)
+    return federation.stores[ME].history(bytes(SESSION_ID_BYTES), run_id, number).released
+
+
+def assert_refused(federation: Federation, answers: list[Parcel], key: str) -> None:
+    """The source said which key or check it was, trained nothing, and let nothing out."""
+    assert answer_of(answers) == Refusal(key)
+    assert not fuse_is_burnt(federation)
+    assert federation.sources[ME].deadline_s() is None
+    assert federation.sources[ME].failure is None
+
+
+def resealed(parcel: Parcel, *vectors: np.ndarray, **changes: Any) -> Parcel:
+    """A header with other vectors, bound to them by their right digests."""
+    data = tuple(np.asarray(vector, "<f4").tobytes() for vector in vectors)
+    body = parcel.message.body
+    fields: dict[str, Any] = {"model_digest": sha256(data[0]).digest()}
+    if len(data) == 2:
+        fields["target"] = replace(body.target, update_digest=sha256(data[1]).digest())
+    return Parcel(changed(parcel.message, **(fields | changes)), data)
+
+
+def vectors_of(parcel: Parcel) -> list[np.ndarray]:
+    return [np.frombuffer(vector, "<f4").copy() for vector in parcel.vectors]
+
+
+def test_a_source_refuses_a_model_that_is_not_the_one_in_the_header(federation: Federation, me: SourceRounds) -> None:
+    header = until(federation, ME, Header)
+    model, update = vectors_of(header)
+    model[0] += 1
+    assert_refused(federation, me.handle(Parcel(header.message, (model.tobytes(), update.tobytes()))), "HEADER_MODEL")
+    assert checks(federation) == ["HEADER_MODEL"]
+
+
+def test_a_source_refuses_a_model_with_nan_before_it_trains_on_it(federation: Federation, me: SourceRounds) -> None:
+    header = until(federation, ME, Header)
+    model, update = vectors_of(header)
+    model[3] = np.nan
+    assert_refused(federation, me.handle(resealed(header, model, update)), "HEADER_MODEL")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_source_refuses_a_target_update_that_is_not_finite(
+    federation: Federation, me: SourceRounds, value: float
+) -> None:
+    header = until(federation, ME, Header)
+    model, update = vectors_of(header)
+    update[0] = value
+    assert_refused(federation, me.handle(resealed(header, model, update)), "HEADER_TARGET")
+
+
+def test_a_source_refuses_statistics_that_contradict_the_target_update(
+    federation: Federation, me: SourceRounds
+) -> None:
+    header = until(federation, ME, Header)
+    body = header.message.body
+    lie = Parcel(changed(header.message, target=replace(body.target, mean_square=0.0)), header.vectors)
+    assert_refused(federation, me.handle(lie), "HEADER_TARGET")
+
+
+def test_a_source_refuses_a_header_without_the_target_update(federation: Federation, me: SourceRounds) -> None:
+    header = until(federation, ME, Header)
+    assert_refused(federation, me.handle(Parcel(header.message, header.vectors[:1])), "HEADER_TARGET")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"rule": "fedmagic"}, "allowed-rules"),
+        ({"rule": "target_only"}, "allowed-rules"),
+        ({"projection": "sideways"}, "HEADER_RULE"),
+        ({"estimator": "guess"}, "HEADER_RULE"),
+    ],
+)
+def test_a_source_refuses_a_rule_that_it_does_not_know(
+    federation: Federation, me: SourceRounds, changes: dict[str, str], key: str
+) -> None:
+    header = until(federation, ME, Header)
+    lie = changed(header.message, rule=replace(header.message.body.rule, **changes))
+    assert_refused(federation, me.handle(Parcel(lie, header.vectors)), key)
+    assert isinstance(answer_of(me.handle(header)), Advertise)
+
+
+def test_a_replayed_header_is_refused_and_the_session_goes_on(federation: Federation, me: SourceRounds) -> None:
+    header = until(federation, ME, Header)
+    me.handle(header)
+    assert answer_of(me.handle(header)) == Refusal("HEADER_REPLAY")
+    assert me.deadline_s() is not None
+
+
+def test_a_second_header_of_the_same_attempt_is_refused(federation: Federation, me: SourceRounds) -> None:
+    header = until(federation, ME, Header)
+    me.handle(header)
+    twin = signer(TARGET).sign(b"t" * SESSION_ID_BYTES, NO_CONTEXT, header.message.body)
+    assert answer_of(me.handle(Parcel(twin, header.vectors))) == Refusal("HEADER_ORDER")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_round_whose_update_has_left_is_never_tried_again(federation: Federation, restarted: bool) -> None:
+    header = until(federation, ME, Header)
+    federation.sources[ME].handle(header)
+    federation.sources[ME].forget()
+    federation.stores[ME].burn_fuse(header.message.body.run_id, 1)
+    if restarted:
+        federation.sources[ME] = federation.source(ME)
+    retry = signer(TARGET).sign(b"t" * SESSION_ID_BYTES, NO_CONTEXT, replace(header.message.body, attempt=2))
+    answers = federation.sources[ME].handle(Parcel(retry, header.vectors))
+    assert answer_of(answers) == Refusal("RELEASE_FUSE")
+    assert checks(federation) == ["RELEASE_FUSE"]
+
+
+def test_the_fuse_is_burnt_before_the_masked_input_can_leave(federation: Federation, me: SourceRounds) -> None:
+    delivery = until(federation, ME, ShareDelivery)
+    assert not fuse_is_burnt(federation)
+    (answer,) = me.handle(delivery)
+    assert isinstance(answer.message.body, MaskedInput)
+    assert fuse_is_burnt(federation)
+
+
+def test_a_header_must_continue_the_last_result(federation: Federation, me: SourceRounds) -> None:
+    header = until(federation, ME, Header, round_number=2)
+    lie = changed(header.message, previous_result_digest=sha256(b"another history").digest())
+    assert answer_of(me.handle(Parcel(lie, header.vectors))) == Refusal("HEADER_CHAIN")
+    model, update = vectors_of(header)
+    assert answer_of(me.handle(resealed(header, model + 1, update))) == Refusal("HEADER_CHAIN")
+    assert isinstance(answer_of(me.handle(header)), Advertise)
+
+
+def test_a_policy_refusal_names_the_key_and_nothing_else(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, visibility=Visibility.INDIVIDUAL)
+    federation.sources[ME] = federation.source(ME, policy=default_policy("sum"))
+    header = until(federation.open(), ME, Header)
+    answers = federation.sources[ME].handle(header)
+    assert_refused(federation, answers, "max-visibility")
+    refusal = federation.sources[ME].refusal
+    assert isinstance(refusal, PolicyRefusal)
+    assert (refusal.key, refusal.asked, refusal.allowed) == ("max-visibility", "individual", "sum")
+    federation.close()
+
+
+@pytest.mark.parametrize("expected", list(PHASES))
+@pytest.mark.parametrize("told", [KeyList, ShareDelivery, Survivors, Consistency, Result])
+def test_a_message_out_of_order_ends_the_session_for_good(
+    federation: Federation, me: SourceRounds, expected: type, told: type
+) -> None:
+    """The lie is a message that the aggregator really signs in a later or an earlier phase."""
+    if expected is told:
+        return
+    honest = until(federation, ME, expected)
+    if expected is Header:
+        me.handle(honest)
+        if told is KeyList:
+            return
+    phase = me._round.phase if me._round else None
+    me_session = honest.message.envelope.session_id
+    lie = signer(TARGET).sign(me_session, NO_CONTEXT, _any_body(told))
+    answer = answer_of(me.handle(Parcel(lie)))
+    assert isinstance(answer, Abort)
+    assert (answer.check, answer.accused) == ("ORDER", TARGET)
+    assert all(len(secret) == 0 for secret in secrets_in(phase))
+    before = checks(federation)
+    assert before == ["ORDER"]
+    if expected is not Header:
+        assert me.handle(honest) == []
+    assert checks(federation) == before
+    assert fuse_is_burnt(federation) == (expected in (Survivors, Consistency))
+
+
+def _any_body(kind: type) -> Any:
+    bodies: dict[type, Callable[[], Any]] = {
+        KeyList: lambda: KeyList(()),
+        ShareDelivery: lambda: ShareDelivery(()),
+        Survivors: lambda: Survivors((), ()),
+        Consistency: lambda: Consistency(()),
+        Result: lambda: Result(b"", 0, bytes(32), b""),
+    }
+    return bodies[kind]()
+
+
+@pytest.mark.parametrize("expected", [KeyList, ShareDelivery, Survivors, Consistency])
+def test_a_message_that_fails_a_check_ends_the_session_and_erases_its_secrets(
+    federation: Federation, me: SourceRounds, expected: type
+) -> None:
+    honest = until(federation, ME, expected)
+    assert me._round is not None
+    secrets = secrets_in(me._round.phase)
+    assert secrets
+    assert any(len(secret) for secret in secrets)
+    forged = replace(honest.message, signature=bytes(64))
+    answer = answer_of(me.handle(Parcel(forged)))
+    assert (type(answer), answer.check) == (Abort, "SIGNATURE")
+    assert [len(secret) for secret in secrets] == [0] * len(secrets)
+    assert me.handle(honest) == []
+
+
+@pytest.mark.parametrize("expected", [KeyList, ShareDelivery, Survivors, Consistency])
+def test_silence_ends_the_session_with_a_word_and_erases_its_secrets(
+    federation: Federation, me: SourceRounds, expected: type
+) -> None:
+    honest = until(federation, ME, expected)
+    assert me._round is not None
+    secrets = secrets_in(me._round.phase)
+    answer = answer_of(me.expire())
+    assert (type(answer), answer.check) == (Abort, "DEADLINE")
+    assert [len(secret) for secret in secrets] == [0] * len(secrets)
+    assert me.handle(honest) == []
+    assert me.expire() == []
+    assert federation.watch.alarms[ME] == []
+
+
+def test_how_long_a_source_waits_follows_the_header(federation: Federation, me: SourceRounds) -> None:
+    assert me.deadline_s() is None
+    assert me.waiting_for() == "the next header"
+    me.handle(until(federation, ME, Header))
+    assert me.deadline_s() == 600 + 2 * 30
+    assert me.waiting_for() == "the aggregator after advertise of round 1"
+
+
+def test_a_message_outside_a_session_is_answered_with_nothing(federation: Federation, me: SourceRounds) -> None:
+    assert me.handle(Parcel(signer(TARGET).sign(b"q" * 32, NO_CONTEXT, KeyList(())))) == []
+    assert checks(federation) == ["ORDER"]
+
+
+@pytest.mark.parametrize("body", [Goodbye(True, 1, ""), Abort(Step.HEADER, "HEADER_ARCHITECTURE", ME)])
+def test_only_the_target_can_end_the_run_of_a_source(federation: Federation, me: SourceRounds, body: Any) -> None:
+    assert me.handle(Parcel(signer(3).sign(NO_SESSION, NO_CONTEXT, body))) == []
+    assert (me.goodbye, me.failure) == (None, None)
+    assert checks(federation) == ["SENDER"]
+    me.handle(Parcel(signer(TARGET).sign(NO_SESSION, NO_CONTEXT, body)))
+    assert (me.goodbye is not None) or isinstance(me.failure, ConfigError)
+
+
+def test_an_abort_of_another_session_leaves_this_one_alone(federation: Federation, me: SourceRounds) -> None:
+    key_list = until(federation, ME, KeyList)
+    me.handle(Parcel(signer(TARGET).sign(b"q" * 32, NO_CONTEXT, Abort(Step.SHARES, "QUORUM", None))))
+    assert isinstance(answer_of(me.handle(key_list)), ShareBundle)
+
+
+def test_an_abort_says_who_is_accused_of_what(federation: Federation, me: SourceRounds) -> None:
+    key_list = until(federation, ME, KeyList)
+    session_id = key_list.message.envelope.session_id
+    me.handle(Parcel(signer(TARGET).sign(session_id, NO_CONTEXT, Abort(Step.SHARES, "SHARE_RECIPIENTS", 3))))
+    (alarm,) = federation.watch.alarms[ME]
+    assert str(alarm) == f"the aggregator aborted at shares: SHARE_RECIPIENTS, accused: {site_id(3)}"
+    assert me.handle(key_list) == []
+
+
+def test_a_disk_that_is_full_at_the_fuse_lets_nothing_out(federation: Federation, me: SourceRounds) -> None:
+    delivery = until(federation, ME, ShareDelivery)
+    secrets = secrets_in(me._round.phase) if me._round else []
+    database = federation.stores[ME]._database
+    database.execute("CREATE TABLE filler (data BLOB)")
+    pages = database.execute("PRAGMA page_count").fetchone()[0]
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    database.execute("PRAGMA query_only = 1")
+    assert answer_of(me.handle(delivery)) == Refusal("STORAGE")
+    assert isinstance(me.failure, SecureFdaError)
+    assert me.failure.hint
+    database.execute("PRAGMA query_only = 0")
+    assert not fuse_is_burnt(federation)
+    assert secrets
+    assert all(len(secret) == 0 for secret in secrets)
+
+
+def test_training_that_diverges_ends_the_source_with_a_word(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    federation.sources[ME] = federation.source(ME, optimizer="sgd", learning_rate=1e30)
+    header = until(federation.open(), ME, Header)
+    assert answer_of(federation.sources[ME].handle(header)) == Refusal("TRAINING")
+    assert isinstance(federation.sources[ME].failure, TrainingError)
+    federation.close()
+
+
+def test_more_rows_than_the_run_counts_up_to_end_the_source_with_a_word(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, settings={"max_samples": 10})
+    header = until(federation.open(), ME, Header)
+    assert answer_of(federation.sources[ME].handle(header)) == Refusal("TRAINING")
+    failure = federation.sources[ME].failure
+    assert isinstance(failure, ConfigError)
+    assert failure.key == "session.max-samples"
+    federation.close()
+
+
+def test_an_update_in_clear_leaves_once_and_only_with_its_fuse_burnt(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, visibility=Visibility.INDIVIDUAL)
+    header = until(federation.open(), ME, Header)
+    (answer,) = federation.sources[ME].handle(header)
+    assert isinstance(answer.message.body, Update)
+    assert len(answer.vectors) == 1
+    assert fuse_is_burnt(federation)
+    retry = signer(TARGET).sign(b"t" * 32, NO_CONTEXT, replace(header.message.body, attempt=2))
+    assert answer_of(federation.sources[ME].handle(Parcel(retry, header.vectors))) == Refusal("RELEASE_FUSE")
+    federation.close()
+
+
+def test_a_result_of_a_round_in_clear_must_be_of_its_session(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, visibility=Visibility.INDIVIDUAL)
+    result = until(federation.open(), ME, Result)
+    me = federation.sources[ME]
+    lie = signer(TARGET).sign(b"q" * 32, result.message.envelope.context, result.message.body)
+    assert answer_of(me.handle(Parcel(lie))).check == "SESSION"
+    assert me.handle(result) == []
+    assert federation.watch.records[ME] == []
+    assert [type(error) for error in federation.watch.alarms[ME]] == [FaultyAggregatorError]
+    federation.close()

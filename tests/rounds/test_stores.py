@@ -1,0 +1,189 @@
+"""What a process remembers when it is killed: it survives, it is for one process and one run, it is nobody else's."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from securefda.errors import ConfigError, SecureFdaError
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.secagg.checks import History, PastResult
+
+RUN, OTHER_RUN = bytes(16), b"x" * 16
+SESSION, OTHER_SESSION = bytes(32), b"s" * 32
+CONFIG = b"c" * 32
+MODEL = np.arange(6, dtype=np.float32)
+
+
+def history(path: Path, *, session: bytes = OTHER_SESSION, run: bytes = RUN, number: int = 1) -> History:
+    store = SourceStore(path)
+    found = store.history(session, run, number)
+    store.close()
+    return found
+
+
+def test_a_new_source_remembers_nothing(tmp_path: Path) -> None:
+    assert history(tmp_path / "s.sqlite") == History()
+
+
+def test_positions_sessions_fuses_and_results_survive_a_restart(tmp_path: Path) -> None:
+    store = SourceStore(tmp_path / "s.sqlite")
+    first, second = PastResult(1, b"a" * 32, b"b" * 32), PastResult(2, b"c" * 32, b"d" * 32)
+    store.accept_header(SESSION, RUN, 2, 1)
+    store.burn_fuse(RUN, 2)
+    store.record_result(RUN, second)
+    store.record_result(RUN, first)
+    store.close()
+    assert history(tmp_path / "s.sqlite", session=SESSION, number=2) == History(True, (2, 1), True, (first, second))
+
+
+def test_a_fuse_is_of_one_run_and_one_round(tmp_path: Path) -> None:
+    store = SourceStore(tmp_path / "s.sqlite")
+    store.burn_fuse(RUN, 2)
+    store.close()
+    assert not history(tmp_path / "s.sqlite", number=1).released
+    assert not history(tmp_path / "s.sqlite", run=OTHER_RUN, number=2).released
+
+
+def test_a_burnt_fuse_cannot_be_burnt_again_also_after_a_restart(tmp_path: Path) -> None:
+    store = SourceStore(tmp_path / "s.sqlite")
+    store.burn_fuse(RUN, 1)
+    with pytest.raises(SecureFdaError):
+        store.burn_fuse(RUN, 1)
+    store.close()
+    again = SourceStore(tmp_path / "s.sqlite")
+    with pytest.raises(SecureFdaError):
+        again.burn_fuse(RUN, 1)
+    again.close()
+
+
+def test_a_fuse_is_on_the_disk_when_the_call_returns(tmp_path: Path) -> None:
+    store = SourceStore(tmp_path / "s.sqlite")
+    store.burn_fuse(RUN, 1)
+    copy = tmp_path / "copy"  # what a machine that loses power at this moment finds
+    copy.mkdir()
+    for file in tmp_path.glob("s.sqlite*"):
+        (copy / file.name).write_bytes(file.read_bytes())
+    store.close()
+    assert history(copy / "s.sqlite").released
+
+
+def test_a_session_id_is_remembered_in_every_run(tmp_path: Path) -> None:
+    store = SourceStore(tmp_path / "s.sqlite")
+    store.accept_header(SESSION, RUN, 1, 1)
+    store.close()
+    assert history(tmp_path / "s.sqlite", session=SESSION, run=OTHER_RUN).session_seen
+
+
+def test_model_and_position_of_a_finished_round_survive_together(tmp_path: Path) -> None:
+    store = AggregatorStore(tmp_path / "a.sqlite")
+    store.begin_run(RUN, CONFIG, MODEL)
+    store.begin_attempt(1, 2)
+    store.mark_released()
+    store.finish_round({"round": 1, "status": "finished"}, MODEL + 1, b"r" * 32)
+    store.begin_attempt(2, 1)
+    store.close()
+    again = AggregatorStore(tmp_path / "a.sqlite")
+    position = again.position(CONFIG)
+    assert position is not None
+    assert (position.run_id, position.round, position.attempt, position.released) == (RUN, 2, 1, False)
+    assert (position.result_digest, position.completed) == (b"r" * 32, False)
+    assert np.array_equal(again.model(), MODEL + 1)
+    assert again.records() == [{"round": 1, "status": "finished"}]
+    again.close()
+
+
+def test_a_lost_round_leaves_model_and_result_alone(tmp_path: Path) -> None:
+    store = AggregatorStore(tmp_path / "a.sqlite")
+    store.begin_run(RUN, CONFIG, MODEL)
+    store.finish_round({"round": 1}, MODEL + 1, b"r" * 32)
+    store.lose_round({"round": 2, "status": "lost"})
+    position = store.position(CONFIG)
+    assert position is not None
+    assert (position.round, position.result_digest) == (2, b"r" * 32)
+    assert np.array_equal(store.model(), MODEL + 1)
+    store.close()
+
+
+def test_a_run_with_other_settings_is_refused_and_keeps_its_state(tmp_path: Path) -> None:
+    store = AggregatorStore(tmp_path / "a.sqlite")
+    store.begin_run(RUN, CONFIG, MODEL)
+    with pytest.raises(ConfigError, match="holds a run with other settings") as caught:
+        store.position(b"o" * 32)
+    assert "--out" in caught.value.hint
+    assert store.position(CONFIG) is not None
+    store.close()
+
+
+@pytest.mark.parametrize("kind", [SourceStore, AggregatorStore])
+def test_state_is_readable_by_its_owner_alone(tmp_path: Path, kind: type) -> None:
+    store = kind(tmp_path / "new" / "state.sqlite")
+    if kind is SourceStore:
+        store.burn_fuse(RUN, 1)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "new").iterdir()}
+    store.close()
+    assert modes["state.sqlite"] == 0o600
+    assert set(modes.values()) == {0o600}
+
+
+@pytest.mark.parametrize("kind", [SourceStore, AggregatorStore])
+def test_a_second_process_on_the_same_state_is_refused(tmp_path: Path, kind: type) -> None:
+    store = kind(tmp_path / "state.sqlite")
+    with pytest.raises(ConfigError, match="another process uses this folder") as caught:
+        kind(tmp_path / "state.sqlite")
+    assert "--out" in caught.value.hint
+    store.close()
+    kind(tmp_path / "state.sqlite").close()
+
+
+@pytest.mark.parametrize("kind", [SourceStore, AggregatorStore])
+def test_state_of_another_release_is_refused_and_left_alone(tmp_path: Path, kind: type) -> None:
+    path = tmp_path / "state.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 7")
+    database.close()
+    with pytest.raises(ConfigError, match="schema version 7") as caught:
+        kind(path)
+    assert "release" in caught.value.hint
+    with sqlite3.connect(path) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (7,)
+    database.close()
+
+
+def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    path.write_bytes(b"this is not a database, and it is long enough to be noticed" * 20)
+    with pytest.raises(SecureFdaError, match=r"state\.sqlite: file is not a database") as caught:
+        SourceStore(path)
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_place_of_the_file_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "state.sqlite").mkdir()
+    with pytest.raises(SecureFdaError, match=r"state\.sqlite: Is a directory") as caught:
+        SourceStore(tmp_path / "state.sqlite")
+    assert "folder" in caught.value.hint
+
+
+def test_a_full_disk_is_one_clear_line_and_burns_no_fuse(tmp_path: Path) -> None:
+    store = SourceStore(tmp_path / "s.sqlite")
+    pages = store._database.execute("PRAGMA page_count").fetchone()[0]
+    store._database.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to a full disk
+    with pytest.raises(SecureFdaError, match="database or disk is full") as caught:
+        _burn_for_ever(store)
+    assert "free disk space" in caught.value.hint
+    burnt = [store.history(SESSION, RUN, number).released for number in range(1, 10_000)]
+    store.close()
+    written = sum(burnt)
+    assert written > 0
+    assert burnt == [True] * written + [False] * (len(burnt) - written)
+
+
+def _burn_for_ever(store: SourceStore) -> None:
+    for number in range(1, 10_000):
+        store.burn_fuse(RUN, number)
