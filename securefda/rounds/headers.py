@@ -93,7 +93,7 @@ def make_header(
         participants=tuple(sorted(participants)),
         threshold=Quorum(settings).threshold(len(participants)),
         modulus_bits=settings.modulus_bits,
-        n_max=max(2, len(site.sources)),
+        n_max=2 * len(site.sources),  # room to spare: a sum that is noise then leaves the range at once
         max_samples=settings.max_samples,
         training_deadline_ms=round(1000 * settings.training_deadline_s),
         phase_deadline_ms=round(1000 * settings.phase_deadline_s),
