@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from securefda.heap import give_free_memory_back
+
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -23,6 +25,7 @@ class PeakGrowth:
 
     def __init__(self) -> None:
         self._can_measure = True
+        give_free_memory_back()  # or what was free before would hide what is taken now
         try:
             _CLEAR.write_text(_RESET_PEAK)
         except OSError:

@@ -57,7 +57,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Masked:
+class MaskedSession:
     """A session up to R4, ready to be opened.
 
     Attributes:
@@ -74,9 +74,9 @@ class Masked:
         return _seconds(lambda: agg.close_unmask(state))
 
 
-def masked_session(job: Job) -> Masked:
+def masked_session(job: Job) -> MaskedSession:
     """Run the state machines of all parties, without a wire, with the job's dropouts after R1."""
-    roster, signers = _identities(job)
+    roster, signers = identities(job)
     header = _header(job, roster, signers[_TARGET])
     limits = SessionLimits(K_MIN, 0, frozenset(entry.index for entry in roster.sources))
     sessions = {index: src.Session(signers[index], roster, limits, header) for index in header.body.participants}
@@ -98,7 +98,7 @@ def masked_session(job: Job) -> Masked:
 
 def _opening(
     job: Job, header: Signed[Header], ready: dict[int, src.ReadyToMask], inputs: agg.CollectingInputs
-) -> Masked:
+) -> MaskedSession:
     encoding, weights, seconds = quantisation(header.body), np.array([0.0, 1.0]), []
     masked = {}
     for index, phase in ready.items():
@@ -117,10 +117,11 @@ def _opening(
     for last in signed.values():
         _, answer = src.receive_consistency(last, consistency)
         unmask = agg.add_unmask(unmask, answer)
-    return Masked(unmask, seconds)
+    return MaskedSession(unmask, seconds)
 
 
-def _identities(job: Job) -> tuple[Roster, list[Signer]]:
+def identities(job: Job) -> tuple[Roster, list[Signer]]:
+    """A roster of throw-away keys, and what signs for each site; the target has index 0."""
     names = ["target", *job.site_ids]
     keys = [Ed25519PrivateKey.generate() for _ in names]
     entries = tuple(

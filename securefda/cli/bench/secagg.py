@@ -6,19 +6,23 @@ import os
 import platform
 import re
 import tempfile
+from dataclasses import dataclass, field
 from importlib import metadata
 from statistics import median
 from typing import Any
 
 from securefda import __version__
 from securefda.cli.bench.job import CLIP, Job
-from securefda.cli.bench.primitives import keystream_add_gb_per_s, masked_session, raw_aes_ctr_gb_per_s
+from securefda.cli.bench.primitives import MaskedSession, keystream_add_gb_per_s, masked_session, raw_aes_ctr_gb_per_s
 from securefda.cli.bench.processes import groups_of, parties
 from securefda.errors import SecureFdaError
 from securefda.secagg.fixed_point import ClippedLayer, Quantisation
 
 ONE_PROCESS_EACH = 16
 """Up to so many sources each has a process of its own, unless the caller says otherwise."""
+
+PARTS_PER_ROUND = 5
+"""How often the parts on one core are measured for every round; they are short."""
 
 _FLOAT32_ROUNDING = 2.0**-24
 _LIBRARIES = ("numpy", "cryptography", "grpcio", "torch")
@@ -31,8 +35,8 @@ def bench_secagg(
 ) -> dict[str, Any]:
     """Measure sessions of real processes over loopback with mutual TLS, and what one core needs for its parts.
 
-    Every figure is a median over ``repeats``; cipher, parts, plain round and masked session take turns, so that all
-    of them see the same load. A session counts from its header, as it is handed to the transport, to the signed
+    Every figure is a median; plain round, masked session, cipher and parts take turns, so that all of them see the
+    same load. A session counts from its header, as it is handed to the transport, to the signed
     result and the model on disk. The sources hold random vectors, and are connected before a round begins. Those
     that drop out hang up and end their process as soon as their shares have left, which the aggregator hears at
     once; one that is killed or unplugged is noticed after three heartbeats instead.
@@ -55,7 +59,7 @@ def bench_secagg(
         job = Job(folder, sources, params, dropped)
         count = min(sources, processes or ONE_PROCESS_EACH)
         load_before = os.getloadavg()[0]
-        parts, plain, masked = _measure(job, repeats, count)
+        measured = _measure(job, repeats, count)
         setting = {
             "sources": sources,
             "params": params,
@@ -66,25 +70,34 @@ def bench_secagg(
             "cpu_count": os.cpu_count(),
             "load_before": load_before,
         }
-    return setting | _parts(parts) | _rounds(params, plain, masked) | _versions()
+    return setting | _parts(measured) | _rounds(params, measured) | _versions()
 
 
-def _measure(job: Job, repeats: int, processes: int) -> tuple[list[Figures], list[Figures], list[Figures]]:
-    parts, plain, masked = [], [], []
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What was measured, in order."""
+
+    parts: list[Figures] = field(default_factory=list)
+    source_seconds: list[float] = field(default_factory=list)
+    plain: list[Figures] = field(default_factory=list)
+    masked: list[Figures] = field(default_factory=list)
+
+
+def _measure(job: Job, repeats: int, processes: int) -> _Measured:
+    measured = _Measured()
     with parties(job, processes) as running:
-        session = masked_session(job)
         for _ in range(repeats):
-            parts.append(
-                {
-                    "raw": raw_aes_ctr_gb_per_s(),
-                    "add": keystream_add_gb_per_s(job),
-                    "source": median(session.source_seconds),
-                    "unmask": session.open(),
-                }
-            )
-            plain.append(_checked(job, running.round("individual"), job.sources, 0.0))
-            masked.append(_checked(job, running.round("sum"), job.sources - job.dropped, _half_step(job)))
-    return parts, plain, masked
+            measured.plain.append(_checked(job, running.round("individual"), job.sources, 0.0))
+            measured.masked.append(_checked(job, running.round("sum"), job.sources - job.dropped, _half_step(job)))
+            session = masked_session(job)
+            measured.source_seconds.extend(session.source_seconds)
+            measured.parts.extend(_part(job, session) for _ in range(PARTS_PER_ROUND))
+    return measured
+
+
+def _part(job: Job, session: MaskedSession) -> Figures:
+    raw, add = raw_aes_ctr_gb_per_s(), keystream_add_gb_per_s(job)
+    return {"raw": raw, "add": add, "over_raw": add / raw, "unmask": session.open()}
 
 
 def _half_step(job: Job) -> float:
@@ -101,18 +114,21 @@ def _checked(job: Job, figures: Figures, survivors: int, allowed: float) -> Figu
     return figures
 
 
-def _parts(parts: list[Figures]) -> Figures:
-    raw, add, source, unmask = (median(part[name] for part in parts) for name in ("raw", "add", "source", "unmask"))
+def _parts(measured: _Measured) -> Figures:
+    raw, add, over_raw, unmask = (
+        median(part[name] for part in measured.parts) for name in ("raw", "add", "over_raw", "unmask")
+    )
     return {
         "raw_aes_ctr_gb_per_s": raw,
         "keystream_add_gb_per_s": add,
-        "keystream_add_over_raw": median(part["add"] / part["raw"] for part in parts),
-        "source_quantise_and_masks_ms": 1e3 * source,
+        "keystream_add_over_raw": over_raw,
+        "source_quantise_and_masks_ms": 1e3 * median(measured.source_seconds),
         "aggregator_unmask_ms": 1e3 * unmask,
     }
 
 
-def _rounds(params: int, plain: list[Figures], masked: list[Figures]) -> Figures:
+def _rounds(params: int, measured: _Measured) -> Figures:
+    plain, masked = measured.plain, measured.masked
     session_s, plain_s = (median(figures["seconds"] for figures in rounds) for rounds in (masked, plain))
     phases = {
         f"phase_{_slug(name)}_s": median(figures["phases"][name] for figures in masked)
