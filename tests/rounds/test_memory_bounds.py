@@ -1,0 +1,153 @@
+"""Peak memory of a source's process, and what an aggregator keeps of the uploads of one session."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from securefda.cli.bench.job import Job
+from securefda.cli.bench.party import settings_of
+from securefda.cli.bench.primitives import identities
+from securefda.cli.bench.trainer import RandomTrainer
+from securefda.policy import check_header, default_policy
+from securefda.rounds.progress import SilentReporter
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.run_settings import TargetSite
+from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.secagg.messages import Parcel, Visibility
+from securefda.tasks import Samples
+
+REPOSITORY = Path(__file__).parents[2]
+WIDTH = 7700  # 8 million parameters: the libraries' own few tens of MB are small beside twelve such models
+PARAMS = 400_000
+VECTOR = 4 * PARAMS
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from /proc")
+
+
+def measured(*arguments: str) -> dict[str, float]:
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "memory.py"), *arguments]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@needs_proc
+def test_source_peaks_below_importing_torch_and_twelve_models():
+    figures = measured("source", "--width", str(WIDTH))
+    assert figures["model_mb"] > 30
+    assert figures["source_peak_mb"] > figures["import_torch_mb"] + figures["model_mb"], "nothing was trained"
+    assert figures["source_peak_mb"] <= figures["allowed_mb"], figures
+
+
+class Alarms:
+    """A reporter that makes an alarm a failure."""
+
+    def round_started(self, round_number, visibility, rule): ...
+
+    def round_finished(self, record): ...
+
+    def alarm(self, error):
+        raise error
+
+
+def sources_of(job: Job, roster, signers, folder: Path) -> dict[int, SourceRounds]:
+    policy = default_policy()
+    rounds = {}
+    for entry in roster.sources:
+        site = SourceSite(
+            signer=signers[entry.index],
+            roster=roster,
+            limits=policy.session_limits(roster),
+            check_policy=lambda header: check_header(policy, header),
+            trainer=RandomTrainer(entry.site_id, job.params),
+            store=SourceStore(folder / f"{entry.site_id}.sqlite"),
+            random_bytes=os.urandom,
+            software_version="0",
+        )
+        rounds[entry.index] = SourceRounds(site, Alarms())
+    return rounds
+
+
+@dataclass
+class Held:
+    """Bytes that calls of the aggregator took and did not give back, and the most that it was."""
+
+    now: int = 0
+    most: int = 0
+    uploads: list[int] = field(default_factory=list)
+
+    def call(self, work, handed_in: list[Parcel]):
+        """Call the aggregator with a parcel that nobody else holds afterwards."""
+        lengths = sum(len(vector) for parcel in handed_in for vector in parcel.vectors)
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        sends = work(*handed_in)
+        _, peak = tracemalloc.get_traced_memory()
+        handed_in.clear()
+        after, _ = tracemalloc.get_traced_memory()
+        self.most = max(self.most, self.now + peak - before)
+        self.now += after - before + lengths
+        if lengths:
+            self.uploads.append(self.now)
+        return sends
+
+
+def session_of(sources: int, folder: Path) -> Held:
+    """One masked session, each upload handed over before the next one; only the aggregator's memory is counted."""
+    folder.mkdir()
+    job = Job(str(folder), sources, PARAMS, 0)
+    roster, signers = identities(job)
+    rounds = sources_of(job, roster, signers, folder)
+    target = TargetSite(
+        signer=signers[0],
+        roster=roster,
+        trainer=RandomTrainer("target", PARAMS),
+        test_data=Samples(torch.zeros(1, 1), torch.zeros(1)),
+        random_bytes=os.urandom,
+        clock=time.monotonic,
+        traffic=lambda: ({}, {}),
+    )
+    run = AggregatorRun(target, settings_of(Visibility.SUM), AggregatorStore(folder / "run.sqlite"), SilentReporter())
+    tracemalloc.start()
+    try:
+        return drive(run, rounds)
+    finally:
+        tracemalloc.stop()
+
+
+def drive(run: AggregatorRun, rounds: dict[int, SourceRounds]) -> Held:
+    held = Held()
+    to_sources = deque(held.call(run.open, []))
+    for source in rounds.values():
+        to_sources.extend(held.call(run.receive, [source.join()]))
+    while not run.done:
+        if not to_sources:
+            to_sources.extend(held.call(run.expire, []))
+            continue
+        send = to_sources.popleft()
+        answers = rounds[send.to].handle(send.parcel)
+        del send
+        while answers:
+            to_sources.extend(held.call(run.receive, [answers.pop()]))
+    assert run.error is None
+    return held
+
+
+def test_aggregator_keeps_the_sum_and_not_the_uploads(tmp_path: Path):
+    few, many = session_of(3, tmp_path / "few"), session_of(8, tmp_path / "many")
+    assert len(few.uploads) == 3
+    assert len(many.uploads) == 8
+    assert max(many.uploads) - min(many.uploads) < VECTOR / 4, "every upload left something behind"
+    assert max(many.uploads) - max(few.uploads) < VECTOR / 4
+    assert many.most - few.most < VECTOR / 4
+    assert few.most > VECTOR, "a sum was held at some time"
