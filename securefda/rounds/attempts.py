@@ -65,6 +65,10 @@ class Attempt(Protocol):
         """Name of the phase that it waits in."""
 
     @property
+    def gone(self) -> frozenset[int]:
+        """Participants that refused, aborted, lied or were lost: the attempt has no further message for them."""
+
+    @property
     def waiting_for(self) -> frozenset[int]:
         """Sources that still may answer."""
 

@@ -51,6 +51,11 @@ class ClearAttempt:
         return "training and update"
 
     @property
+    def gone(self) -> frozenset[int]:
+        """Participants that take no part any more."""
+        return frozenset(self._members.gone)
+
+    @property
     def waiting_for(self) -> frozenset[int]:
         """Sources that still may answer."""
         return frozenset(self.header.body.participants) - set(self._betas) - self._members.gone

@@ -70,6 +70,11 @@ class MaskedAttempt:
         return _PHASES[type(self._state)].name
 
     @property
+    def gone(self) -> frozenset[int]:
+        """Participants that take no part any more."""
+        return frozenset(self._members.gone)
+
+    @property
     def waiting_for(self) -> frozenset[int]:
         """Sources that still may answer."""
         return self._state.waiting_for - self._members.gone
@@ -135,18 +140,27 @@ class MaskedAttempt:
     def _go_on(self) -> list[Send]:
         """Close phases for as long as nobody is waited for, or too few can still answer."""
         sends: list[Send] = []
-        while self._outcome is None and self._phase_is_over():
+        while self._outcome is None:
             step = _PHASES[type(self._state)].step
             try:
+                self._require_enough_left()
+                if self.waiting_for:
+                    break
                 sends += self._close()
             except (QuorumLost, FaultySourceError) as error:
                 self._outcome = error
                 sends += self._members.abort_all(step, error)
         return sends
 
-    def _phase_is_over(self) -> bool:
-        able = len(self._state.received) + len(self.waiting_for)
-        return not self.waiting_for or able < self._session.threshold
+    def _require_enough_left(self) -> None:
+        """End at once what cannot succeed; who has not answered yet is not to blame for it."""
+        able = set(self._state.received) | self.waiting_for
+        if len(able) < self._session.threshold:
+            have, missing = (
+                [self._session.name(index) for index in sorted(group)]
+                for group in (able, set(self.header.body.participants) - able)
+            )
+            raise QuorumLost(self.phase, self._session.threshold, have, missing)
 
     def _close(self) -> list[Send]:
         match self._state:

@@ -285,7 +285,7 @@ class AggregatorRun:
         self._attempt = None
         self._note_incidents(attempt)
         if isinstance(attempt.outcome, RoundSum):
-            return sends + self._finish_round(attempt.header, attempt.outcome)
+            return sends + self._finish_round(attempt, attempt.outcome)
         return sends + self._lose_attempt(attempt, attempt.outcome)
 
     def _note_incidents(self, attempt: Attempt) -> None:
@@ -326,17 +326,17 @@ class AggregatorRun:
         refused = ", ".join(f"{self._site.name(index)} refused {key}" for index, key in sorted(current.refused.items()))
         return QuorumLost(error.phase, error.needed, error.have, error.missing, hint=refused)
 
-    def _finish_round(self, header: Signed[Header], outcome: RoundSum) -> list[Send]:
-        current = self._round
+    def _finish_round(self, attempt: Attempt, outcome: RoundSum) -> list[Send]:
+        current, header = self._round, attempt.header
         if current is None:
             return []
         began = self._site.clock()
         try:
             delta = self._combine(current, outcome)
         except ValueError as error:  # who contributed what is hidden, so nobody can be named
-            return self._lose_round(
-                current, header.body.participants, ProtocolError("SUM", f"a source lied about its part: {error}")
-            )
+            alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
+            self._reporter.note(f"alarm: {alarm}")
+            return self._lose_round(current, header.body.participants, alarm)
         self.model = (self.model + delta).astype(np.float32)
         current.spent("rule", self._site.clock() - began)
         digest = sha256(vector_to_wire(self.model)).digest()
@@ -344,7 +344,7 @@ class AggregatorRun:
         result = self._site.signer.sign(header.envelope.session_id, outcome.context, body)
         self._result_digest = result.digest()
         self._record_round(current, outcome, header.body.participants)
-        sends = [Send(index, Parcel(result)) for index in sorted(outcome.survivors & self._present)]
+        sends = [Send(index, Parcel(result)) for index in sorted(outcome.survivors - attempt.gone)]
         return sends + self._end_round()
 
     def _combine(self, current: CurrentRound, outcome: RoundSum) -> Vector:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -208,6 +208,8 @@ class SourceRounds:
 
     def _start_round(self, header: Signed[Header], parcel: Parcel) -> list[Parcel]:
         site, body = self._site, header.body
+        self._require_from_target(header)
+        site.check_policy(body)  # first, so that what the policy forbids is refused by its key
         history = site.store.history(header.envelope.session_id, body.run_id, body.round)
         check_header(
             header,
@@ -217,7 +219,6 @@ class SourceRounds:
             history=history,
             own_layers=site.trainer.layers,
         )
-        site.check_policy(body)
         plan_of(body.rule)
         self._drop_round()
         site.store.accept_header(header.envelope.session_id, body.run_id, body.round, body.attempt)
@@ -311,8 +312,8 @@ class SourceRounds:
         self._reporter.round_finished(current.record)
         return []
 
-    def _require_from_target(self, message: Signed[Body]) -> None:
-        """A goodbye or an abort counts only with the aggregator's signature; its session and view may be any."""
+    def _require_from_target(self, message: Signed[Any]) -> None:
+        """A header, a goodbye or an abort counts only with the aggregator's signature; its session may be any."""
         envelope, target = message.envelope, self._site.roster.target
         fault = envelope_fault(
             message,

@@ -341,7 +341,7 @@ def test_a_disk_that_is_full_at_the_fuse_lets_nothing_out(federation: Federation
 
 def test_training_that_diverges_ends_the_source_with_a_word(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
-    federation.sources[ME] = federation.source(ME, optimizer="sgd", learning_rate=1e30)
+    federation.sources[ME] = federation.source(ME, optimizer="sgd", weight_decay=1e38)
     header = until(federation.open(), ME, Header)
     assert answer_of(federation.sources[ME].handle(header)) == Refusal("TRAINING")
     assert isinstance(federation.sources[ME].failure, TrainingError)

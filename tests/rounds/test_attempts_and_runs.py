@@ -1,0 +1,452 @@
+"""The aggregator's rounds when sources refuse, abort, vanish or lie, and what it writes down of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds_federation import (
+    TARGET,
+    AnySigned,
+    Federation,
+    is_header,
+    signer,
+    until,
+)
+
+from securefda.errors import ConfigError, QuorumLost
+from securefda.policy import default_policy
+from securefda.rounds.run import MOST_LOST_IN_A_ROW
+from securefda.secagg.messages import (
+    NO_CONTEXT,
+    NO_SESSION,
+    Abort,
+    Advertise,
+    Goodbye,
+    Header,
+    Join,
+    KeyList,
+    MaskedInput,
+    Parcel,
+    Result,
+    ShareBundle,
+    Step,
+    SurvivorSignature,
+    Unmask,
+    Update,
+    Visibility,
+)
+from securefda.transport.wire import encode_signed
+
+MESSAGES = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask)
+RELEASED = (MaskedInput, SurvivorSignature, Unmask)
+VICTIM = 2
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
+    """Makes federations in a folder of their own, and closes them."""
+    made: list[Federation] = []
+
+    def make(*args: Any, **kwargs: Any) -> Federation:
+        federation = Federation(tmp_path / str(len(made)), *args, **kwargs)
+        made.append(federation)
+        return federation
+
+    yield make
+    for federation in made:
+        federation.close()
+
+
+def dropping(kind: type, number: int = 1, index: int = VICTIM) -> Callable[[int, int, AnySigned], AnySigned | None]:
+    """A link on which one message of this kind of a source is lost, and no other arrives until the next header."""
+    state: dict[str, Any] = {"round": 0, "silent": False, "done": False}
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+        if is_header(message) and recipient == index:
+            state.update(round=message.body.round, silent=False)
+        if sender == index and isinstance(message.body, kind) and state["round"] == number and not state["done"]:
+            state.update(silent=True, done=True)
+        return None if state["silent"] and index in (sender, recipient) else message
+
+    return link
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_four_sources_finish_a_round_without_the_one_that_falls_silent(
+    build: Callable[..., Federation], kind: type
+) -> None:
+    federation = build(4, rounds=2)
+    federation.link = dropping(kind)
+    federation.open().go()
+    assert federation.statuses == ["finished", "finished"]
+    first, second = federation.store.records()
+    in_the_sum = kind in (SurvivorSignature, Unmask)
+    assert ("source-2" in first["survivors"]) == in_the_sum
+    assert first["dropped"] == ([] if in_the_sum else ["source-2"])
+    assert first["attempts"] == 1
+    assert second["survivors"] == ["source-1", "source-2", "source-3", "source-4"]
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_with_three_sources_a_silent_one_costs_an_attempt_or_after_release_the_round(
+    build: Callable[..., Federation], kind: type
+) -> None:
+    federation = build(3, rounds=2)
+    federation.link = dropping(kind)
+    federation.open().go()
+    records = federation.store.records()
+    if kind in RELEASED:
+        assert federation.statuses == ["lost", "finished"]
+        assert records[0]["dropped"] == ["source-1", "source-2", "source-3"]
+        assert "accuracy" not in records[0]
+    else:
+        assert federation.statuses == ["finished", "finished"]
+        assert [record["attempts"] for record in records] == [2, 1]
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_a_source_that_dies_is_not_waited_for(build: Callable[..., Federation], kind: type) -> None:
+    federation = build(4, rounds=2)
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+        if sender == VICTIM and isinstance(message.body, kind):
+            federation.kill(VICTIM)
+        return message
+
+    federation.link = link
+    federation.open().go()
+    assert federation.statuses == ["finished", "finished"]
+    assert federation.store.records()[1]["survivors"] == ["source-1", "source-3", "source-4"]
+    assert federation.now == 0.0
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_a_source_that_restarts_rejoins_at_the_next_round(build: Callable[..., Federation], kind: type) -> None:
+    federation = build(4, rounds=3)
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+        if sender == VICTIM and isinstance(message.body, kind):
+            federation.link = lambda *one: one[2]
+            federation.kill(VICTIM)
+            federation.restart(VICTIM)
+            return None
+        return message
+
+    federation.link = link
+    federation.open().go()
+    assert federation.statuses == ["finished"] * 3
+    assert [record["round"] for record in federation.watch.records[VICTIM]] == [2, 3]
+    assert federation.watch.alarms.get(VICTIM) == []
+    assert federation.sources[VICTIM].goodbye == Goodbye(True, 3, "")
+
+
+def test_a_source_that_restarts_before_its_loss_is_noticed_rejoins_too(build: Callable[..., Federation]) -> None:
+    federation = build(4, rounds=2)
+    until(federation.open(), TARGET, ShareBundle)
+    federation.restart(VICTIM)
+    federation.go()
+    assert federation.statuses[-1] == "finished"
+    assert federation.store.records()[1]["survivors"] == ["source-1", "source-2", "source-3", "source-4"]
+
+
+def test_a_policy_refusal_is_written_down_and_the_others_go_on(build: Callable[..., Federation]) -> None:
+    federation = build(4, rounds=2)
+    federation.sources[VICTIM] = federation.source(VICTIM, policy=default_policy("sum", k_min=4))
+    federation.open().go()
+    assert federation.statuses == ["finished", "finished"]
+    for record in federation.store.records():
+        assert record["refused"] == {"source-2": "k-min"}
+        assert record["survivors"] == ["source-1", "source-3", "source-4"]
+    assert "source-2 refused: k-min" in federation.watch.text
+
+
+def test_a_second_attempt_leaves_out_who_refused_the_first(build: Callable[..., Federation]) -> None:
+    federation = build(5, rounds=1)
+    for index in (1, 2):
+        federation.sources[index] = federation.source(index, policy=default_policy("sum", k_min=5))
+    federation.open().go()
+    (record,) = federation.store.records()
+    assert (record["status"], record["attempts"]) == ("finished", 2)
+    assert record["survivors"] == ["source-3", "source-4", "source-5"]
+    assert record["refused"] == {"source-1": "k-min", "source-2": "k-min"}
+
+
+def test_refusals_that_leave_too_few_end_the_run_and_say_who_refused_what(build: Callable[..., Federation]) -> None:
+    federation = build(3, rounds=9)
+    federation.sources[VICTIM] = federation.source(VICTIM, policy=default_policy("sum", k_min=3))
+    federation.open().go()
+    assert isinstance(federation.run.error, QuorumLost)
+    assert str(federation.run.error) == "training and R0 advertise: 2 of at least 3 sources; missing: source-2"
+    assert federation.run.error.hint == "source-2 refused k-min"
+    assert federation.statuses == ["lost"] * MOST_LOST_IN_A_ROW
+    assert [record["attempts"] for record in federation.store.records()] == [1] * MOST_LOST_IN_A_ROW
+    for source in federation.sources.values():
+        assert source.goodbye is not None
+        assert not source.goodbye.completed
+
+
+def test_an_abort_of_a_source_is_told_with_the_check_that_it_found(build: Callable[..., Federation]) -> None:
+    federation = build(4, rounds=1)
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+        if recipient == VICTIM and isinstance(message.body, KeyList):
+            return replace(message, signature=bytes(64))
+        return message
+
+    federation.link = link
+    federation.open().go()
+    assert federation.statuses == ["finished"]
+    assert federation.store.records()[0]["dropped"] == ["source-2"]
+    assert "alarm: source source-2 aborted at advertise: check SIGNATURE failed" in federation.watch.text
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_a_source_that_lies_is_named_told_and_out(build: Callable[..., Federation], kind: type) -> None:
+    federation = build(4, rounds=1)
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+        if sender == VICTIM and isinstance(message.body, kind):
+            return replace(message, signature=bytes(64))
+        return message
+
+    federation.link = link
+    federation.open().go()
+    assert federation.statuses == ["finished"]
+    assert "alarm: source source-2 fails check SIGNATURE" in federation.watch.text
+    aborts = [message.body for _, to, message in federation.passed if to == VICTIM and isinstance(message.body, Abort)]
+    assert [(abort.check, abort.accused) for abort in aborts] == [("SIGNATURE", VICTIM)]
+    told = federation.names(to=VICTIM)
+    assert told[told.index("Abort") + 1 :] == ["Goodbye"]
+
+
+def test_an_early_message_expels_its_sender(build: Callable[..., Federation]) -> None:
+    federation = build(4, rounds=1)
+    header = until(federation.open(), VICTIM, Header)
+    session_id = header.message.envelope.session_id
+    federation.submit(VICTIM, Parcel(signer(VICTIM).sign(session_id, header.message.digest(), Unmask(()))))
+    federation.go()
+    assert federation.statuses == ["finished"]
+    assert "alarm: source source-2 fails check ORDER" in federation.watch.text
+
+
+def test_a_late_message_changes_nothing(build: Callable[..., Federation]) -> None:
+    """The victim's masked input comes when the survivors are fixed: it is discarded, and nobody is accused."""
+    federation = build(4, rounds=1)
+    late: list[tuple[int, int, bytes, tuple[Any, ...]]] = []
+    message = until(federation.open(), TARGET, MaskedInput)
+    while message.message.sender != VICTIM:
+        federation.submit(message.message.sender, message)
+        federation.queue.rotate(1)
+        federation.deliver()
+        message = until(federation, TARGET, MaskedInput)
+    late.append((VICTIM, TARGET, *_encoded(message)))
+    signature = until(federation, TARGET, SurvivorSignature)
+    federation.queue.extend(late)
+    federation.submit(signature.message.sender, signature)
+    federation.go()
+    assert federation.statuses == ["finished"]
+    assert federation.store.records()[0]["dropped"] == ["source-2"]
+    assert "alarm" not in federation.watch.text
+
+
+def _encoded(parcel: Parcel) -> tuple[bytes, tuple[Any, ...]]:
+    return encode_signed(parcel.message), parcel.vectors
+
+
+class LyingSource:
+    """A source whose vector is not what it trained: it masks what it likes, and keeps to the protocol otherwise."""
+
+    def __init__(self, honest: Any, lie: Callable[[Any], None]) -> None:
+        self._honest, self._lie = honest, lie
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._honest, name)
+
+    def handle(self, parcel: Parcel) -> list[Parcel]:
+        answers: list[Parcel] = self._honest.handle(parcel)
+        if is_header(parcel.message):
+            self._lie(self._honest._round.encoded)
+        return answers
+
+
+@pytest.mark.parametrize(
+    ("tail", "alarm"),
+    [
+        ((0, 0), "a source lied about its part: samples"),
+        ((2**28, 1), "a source lied about its part: kept"),
+        ((0, 2**32 - 2**29), "fails check RANGE"),
+    ],
+)
+def test_a_lie_in_the_tail_loses_the_round_and_not_the_run(
+    build: Callable[..., Federation], tail: tuple[int, int], alarm: str
+) -> None:
+    """All three lie, so that no honest sum comes out; one clear line, and the model stays as it was."""
+    federation = build(3, rounds=2)
+
+    def lie(encoded: Any) -> None:
+        encoded[-2:] = tail
+
+    honest = dict(federation.sources)
+    federation.sources = {index: LyingSource(source, lie) for index, source in honest.items()}
+    federation.open()
+    before = federation.run.model.copy()
+    until(federation, VICTIM, Header, round_number=2)
+    assert federation.statuses == ["lost"]
+    assert np.array_equal(federation.run.model, before)
+    assert alarm in federation.watch.text
+    federation.sources = honest
+
+
+def test_updates_in_clear_are_checked_too(build: Callable[..., Federation]) -> None:
+    federation = build(4, rounds=1, visibility=Visibility.INDIVIDUAL)
+    update = until(federation.open(), TARGET, Update)
+    liar = update.message.sender
+    vector = np.full(federation.run.model.size, np.nan, "<f4").tobytes()
+    envelope = update.message.envelope
+    body = replace(envelope.body, digest=sha256(vector).digest())
+    federation.queue.appendleft((liar, TARGET, *_encoded(Parcel(_signed(liar, envelope, body), (vector,)))))
+    federation.go()
+    assert federation.statuses == ["finished"]
+    assert federation.store.records()[0]["dropped"] == [f"source-{liar}"]
+    assert f"alarm: source source-{liar} fails check INPUT_FINITE" in federation.watch.text
+
+
+def _signed(index: int, envelope: Any, body: Any) -> AnySigned:
+    return signer(index).sign(envelope.session_id, envelope.context, body)
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"samples": 101}, "INPUT_SAMPLES"),
+        ({"length_bytes": 56}, "INPUT_LENGTH"),
+        ({"digest": bytes(32)}, "INPUT_DIGEST"),
+    ],
+)
+def test_an_update_in_clear_must_be_the_one_that_was_signed(
+    build: Callable[..., Federation], changes: dict[str, Any], check: str
+) -> None:
+    federation = build(2, rounds=1, visibility=Visibility.INDIVIDUAL)
+    update = until(federation.open(), TARGET, Update)
+    liar, envelope = update.message.sender, update.message.envelope
+    lie = Parcel(_signed(liar, envelope, replace(envelope.body, **changes)), update.vectors)
+    federation.queue.appendleft((liar, TARGET, *_encoded(lie)))
+    federation.go()
+    assert f"fails check {check}" in federation.watch.text
+    assert federation.store.records()[0]["dropped"] == [f"source-{liar}"]
+
+
+def test_one_source_in_clear_is_enough_and_none_is_quorum_lost(build: Callable[..., Federation]) -> None:
+    federation = build(1, rounds=1, visibility=Visibility.INDIVIDUAL)
+    federation.open().go()
+    assert federation.statuses == ["finished"]
+    alone = build(1, rounds=1, visibility=Visibility.INDIVIDUAL)
+    alone.reached.clear()
+    alone.open().go()
+    assert isinstance(alone.run.error, QuorumLost)
+
+
+def test_two_sources_of_three_are_quorum_lost_with_the_name_of_the_third(build: Callable[..., Federation]) -> None:
+    federation = build(3)
+    federation.reached.discard(3)
+    federation.open().go()
+    assert isinstance(federation.run.error, QuorumLost)
+    assert str(federation.run.error) == "join: 2 of at least 3 sources; missing: source-3"
+    assert federation.run.error.exit_code == 12
+    assert federation.now == 60.0
+    goodbye = federation.sources[1].goodbye
+    assert goodbye is not None
+    assert goodbye.reason == "join: 2 of at least 3 sources; missing: source-3"
+
+
+def test_a_run_begins_without_a_missing_source_where_enough_are_there(build: Callable[..., Federation]) -> None:
+    federation = build(4, rounds=1)
+    federation.reached.discard(3)
+    federation.open().go()
+    assert federation.statuses == ["finished"]
+    assert federation.now == 60.0
+    assert federation.store.records()[0]["survivors"] == ["source-1", "source-2", "source-4"]
+
+
+def test_after_three_lost_rounds_in_a_row_the_run_ends(build: Callable[..., Federation]) -> None:
+    federation = build(3, rounds=9)
+    federation.link = lambda sender, to, message: None if isinstance(message.body, Unmask) else message
+    federation.open().go()
+    assert federation.statuses == ["lost"] * MOST_LOST_IN_A_ROW
+    assert isinstance(federation.run.error, QuorumLost)
+    assert federation.run.error.phase == "R4 unmask"
+    assert federation.run.done
+
+
+def test_a_finished_round_in_between_forgives_lost_ones(build: Callable[..., Federation]) -> None:
+    federation = build(3, rounds=6)
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+        number = len(federation.store.records()) + 1
+        return None if isinstance(message.body, Unmask) and number != 3 else message
+
+    federation.link = link
+    federation.open().go()
+    assert federation.statuses == ["lost", "lost", "finished", "lost", "lost", "lost"]
+
+
+def test_a_source_with_another_architecture_is_turned_away_and_the_others_go_on(
+    build: Callable[..., Federation],
+) -> None:
+    federation = build(4, rounds=1)
+    federation.sources[VICTIM] = federation.source(VICTIM, hidden=3)
+    federation.open().go()
+    assert isinstance(federation.sources[VICTIM].failure, ConfigError)
+    assert federation.store.records()[0]["survivors"] == ["source-1", "source-3", "source-4"]
+    assert "source-2: its model has other layers" in federation.watch.text
+    assert federation.names(to=VICTIM) == ["Abort"]
+
+
+def test_a_join_that_its_sender_did_not_sign_is_refused(build: Callable[..., Federation]) -> None:
+    federation = build(3)
+    join = federation.sources[1].join().message
+    forged = signer(3).sign(NO_SESSION, NO_CONTEXT, join.body)
+    forged = replace(forged, envelope=replace(forged.envelope, sender=1))
+    assert federation.run.receive(Parcel(forged)) == []
+    assert "source-1: join refused (SIGNATURE)" in federation.watch.text
+    own = signer(TARGET).sign(NO_SESSION, NO_CONTEXT, Join(bytes(32), "1"))
+    assert federation.run.receive(Parcel(own)) == []
+    assert "target: join refused (not a source)" in federation.watch.text
+
+
+def test_a_result_leaves_before_the_next_round_begins(build: Callable[..., Federation]) -> None:
+    """The target may train for hours; no source must wait that long for a result that exists."""
+    federation = build(3, rounds=2).open()
+    until(federation, 1, Result)
+    assert len(federation.watch.lines) == 1
+    assert federation.run.deadline == federation.now
+    assert not any(is_header(message) and message.body.round == 2 for *_, message in federation.passed)
+    federation.go()
+    assert federation.statuses == ["finished"] * 2
+
+
+def test_who_joins_after_the_end_is_told_so(build: Callable[..., Federation]) -> None:
+    federation = build(4, rounds=1)
+    federation.reached.discard(4)
+    federation.open().go()
+    federation.reached.add(4)
+    federation.submit(4, federation.sources[4].join())
+    federation.deliver()
+    federation.deliver()
+    assert federation.sources[4].goodbye == Goodbye(True, 1, "")
+
+
+def test_an_abort_of_an_attempt_reaches_all_that_are_left(build: Callable[..., Federation]) -> None:
+    federation = build(3, rounds=1, settings={"attempts": 1})
+    federation.link = dropping(ShareBundle)
+    federation.open().go()
+    for index in (1, 3):
+        aborts = [m.body for _, to, m in federation.passed if to == index and isinstance(m.body, Abort)]
+        assert aborts == [Abort(Step.SHARES, "QUORUM", None)]
+    assert federation.statuses == ["lost"]
