@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from securefda.cli.entry import run
+from securefda.cli import entry
 
-__all__ = ["main", "run"]
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with ``arguments``, by default the process's own, and return its exit code."""
-    return run(sys.argv[1:] if arguments is None else arguments)
+    return entry.run(sys.argv[1:] if arguments is None else arguments)
