@@ -32,7 +32,7 @@ from securefda.training import derive_seed
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "fed_heart.toml"
 RULES = ("fedda_auto", "fedgp_auto")
 FOLDS = 5
-LEARNING_RATES = {"adam": (0.001, 0.003, 0.01), "sgd": (0.01, 0.03, 0.1)}
+LEARNING_RATES = {"adam": (0.001, 0.003, 0.01), "sgd": (0.01, 0.03, 0.1, 0.3, 1.0)}
 TARGET_BATCH_SIZES = (1, 4)
 
 
