@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from securefda.adaptation import Strategy
+from securefda.adaptation import Estimator, Strategy
 from securefda.errors import ConfigError
 from securefda.rounds.site import Trainer
 from securefda.secagg.messages import Signer, Visibility
@@ -60,9 +60,11 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         if self.visibility is Visibility.SUM and self.strategy.needs_step_updates:
+            cheaper = replace(self.strategy, estimator=Estimator.MEAN_FIELD)
+            other = "another strategy.rule" if cheaper.needs_step_updates else 'strategy.estimator = "mean-field"'
             raise ConfigError(
                 "strategy",
                 f"{self.strategy.rule} with estimator {self.strategy.estimator} needs the target's single steps, "
                 "which sources do not see at visibility sum",
-                hint='set strategy.estimator = "mean-field", or privacy.visibility = "individual"',
+                hint=f'set {other}, or privacy.visibility = "individual"',
             )

@@ -314,6 +314,7 @@ def until(federation: Federation, to: int, kind: type, *, round_number: int = 1)
     reached = 1
     while True:
         if not federation.queue:
+            assert not federation.run.done, f"no {kind.__name__} to {site_id(to)} in round {round_number}"
             federation.now = max(federation.now, federation.run.deadline or 0.0)
             federation.post(federation.run.expire())
             continue

@@ -1,0 +1,201 @@
+"""An aggregator that is killed at any moment goes on where it stood, and no update leaves a source twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rounds_federation import SEED, TARGET, AnySigned, Federation, Killed, is_header, until
+
+from securefda.errors import ConfigError
+from securefda.rounds.recording import RecordingReporter, model_file
+from securefda.rounds.run_folder import RunFolder, read_run
+from securefda.secagg.messages import (
+    Advertise,
+    Goodbye,
+    Header,
+    KeyList,
+    MaskedInput,
+    Result,
+    ShareDelivery,
+    Survivors,
+    Unmask,
+    Visibility,
+)
+
+ROUNDS = 3
+
+
+def killed_at(folder: Path, kind: type, *, n: int = 3, number: int = 2, **strategy: object) -> Federation:
+    """A federation whose aggregator is killed when a message of this kind, of this round, is next to arrive."""
+    federation = Federation(folder, n, rounds=ROUNDS, **strategy).open()
+    state = {"round": 0}
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+        if is_header(message):
+            state["round"] = message.body.round
+        if isinstance(message.body, kind) and state["round"] == number:
+            raise Killed
+        return message
+
+    federation.link = link
+    with pytest.raises(Killed):
+        federation.go()
+    federation.link = lambda _sender, _recipient, message: message
+    return federation
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path) -> np.ndarray:
+    """The model of a run in which nothing happens."""
+    federation = Federation(tmp_path / "undisturbed", rounds=ROUNDS).open().go()
+    federation.close()
+    return federation.run.model
+
+
+@pytest.mark.parametrize("kind", [Header, Advertise, KeyList])
+def test_killed_before_anything_could_leave_it_tries_the_round_again(
+    tmp_path: Path, kind: type, undisturbed: np.ndarray
+) -> None:
+    federation = killed_at(tmp_path, kind)
+    run_id = federation.run.run_id
+    federation.restart_aggregator().go()
+    assert federation.run.run_id == run_id
+    assert federation.statuses == ["finished"] * ROUNDS
+    assert [record["attempts"] for record in federation.store.records()] == [1, 2, 1]
+    assert "resuming after round 1" in federation.watch.text
+    assert np.array_equal(federation.run.model, undisturbed)
+    federation.close()
+
+
+@pytest.mark.parametrize("kind", [ShareDelivery, MaskedInput, Survivors, Unmask])
+def test_killed_after_updates_could_leave_it_gives_the_round_up(tmp_path: Path, kind: type) -> None:
+    federation = killed_at(tmp_path, kind)
+    before = federation.run.model.copy()
+    federation.restart_aggregator()
+    until(federation, 1, Header, round_number=3)
+    assert federation.statuses == ["finished", "lost"]
+    assert np.array_equal(federation.run.model, before)
+    assert federation.watch.lines[-1]["status"] == "lost"
+    federation.go()
+    assert federation.statuses == ["finished", "lost", "finished"]
+    headers = [message.body for *_, message in federation.passed if is_header(message)]
+    assert max(header.attempt for header in headers if header.round == 2) == 1
+    federation.close()
+
+
+def test_killed_with_a_result_on_disk_and_not_sent_it_goes_on_behind_it(
+    tmp_path: Path, undisturbed: np.ndarray
+) -> None:
+    federation = killed_at(tmp_path, Result)
+    assert federation.statuses == ["finished", "finished"]
+    federation.restart_aggregator().go()
+    assert federation.statuses == ["finished"] * ROUNDS
+    assert np.array_equal(federation.run.model, undisturbed)
+    assert all(alarms == [] for alarms in federation.watch.alarms.values())
+    assert [record["round"] for record in federation.watch.records[1]] == [1, 3]
+    federation.close()
+
+
+def test_killed_before_its_last_word_it_says_it_to_whoever_reports_again(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=1).open()
+    federation.link = lambda sender, to, message: None if isinstance(message.body, Goodbye) else message
+    federation.go()
+    assert federation.run.done
+    federation.queue.clear()
+    assert [source.goodbye for source in federation.sources.values()] == [None] * 3
+    federation.link = lambda _sender, _recipient, message: message
+    federation.restart_aggregator()
+    assert federation.run.done
+    while federation.queue:
+        federation.deliver()
+    assert [source.goodbye for source in federation.sources.values()] == [Goodbye(True, 0, "")] * 3
+    assert federation.statuses == ["finished"]
+    federation.close()
+
+
+def test_killed_in_the_last_attempt_that_policies_permit_it_asks_for_no_more(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=2, settings={"attempts": 1}).open()
+    until(federation, TARGET, Advertise)
+    federation.restart_aggregator().go()
+    assert federation.statuses == ["lost", "finished"]
+    assert all(alarms == [] for alarms in federation.watch.alarms.values())
+    federation.close()
+
+
+def test_killed_before_its_first_header_it_begins_round_1(tmp_path: Path, undisturbed: np.ndarray) -> None:
+    federation = Federation(tmp_path, rounds=ROUNDS)
+    federation.run.open()
+    run_id = federation.run.run_id
+    federation.restart_aggregator().go()
+    assert federation.run.run_id == run_id
+    assert [record["attempts"] for record in federation.store.records()] == [1] * ROUNDS
+    assert np.array_equal(federation.run.model, undisturbed)
+    federation.close()
+
+
+def test_killed_in_clear_it_gives_the_round_up_since_updates_may_have_left(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=2, visibility=Visibility.INDIVIDUAL).open()
+    until(federation, 2, Header)
+    federation.restart_aggregator().go()
+    assert federation.statuses == ["lost", "finished"]
+    federation.close()
+
+
+def test_sources_that_restart_with_the_aggregator_keep_their_fuses(tmp_path: Path) -> None:
+    federation = killed_at(tmp_path, Survivors)
+    for index in federation.sources:
+        federation.sources[index] = federation.source(index)
+    run_id = bytes.fromhex(federation.run.run_id)
+    assert all(store.history(bytes(32), run_id, 2).released for store in federation.stores.values())
+    federation.restart_aggregator().go()
+    assert federation.statuses == ["finished", "lost", "finished"]
+    assert all(alarms == [] for alarms in federation.watch.alarms.values())
+    federation.close()
+
+
+def test_a_run_cannot_be_resumed_with_other_settings(tmp_path: Path) -> None:
+    federation = killed_at(tmp_path, Advertise)
+    federation.close()
+    other = Federation(tmp_path, rounds=ROUNDS, settings={"config_digest": bytes(32)})
+    with pytest.raises(ConfigError, match="other settings"):
+        other.run.open()
+    assert other.statuses == ["finished"]
+    other.close()
+
+
+def test_a_run_that_ended_for_want_of_sources_goes_on_when_they_are_there(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=2)
+    federation.reached.discard(3)
+    federation.open().go()
+    assert federation.run.error is not None
+    federation.close()
+    again = Federation(tmp_path, rounds=2).open().go()
+    assert again.run.error is None
+    assert again.statuses == ["finished", "finished"]
+    again.close()
+
+
+def test_every_kill_leaves_a_folder_that_the_next_start_completes(tmp_path: Path) -> None:
+    """The store is written first, the run folder after it: what is missing there is added."""
+    federation = Federation(tmp_path / "state", rounds=ROUNDS).open().go()
+    folder = RunFolder(tmp_path / "run")
+    records = federation.store.records()
+    folder.append_round(records[0])  # type: ignore[arg-type]
+    recording = RecordingReporter(folder, federation.watch)
+    recording.model_bytes = lambda: model_file(federation.run.layers, federation.store.model())
+    recording.catch_up(records)  # type: ignore[arg-type]
+    recording.catch_up(records)  # type: ignore[arg-type]
+    assert [line["round"] for line in read_run(tmp_path / "run").rounds] == [1, 2, 3]
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == model_file(
+        federation.run.layers, federation.run.model
+    )
+    federation.close()
+
+
+def test_a_run_differs_with_its_seed_and_not_with_its_keys(tmp_path: Path, undisturbed: np.ndarray) -> None:
+    assert SEED == 5
+    again = Federation(tmp_path / "again", rounds=ROUNDS).open().go()
+    again.close()
+    assert np.array_equal(again.run.model, undisturbed)

@@ -1,0 +1,176 @@
+"""Which rounds a strategy makes, who takes part in them, and what they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds_federation import TARGET, Federation, is_header, trainer_of
+
+from securefda.errors import ConfigError, TrainingError
+from securefda.secagg.messages import Visibility
+from securefda.secagg.parameters import default_threshold
+
+LEVELS = [Visibility.SUM, Visibility.INDIVIDUAL]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
+    """Runs a federation to its end."""
+    made: list[Federation] = []
+
+    def make(*args: Any, **kwargs: Any) -> Federation:
+        federation = Federation(tmp_path / str(len(made)), *args, **kwargs)
+        made.append(federation)
+        return federation.open().go()
+
+    yield make
+    for federation in made:
+        federation.close()
+
+
+def updates(federation: Federation, indices: list[int], factor: float = 1.0) -> dict[int, Any]:
+    """What sites would train in round 1."""
+    model = trainer_of(federation.n, TARGET).initial_model()
+    return {index: trainer_of(federation.n, index).train(model, 1, factor) for index in indices}
+
+
+def test_target_only_is_the_targets_training_and_needs_no_source(play: Callable[..., Federation]) -> None:
+    federation = play(rule="target_only", rounds=2)
+    assert federation.statuses == ["finished"] * 2
+    assert federation.names(sender=TARGET) == ["Goodbye"] * 3
+    assert all(line["survivors"] == [] and line["mean_beta"] is None for line in federation.watch.lines)
+    trainer = trainer_of(3, TARGET)
+    model = trainer.initial_model()
+    for number in (1, 2):
+        model = model + trainer.train(model, number, 1.0).update
+    assert np.array_equal(federation.run.model, model)
+
+
+def test_target_only_ends_also_where_no_source_is(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rule="target_only", rounds=2)
+    federation.reached.clear()
+    federation.open().go()
+    assert federation.statuses == ["finished"] * 2
+    assert federation.now == 0.0
+    federation.close()
+
+
+def test_oracle_trains_on_all_labelled_rows_of_the_target(play: Callable[..., Federation]) -> None:
+    federation = play(rule="oracle", rounds=1)
+    trainer = trainer_of(3, TARGET, oracle=True)
+    model = trainer.initial_model()
+    assert np.array_equal(federation.run.model, model + trainer.train(model, 1, 1.0).update)
+    assert not np.array_equal(federation.run.model, play(rule="target_only", rounds=1).run.model)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_source_only_is_the_mean_of_the_sources_updates_by_rows(
+    play: Callable[..., Federation], level: Visibility
+) -> None:
+    federation = play(rule="source_only", rounds=1, visibility=level)
+    results = updates(federation, [1, 2, 3])
+    mean = sum(r.samples * r.update for r in results.values()) / sum(r.samples for r in results.values())
+    expected = trainer_of(3, TARGET).initial_model() + mean
+    assert np.max(np.abs(federation.run.model - expected)) < 1e-6
+    header = next(message.body for *_, message in federation.passed if is_header(message))
+    assert header.target is None
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_fedavg_counts_the_target_as_one_more_site(play: Callable[..., Federation], level: Visibility) -> None:
+    federation = play(rule="fedavg", rounds=1, visibility=level)
+    results = updates(federation, [TARGET, 1, 2, 3])
+    mean = sum(r.samples * r.update for r in results.values()) / sum(r.samples for r in results.values())
+    expected = trainer_of(3, TARGET).initial_model() + mean
+    assert np.max(np.abs(federation.run.model - expected)) < 1e-6
+
+
+def test_finetune_offline_is_source_only_and_then_the_target_alone(play: Callable[..., Federation]) -> None:
+    federation = play(rule="finetune_offline", rounds=3, finetune_rounds=2)
+    assert [line["rule"] for line in federation.watch.lines] == ["source_only", "target_only", "target_only"]
+    assert [len(line["survivors"]) for line in federation.watch.lines] == [3, 0, 0]
+    assert federation.watch.lines[1]["attempts"] == 0
+    start = play(rule="source_only", rounds=1).run.model
+    trainer = trainer_of(3, TARGET)
+    for number in (2, 3):
+        start = start + trainer.train(start, number, 1.0).update
+    assert np.max(np.abs(federation.run.model - start)) < 1e-6
+
+
+def test_warm_up_is_source_only_and_then_both_learning_rates_drop(play: Callable[..., Federation]) -> None:
+    federation = play(rule="fedda_auto", rounds=3, warm_up_rounds=2, lr_after_warm_up=0.5)
+    assert [line["rule"] for line in federation.watch.lines] == ["source_only", "source_only", "fedda_auto"]
+    factors = {m.body.round: m.body.rule.learning_rate_factor for *_, m in federation.passed if is_header(m)}
+    assert factors == {1: 1.0, 2: 1.0, 3: 0.5}
+    rates = [m.body.target.learning_rate for *_, m in federation.passed if is_header(m) and m.body.target]
+    assert rates == [pytest.approx(0.025)] * 3
+
+
+@pytest.mark.parametrize("rule", ["fedda", "fedgp", "fedda_auto", "fedgp_auto"])
+def test_every_rule_gives_the_same_model_masked_and_in_clear(play: Callable[..., Federation], rule: str) -> None:
+    masked, clear = (play(rule=rule, rounds=3, beta=0.3, visibility=level) for level in LEVELS)
+    assert masked.statuses == clear.statuses == ["finished"] * 3
+    assert np.max(np.abs(masked.run.model - clear.run.model)) < 1e-6
+    for one, other in zip(masked.watch.lines, clear.watch.lines, strict=True):
+        assert one["mean_beta"] == pytest.approx(other["mean_beta"], abs=1e-6)
+
+
+def test_the_mean_beta_is_the_sample_weighted_mean_of_the_sources_own(play: Callable[..., Federation]) -> None:
+    federation = play(rule="fedgp_auto", rounds=1)
+    own = [records[0] for records in federation.watch.records.values()]
+    mean = sum(one["samples"] * one["beta"] for one in own) / sum(one["samples"] for one in own)
+    assert federation.watch.lines[0]["mean_beta"] == pytest.approx(mean, abs=1e-6)
+
+
+def test_in_clear_a_source_does_not_report_the_beta_that_it_cannot_know(play: Callable[..., Federation]) -> None:
+    federation = play(rule="fedgp_auto", rounds=1, visibility=Visibility.INDIVIDUAL)
+    assert [records[0]["beta"] for records in federation.watch.records.values()] == [None] * 3
+
+
+@pytest.mark.parametrize("n", [3, 5, 7])
+def test_the_header_carries_the_default_threshold_of_who_takes_part(play: Callable[..., Federation], n: int) -> None:
+    federation = play(n, rule="source_only", rounds=1)
+    header = next(message.body for *_, message in federation.passed if is_header(message))
+    assert header.threshold == default_threshold(n, 2, 0)
+    assert header.participants == tuple(range(1, n + 1))
+    assert header.n_max >= n
+
+
+def test_a_rule_that_needs_single_steps_is_refused_at_sum_and_runs_in_clear(
+    tmp_path: Path, play: Callable[..., Federation]
+) -> None:
+    for rule, estimator, mean_field_helps in (
+        ("fedgp_auto", "exact", True),
+        ("fedgp_filtered_auto", "exact", False),
+        ("fedgp_filtered_auto", "mean-field", False),
+    ):
+        with pytest.raises(ConfigError, match="single steps") as caught:
+            Federation(tmp_path / "refused", rule=rule, rounds=1, estimator=estimator)
+        assert ("mean-field" in caught.value.hint) == mean_field_helps
+        assert "individual" in caught.value.hint
+        clear = play(rule=rule, rounds=1, estimator=estimator, visibility=Visibility.INDIVIDUAL)
+        assert clear.statuses == ["finished"]
+
+
+def test_clipped_coordinates_are_counted_and_clipped_the_same_at_every_level(play: Callable[..., Federation]) -> None:
+    masked, clear = (play(rule="source_only", rounds=1, visibility=level, settings={"clip": 0.01}) for level in LEVELS)
+    assert np.max(np.abs(masked.run.model - clear.run.model)) < 1e-6
+    start = trainer_of(3, TARGET).initial_model()
+    assert np.max(np.abs(masked.run.model - start)) <= 0.01 + 1e-6
+    assert all(records[0]["clipped"] > 0 for records in masked.watch.records.values())
+
+
+def test_training_that_diverges_at_the_target_ends_the_run_with_the_mend(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rule="target_only", rounds=2)
+    site = federation.run._site
+    object.__setattr__(site, "trainer", trainer_of(3, TARGET, optimizer="sgd", weight_decay=1e38))
+    with pytest.raises(TrainingError, match="target: the loss is nan") as caught:
+        federation.run.open()
+    assert caught.value.hint
+    federation.post(federation.run.fail(caught.value))
+    assert federation.run.done
+    federation.close()
