@@ -1,70 +1,81 @@
-"""Adam and SGD on one flat vector.
+"""Adam and SGD on one flat vector, by torch's own update rules.
 
-torch.optim would do, but its first optimizer imports torch's compiler: a second and 80 MB in every process of a
-federation. These few lines need neither, and no memory beyond the state. Tests compare them with torch.optim.
+The functions under ``torch.optim`` do the arithmetic. Its classes are not used: making the first one imports torch's
+compiler, which costs a second and 80 MB in every process of a federation, and per-parameter state would undo the
+flat layout.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from securefda.training.settings import TrainingSettings
-
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 
 class Optimizer(Protocol):
     """Moves a vector against a gradient, both (m,) float32."""
 
     def step(self, values: Tensor, gradient: Tensor) -> None:
-        """Update ``values`` in place. ``gradient`` serves as scratch space: its content is lost."""
+        """Update ``values`` in place; the content of ``gradient`` may be lost."""
 
 
 class Adam:
     """Adam with bias correction (Kingma and Ba 2015, algorithm 1); holds two vectors (m,)."""
 
     def __init__(self, size: int, settings: TrainingSettings, device: torch.device) -> None:
-        self._learning_rate = settings.learning_rate
-        self._weight_decay = settings.weight_decay
+        self._settings = settings
         self._mean = torch.zeros(size, device=device)
         self._square = torch.zeros(size, device=device)
-        self._steps = 0
+        self._steps = torch.tensor(0.0)
 
     def step(self, values: Tensor, gradient: Tensor) -> None:
-        """Update ``values`` in place, using ``gradient`` as scratch space."""
-        self._steps += 1
-        if self._weight_decay:
-            gradient.add_(values, alpha=self._weight_decay)
-        self._mean.lerp_(gradient, 1 - _BETA_1)
-        self._square.mul_(_BETA_2).addcmul_(gradient, gradient, value=1 - _BETA_2)
-        mean_correction = 1 - _BETA_1**self._steps
-        square_correction = 1 - _BETA_2**self._steps
-        divisor = torch.sqrt(self._square, out=gradient).div_(math.sqrt(square_correction)).add_(_EPSILON)
-        values.addcdiv_(self._mean, divisor, value=-self._learning_rate / mean_correction)
+        """Update ``values`` in place."""
+        adam(
+            [values],
+            [gradient],
+            [self._mean],
+            [self._square],
+            [],
+            [self._steps],
+            foreach=False,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=self._settings.learning_rate,
+            weight_decay=self._settings.weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )
 
 
 class Sgd:
     """Gradient descent with optional heavy-ball momentum, which holds one vector (m,)."""
 
-    def __init__(self, size: int, settings: TrainingSettings, device: torch.device) -> None:
-        self._learning_rate = settings.learning_rate
-        self._weight_decay = settings.weight_decay
-        self._momentum = settings.momentum
-        self._velocity = torch.zeros(size if self._momentum else 0, device=device)
+    def __init__(self, settings: TrainingSettings) -> None:
+        self._settings = settings
+        self._velocity: list[Tensor | None] = [None]
 
     def step(self, values: Tensor, gradient: Tensor) -> None:
-        """Update ``values`` in place, using ``gradient`` as scratch space."""
-        if self._weight_decay:
-            gradient.add_(values, alpha=self._weight_decay)
-        if self._momentum:
-            gradient = self._velocity.mul_(self._momentum).add_(gradient)
-        values.add_(gradient, alpha=-self._learning_rate)
+        """Update ``values`` in place."""
+        sgd(
+            [values],
+            [gradient],
+            self._velocity,
+            foreach=False,
+            weight_decay=self._settings.weight_decay,
+            momentum=self._settings.momentum,
+            lr=self._settings.learning_rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
 
 
 def new_optimizer(size: int, settings: TrainingSettings, device: torch.device) -> Optimizer:
     """Return the optimizer that ``settings`` names, its state at zero."""
-    return Adam(size, settings, device) if settings.optimizer == "adam" else Sgd(size, settings, device)
+    return Adam(size, settings, device) if settings.optimizer == "adam" else Sgd(settings)
