@@ -23,6 +23,7 @@ from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.site import vector_to_wire
 from securefda.rounds.store import AggregatorStore, Position
 from securefda.rounds.target import train_target
+from securefda.rounds.terms import check_sum
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import envelope_fault
 from securefda.secagg.messages import (
@@ -333,6 +334,7 @@ class AggregatorRun:
         began = self._site.clock()
         try:
             delta = self._combine(current, outcome)
+            check_sum(header.body, outcome.vector, outcome.samples, len(outcome.survivors))
         except ValueError as error:  # who contributed what is hidden, so nobody can be named
             alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
             self._reporter.note(f"alarm: {alarm}")

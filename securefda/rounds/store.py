@@ -129,10 +129,12 @@ class SourceStore(_Store):
             seen = query("SELECT 1 FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
             position = query("SELECT round, attempt FROM positions WHERE run_id = ?", (run_id,)).fetchone()
             fuse = query("SELECT 1 FROM fuses WHERE run_id = ? AND round = ?", (run_id, round_number)).fetchone()
+            other_run = query("SELECT 1 FROM fuses WHERE run_id != ?", (run_id,)).fetchone()
             results = query(
                 "SELECT round, digest, model_digest FROM results WHERE run_id = ? ORDER BY round", (run_id,)
             ).fetchall()
-        return History(bool(seen), position, bool(fuse), tuple(PastResult(*row) for row in results))
+        past = tuple(PastResult(*row) for row in results)
+        return History(bool(seen), position, bool(fuse), past, bool(other_run))
 
     def accept_header(self, session_id: bytes, run_id: bytes, round_number: int, attempt: int) -> None:
         """Remember a header, so that neither it nor an earlier position is ever accepted again."""

@@ -82,15 +82,25 @@ def update_in_clear(header: Header, result: LocalResult) -> Vector:
     """What travels at visibility ``individual``: the aligned update, so that no step count has to leave the source.
 
     A rule that does not align, or a round without the target's terms, takes the update as it is.
+
+    Raises:
+        FaultyAggregatorError: HEADER_TARGET where the published numbers leave no update to be aligned.
     """
     target = header.target
     if target is None or not header.rule.align:
         return result.update
     ratio = learning_rate_ratio(target, result)
-    aligned = align_update(
-        result.update, target_steps=target.steps, source_steps=result.steps, learning_rate_ratio=ratio
-    )
-    return aligned.astype(np.float32)
+    try:
+        aligned = align_update(
+            result.update, target_steps=target.steps, source_steps=result.steps, learning_rate_ratio=ratio
+        )
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
+    with np.errstate(over="ignore"):
+        update: Vector = aligned.astype(np.float32)
+    if not np.all(np.isfinite(update)):
+        raise FaultyAggregatorError("HEADER_TARGET", "an update aligned with it is beyond float32")
+    return update
 
 
 def clip_contribution(header: Header, contribution: Contribution) -> int:
@@ -135,3 +145,27 @@ def encode_contribution(header: Header, contribution: Contribution, samples: int
     weight = samples / header.max_samples
     np.multiply(contribution.vector, weight, out=contribution.vector)
     return quantisation(header).encode(contribution.vector, np.array([weight * contribution.keep, weight])).values
+
+
+def check_sum(header: Header, total: Vector64, samples: float, count: int) -> None:
+    """Refuse an opened sum that no honest parts give: V beyond n times the clip, in any coordinate.
+
+    Without it a source that lies about its weight could shrink n, and with it the divisor of the whole sum, so that
+    the round's update goes as far beyond the clip as it likes.
+
+    Args:
+        header: of the attempt.
+        total: V in units of the header's ``max_samples``, float64 (m,).
+        samples: n in the same units.
+        count: number of sources in the sum.
+
+    Raises:
+        ValueError: the sum is beyond the clip; the message names the layer.
+    """
+    slack = 2 * count / quantisation(header).q_max  # rounding, half a step for each part and its weight
+    start = 0
+    for layer in header.layers:
+        part = total[start : start + layer.size]
+        if max(float(part.max()), -float(part.min())) > layer.clip * (samples + slack):
+            raise ValueError(f"the sum of layer {layer.name} is beyond the clip at the weight that came with it")
+        start += layer.size

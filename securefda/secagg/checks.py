@@ -78,12 +78,14 @@ class History:
         last_position: (round, attempt) of the last header that was accepted in this run.
         released: a masked input or an update of this (run, round) may have left already.
         results: accepted results of this run, oldest first.
+        other_run: a masked input or an update of another run may have left already.
     """
 
     session_seen: bool = False
     last_position: tuple[int, int] | None = None
     released: bool = False
     results: tuple[PastResult, ...] = ()
+    other_run: bool = False
 
 
 def check_header(
@@ -98,9 +100,9 @@ def check_header(
     """Everything about a header that needs neither the vectors nor the site's policy file.
 
     Raises:
-        FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_REPLAY, HEADER_ORDER,
-            RELEASE_FUSE, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_ARCHITECTURE, HEADER_TARGET, HEADER_MODULUS,
-            HEADER_WRAP, HEADER_THRESHOLD or HEADER_QUORUM.
+        FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
+            HEADER_ORDER, RELEASE_FUSE, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_ARCHITECTURE, HEADER_RATE,
+            HEADER_TARGET, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD or HEADER_QUORUM.
     """
     header = signed.body
     fault = envelope_fault(
@@ -123,12 +125,16 @@ def check_header(
         "HEADER_ARCHITECTURE",
         "the aggregator trains another model; both sides need the same task and version",
     )
+    # No schedule raises it. A huge one would drive every coordinate to its clip, so that sums tell signs apart.
+    require(header.rule.learning_rate_factor <= 1, "HEADER_RATE", "a learning rate above this site's own")
     _check_target_terms(header)
     if header.visibility is Visibility.SUM:
         _check_session_numbers(header, own_index, limits)
 
 
 def _check_freshness(header: Header, history: History) -> None:
+    # Training repeats: a second run from the same model over one source less would tell that source's update apart.
+    require(not history.other_run, "HEADER_RUN", "updates of another run left this folder; a new run needs another one")
     require(not history.session_seen, "HEADER_REPLAY", "this session id was used before")
     position = (header.round, header.attempt)
     rising = history.last_position is None or position > history.last_position

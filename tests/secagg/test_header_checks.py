@@ -71,6 +71,7 @@ class HeaderLie:
 
 LIES = [
     HeaderLie("HEADER_ROSTER", "another roster", {"roster_digest": OTHER}),
+    HeaderLie("HEADER_RUN", "a second run after a release", {}, History(other_run=True)),
     HeaderLie("HEADER_REPLAY", "a session of before", {}, History(session_seen=True)),
     HeaderLie("HEADER_ORDER", "the same attempt", NEXT, replace(RAN, last_position=(4, 1))),
     HeaderLie("HEADER_ORDER", "an earlier round", {**NEXT, "attempt": 9}, replace(RAN, last_position=(5, 1))),
@@ -89,6 +90,7 @@ LIES = [
         "my digest beside other layers",
         {"layers": LAYERS[:1], "architecture_digest": header_body(N).architecture_digest},
     ),
+    HeaderLie("HEADER_RATE", "steps above my own", {"rule": replace(header_body(N).rule, learning_rate_factor=1.0001)}),
     HeaderLie("HEADER_TARGET", "fedgp without the target's terms", {"rule": FEDGP}),
     HeaderLie("HEADER_TARGET", "fedgp in clear without them", {"rule": FEDGP, "visibility": Visibility.INDIVIDUAL}),
     HeaderLie("HEADER_TARGET", "fedgp at sum without g_T", {"rule": FEDGP, "target": KEPT}),

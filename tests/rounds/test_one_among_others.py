@@ -1,0 +1,122 @@
+"""What would take one source out of the sum: a second run over others, saturated updates, a weight that is a lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds_federation import TARGET, Federation, changed, is_header, signer, until
+
+from securefda.secagg.checks import quantisation
+from securefda.secagg.messages import NO_CONTEXT, Header, Parcel, Refusal, Visibility
+
+ME, LIAR = 2, 1
+OTHER_RUN, OTHER_SESSION = b"r" * 16, b"s" * 32
+
+
+def body_of(header: Parcel) -> Any:
+    """The header's body."""
+    return header.message.body
+
+
+def in_another_run(header: Parcel) -> Parcel:
+    """The header as the first of a new run, in a new session."""
+    body = replace(body_of(header), run_id=OTHER_RUN)
+    return Parcel(signer(TARGET).sign(OTHER_SESSION, NO_CONTEXT, body), header.vectors)
+
+
+def keys(answers: list[Parcel]) -> list[Any]:
+    return [answer.message.body for answer in answers]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_after_a_release_the_folder_takes_part_in_no_other_run(tmp_path: Path, restarted: bool) -> None:
+    """Training repeats to the last bit, so two sums over sets that differ by me would have my update as difference."""
+    federation = Federation(tmp_path, 4, rounds=1)
+    header = until(federation.open(), ME, Header)
+    for answer in federation.sources[ME].handle(header):
+        federation.submit(ME, answer)
+    federation.go()
+    assert federation.statuses == ["finished"]
+    if restarted:
+        federation.sources[ME] = federation.source(ME)
+    assert keys(federation.sources[ME].handle(in_another_run(header))) == [Refusal("HEADER_RUN")]
+    federation.close()
+
+
+def test_a_run_in_which_nothing_left_does_not_stand_in_the_way_of_another(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    header = until(federation.open(), ME, Header)
+    federation.sources[ME].handle(header)
+    (answer,) = federation.sources[ME].handle(in_another_run(header))
+    assert answer.message.type_name == "Advertise"
+    federation.close()
+
+
+def test_a_source_takes_no_longer_steps_than_its_own_settings_say(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    header = until(federation.open(), ME, Header)
+    rule = replace(body_of(header).rule, learning_rate_factor=1000.0)
+    lie = Parcel(changed(header.message, rule=rule), header.vectors)
+    assert keys(federation.sources[ME].handle(lie)) == [Refusal("HEADER_RATE")]
+    federation.close()
+
+
+@pytest.mark.parametrize("learning_rate", [1e300, 1e-300])
+def test_an_update_in_clear_that_cannot_be_aligned_is_refused_and_does_not_leave(
+    tmp_path: Path, learning_rate: float
+) -> None:
+    federation = Federation(tmp_path, visibility=Visibility.INDIVIDUAL, rule="fedda")
+    header = until(federation.open(), ME, Header)
+    target = replace(body_of(header).target, learning_rate=learning_rate)
+    lie = Parcel(changed(header.message, target=target), header.vectors)
+    assert keys(federation.sources[ME].handle(lie)) == [Refusal("HEADER_TARGET")]
+    assert federation.sources[ME].failure is None
+    federation.close()
+
+
+class Liar:
+    """A source that masks another vector than its own, and keeps to the protocol otherwise."""
+
+    def __init__(self, honest: Any, lie: Callable[[Any, Header], None]) -> None:
+        self._honest, self._lie = honest, lie
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._honest, name)
+
+    def handle(self, parcel: Parcel) -> list[Parcel]:
+        answers: list[Parcel] = self._honest.handle(parcel)
+        if is_header(parcel.message):
+            self._lie(self._honest._round.encoded, body_of(parcel))
+        return answers
+
+
+def negative_weight(encoded: Any, header: Header) -> None:
+    """Nothing in the layers, and a weight that takes those of the three others away, but for a thousandth."""
+    others = 3 * 24 / header.max_samples
+    encoded[:] = 0
+    encoded[-1] = 2**header.modulus_bits - round((others - 0.001) * quantisation(header).q_max)
+
+
+def honest(encoded: Any, header: Header) -> None:
+    """Keeps the vector as it is."""
+
+
+@pytest.mark.parametrize(("lie", "status"), [(negative_weight, "lost"), (honest, "finished")])
+def test_one_source_cannot_move_the_model_beyond_the_clip_with_a_false_weight(
+    tmp_path: Path, lie: Callable[[Any, Header], None], status: str
+) -> None:
+    federation = Federation(tmp_path, 4, rule="source_only", rounds=1)
+    federation.sources[LIAR] = Liar(federation.sources[LIAR], lie)  # type: ignore[assignment]
+    federation.open()
+    before = federation.run.model.copy()
+    federation.go()
+    assert federation.statuses == [status]
+    assert np.abs(federation.run.model - before).max() <= federation.settings.clip
+    assert ("alarm: a source lied about its part" in federation.watch.text) == (status == "lost")
+    assert ("Result" in federation.names(to=ME)) == (status == "finished")
+    federation.close()
