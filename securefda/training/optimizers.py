@@ -16,6 +16,9 @@ from torch.optim.sgd import sgd
 
 from securefda.training.settings import TrainingSettings
 
+_BLOCK = 1 << 18
+"""Elements updated at a time on a CPU, so that the two temporaries of the rules are small and stay in the cache."""
+
 
 class Optimizer(Protocol):
     """Moves a vector against a gradient, both (m,) float32."""
@@ -29,19 +32,19 @@ class Adam:
 
     def __init__(self, size: int, settings: TrainingSettings, device: torch.device) -> None:
         self._settings = settings
-        self._mean = torch.zeros(size, device=device)
-        self._square = torch.zeros(size, device=device)
-        self._steps = torch.tensor(0.0)
+        self._mean = _blocks(torch.zeros(size, device=device))
+        self._square = _blocks(torch.zeros(size, device=device))
+        self._steps = [torch.tensor(0.0) for _ in self._mean]
 
     def step(self, values: Tensor, gradient: Tensor) -> None:
         """Update ``values`` in place."""
         adam(
-            [values],
-            [gradient],
-            [self._mean],
-            [self._square],
+            _blocks(values),
+            _blocks(gradient),
+            self._mean,
+            self._square,
             [],
-            [self._steps],
+            self._steps,
             foreach=False,
             amsgrad=False,
             beta1=0.9,
@@ -56,15 +59,15 @@ class Adam:
 class Sgd:
     """Gradient descent with optional heavy-ball momentum, which holds one vector (m,)."""
 
-    def __init__(self, settings: TrainingSettings) -> None:
+    def __init__(self, size: int, settings: TrainingSettings, device: torch.device) -> None:
         self._settings = settings
-        self._velocity: list[Tensor | None] = [None]
+        self._velocity: list[Tensor | None] = [None for _ in _blocks(torch.empty(size, device=device))]
 
     def step(self, values: Tensor, gradient: Tensor) -> None:
         """Update ``values`` in place."""
         sgd(
-            [values],
-            [gradient],
+            _blocks(values),
+            _blocks(gradient),
             self._velocity,
             foreach=False,
             weight_decay=self._settings.weight_decay,
@@ -78,4 +81,10 @@ class Sgd:
 
 def new_optimizer(size: int, settings: TrainingSettings, device: torch.device) -> Optimizer:
     """Return the optimizer that ``settings`` names, its state at zero."""
-    return Adam(size, settings, device) if settings.optimizer == "adam" else Sgd(settings)
+    kind = Adam if settings.optimizer == "adam" else Sgd
+    return kind(size, settings, device)
+
+
+def _blocks(vector: Tensor) -> list[Tensor]:
+    """Views of a vector, in order: the whole of it on a GPU, pieces on a CPU."""
+    return list(torch.split(vector, _BLOCK if vector.device.type == "cpu" else max(1, len(vector))))

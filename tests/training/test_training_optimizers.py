@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from securefda.training import TrainingSettings
-from securefda.training.optimizers import new_optimizer
+from securefda.training.optimizers import _BLOCK, new_optimizer
 
 CPU = torch.device("cpu")
 STEPS = 25
@@ -40,3 +40,18 @@ def test_path_is_that_of_torch(settings, oracle_class, arguments):
     moved = descend(lambda gradient: optimizer.step(values, gradient), values)
     assert torch.equal(moved, descend(oracle_step, expected))
     assert not torch.allclose(moved, torch.tensor([0.0, 2.0, -1.0, 0.5]), atol=1e-2)
+
+
+@pytest.mark.parametrize(("settings", "oracle_class", "arguments"), CASES)
+def test_a_vector_of_several_blocks_moves_as_one(settings, oracle_class, arguments):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(2 * _BLOCK + 3, generator=generator)
+    expected = torch.nn.Parameter(values.clone())
+    oracle = oracle_class([expected], lr=0.05, foreach=False, **arguments)
+    optimizer = new_optimizer(len(values), settings, CPU)
+    for _ in range(3):
+        gradient = torch.randn(len(values), generator=generator)
+        expected.grad = gradient.clone()
+        oracle.step()
+        optimizer.step(values, gradient)
+    assert torch.equal(values, expected.detach())

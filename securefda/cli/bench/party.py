@@ -11,8 +11,10 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,7 +30,7 @@ from securefda.cli.bench.job import CLIP, K_MIN, SAMPLES, TARGET, Job, update_of
 from securefda.cli.bench.memory import PeakGrowth
 from securefda.cli.bench.trainer import RandomTrainer
 from securefda.errors import SecureFdaError
-from securefda.federation.kit import POLICY_FILE, Kit, load_kit
+from securefda.federation.kit import POLICY_FILE, load_kit
 from securefda.heap import map_large_blocks
 from securefda.policy import check_header, load_policy
 from securefda.rounds.composition import Member
@@ -184,9 +186,10 @@ class _Source:
         self._leaves = site_id in job.leaving
         self._has_shared = False
         self._kit = load_kit(job.kits / site_id, datetime.now(UTC), expected_site=site_id)
-        self._site = self._site_of(self._kit)
+        self._trainer = RandomTrainer(site_id, job.params)
 
-    def _site_of(self, kit: Kit) -> SourceSite:
+    def _site(self, store: SourceStore) -> SourceSite:
+        kit = self._kit
         policy = load_policy(kit.local / POLICY_FILE)
         member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
         return SourceSite(
@@ -194,8 +197,8 @@ class _Source:
             roster=kit.roster,
             limits=policy.session_limits(kit.roster),
             check_policy=partial(check_header, policy),
-            trainer=RandomTrainer(kit.site_id, self._job.params),
-            store=SourceStore(kit.root / "state.sqlite"),
+            trainer=self._trainer,
+            store=store,
             random_bytes=os.urandom,
             software_version=__version__,
         )
@@ -221,10 +224,12 @@ class _Source:
         return self._leaves and self._has_shared
 
     async def _take_part(self, channel: SourceChannel) -> None:
-        rounds = SourceRounds(self._site, _Alarms())
-        driver = SourceDriver(rounds, channel, SilentReporter())
-        while not driver.is_over and not self._is_gone:
-            await driver.step()
+        folder = tempfile.mkdtemp(prefix=f"{self._kit.site_id}-", dir=self._job.folder)  # one folder for every run
+        with closing(SourceStore(Path(folder) / "state.sqlite")) as store:
+            rounds = SourceRounds(self._site(store), _Alarms())
+            driver = SourceDriver(rounds, channel, SilentReporter())
+            while not driver.is_over and not self._is_gone:
+                await driver.step()
         if rounds.failure is not None:
             raise rounds.failure
 
