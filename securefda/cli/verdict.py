@@ -40,6 +40,8 @@ def unprotected(visibility: Mapping[str, str], rule: str) -> str:
         parts.append(f"the aggregator saw every single update of {_who(clear, visibility)}")
     if len(clear) < len(visibility) and rule.startswith(("fedda", "fedgp")):
         parts.append("the sources saw the target's own update, from which they evaluate the rule")
+    if len(clear) < len(visibility) and rule.startswith("fedgp"):
+        parts.append("a layer in which one source alone points the target's way shows that source's part in the sum")
     parts.append("no noise was added, so sums and the final model may reveal something of the rows behind them")
     return f"Not protected: {'; '.join(parts)}."
 

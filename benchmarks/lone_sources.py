@@ -1,0 +1,100 @@
+"""Counts the layers of which a round's sum shows one source alone, and prints one line per seed and setting.
+
+FedGP leaves a source out of every layer in which its update does not point the target's way. A layer from which all
+but one are left out is that source's update in the sum, up to a factor, whatever the masks. Rounds and sites are those
+of the federation file; they run here without a network, since only the parts that the sources hand in are counted.
+
+    python benchmarks/lone_sources.py examples/digits.toml [--seeds 1 2 3] [--set KEY=VALUE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from securefda.adaptation import Contribution, ContributionSum, RoundPlan, contribute, round_plan
+from securefda.config import FederationConfig, load_federation, strategy_of, training_settings
+from securefda.rounds.site import SiteTrainer
+from securefda.rounds.target import TargetRound, train_target
+from securefda.tasks import Task, TaskSettings, load_task
+from securefda.training import LocalResult, Vector
+
+
+def main() -> None:
+    arguments = _arguments()
+    for keeps in (True, False):
+        for seed in arguments.seeds:
+            overrides = [*arguments.set, f"strategy.filter={str(keeps).lower()}"]
+            rounds = _Rounds(load_federation(arguments.federation, overrides), seed)
+            counts = np.concatenate([rounds.contributors(number) for number in range(1, rounds.strategy.rounds + 1)])
+            accuracy = rounds.target.evaluate(rounds.model, rounds.test_data).metrics["accuracy"]
+            lone, none = int(np.sum(counts == 1)), int(np.sum(counts == 0))
+            shown = f"{lone} of {counts.size} layers with one source alone, {none} with none"
+            print(f"filter {str(keeps).lower():5}  seed {seed}: {shown}; last round {accuracy:.1%}", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="count the layers to which one source contributes alone")
+    parser.add_argument("federation", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    return parser.parse_args()
+
+
+class _Rounds:
+    """A federation's rounds, one after the other."""
+
+    def __init__(self, config: FederationConfig, seed: int) -> None:
+        sites, self.strategy = config.federation, strategy_of(config.strategy)
+        self._config, self._seed = config, seed
+        self.target = self._trainer(sites.target, config.training.target)
+        self._sources = [self._trainer(site, config.training.source) for site in sites.sources]
+        self.test_data = self._task().test_data(sites.target)
+        self.model = self.target.initial_model()
+
+    def _task(self) -> Task:
+        task, sites = self._config.task, self._config.federation
+        settings = TaskSettings(sites.target, tuple(sites.sources), self._seed, task.data_dir, task.options)
+        return load_task(task.factory, settings)
+
+    def _trainer(self, site: str, section: object) -> SiteTrainer:
+        task = self._task()
+        return SiteTrainer(task, site, task.train_data(site), training_settings(section), self._seed)  # type: ignore[arg-type]
+
+    def contributors(self, number: int) -> np.ndarray:
+        """Play a round; how many sources contribute to each layer, of a round with a projection (else none)."""
+        plan = round_plan(self.strategy, number)
+        target = train_target(self.target, self.model, number, plan)
+        results = [source.train(self.model, number, plan.learning_rate_factor) for source in self._sources]
+        total = ContributionSum(self.model.size)
+        parts = []
+        for result in results:
+            part = self._part(plan, target, result)
+            parts.append(self._layers_with_something(part.vector))
+            total.add(part, result.samples)
+        delta = total.combine(plan.rule, None if target is None else target.result.update)
+        moved: Vector = (self.model + delta).astype(np.float32)
+        self.model = moved
+        return np.sum(parts, axis=0) if plan.rule.projects else np.zeros(0, int)
+
+    def _part(self, plan: RoundPlan, target: TargetRound | None, result: LocalResult) -> Contribution:
+        return contribute(
+            plan,
+            None if target is None else target.statistics,
+            None if target is None else target.result.update,
+            result.update,
+            source_steps=result.steps,
+            learning_rate_ratio=1.0 if target is None else target.result.learning_rate / result.learning_rate,
+            layers=self.target.sizes,
+        )
+
+    def _layers_with_something(self, vector: np.ndarray) -> list[bool]:
+        bounds = np.cumsum([0, *self.target.sizes])
+        return [bool(np.any(vector[start:stop])) for start, stop in pairwise(bounds)]
+
+
+if __name__ == "__main__":
+    main()
