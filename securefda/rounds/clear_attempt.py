@@ -7,25 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from securefda.adaptation import ContributionSum, TargetStatistics, contribute
+from securefda.adaptation import TargetStatistics
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
 from securefda.rounds.attempts import Members, RoundSum, Send
 from securefda.rounds.site import vector_from_wire
-from securefda.rounds.terms import clip_contribution, plan_of
+from securefda.rounds.terms import StepUpdates, clip_contribution, encode_contribution, evaluate_rule
 from securefda.secagg.aggregator_session import AggregatorSession
+from securefda.secagg.checks import quantisation
+from securefda.secagg.masking import accumulate
 from securefda.secagg.messages import Abort, Parcel, Refusal, Signed, Step, Update
 from securefda.training import Vector
 
 
 class ClearAttempt:
-    """Collects updates in clear, by the sources' consent, and evaluates the rule on each."""
+    """Collects updates in clear, by the sources' consent, and evaluates the rule on each.
+
+    What comes out is summed in the ring, as masked parts are: the levels differ in what is seen, and in nothing else.
+    """
 
     def __init__(
         self,
         session: AggregatorSession,
         statistics: TargetStatistics | None,
         target_update: Vector | None,
-        step_updates: Any = None,
+        step_updates: StepUpdates | None = None,
     ) -> None:
         """``step_updates`` (B, m) are the target's single steps, for rules that need them."""
         self._session = session
@@ -33,7 +38,8 @@ class ClearAttempt:
         self._statistics = statistics
         self._target_update = target_update
         self._step_updates = step_updates
-        self._sum = ContributionSum(session.header.body.n_params)
+        self._encoding = quantisation(session.header.body)
+        self._total = np.zeros(self._encoding.length, self._encoding.dtype)
         self._betas: dict[int, float | None] = {}
         self._outcome: RoundSum | SecureFdaError | None = None
         self.header = session.header
@@ -109,24 +115,15 @@ class ClearAttempt:
         self._evaluate(index, name, vector_from_wire(vector), body.samples)
 
     def _evaluate(self, index: int, name: str, update: Vector, samples: int) -> None:
-        header, target = self.header.body, self.header.body.target
+        header = self.header.body
         if not np.all(np.isfinite(update)):
             raise FaultySourceError(name, "INPUT_FINITE", "the update holds NaN or infinity")
         try:
-            contribution = contribute(
-                plan_of(header.rule),
-                self._statistics,
-                self._target_update,
-                update,
-                source_steps=target.steps if target else 1,  # the source aligned its update itself
-                learning_rate_ratio=1.0,
-                layers=[layer.size for layer in header.layers],
-                step_updates=self._step_updates,
-            )
+            contribution = evaluate_rule(header, self._statistics, self._target_update, update, self._step_updates)
         except ValueError as error:
             raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
         clip_contribution(header, contribution)
-        self._sum.add(contribution, samples)
+        accumulate(self._total, encode_contribution(header, contribution, samples))
         self._betas[index] = contribution.beta
 
     def _go_on(self) -> list[Send]:
@@ -137,10 +134,12 @@ class ClearAttempt:
             error = QuorumLost(self.phase, 1, [], names)
             self._outcome = error
             return self._members.abort_all(Step.MASKED_INPUT, error)
+        decoded = self._encoding.decode(self._total, len(self._betas))
+        kept, samples = (float(element) for element in decoded.tail)
         self._outcome = RoundSum(
-            vector=self._sum.vector,
-            kept=self._sum.kept,
-            samples=self._sum.samples,
+            vector=decoded.vector,
+            kept=kept,
+            samples=samples,
             survivors=frozenset(self._betas),
             dropped=frozenset(self.header.body.participants) - set(self._betas),
             digest=b"",

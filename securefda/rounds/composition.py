@@ -26,6 +26,7 @@ from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Body, Envelope, Signer, Visibility
 from securefda.secagg.roster import Roster
 from securefda.tasks import Task, TaskSettings, load_task
+from securefda.training import require_steps
 
 Encode = Callable[[Envelope[Body]], bytes]
 
@@ -70,12 +71,14 @@ def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], 
     """
     seed, site_id = config.aggregator.seed, member.site_id
     task = task_of(config.task, member.roster, seed)
-    oracle = strategy_of(config.strategy).rule is Rule.ORACLE
-    data = task.oracle_data() if oracle else task.train_data(site_id)
+    rule, training = strategy_of(config.strategy).rule, training_settings(config.training)
+    data = task.oracle_data() if rule is Rule.ORACLE else task.train_data(site_id)
+    if rule.adapts:
+        require_steps(site_id, len(data), training)
     return TargetSite(
         signer=member.signer,
         roster=member.roster,
-        trainer=SiteTrainer(task, site_id, data, training_settings(config.training), seed),
+        trainer=SiteTrainer(task, site_id, data, training, seed),
         test_data=task.test_data(site_id),
         random_bytes=os.urandom,
         clock=time.monotonic,

@@ -351,14 +351,14 @@ class AggregatorRun:
 
     def _combine(self, current: CurrentRound, outcome: RoundSum) -> Vector:
         target, rule = current.target, current.plan.rule
-        unit = self._settings.max_samples if self._settings.visibility is Visibility.SUM else 1
+        weight = target.result.samples / self._settings.max_samples if target else None
         return combine(
             rule,
             outcome.vector,
             outcome.kept,
             outcome.samples,
             target_update=target.result.update if target else None,
-            target_samples=target.result.samples / unit if target and rule is Rule.FEDAVG else None,
+            target_samples=weight if rule is Rule.FEDAVG else None,
         ).astype(np.float64)
 
     def _record_round(self, current: CurrentRound, outcome: RoundSum | None, participants: Iterable[int]) -> None:

@@ -26,11 +26,11 @@ from securefda.rounds.records import SiteLine
 from securefda.rounds.site import Trainer, vector_from_wire, vector_to_wire
 from securefda.rounds.store import SourceStore
 from securefda.rounds.terms import (
+    aligned_update,
     clip_contribution,
     contribution_at_source,
     encode_contribution,
     plan_of,
-    update_in_clear,
 )
 from securefda.secagg import source as session_steps
 from securefda.secagg.checks import PastResult, check_header, check_vectors, envelope_fault
@@ -228,13 +228,16 @@ class SourceRounds:
         record = SiteLine(round=body.round, beta=None, samples=result.samples, loss=result.loss, clipped=0)
         if body.visibility is Visibility.INDIVIDUAL:
             return self._release_in_clear(header, result, record)
-        contribution = contribution_at_source(body, target_update, result, site.trainer.sizes)
+        contribution = contribution_at_source(body, target_update, aligned_update(body, result))
         del result  # a vector of the model's length less, while the contribution is encoded
         return self._open_session(header, contribution, record)
 
     def _open_session(self, header: Signed[Header], contribution: Contribution, record: SiteLine) -> list[Parcel]:
         site = self._site
         clipped = clip_contribution(header.body, contribution)
+        if 2 * clipped > header.body.n_params:
+            # Sums of bare signs, weighted by samples, would tell the sites of a federation apart.
+            raise FaultyAggregatorError("CLIPPED", f"{clipped} of {header.body.n_params} coordinates are at the clip")
         encoded = encode_contribution(header.body, contribution, record["samples"])
         record["beta"], record["clipped"] = contribution.beta, clipped
         session = session_steps.Session(site.signer, site.roster, site.limits, header)
@@ -244,7 +247,7 @@ class SourceRounds:
 
     def _release_in_clear(self, header: Signed[Header], result: LocalResult, record: SiteLine) -> list[Parcel]:
         site = self._site
-        vector = vector_to_wire(update_in_clear(header.body, result))
+        vector = vector_to_wire(aligned_update(header.body, result))
         site.store.burn_fuse(header.body.run_id, header.body.round)
         body = Update(sha256(vector).digest(), len(vector), result.samples)
         self._round = _Round(header, _AwaitingClearResult(header), None, record)

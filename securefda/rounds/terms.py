@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.adaptation import Contribution, RoundPlan, TargetStatistics, align_update, contribute
+from securefda.adaptation import Contribution, RoundPlan, TargetStatistics, alignment_factor, contribute
 from securefda.errors import ConfigError, FaultyAggregatorError
 from securefda.secagg.checks import quantisation
 from securefda.secagg.messages import Header, RuleTerms, TargetTerms
@@ -13,6 +13,7 @@ from securefda.secagg.prg import RingVector
 from securefda.training import LocalResult, Vector
 
 Vector64 = NDArray[np.float64]
+StepUpdates = NDArray[np.float32]
 _BLOCK = 1 << 16
 
 
@@ -54,34 +55,12 @@ def learning_rate_ratio(target: TargetTerms, result: LocalResult) -> float:
     return target.learning_rate / result.learning_rate
 
 
-def contribution_at_source(
-    header: Header, target_update: Vector | None, result: LocalResult, sizes: tuple[int, ...]
-) -> Contribution:
-    """Evaluate the round's rule inside a source, from what the target published (visibility ``sum``).
+def aligned_update(header: Header, result: LocalResult) -> Vector:
+    """A source's update as the round's rule takes it, float32 (m,): aligned with the target's schedule.
 
-    Raises:
-        FaultyAggregatorError: HEADER_TARGET where the published numbers contradict the published update.
-    """
-    plan, target = plan_of(header.rule), header.target
-    try:
-        statistics = TargetStatistics(target.steps, target.mean_square, target.scatter) if target else None
-        return contribute(
-            plan,
-            statistics,
-            target_update,
-            result.update,
-            source_steps=result.steps,
-            learning_rate_ratio=learning_rate_ratio(target, result) if target else 1.0,
-            layers=sizes,
-        )
-    except ValueError as error:
-        raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
-
-
-def update_in_clear(header: Header, result: LocalResult) -> Vector:
-    """What travels at visibility ``individual``: the aligned update, so that no step count has to leave the source.
-
-    A rule that does not align, or a round without the target's terms, takes the update as it is.
+    A rule that does not align, or a round without the target's terms, takes the update as it is. The rule is evaluated
+    on these rounded numbers wherever it is evaluated, so that every visibility gives the same model to the last bit;
+    and no step count has to leave the source where the aggregator evaluates it.
 
     Raises:
         FaultyAggregatorError: HEADER_TARGET where the published numbers leave no update to be aligned.
@@ -91,16 +70,54 @@ def update_in_clear(header: Header, result: LocalResult) -> Vector:
         return result.update
     ratio = learning_rate_ratio(target, result)
     try:
-        aligned = align_update(
-            result.update, target_steps=target.steps, source_steps=result.steps, learning_rate_ratio=ratio
-        )
+        factor = alignment_factor(target_steps=target.steps, source_steps=result.steps, learning_rate_ratio=ratio)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
     with np.errstate(over="ignore"):
-        update: Vector = aligned.astype(np.float32)
+        update: Vector = np.multiply(result.update, np.float32(factor))
     if not np.all(np.isfinite(update)):
         raise FaultyAggregatorError("HEADER_TARGET", "an update aligned with it is beyond float32")
     return update
+
+
+def evaluate_rule(
+    header: Header,
+    statistics: TargetStatistics | None,
+    target_update: Vector | None,
+    update: Vector,
+    step_updates: StepUpdates | None = None,
+) -> Contribution:
+    """Evaluate the round's rule on one source's aligned update, float32 (m,): the same call on either side.
+
+    ``step_updates`` (B, m) are the target's single steps, for rules that need them.
+
+    Raises:
+        ValueError: the arguments contradict each other; the message names one.
+    """
+    return contribute(
+        plan_of(header.rule),
+        statistics,
+        target_update,
+        update,
+        source_steps=header.target.steps if header.target else 1,  # the update is aligned already
+        learning_rate_ratio=1.0,
+        layers=[layer.size for layer in header.layers],
+        step_updates=step_updates,
+    )
+
+
+def contribution_at_source(header: Header, target_update: Vector | None, update: Vector) -> Contribution:
+    """Evaluate the rule inside a source, from what the target published (visibility ``sum``).
+
+    Raises:
+        FaultyAggregatorError: HEADER_TARGET where the published numbers contradict the published update.
+    """
+    target = header.target
+    try:
+        statistics = TargetStatistics(target.steps, target.mean_square, target.scatter) if target else None
+        return evaluate_rule(header, statistics, target_update, update)
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
 
 
 def clip_contribution(header: Header, contribution: Contribution) -> int:

@@ -26,8 +26,7 @@ QUICK = ("transport.heartbeat-s=0.5", "transport.join-deadline-s=60", "transport
 class Process:
     """A process whose lines on stderr can be waited for."""
 
-    def __init__(self, arguments: Iterable[str], *, env: Mapping[str, str] | None = None, limit: int | None = None):
-        self.limit = limit
+    def __init__(self, arguments: Iterable[str], *, env: Mapping[str, str] | None = None):
         own = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "securefda.cli", *arguments],
@@ -116,14 +115,24 @@ def free_port() -> int:
 class Kits:
     """A federation's kits in a folder, and the processes that were started from them."""
 
-    def __init__(self, root: Path, sources: int = 3, *, settings: Iterable[str] = (), task: str = "", port: int = 0):
+    def __init__(
+        self,
+        root: Path,
+        sources: int = 3,
+        *,
+        sites: tuple[str, ...] = (),
+        settings: Iterable[str] = (),
+        task: str = "",
+        port: int = 0,
+    ):
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
         self.port = port or free_port()
-        self.names = [f"source-{number}" for number in range(1, sources + 1)]
+        sites = sites or ("target", *(f"source-{number}" for number in range(1, sources + 1)))
+        self.target, self.names = sites[0], list(sites[1:])
         self.file = root / "federation.toml"
         self.file.write_text(
-            f'[federation]\nname = "study"\nsources = {json.dumps(self.names)}\n'
+            f'[federation]\nname = "study"\ntarget = "{self.target}"\nsources = {json.dumps(self.names)}\n'
             f'[task]\nfactory = "{task or "securefda.tasks.digits:Digits"}"\n'
         )
         sets = [part for text in (*QUICK, *settings) for part in ("--set", text)]
@@ -138,12 +147,15 @@ class Kits:
     @property
     def run_folder(self) -> Path:
         """Where the aggregator of this federation writes."""
-        return self.kit("target") / "local" / "run"
+        return self.kit(self.target) / "local" / "run"
 
     def start(self, site: str, *settings: str, kit: Path | None = None, **options: Any) -> Process:
         """Start the process of a site, from its own kit unless another is named."""
-        role = "aggregator" if site == "target" else "source"
-        config = (kit or self.kit(site)) / "local" / "settings.toml"
+        role = "aggregator" if site == self.target else "source"
+        return self.start_command(role, (kit or self.kit(site)) / "local" / "settings.toml", *settings, **options)
+
+    def start_command(self, role: str, config: Path, *settings: str, **options: Any) -> Process:
+        """Start ``securefda aggregator`` or ``source`` with a settings file."""
         sets = [part for text in settings for part in ("--set", text)]
         process = Process([role, "start", "--config", str(config), *sets], **options)
         self.processes.append(process)
@@ -151,7 +163,7 @@ class Kits:
 
     def start_all(self, *settings: str) -> dict[str, Process]:
         """Start every site with the same extra settings."""
-        return {site: self.start(site, *settings) for site in ("target", *self.names)}
+        return {site: self.start(site, *settings) for site in (self.target, *self.names)}
 
     def rounds(self) -> list[dict[str, Any]]:
         """Lines of metrics.jsonl so far."""

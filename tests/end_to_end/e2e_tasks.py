@@ -1,0 +1,48 @@
+"""Tasks that something is wrong with, or that take their time; named in configurations as ``e2e_tasks:Class``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from securefda.tasks.digits import Digits
+
+FOREVER_S = 300.0
+
+
+class WithBatchNorm(Digits):
+    """Its model holds running statistics that no round could federate."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+
+class ManyLayers(Digits):
+    """So many named layers that no header fits 64 KiB."""
+
+    def model(self) -> nn.Module:
+        first = nn.Sequential(*[nn.Linear(1, 1) for _ in range(2000)])
+        return nn.Sequential(nn.Linear(64, 1), first, nn.Linear(1, 10))
+
+
+class Wider(Digits):
+    """Digits, with another hidden layer."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+class Endless(Digits):
+    """Its training does not end while the file ``hold`` lies in the data folder."""
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        until = time.monotonic() + FOREVER_S
+        while self._hold.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        return super().loss(outputs, labels)
+
+    @property
+    def _hold(self) -> Path:
+        return (self.settings.data_dir or Path()) / "hold"

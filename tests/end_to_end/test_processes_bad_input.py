@@ -1,0 +1,114 @@
+"""Settings, data and machines that something is wrong with: one line with the mend, no traceback, a readable folder."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e_processes import Kits, assert_one_clear_line, kits
+
+from securefda.errors import ExitCode
+from securefda.rounds.run_folder import read_run
+
+IN_CLEAR = ("privacy.visibility=individual", "strategy.rounds=4", "strategy.warm-up-rounds=0")
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kits]:
+    """Kits from which every test starts what it needs."""
+    with kits(tmp_path_factory.mktemp("bad"), 1, settings=IN_CLEAR) as made:
+        yield made
+
+
+def test_an_unknown_key_is_named_with_the_nearest_known_one(federation: Kits) -> None:
+    aggregator = federation.start("target", "strategy.round=3")
+    assert_one_clear_line(aggregator, ExitCode.CONFIG, "strategy.round", hint="strategy.rounds")
+
+
+def test_a_task_that_cannot_be_imported_is_named(federation: Kits) -> None:
+    source = federation.start("source-1", "task.factory=no_such_module:Task")
+    assert_one_clear_line(source, ExitCode.CONFIG, "task.factory", "no_such_module", hint="PYTHONPATH")
+
+
+def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
+    with kits(tmp_path / "heart", sites=("cleveland", "va"), settings=IN_CLEAR) as heart:
+        source = heart.start("va", "task.factory=securefda.tasks.fed_heart:FedHeart", f"task.data-dir={tmp_path}")
+        assert_one_clear_line(source, ExitCode.CONFIG, "va.csv", hint="SHA-256")
+
+
+def test_a_model_with_batchnorm_is_refused_with_its_replacement(federation: Kits) -> None:
+    source = federation.start("source-1", "task.factory=e2e_tasks:WithBatchNorm")
+    assert_one_clear_line(source, ExitCode.FAILED, "BatchNorm", hint="GroupNorm")
+
+
+def test_one_step_at_the_target_is_refused_before_the_run_begins(federation: Kits, tmp_path: Path) -> None:
+    aggregator = federation.start("target", "training.batch-size=100", f"aggregator.out={tmp_path}")
+    assert_one_clear_line(aggregator, ExitCode.FAILED, "target", "1 step", "at least 2", hint="training.batch-size")
+    assert "listens on" not in aggregator.text
+
+
+def test_training_that_diverges_at_the_target_ends_the_run(federation: Kits, tmp_path: Path) -> None:
+    settings = ("strategy.rule=target_only", "training.optimizer=sgd", "training.learning-rate=1e30")
+    aggregator = federation.start("target", *settings, f"aggregator.out={tmp_path}")
+    assert_one_clear_line(aggregator, ExitCode.FAILED, "target", "nan", hint="learning")
+    record = read_run(tmp_path)
+    assert record.summary is not None
+    assert record.summary["status"] == "failed"
+
+
+def test_training_that_diverges_at_a_source_ends_that_source_with_a_word_to_the_target(
+    federation: Kits, tmp_path: Path
+) -> None:
+    aggregator = federation.start("target", f"aggregator.out={tmp_path}")
+    source = federation.start("source-1", "training.optimizer=sgd", "training.learning-rate=1e30")
+    assert_one_clear_line(source, ExitCode.FAILED, "source-1", "nan", hint="learning")
+    assert_one_clear_line(aggregator, ExitCode.QUORUM, "missing: source-1", hint="source-1")
+    assert [line["refused"] for line in read_run(tmp_path).rounds[:1]] == [{"source-1": "TRAINING"}]
+
+
+def test_a_message_that_is_too_large_names_the_setting(tmp_path: Path) -> None:
+    settings = (*IN_CLEAR, "transport.max-message-bytes=65536", "transport.chunk-bytes=16384")
+    with kits(tmp_path, 1, settings=settings, task="e2e_tasks:ManyLayers") as federation:
+        processes = federation.start_all()
+        assert_one_clear_line(processes["target"], ExitCode.CONFIG, "transport.max-message-bytes", hint="raise")
+        assert processes["source-1"].end() == ExitCode.FAILED
+        assert "the aggregator ended the run: transport.max-message-bytes" in processes["source-1"].text
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small disk takes root; test_a_file_that_may_not_grow covers the rest")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_at_the_aggregator_leaves_whole_rounds(federation: Kits, small_disk: Path) -> None:
+    """Round after round is written until the disk is full; what was written before is whole."""
+    settings = ("strategy.rule=target_only", "strategy.rounds=2000", f"aggregator.out={small_disk}")
+    aggregator = federation.start("target", *settings)
+    assert_one_clear_line(aggregator, ExitCode.FAILED, str(small_disk), "full", hint="space")
+    rounds = read_run(small_disk).rounds
+    assert [line["round"] for line in rounds] == list(range(1, len(rounds) + 1))
+    assert len(rounds) >= 1
+
+
+def test_a_file_that_may_not_grow_leaves_whole_rounds(federation: Kits, tmp_path: Path) -> None:
+    settings = ("strategy.rule=target_only", "strategy.rounds=2000", f"aggregator.out={tmp_path}")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+    try:
+        aggregator = federation.start("target", *settings)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert_one_clear_line(aggregator, ExitCode.FAILED, str(tmp_path))
+    rounds = read_run(tmp_path).rounds
+    assert [line["round"] for line in rounds] == list(range(1, len(rounds) + 1))

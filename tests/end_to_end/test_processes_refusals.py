@@ -1,0 +1,123 @@
+"""Peers that must not work together, and peers that are not there: each ends with one line, its mend and its code."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from e2e_processes import Kits, assert_one_clear_line, free_port, kits
+
+from securefda.errors import ExitCode
+from securefda.federation.endpoints import Address
+from securefda.federation.enrolment import init_federation
+from securefda.federation.sites import SiteSpec
+
+SHORT = "transport.reconnect-deadline-s=2"
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kits]:
+    """A federation whose aggregator waits for sources, of which two never come."""
+    settings = ("transport.join-deadline-s=600",)
+    with kits(tmp_path_factory.mktemp("waiting"), settings=settings) as federation:
+        federation.start("target").until("listens on")
+        yield federation
+
+
+def test_a_source_with_a_kit_of_another_federation_is_refused(waiting: Kits, tmp_path: Path) -> None:
+    other = Kits(tmp_path, port=waiting.port)
+    source = other.start("source-1")
+    assert_one_clear_line(source, ExitCode.CERTIFICATE, "certificate", hint="kit")
+    assert "joined" not in waiting.processes[0].text
+
+
+def test_an_aggregator_takes_no_source_whose_certificate_another_federation_issued(
+    waiting: Kits, tmp_path: Path
+) -> None:
+    """The source is told the right CA of the aggregator, but its own certificate is from elsewhere."""
+    other = Kits(tmp_path, port=waiting.port)
+    startup, foreign = waiting.kit("source-1") / "startup", other.kit("source-1") / "startup"
+    for name in ("ca.pem", "roster.json", "endpoints.toml", "kit.json"):
+        (foreign / name).chmod(0o644)
+        (foreign / name).write_bytes((startup / name).read_bytes())
+    source = other.start("source-1")
+    code = ExitCode(source.end())
+    assert code in (ExitCode.CERTIFICATE, ExitCode.CONFIG, ExitCode.CONNECTION), source.text
+    assert_one_clear_line(source, code)
+
+
+def test_a_source_with_other_task_options_is_turned_away(waiting: Kits) -> None:
+    source = waiting.start("source-2", "task.factory=e2e_tasks:Wider")
+    assert_one_clear_line(source, ExitCode.CONFIG, "task.factory", "another model", hint="same task")
+    waiting.processes[0].until("source-2: its model has other layers")
+
+
+def test_the_targets_kit_starts_no_source_and_a_sources_kit_no_aggregator(waiting: Kits, tmp_path: Path) -> None:
+    settings = (waiting.kit("source-1") / "local" / "settings.toml").read_text()
+    kit = waiting.kit("target")
+    file = tmp_path / "source.toml"
+    file.write_text(settings.replace('kit = ".."', f"kit = {json.dumps(str(kit))}"))
+    process = waiting.start_command("source", file)
+    assert_one_clear_line(process, ExitCode.CONFIG, "target")
+    file.write_text((kit / "local" / "settings.toml").read_text().replace('"..', f'"{waiting.kit("source-1")}'))
+    process = waiting.start_command("aggregator", file)
+    assert_one_clear_line(process, ExitCode.CONFIG, "source")
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with kits(tmp_path, port=taken.getsockname()[1]) as federation:
+            aggregator = federation.start("target")
+            assert_one_clear_line(aggregator, ExitCode.CONFIG, "transport.listen", str(federation.port), hint="port")
+
+
+def test_an_aggregator_that_is_not_there_is_given_up_on(tmp_path: Path) -> None:
+    with kits(tmp_path) as federation:
+        source = federation.start("source-1", SHORT)
+        assert_one_clear_line(source, ExitCode.CONNECTION, str(federation.port), "gave up after 2 s", hint="runs")
+
+
+def test_an_expired_certificate_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with kits(tmp_path / "now") as federation:
+        names = ["target", *federation.names]
+        init_federation(
+            tmp_path / "then",
+            "study",
+            [SiteSpec(n, "target" if n == "target" else "source", n, ("127.0.0.1",)) for n in names],
+            aggregator=Address("127.0.0.1", free_port()),
+            policy_text=(federation.kit("source-1") / "local" / "policy.toml").read_text(),
+            settings_text=(federation.kit("source-1") / "local" / "settings.toml").read_text(),
+            now=datetime.now(UTC) - timedelta(days=30),
+            validity=timedelta(days=10),
+        )
+        source = federation.start("source-1", kit=tmp_path / "then" / "source-1")
+        assert_one_clear_line(source, ExitCode.CERTIFICATE, "source-1", "expired")
+
+
+def test_too_few_sources_end_the_run_with_the_name_of_who_is_missing(tmp_path: Path) -> None:
+    with kits(tmp_path) as federation:
+        aggregator = federation.start("target", "transport.join-deadline-s=12")
+        sources = [federation.start(site) for site in federation.names[:2]]
+        assert_one_clear_line(aggregator, ExitCode.QUORUM, "2 of at least 3", "missing: source-3", hint="start")
+        for source in sources:
+            assert source.end() == ExitCode.FAILED
+            assert "the aggregator ended the run: join: 2 of at least 3 sources; missing: source-3" in source.text
+        assert federation.summary()["status"] == "failed"
+        assert federation.summary()["error"]["code"] == "QuorumLost"
+
+
+def test_a_policy_that_permits_no_round_ends_the_source_with_its_key(tmp_path: Path) -> None:
+    with kits(tmp_path, 2, settings=("privacy.visibility=individual", "strategy.rounds=1")) as federation:
+        policy = federation.kit("source-2") / "local" / "policy.toml"
+        policy.write_text(policy.read_text().replace('max-visibility = "individual"', 'max-visibility = "sum"'))
+        processes = federation.start_all("strategy.warm-up-rounds=0")
+        assert_one_clear_line(processes["source-2"], ExitCode.POLICY, "max-visibility", hint="policy.toml")
+        assert processes["target"].end() == 0
+        assert federation.rounds()[0]["refused"] == {"source-2": "max-visibility"}
+        assert federation.rounds()[0]["survivors"] == ["source-1"]

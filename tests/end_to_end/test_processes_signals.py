@@ -1,0 +1,68 @@
+"""Ctrl-C and SIGTERM: every process ends at once with one line, and a run takes all of its processes with it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from e2e_processes import Process, assert_one_clear_line, kits
+
+from securefda.errors import ExitCode
+from securefda.rounds.run_folder import read_run
+
+AT_ONCE_S = 5.0
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_an_aggregator_and_a_source_end_at_once_whatever_they_do(tmp_path: Path, number: signal.Signals) -> None:
+    """The source is in the middle of its training, the aggregator waits for it."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    settings = ("privacy.visibility=individual", "strategy.warm-up-rounds=1", f"task.data-dir={tmp_path}")
+    with kits(tmp_path / "kits", 1, settings=settings, task="e2e_tasks:Endless") as federation:
+        aggregator, source = federation.start_all().values()
+        source.until("round 1")
+        assert source.interrupt(number) < AT_ONCE_S
+        assert_one_clear_line(source, ExitCode.FAILED, "interrupted")
+        aggregator.until("source-1: ")
+        assert aggregator.interrupt(number) < AT_ONCE_S
+        assert_one_clear_line(aggregator, ExitCode.FAILED, "interrupted", hint=str(federation.run_folder))
+        assert federation.summary()["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text(
+        '[federation]\nname = "study"\nsources = ["source-1", "source-2", "source-3"]\n'
+        '[task]\nfactory = "securefda.tasks.digits:Digits"\n'
+        "[strategy]\nrounds = 5000\n"
+    )
+    run = Process(["run", str(file), "--out", str(tmp_path / "out")])
+    run.until("[ROUND 2/")
+    children = _children(run.process.pid)
+    assert len(children) == 4
+    assert run.interrupt(number) < 2 * AT_ONCE_S
+    assert_one_clear_line(run, ExitCode.FAILED, "interrupted", hint=str(tmp_path / "out"))
+    assert [child for child in children if Path(f"/proc/{child}").exists()] == []
+    record = read_run(tmp_path / "out")
+    assert record.summary is not None
+    assert record.summary["status"] == "interrupted"
+    assert len(record.rounds) >= 2
+
+
+def _children(pid: int) -> list[int]:
+    """Process ids of the direct children of a process, from /proc."""
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("needs /proc")
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+        if parent == pid:
+            found.append(int(folder.name))
+    return found

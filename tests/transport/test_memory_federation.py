@@ -1,0 +1,186 @@
+"""Whole federations in memory, with the real tasks: levels agree, seeds repeat, lost messages cost what they must."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from securefda.config import load_federation
+from securefda.errors import ExitCode, QuorumLost
+from securefda.rounds.progress import SilentReporter
+from securefda.rounds.records import Summary
+from securefda.rounds.run_folder import read_run
+from securefda.rounds.site import SiteTrainer
+from securefda.secagg.messages import (
+    Advertise,
+    Body,
+    Header,
+    MaskedInput,
+    ShareBundle,
+    Signed,
+    SurvivorSignature,
+    Unmask,
+)
+from securefda.tasks import TaskSettings, load_task
+from securefda.training import TrainingSettings
+from securefda.transport.memory import simulate
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROUNDS = 10
+SEED = 3
+MESSAGES = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask)
+SHORT = ("strategy.rounds=2", "strategy.warm-up-rounds=1")
+
+
+def federation(name: str, *overrides: str) -> Any:
+    return load_federation(
+        EXAMPLES / f"{name}.toml", ["training.target.device=cpu", "training.source.device=cpu", *overrides]
+    )
+
+
+def play(folder: Path, name: str, *overrides: str, seed: int = SEED, **options: Any) -> Summary:
+    return simulate(federation(name, *overrides), folder, seed, SilentReporter(), **options)
+
+
+def parameters(folder: Path) -> np.ndarray:
+    """The model that a run left, as one vector."""
+    return np.concatenate([layer.ravel() for _, layer in sorted(load_file(folder / "model.safetensors").items())])
+
+
+def predictions(folder: Path, name: str, *overrides: str) -> np.ndarray:
+    """What the model that a run left says of each test row of the target."""
+    config = federation(name, *overrides)
+    task = load_task(
+        config.task.factory,
+        TaskSettings(
+            config.federation.target, config.federation.sources, SEED, config.task.data_dir, config.task.options
+        ),
+    )
+    data = task.test_data(config.federation.target)
+    trainer = SiteTrainer(task, config.federation.target, data, TrainingSettings(), SEED)
+    layers = load_file(folder / "model.safetensors")
+    trainer.evaluate(np.concatenate([layers[layer].ravel() for layer, _ in trainer.layers]), data)
+    outputs = trainer._model(data.features).detach().numpy()
+    return outputs.argmax(axis=1) if outputs.ndim == 2 and outputs.shape[1] > 1 else outputs.ravel() > 0
+
+
+def assert_levels_agree(folder: Path, name: str, rule: str, *overrides: str) -> None:
+    """The two levels give one model to the last bit: optimizers such as Adam would make a lot of any difference."""
+    given = (f"strategy.rule={rule}", f"strategy.rounds={ROUNDS}", *overrides)
+    for level in ("sum", "individual"):
+        summary = play(folder / level, name, *given, f"privacy.visibility={level}")
+        assert (summary.rounds, summary.rounds_lost) == (ROUNDS, 0)
+        rules = [line["rule"] for line in read_run(folder / level).rounds]
+        assert rules.count(rule) >= ROUNDS // 2
+    assert np.array_equal(parameters(folder / "sum"), parameters(folder / "individual"))
+    assert np.array_equal(
+        predictions(folder / "sum", name, *overrides), predictions(folder / "individual", name, *overrides)
+    )
+
+
+@pytest.mark.parametrize("rule", ["fedgp_auto", "fedda_auto"])
+def test_masked_digits_give_the_model_that_updates_in_clear_give(tmp_path: Path, rule: str) -> None:
+    assert_levels_agree(tmp_path, "digits", rule)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("rule", ["fedgp_auto", "fedda_auto"])
+def test_masked_hearts_give_the_model_that_updates_in_clear_give(
+    tmp_path: Path, fed_heart_data: Path, rule: str
+) -> None:
+    assert_levels_agree(tmp_path, "fed_heart", rule, f"task.data-dir={fed_heart_data}")
+
+
+@pytest.mark.parametrize("level", ["sum", "individual"])
+def test_one_seed_gives_one_model_bit_by_bit(tmp_path: Path, level: str) -> None:
+    given = (*SHORT, f"privacy.visibility={level}")
+    once, twice = (play(tmp_path / name, "digits", *given) for name in ("once", "twice"))
+    assert once.model_digest == twice.model_digest
+    assert (tmp_path / "once" / "model.safetensors").read_bytes() == (
+        tmp_path / "twice" / "model.safetensors"
+    ).read_bytes()
+    assert play(tmp_path / "other", "digits", *given, seed=SEED + 1).model_digest != once.model_digest
+
+
+class Falls:
+    """Delivers everything but what one source sends from a certain message of round 1 on, until the next header."""
+
+    def __init__(self, index: int, kind: type) -> None:
+        self.index, self.kind, self.round, self.silent = index, kind, 0, False
+
+    def __call__(self, sender: int, to: int, message: Signed[Body]) -> bool:
+        if isinstance(message.body, Header) and to == self.index:
+            self.silent = self.silent and message.body.round == self.round
+            self.round = message.body.round
+        if sender == self.index and isinstance(message.body, self.kind) and self.round == 1:
+            self.silent = True
+        return not (self.silent and self.index in (sender, to))
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_five_sources_lose_one_at_any_phase_and_the_round_ends_without_it(tmp_path: Path, kind: type) -> None:
+    summary = play(tmp_path, "digits", *SHORT, delivers=Falls(2, kind))
+    first, second = read_run(tmp_path).rounds
+    in_the_sum = kind in (SurvivorSignature, Unmask)
+    assert ("source-2" in first["survivors"]) == in_the_sum
+    assert len(first["survivors"]) == (5 if in_the_sum else 4)
+    assert first["attempts"] == 1
+    assert len(second["survivors"]) == 5
+    assert (summary.rounds, summary.rounds_lost) == (2, 0)
+    assert summary.dropped == ({} if in_the_sum else {"source-2": 1})
+
+
+def test_a_lost_source_leaves_the_sum_over_the_others(tmp_path: Path) -> None:
+    """Masked with one dropped in R2 equals the same four in clear: the dropped one's masks are gone entirely."""
+    given = ("strategy.rounds=1", "strategy.warm-up-rounds=0", "strategy.rule=fedda_auto")
+    play(tmp_path / "sum", "digits", *given, delivers=Falls(2, MaskedInput))
+    without = lambda sender, to, message: 2 not in (sender, to) or sender == 0  # noqa: E731
+    play(tmp_path / "clear", "digits", *given, "privacy.visibility=individual", delivers=without)
+    assert read_run(tmp_path / "clear").rounds[0]["survivors"] == read_run(tmp_path / "sum").rounds[0]["survivors"]
+    assert np.array_equal(parameters(tmp_path / "sum"), parameters(tmp_path / "clear"))
+
+
+def absent(gone: int, sender: int, to: int, _message: Signed[Body]) -> bool:
+    return gone not in (sender, to)
+
+
+THREE = ("privacy.n-c=0", 'federation.sources=["source-1", "source-2", "source-3"]')
+
+
+def test_three_sources_are_enough_to_run(tmp_path: Path) -> None:
+    summary = play(tmp_path, "digits", *THREE, *SHORT)
+    assert (summary.status, summary.rounds) == ("finished", 2)
+    assert all(line["survivors"] == ["source-1", "source-2", "source-3"] for line in read_run(tmp_path).rounds)
+
+
+def test_two_of_three_sources_are_quorum_lost_with_the_name_of_the_third(tmp_path: Path) -> None:
+    with pytest.raises(QuorumLost, match="2 of at least 3 sources; missing: source-3") as caught:
+        play(tmp_path, "digits", *THREE, *SHORT, delivers=partial(absent, 3))
+    assert caught.value.exit_code is ExitCode.QUORUM
+    assert caught.value.missing == ("source-3",)
+    summary = read_run(tmp_path).summary
+    assert summary is not None
+    assert (summary["status"], summary["error"]["code"]) == ("failed", "QuorumLost")
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_a_source_that_never_answers_a_phase_is_named_when_the_run_ends(tmp_path: Path, kind: type) -> None:
+    def delivers(sender: int, to: int, message: Signed[Body]) -> bool:
+        return not (sender == 3 and isinstance(message.body, kind))
+
+    with pytest.raises(QuorumLost, match=r"missing: source-3$"):
+        play(tmp_path, "digits", *THREE, "strategy.rounds=5", "strategy.warm-up-rounds=1", delivers=delivers)
+    assert [line["status"] for line in read_run(tmp_path).rounds] == ["lost"] * 3
+
+
+def test_observed_bytes_of_a_masked_run_are_near_those_of_a_run_in_clear(tmp_path: Path) -> None:
+    """Masks cost no bytes: 4 per parameter up, plus the messages of the session."""
+    masked = play(tmp_path / "sum", "digits", *SHORT)
+    clear = play(tmp_path / "clear", "digits", *SHORT, "privacy.visibility=individual")
+    for site, count in masked.bytes_up.items():
+        assert count < clear.bytes_up[site] + 2 * 4_000
