@@ -12,7 +12,7 @@ OWN_MAPPING_BYTES = 8 << 20
 KEPT_BYTES = 64 << 20
 """So much free memory may stay at the end of the heap, for what is wanted again at once."""
 
-_ARENAS = 2
+_ARENAS = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of <malloc.h>
 _OPTIONS = ((_M_MMAP_THRESHOLD, OWN_MAPPING_BYTES), (_M_TRIM_THRESHOLD, KEPT_BYTES), (_M_ARENA_MAX, _ARENAS))
 
@@ -22,6 +22,7 @@ def map_large_blocks() -> bool:
 
     By itself it raises that threshold up to 32 MiB as blocks are freed. The vectors of a round then share a heap with
     small objects that outlive them, and a source of a model of 20 MB keeps holes of some more such vectors.
+    All threads share one heap: with one each, every message that a new thread handles would leave its own holes.
     Smaller blocks, as activations are, stay on the heap: mapping them anew for each batch doubles the time of a step.
 
     Returns:
