@@ -15,14 +15,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from in_process import load, run
+from federated import Job, run_all, workers
 
 from securefda.config import FederationConfig, load_federation
 from securefda.tasks import Samples, TaskSettings
@@ -60,8 +62,10 @@ class Score:
 class HeldOut(FedHeart):
     """Fed-Heart whose test is a fold of the rows that the target keeps; the published test rows are never read."""
 
-    def __init__(self, settings: TaskSettings, fold: int) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: TaskSettings) -> None:
+        options = dict(settings.options)
+        fold = options.pop("fold")
+        super().__init__(replace(settings, options=options))
         kept = super().train_data(settings.target)
         generator = torch.Generator().manual_seed(derive_seed(settings.seed, "folds"))
         folds = torch.randperm(len(kept), generator=generator) % FOLDS
@@ -78,9 +82,10 @@ class HeldOut(FedHeart):
 def main() -> None:
     arguments = _arguments()
     scores = {}
-    for candidate in _candidates():
-        scores[candidate] = _score(candidate, arguments.data_dir, arguments.seeds)
-        print(f"{candidate}: {scores[candidate]}", file=sys.stderr, flush=True)
+    with workers(arguments.workers) as pool:
+        for candidate in _candidates():
+            scores[candidate] = _score(pool, candidate, arguments.data_dir, arguments.seeds)
+            print(f"{candidate}: {scores[candidate]}", file=sys.stderr, flush=True)
     best = min(scores, key=lambda candidate: scores[candidate].log_loss)
     if arguments.format == "json":
         rows = [{**asdict(candidate), **asdict(score)} for candidate, score in scores.items()]
@@ -100,37 +105,33 @@ def _candidates() -> Iterator[Candidate]:
             yield Candidate(optimizer, rate, batch_size)
 
 
-def _score(candidate: Candidate, data_dir: Path, seeds: int) -> Score:
-    results = [
-        run(config, seed, _held_out(config, seed, fold))
+def _score(pool: ProcessPoolExecutor, candidate: Candidate, data_dir: Path, seeds: int) -> Score:
+    jobs = [
+        Job(_configuration(candidate, rule, target, fold, data_dir), seed)
         for target in HOSPITALS
         for rule in RULES
-        for config in [_configuration(candidate, rule, target, data_dir)]
         for seed in range(seeds)
         for fold in range(FOLDS)
     ]
+    results = run_all(pool, jobs)
     return Score(
         log_loss=float(np.mean([result.loss for result in results])),
         accuracy=float(np.mean([result.accuracy for result in results])),
     )
 
 
-def _configuration(candidate: Candidate, rule: str, target: str, data_dir: Path) -> FederationConfig:
+def _configuration(candidate: Candidate, rule: str, target: str, fold: int, data_dir: Path) -> FederationConfig:
     sources = json.dumps([site for site in HOSPITALS if site != target])
     sites = [f"federation.target={target}", f"federation.sources={sources}"]
-    return load_federation(
-        EXAMPLE, [*sites, f"strategy.rule={rule}", f"task.data-dir={data_dir}", *candidate.overrides()]
-    )
-
-
-def _held_out(config: FederationConfig, seed: int, fold: int) -> HeldOut:
-    return HeldOut(load(config, seed).settings, fold)
+    task = ["task.factory=fed_heart_selection:HeldOut", f"task.options.fold={fold}", f"task.data-dir={data_dir}"]
+    return load_federation(EXAMPLE, [*sites, *task, f"strategy.rule={rule}", *candidate.overrides()])
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True, help="folder of the four CSV files")
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds, from 0")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="federations beside each other")
     parser.add_argument("--format", choices=("markdown", "json"), default="markdown")
     return parser.parse_args()
 
