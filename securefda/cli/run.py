@@ -117,8 +117,8 @@ def free_address() -> Address:
 
 
 def _enrol(config: FederationConfig, root: Path, address: Address) -> None:
-    privacy, federation = config.privacy, config.federation
-    policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, config.session.attempts)
+    privacy, session, federation = config.privacy, config.session, config.federation
+    policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, session.attempts, clip=session.clip)
     sources = [SiteSpec(site, "source", site) for site in federation.sources]
     init_federation(
         root,

@@ -52,15 +52,31 @@ _TEMPLATE = """\
 """
 
 
+CLIP_ROOM = 10.0
+"""How far, as a factor either way, a header's clip may lie from the one that the federation was set up with."""
+
+
 def default_policy(
-    max_visibility: Literal["individual", "sum"] = "sum", k_min: int = 2, n_c: int = 0, max_attempts: int = 2
+    max_visibility: Literal["individual", "sum"] = "sum",
+    k_min: int = 2,
+    n_c: int = 0,
+    max_attempts: int = 2,
+    *,
+    clip: float | None = None,
 ) -> SourcePolicy:
-    """Return the policy that a new site starts with: every rule that sources take part in, and these limits."""
+    """Return the policy that a new site starts with: every rule that sources take part in, and these limits.
+
+    ``clip`` is the federation's; the bounds of the policy lie around it. None leaves the widest bounds.
+    """
+    bounds = QuantisationBounds()
+    if clip is not None:
+        bounds = QuantisationBounds(clip_min=clip / CLIP_ROOM, clip_max=clip * CLIP_ROOM)
     return SourcePolicy(
         max_visibility=max_visibility,
         k_min=k_min,
         n_c=n_c,
         allowed_rules=_RULES,
+        quantisation=bounds,
         release=ReleaseLimits(max_attempts=max_attempts),
     )
 

@@ -195,14 +195,14 @@ class _Federation:
         return summary_of(self.settings, run, self.store, self.roster, error)
 
     def source(self, site_id: str) -> SourceRounds:
-        config, privacy = self.config, self.config.privacy
+        config, privacy, session = self.config, self.config.privacy, self.config.session
         settings = SourceConfig(
             source=self.settings.aggregator,
             task=config.task,
             training=config.training.source,
             transport=config.transport,
         )
-        policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, config.session.attempts)
+        policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, session.attempts, clip=session.clip)
         store = self.stores.enter_context(closing(SourceStore(self.folder.site(site_id) / "state.sqlite")))
         site = source_site(settings, policy, self._member(site_id), store)
         return SourceRounds(site, _SiteRecorder(self.folder, site_id, self.reporter))

@@ -34,6 +34,14 @@ def test_the_default_text_carries_what_the_federation_chose(file: Path) -> None:
     assert policy == default_policy("individual", 3, 2, 5)
 
 
+def test_a_new_site_takes_clips_within_a_factor_of_ten_of_the_federations(file: Path) -> None:
+    """A clip far below what updates reach would leave nothing of them but signs."""
+    file.write_text(default_policy_text("source-1", default_policy(clip=0.5)))
+    bounds = load_policy(file).quantisation
+    assert (bounds.clip_min, bounds.clip_max) == pytest.approx((0.05, 5.0))
+    assert default_policy().quantisation == SourcePolicy().quantisation
+
+
 def test_the_default_text_shows_and_explains_every_key() -> None:
     lines = default_policy_text("source-1").splitlines()
     for key in known_keys(SourcePolicy):

@@ -66,6 +66,17 @@ def test_a_source_takes_no_longer_steps_than_its_own_settings_say(tmp_path: Path
     federation.close()
 
 
+def test_an_update_that_the_header_drives_to_the_clip_does_not_leave(tmp_path: Path) -> None:
+    """Every coordinate would be n_i times a sign, and where sites differ in size the sum has all their signs."""
+    federation = Federation(tmp_path, 4, rule="fedda", beta=1.0)
+    header = until(federation.open(), ME, Header)
+    target = replace(body_of(header).target, learning_rate=1e6)
+    lie = Parcel(changed(header.message, target=target), header.vectors)
+    assert keys(federation.sources[ME].handle(lie)) == [Refusal("CLIPPED")]
+    assert federation.sources[ME].deadline_s() is None
+    federation.close()
+
+
 @pytest.mark.parametrize("learning_rate", [1e300, 1e-300])
 def test_an_update_in_clear_that_cannot_be_aligned_is_refused_and_does_not_leave(
     tmp_path: Path, learning_rate: float

@@ -180,8 +180,8 @@ def _known(option: str, values: list[str], sites: tuple[str, ...]) -> dict[str, 
 def _policy_text(config: FederationConfig, site: str) -> str:
     from securefda.policy import default_policy, default_policy_text
 
-    privacy = config.privacy
-    policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, config.session.attempts)
+    privacy, session = config.privacy, config.session
+    policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, session.attempts, clip=session.clip)
     return default_policy_text(site, policy)
 
 
