@@ -10,6 +10,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from securefda.cli.output import printable
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import RoundLine
 
@@ -51,6 +52,7 @@ class LineReporter:
 
     def note(self, text: str) -> None:
         """Write the note, unless it repeats the line before."""
+        text = printable(text)
         if text != self._last:
             self._stream.write(f"{text}\n")
             self._stream.flush()
@@ -85,7 +87,7 @@ class BarReporter:
 
     def note(self, text: str) -> None:
         """Leave the note above the bar."""
-        self._progress.console.print(text, markup=False, soft_wrap=True)
+        self._progress.console.print(printable(text), markup=False, soft_wrap=True)
 
 
 def round_text(line: RoundLine, rounds: int) -> str:

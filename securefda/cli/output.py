@@ -64,5 +64,10 @@ def _print_envelope(fields: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def printable(text: str) -> str:
+    """Text for a terminal or a log, without what would steer either: a peer's words may stand in it."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))

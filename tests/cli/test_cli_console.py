@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from securefda.cli.console import BarReporter, LineReporter, console_reporter, round_text, some_of
 from securefda.rounds.records import RoundLine
 
@@ -78,3 +80,11 @@ def test_a_terminal_gets_a_bar_with_the_sites_that_are_waited_for_and_every_roun
 def test_many_sites_are_counted_and_not_listed() -> None:
     assert some_of([f"s{i}" for i in range(9)]) == "s0, s1, s2, s3 and 5 more"
     assert some_of(["a", "b", "c", "d"]) == "a, b, c, d"
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["pipe", "terminal"])
+def test_words_of_a_peer_cannot_steer_the_terminal_nor_begin_a_line_of_their_own(stream: io.StringIO) -> None:
+    with console_reporter(stream) as reporter:
+        reporter.note("source-1 refused: \x1b[2J\x1b]0;title\x07\n[ROUND 50/50] accuracy 1.000")
+    assert "source-1 refused: ?[2J?]0;title??[ROUND 50/50] accuracy 1.000\n" in stream.getvalue()
+    assert "\x1b[2J" not in stream.getvalue()
