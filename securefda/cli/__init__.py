@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,4 +13,17 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with ``arguments``, by default the process's own, and return its exit code."""
-    return entry.run(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None:
+        return entry.run(arguments)
+    code = entry.run(sys.argv[1:])
+    _leave_training_behind(code)
+    return code
+
+
+def _leave_training_behind(code: int) -> None:
+    """End the process at once where a thread still trains: it cannot be stopped, and Python would abort over it."""
+    offload = sys.modules.get("securefda.transport.offload")
+    if offload is not None and offload.work_goes_on():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

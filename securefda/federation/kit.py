@@ -216,7 +216,8 @@ def load_kit(
             str(path), f"is the kit of {kit.site_id}, not of {expected_site}", hint="use the site's own kit"
         )
     if expected_role not in (None, kit.role):
-        raise ConfigError(str(path), f"is the kit of a {kit.role} ({kit.site_id}), but a {expected_role}'s is needed")
+        why = f"is the kit of a {kit.role} ({kit.site_id}), but a {expected_role}'s is needed"
+        raise ConfigError(str(path), why, hint="a target starts `securefda aggregator`, a source `securefda source`")
     return kit
 
 

@@ -176,17 +176,18 @@ class SourceChannel:
             )
         )
 
-    async def close(self) -> None:
-        """Hang up, after the aggregator has taken what was queued or three heartbeats have passed."""
+    async def close(self, grace: float | None = None) -> None:
+        """Hang up, after the aggregator has taken what was queued or ``grace`` seconds (default: three heartbeats)."""
+        grace = self._settings.silence_s if grace is None else grace
         self._closing = True
         if self._task is None:
             return
         if self._connection is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.silence_s):
+                async with asyncio.timeout(grace):
                     await self._link.settled()
             self._link.leave()
-            await asyncio.wait({self._task}, timeout=self._settings.silence_s)
+            await asyncio.wait({self._task}, timeout=grace)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

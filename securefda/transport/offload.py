@@ -10,6 +10,14 @@ from typing import TypeVar
 ResultT = TypeVar("ResultT")
 
 
+_NAME = "securefda-work"
+
+
+def work_goes_on() -> bool:
+    """Whether a thread of :func:`in_thread` still runs, though nobody waits for it any more."""
+    return any(thread.name == _NAME for thread in threading.enumerate())
+
+
 async def in_thread(work: Callable[[], ResultT]) -> ResultT:
     """Run ``work`` in a daemon thread, so that heartbeats go on meanwhile and Ctrl-C need not wait for it."""
     loop = asyncio.get_running_loop()
@@ -31,5 +39,5 @@ async def in_thread(work: Callable[[], ResultT]) -> ResultT:
         else:
             loop.call_soon_threadsafe(settle, result, None)
 
-    threading.Thread(target=run, name="securefda-work", daemon=True).start()
+    threading.Thread(target=run, name=_NAME, daemon=True).start()
     return await done

@@ -26,6 +26,7 @@ from securefda.transport.startup import credentials_of, source_of_pin, transport
 from securefda.transport.wire import encode
 
 STATE_FILE = "state.sqlite"
+FINISHED_GRACE_S, INTERRUPTED_GRACE_S = 5.0, 1.0
 
 
 def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
@@ -89,7 +90,11 @@ class _Service:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
         address = await self._server.start()
         self._reporter.note(f"aggregator {self._kit.site_id} listens on {address}")
+        grace = FINISHED_GRACE_S
         try:
             await RunDriver(self._run, self._server, self._kit.roster, self._reporter).drive()
+        except asyncio.CancelledError:
+            grace = INTERRUPTED_GRACE_S
+            raise
         finally:
-            await self._server.stop()
+            await self._server.stop(grace)

@@ -25,6 +25,7 @@ from securefda.transport.wire import encode
 
 STATE_FILE = "state.sqlite"
 POLICY_FILE = "policy.toml"
+INTERRUPTED_GRACE_S = 1.0
 
 
 def main(config: SourceConfig, reporter: Reporter) -> None:
@@ -98,7 +99,11 @@ class _Service:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
         await self._channel.open()
         self._reporter.note(f"connected to the aggregator at {self._endpoint.address}")
+        grace = None
         try:
             await SourceDriver(self._rounds, self._channel, self._reporter).drive()
+        except asyncio.CancelledError:
+            grace = INTERRUPTED_GRACE_S
+            raise
         finally:
-            await self._channel.close()
+            await self._channel.close(grace)

@@ -63,10 +63,10 @@ def test_training_that_diverges_at_the_target_ends_the_run(federation: Kits, tmp
 def test_training_that_diverges_at_a_source_ends_that_source_with_a_word_to_the_target(
     federation: Kits, tmp_path: Path
 ) -> None:
-    aggregator = federation.start("target", f"aggregator.out={tmp_path}")
     source = federation.start("source-1", "training.optimizer=sgd", "training.learning-rate=1e30")
+    aggregator = federation.start("target", f"aggregator.out={tmp_path}", "transport.join-deadline-s=10")
     assert_one_clear_line(source, ExitCode.FAILED, "source-1", "nan", hint="learning")
-    assert_one_clear_line(aggregator, ExitCode.QUORUM, "missing: source-1", hint="source-1")
+    assert_one_clear_line(aggregator, ExitCode.QUORUM, "missing: source-1", hint="start the missing sources")
     assert [line["refused"] for line in read_run(tmp_path).rounds[:1]] == [{"source-1": "TRAINING"}]
 
 

@@ -17,6 +17,7 @@ from securefda.federation.enrolment import init_federation
 from securefda.federation.sites import SiteSpec
 
 SHORT = "transport.reconnect-deadline-s=2"
+IN_CLEAR = ("privacy.visibility=individual", "strategy.rounds=1", "strategy.warm-up-rounds=0")
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +114,10 @@ def test_too_few_sources_end_the_run_with_the_name_of_who_is_missing(tmp_path: P
 
 
 def test_a_policy_that_permits_no_round_ends_the_source_with_its_key(tmp_path: Path) -> None:
-    with kits(tmp_path, 2, settings=("privacy.visibility=individual", "strategy.rounds=1")) as federation:
+    with kits(tmp_path, 2, settings=IN_CLEAR) as federation:
         policy = federation.kit("source-2") / "local" / "policy.toml"
         policy.write_text(policy.read_text().replace('max-visibility = "individual"', 'max-visibility = "sum"'))
-        processes = federation.start_all("strategy.warm-up-rounds=0")
+        processes = federation.start_all()
         assert_one_clear_line(processes["source-2"], ExitCode.POLICY, "max-visibility", hint="policy.toml")
         assert processes["target"].end() == 0
         assert federation.rounds()[0]["refused"] == {"source-2": "max-visibility"}
