@@ -129,10 +129,14 @@ class ProtocolError(SecureFdaError):
 
 
 class FaultyAggregatorError(ProtocolError):
-    """The aggregator sent something that an honest one never sends. The session is dead."""
+    """The aggregator sent something that an honest one never sends. The session is dead.
 
-    def __init__(self, check: str, detail: str = "") -> None:
+    ``suspect`` is the roster index of a source that may have done it in its place; an honest aggregator knows.
+    """
+
+    def __init__(self, check: str, detail: str = "", *, suspect: int | None = None) -> None:
         super().__init__(check, f"aggregator fails check {check}" + (f": {detail}" if detail else ""))
+        self.suspect = suspect
 
 
 class FaultySourceError(ProtocolError):

@@ -115,7 +115,10 @@ class Members:
             self.refused[index] = body.key
         elif isinstance(body, Abort):
             step = body.step.name.lower().replace("_", " ")
-            self.alarms.append(ProtocolError(body.check, f"source {name} aborted at {step}: check {body.check} failed"))
+            text = f"source {name} aborted at {step}: check {body.check} failed"
+            if body.accused in self.header.body.participants:
+                text += f"; it accuses {self._session.name(body.accused)}"
+            self.alarms.append(ProtocolError(body.check, text))
 
     def expel(self, index: int, error: FaultySourceError, step: Step) -> list[Send]:
         """A source lied: nothing of its message is kept, and it is told which check found it."""

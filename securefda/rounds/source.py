@@ -173,7 +173,7 @@ class SourceRounds:
             return [self._refuse(parcel, refusal.key)]
         except FaultyAggregatorError as error:
             self._reporter.alarm(error)
-            return self._abort(parcel, error.check)
+            return self._abort(parcel, error)
         except SecureFdaError as error:
             self._drop_round()
             self.failure = error
@@ -348,18 +348,19 @@ class SourceRounds:
         envelope = parcel.message.envelope
         return Parcel(self._site.signer.sign(envelope.session_id, parcel.message.digest(), Refusal(key)))
 
-    def _abort(self, parcel: Parcel, check: str) -> list[Parcel]:
+    def _abort(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
         """Kill the session, if the message belongs to it or no other is open, and say which check failed."""
         if isinstance(parcel.message.body, Header):
-            return [self._refuse(parcel, check)]
-        return self._end_session(check)
+            return [self._refuse(parcel, error.check)]
+        return self._end_session(error.check, error.suspect)
 
-    def _end_session(self, check: str) -> list[Parcel]:
+    def _end_session(self, check: str, suspect: int | None = None) -> list[Parcel]:
         current = self._round
         if current is None:
             return []
         self._drop_round()
-        body = Abort(_STEP_OF_PHASE[type(current.phase)], check, self._site.roster.target.index)
+        accused = self._site.roster.target.index if suspect is None else suspect
+        body = Abort(_STEP_OF_PHASE[type(current.phase)], check, accused)
         return [Parcel(self._site.signer.sign(current.header.envelope.session_id, current.header.digest(), body))]
 
     def _drop_round(self) -> None:

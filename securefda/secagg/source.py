@@ -251,7 +251,7 @@ def _open(state: AwaitingShares, box: ShareBox, me: int) -> SharePair:
     except (BoxError, KeyAgreementError):
         name = state.session.roster.by_index(box.peer).site_id
         detail = f"the box of {name} does not open: {name} or the aggregator altered it"
-        raise FaultyAggregatorError("SHARE_BOX", detail) from None
+        raise FaultyAggregatorError("SHARE_BOX", detail, suspect=box.peer) from None
 
 
 def masked_input(state: ReadyToMask, encoded: RingVector) -> tuple[AwaitingSurvivors, Signed[MaskedInput]]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rounds_federation import TARGET, Federation, changed, is_header, signer, until
+from rounds_federation import TARGET, AnySigned, Federation, changed, is_header, signer, until
 
 from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import NO_CONTEXT, Header, Parcel, Refusal, Visibility
+from securefda.secagg.messages import NO_CONTEXT, Header, Parcel, Refusal, ShareBundle, Visibility
 
 ME, LIAR = 2, 1
 OTHER_RUN, OTHER_SESSION = b"r" * 16, b"s" * 32
@@ -130,4 +130,21 @@ def test_one_source_cannot_move_the_model_beyond_the_clip_with_a_false_weight(
     assert np.abs(federation.run.model - before).max() <= federation.settings.clip
     assert ("alarm: a source lied about its part" in federation.watch.text) == (status == "lost")
     assert ("Result" in federation.names(to=ME)) == (status == "finished")
+    federation.close()
+
+
+def test_who_deals_a_box_that_does_not_open_is_accused_and_not_only_its_victim(tmp_path: Path) -> None:
+    """The victim leaves the round, which one source can bring about every time; but its alarm says by whom."""
+    federation = Federation(tmp_path, 4, rounds=1)
+
+    def spoil(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+        if sender != LIAR or not isinstance(message.body, ShareBundle):
+            return message
+        boxes = tuple(replace(box, box=bytes(134)) if box.peer == ME else box for box in message.body.boxes)
+        return signer(LIAR).sign(message.envelope.session_id, message.envelope.context, ShareBundle(boxes))
+
+    federation.link = spoil
+    federation.open().go()
+    assert federation.store.records()[0]["dropped"] == ["source-2"]
+    assert "source source-2 aborted at shares: check SHARE_BOX failed; it accuses source-1" in federation.watch.text
     federation.close()
