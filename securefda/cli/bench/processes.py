@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from securefda.policy import default_policy, default_policy_text
 _MODULE = "securefda.cli.bench.party"
 _LOG = "log.txt"
 _LEAVE_S = 60.0
+_POLL_S = 0.2
 _STOP_S = 10.0
 
 Group = tuple[str, ...]
@@ -53,10 +55,17 @@ class Parties:
                 self._sources[group] = self._spawn("sources", *group)
         figures = self._ask_aggregator(visibility)
         if visibility == "sum":
-            for group in self._groups:
-                if group[0] in self._job.leaving:
-                    self._sources.pop(group).wait(_LEAVE_S)
+            self._await_leaving()
         return figures
+
+    def _await_leaving(self) -> None:
+        for group in self._groups:
+            if group[0] in self._job.leaving:
+                try:
+                    self._sources[group].wait(_LEAVE_S)
+                except subprocess.TimeoutExpired:
+                    raise SecureFdaError(f"{', '.join(group)} did not leave after the shares") from None
+                del self._sources[group]
 
     def stop(self) -> None:
         """End every process."""
@@ -71,17 +80,26 @@ class Parties:
                 process.wait()
 
     def _ask_aggregator(self, word: str) -> dict[str, Any]:
-        pipes = self._aggregator
-        try:
-            print(word, file=pipes.stdin, flush=True)
-            line = pipes.stdout.readline() if pipes.stdout else ""
-        except BrokenPipeError:
-            line = ""
+        with suppress(BrokenPipeError):
+            print(word, file=self._aggregator.stdin, flush=True)
+        line = self._next_line()
         if not line:
             said = self._log.read_text(errors="replace").strip().splitlines()
-            raise SecureFdaError(f"the measurement broke off: {said[-1] if said else 'the aggregator ended'}")
+            raise SecureFdaError(f"the measurement broke off: {said[-1] if said else 'a process ended'}")
         figures: dict[str, Any] = json.loads(line)
         return figures
+
+    def _next_line(self) -> str:
+        """The aggregator's next line; none where it, or a source that stays, has ended."""
+        stdout = self._aggregator.stdout
+        if stdout is None:
+            return ""
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while not selector.select(_POLL_S):
+                if any(group[0] not in self._job.leaving and one.poll() for group, one in self._sources.items()):
+                    return ""
+        return stdout.readline()
 
     def _spawn(self, role: str, *site_ids: str) -> subprocess.Popen[str]:
         environment = child_environment(os.environ)
