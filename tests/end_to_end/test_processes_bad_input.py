@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_processes import Kits, assert_one_clear_line, kits
+from e2e_processes import Kits, Process, assert_one_clear_line, kits
 
 from securefda.errors import ExitCode
 from securefda.rounds.run_folder import read_run
@@ -112,3 +112,14 @@ def test_a_file_that_may_not_grow_leaves_whole_rounds(federation: Kits, tmp_path
     assert_one_clear_line(aggregator, ExitCode.FAILED, str(tmp_path))
     rounds = read_run(tmp_path).rounds
     assert [line["round"] for line in rounds] == list(range(1, len(rounds) + 1))
+
+
+def test_a_run_ends_with_the_words_and_the_code_of_the_process_that_failed(tmp_path: Path) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text(
+        '[federation]\nname = "hearts"\ntarget = "cleveland"\nsources = ["hungarian", "switzerland", "va"]\n'
+        '[task]\nfactory = "securefda.tasks.fed_heart:FedHeart"\ndata-dir = "."\n'
+    )
+    run = Process(["run", str(file), "--out", str(tmp_path / "out")])
+    assert_one_clear_line(run, ExitCode.CONFIG, ".csv", hint="SHA-256")
+    assert "None" not in run.text
