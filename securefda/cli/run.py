@@ -17,12 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from securefda.config import FederationConfig, aggregator_toml, child_environment, source_toml
+from securefda.config import FederationConfig, aggregator_toml, child_environment, site_policy, source_toml
 from securefda.errors import ExitCode, SecureFdaError
 from securefda.federation.endpoints import Address
 from securefda.federation.enrolment import init_federation
 from securefda.federation.sites import SiteSpec
-from securefda.policy import default_policy, default_policy_text
+from securefda.policy import default_policy_text
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import RoundLine, Summary
 from securefda.rounds.run_folder import METRICS_FILE, SUMMARY_FILE, RunFolder, replace_file
@@ -34,7 +34,7 @@ _KITS = "kits"
 _RESULT, _LOG = "result.json", "log.txt"
 
 
-class ProcessFailed(SecureFdaError):  # noqa: N818 - it says which process, not what kind of error
+class ProcessFailed(SecureFdaError):
     """One of the processes of a run ended with an error; message, hint and exit code are that process's own."""
 
     def __init__(self, site: str, exit_code: ExitCode, message: str, hint: str) -> None:
@@ -117,8 +117,7 @@ def free_address() -> Address:
 
 
 def _enrol(config: FederationConfig, root: Path, address: Address) -> None:
-    privacy, session, federation = config.privacy, config.session, config.federation
-    policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, session.attempts, clip=session.clip)
+    policy, federation = site_policy(config), config.federation
     sources = [SiteSpec(site, "source", site) for site in federation.sources]
     init_federation(
         root,

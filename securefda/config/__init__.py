@@ -1,7 +1,7 @@
 """Configuration of a federation and of each of its processes; flag before environment before file."""
 
 from securefda.config.convert import strategy_of, training_settings
-from securefda.config.derive import aggregator_toml, kit_settings_toml, source_toml
+from securefda.config.derive import aggregator_toml, kit_settings_toml, site_policy, source_toml
 from securefda.config.files import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.config.load import child_environment, load_aggregator, load_federation, load_source
 from securefda.config.sections import (
@@ -35,6 +35,7 @@ __all__ = [
     "load_aggregator",
     "load_federation",
     "load_source",
+    "site_policy",
     "source_toml",
     "strategy_of",
     "training_settings",

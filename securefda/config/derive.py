@@ -10,11 +10,25 @@ import tomli_w
 
 from securefda.config.files import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.config.sections import ProcessSection
+from securefda.policy import SourcePolicy, default_policy
 
 _KIT_HEADING = """\
 # Settings of {site}: they belong to this site. Relative paths are relative to the folder of this file.
 
 """
+
+
+def site_policy(config: FederationConfig) -> SourcePolicy:
+    """Return the policy that a source of ``config`` starts with: it permits what the configuration asks for."""
+    privacy, session = config.privacy, config.session
+    return default_policy(
+        privacy.visibility,
+        privacy.k_min,
+        privacy.n_c,
+        session.attempts,
+        clip=session.clip,
+        max_samples=session.max_samples,
+    )
 
 
 def aggregator_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:

@@ -38,17 +38,25 @@ class QuantisationBounds(Settings):
         clip_min: smallest clip of any layer; a tiny one lets only signs through.
         clip_max: largest clip of any layer; a huge one drowns the other layers in rounding error.
         n_max: largest number of inputs that one sum may be laid out for.
+        max_samples_min: least number of rows up to which weights must count, at least those of this site. A header
+            that could ask for less could find out by asking how many rows there are.
+        max_samples_max: largest such number; a huge one leaves only the largest site after rounding.
     """
 
     modulus_bits_min: Literal[32, 64] = 32
     clip_min: Annotated[float, Field(gt=0)] = 0.001
     clip_max: Annotated[float, Field(gt=0)] = 1000.0
     n_max: Annotated[int, Field(ge=1)] = 1024
+    max_samples_min: Annotated[int, Field(ge=1)] = 1000
+    max_samples_max: Annotated[int, Field(ge=1)] = 1_000_000
 
     @model_validator(mode="after")
     def _bounds_leave_room(self) -> Self:
         if self.clip_min > self.clip_max:
             raise ConfigError("quantisation.clip-min", f"{self.clip_min:g} is above clip-max = {self.clip_max:g}")
+        if self.max_samples_min > self.max_samples_max:
+            why = f"{self.max_samples_min} is above max-samples-max = {self.max_samples_max}"
+            raise ConfigError("quantisation.max-samples-min", why)
         return self
 
 

@@ -45,6 +45,10 @@ _TEMPLATE = """\
 {clip_max}
 # The largest number of inputs that one sum may be laid out for.
 {n_max}
+# Bounds on the number of rows up to which a header lets weights count. The first must be at least this site's rows;
+# since it does not depend on them, no header finds out how many there are.
+{max_samples_min}
+{max_samples_max}
 
 [release]
 # How often a round may be tried again, each time with new keys, after sources were lost on the way.
@@ -52,8 +56,8 @@ _TEMPLATE = """\
 """
 
 
-CLIP_ROOM = 10.0
-"""How far, as a factor either way, a header's clip may lie from the one that the federation was set up with."""
+ROOM = 10
+"""How far, as a factor, a header's clip and row count may lie from those that the federation was set up with."""
 
 
 def default_policy(
@@ -63,14 +67,18 @@ def default_policy(
     max_attempts: int = 2,
     *,
     clip: float | None = None,
+    max_samples: int | None = None,
 ) -> SourcePolicy:
     """Return the policy that a new site starts with: every rule that sources take part in, and these limits.
 
-    ``clip`` is the federation's; the bounds of the policy lie around it. None leaves the widest bounds.
+    ``clip`` and ``max_samples`` are the federation's; the policy's bounds lie around them. None leaves the widest.
     """
-    bounds = QuantisationBounds()
+    around: dict[str, float] = {}
     if clip is not None:
-        bounds = QuantisationBounds(clip_min=clip / CLIP_ROOM, clip_max=clip * CLIP_ROOM)
+        around |= {"clip_min": clip / ROOM, "clip_max": clip * ROOM}
+    if max_samples is not None:
+        around |= {"max_samples_min": max_samples, "max_samples_max": max_samples * ROOM}
+    bounds = QuantisationBounds.model_validate(around)
     return SourcePolicy(
         max_visibility=max_visibility,
         k_min=k_min,

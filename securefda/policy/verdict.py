@@ -63,3 +63,7 @@ def _check_encoding(policy: SourcePolicy, header: Header) -> None:
             raise PolicyRefusal("quantisation.clip-max", asked, f"at most {bounds.clip_max:g}")
     if header.n_max > bounds.n_max:
         raise PolicyRefusal("quantisation.n-max", header.n_max, f"at most {bounds.n_max}")
+    if header.max_samples < bounds.max_samples_min:
+        raise PolicyRefusal("quantisation.max-samples-min", header.max_samples, f"at least {bounds.max_samples_min}")
+    if header.max_samples > bounds.max_samples_max:
+        raise PolicyRefusal("quantisation.max-samples-max", header.max_samples, f"at most {bounds.max_samples_max}")

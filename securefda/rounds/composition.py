@@ -138,13 +138,30 @@ def source_site(config: SourceConfig, policy: SourcePolicy, member: Member, stor
             "source.kit", f"{site_id} is the target of this federation", hint="use `securefda aggregator`"
         )
     task = task_of(config.task, member.roster, seed)
+    data = task.train_data(site_id)
+    _require_room_for(len(data), policy)
     return SourceSite(
         signer=member.signer,
         roster=member.roster,
         limits=policy.session_limits(member.roster),
         check_policy=partial(check_header, policy),
-        trainer=SiteTrainer(task, site_id, task.train_data(site_id), training_settings(config.training), seed),
+        trainer=SiteTrainer(task, site_id, data, training_settings(config.training), seed),
         store=store,
         random_bytes=os.urandom,
         software_version=__version__,
     )
+
+
+def _require_room_for(rows: int, policy: SourcePolicy) -> None:
+    """Before any header is seen: what the policy lets a header ask for must hold this site's rows.
+
+    Raises:
+        ConfigError: it does not, so that refusing a header would tell how many rows there are.
+    """
+    least = policy.quantisation.max_samples_min
+    if rows > least:
+        raise ConfigError(
+            "quantisation.max-samples-min",
+            f"{least} in this site's policy.toml is below its {rows} training rows",
+            hint="raise it there, and session.max-samples at the aggregator",
+        )

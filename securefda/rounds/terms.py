@@ -73,7 +73,7 @@ def aligned_update(header: Header, result: LocalResult) -> Vector:
         factor = alignment_factor(target_steps=target.steps, source_steps=result.steps, learning_rate_ratio=ratio)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         update: Vector = np.multiply(result.update, np.float32(factor))
     if not np.all(np.isfinite(update)):
         raise FaultyAggregatorError("HEADER_TARGET", "an update aligned with it is beyond float32")

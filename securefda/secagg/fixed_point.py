@@ -25,7 +25,7 @@ _BLOCK = 1 << 15  # float64 temporaries of 256 KiB, whatever the length of the v
 _TINY = float(np.finfo(np.float64).tiny)
 
 
-class RangeAlarm(ValueError):  # noqa: N818  # named after what it means to the operator
+class RangeAlarm(ValueError):
     """A decoded sum holds values that no sum of honest inputs reaches: a wrap, a fault or masks that do not cancel."""
 
 

@@ -25,7 +25,7 @@ Role = Literal["target", "source"]
 
 ROSTER_MESSAGE = "Roster"
 PIN_BYTES = 32
-MAX_SITES = 10_000
+MAX_SITES = 1024
 _MAX_NUMBER = 253_402_300_799  # the last second of the year 9999
 _MAX_LEGAL_ENTITY = 200
 _FORMAT = 1

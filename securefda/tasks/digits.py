@@ -122,7 +122,7 @@ def _images(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
 
 
 def _turn(images: Tensor, degrees: float) -> Tensor:
-    """Turn (n, 8, 8) images counter-clockwise about their middle, with bilinear interpolation and an empty surrounding."""
+    """Turn (n, 8, 8) images counter-clockwise about their middle, bilinearly, with an empty surrounding."""
     angle = math.radians(degrees)
     turn = torch.tensor([[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]])
     shape = [len(images), 1, _SIDE, _SIDE]

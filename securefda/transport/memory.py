@@ -16,9 +16,8 @@ from typing import Any, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig
+from securefda.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig, site_policy
 from securefda.errors import SecureFdaError
-from securefda.policy import default_policy
 from securefda.rounds.attempts import Send
 from securefda.rounds.composition import Member, run_settings, source_site, summary_of, target_site
 from securefda.rounds.progress import Reporter
@@ -195,16 +194,15 @@ class _Federation:
         return summary_of(self.settings, run, self.store, self.roster, error)
 
     def source(self, site_id: str) -> SourceRounds:
-        config, privacy, session = self.config, self.config.privacy, self.config.session
+        config = self.config
         settings = SourceConfig(
             source=self.settings.aggregator,
             task=config.task,
             training=config.training.source,
             transport=config.transport,
         )
-        policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, session.attempts, clip=session.clip)
         store = self.stores.enter_context(closing(SourceStore(self.folder.site(site_id) / "state.sqlite")))
-        site = source_site(settings, policy, self._member(site_id), store)
+        site = source_site(settings, site_policy(config), self._member(site_id), store)
         return SourceRounds(site, _SiteRecorder(self.folder, site_id, self.reporter))
 
     def _member(self, site_id: str) -> Member:

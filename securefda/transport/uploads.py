@@ -16,7 +16,7 @@ UNEXPECTED_LENGTH = "an upload of another length than expected"
 """Begins the status detail by which a source tells this refusal from one of gRPC's own limits."""
 
 
-class Refused(Exception):  # noqa: N818  # ends a call, it is not an error of ours
+class Refused(Exception):
     """A call is answered with a gRPC status. With ``check`` it is reported as the peer's misbehaviour, too."""
 
     def __init__(self, status: grpc.StatusCode, detail: str, *, check: str | None = None) -> None:

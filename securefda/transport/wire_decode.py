@@ -9,9 +9,9 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from securefda.secagg import messages as m
+from securefda.secagg.roster import MAX_SITES
 from securefda.v1 import messages_pb2 as pb
 
-MAX_SITES = 1024
 MAX_LAYERS = 4096
 MAX_SIDES = 16
 MAX_CHECKPOINT_BYTES = 4096

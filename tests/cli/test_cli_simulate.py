@@ -54,7 +54,7 @@ def test_a_run_that_fails_says_so_in_summary_report_and_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    overrides = ["--set", "session.max-samples=1", "--set", "training.target.batch-size=1000"]
+    overrides = ["--set", "training.source.learning-rate=1e30"]
     code = main(["simulate", str(sample("digits")), "--out", str(out), *SHORT, *overrides])
     err = capsys.readouterr().err
     assert code != 0

@@ -11,7 +11,7 @@ from e2e_processes import Process, assert_one_clear_line, kits
 from securefda.errors import ExitCode
 from securefda.rounds.run_folder import read_run
 
-AT_ONCE_S = 5.0
+AT_ONCE_S = 15.0  # an interrupted process takes a second or two; this leaves room on a busy machine
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 

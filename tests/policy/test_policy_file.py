@@ -42,6 +42,12 @@ def test_a_new_site_takes_clips_within_a_factor_of_ten_of_the_federations(file: 
     assert default_policy().quantisation == SourcePolicy().quantisation
 
 
+def test_a_new_site_s_weights_count_at_least_up_to_the_federation_s_rows(file: Path) -> None:
+    file.write_text(default_policy_text("source-1", default_policy(max_samples=300)))
+    bounds = load_policy(file).quantisation
+    assert (bounds.max_samples_min, bounds.max_samples_max) == (300, 3000)
+
+
 def test_the_default_text_shows_and_explains_every_key() -> None:
     lines = default_policy_text("source-1").splitlines()
     for key in known_keys(SourcePolicy):
@@ -65,6 +71,7 @@ def test_the_default_text_shows_and_explains_every_key() -> None:
         ("[quantisation]\nmodulus-bits-min = 2", "quantisation.modulus-bits-min", "32 or 64"),
         ("[quantisation]\nclip-min = 0.0", "quantisation.clip-min", "greater than 0"),
         ("[quantisation]\nclip-max = inf", "quantisation.clip-max", "finite"),
+        ("[quantisation]\nmax-samples-min = 2\nmax-samples-max = 1", "quantisation.max-samples-min", "above max"),
         ("[quantisation]\nclip-min = 2.0\nclip-max = 1.0", "quantisation.clip-min", "above clip-max"),
         ("[quantisation]\nn-max = 0", "quantisation.n-max", "greater than or equal to 1"),
         ("[release]\nmax-attempt = 9", "release.max-attempt", "unknown key"),

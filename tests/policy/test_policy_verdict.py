@@ -20,7 +20,9 @@ POLICY = SourcePolicy(
     n_c=1,
     allowed_rules=("fedgp_auto", "source_only"),
     architectures=(ARCHITECTURE.hex(),),
-    quantisation=QuantisationBounds(modulus_bits_min=64, clip_min=0.5, clip_max=2.0, n_max=8),
+    quantisation=QuantisationBounds(
+        modulus_bits_min=64, clip_min=0.5, clip_max=2.0, n_max=8, max_samples_min=1000, max_samples_max=1000
+    ),
     release=ReleaseLimits(max_attempts=3),
 )
 
@@ -69,6 +71,8 @@ ONE_STEP_ABOVE: list[tuple[str, Callable[[Header], Header]]] = [
     ("quantisation.clip-min", lambda h: replace(h, layers=(h.layers[0], Layer("bias", (3,), 0.4999)))),
     ("quantisation.clip-max", lambda h: replace(h, layers=(Layer("weight", (6,), 2.0001), h.layers[1]))),
     ("quantisation.n-max", lambda h: replace(h, n_max=9)),
+    ("quantisation.max-samples-min", lambda h: replace(h, max_samples=999)),
+    ("quantisation.max-samples-max", lambda h: replace(h, max_samples=1001)),
     ("release.max-attempts", lambda h: replace(h, attempt=4)),
 ]
 

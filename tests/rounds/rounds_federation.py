@@ -189,7 +189,10 @@ class Federation:
             self.stores[index].close()
         if policy is None:
             level = "sum" if self.settings.visibility is Visibility.SUM else "individual"
-            policy = default_policy(level, self.settings.k_min, self.settings.n_c, self.settings.attempts)
+            settings = self.settings
+            policy = default_policy(
+                level, settings.k_min, settings.n_c, settings.attempts, max_samples=settings.max_samples
+            )
         store = SourceStore(self.folder / f"source-{index}.sqlite")
         self.stores = {**getattr(self, "stores", {}), index: store}
         site = SourceSite(

@@ -178,11 +178,10 @@ def _known(option: str, values: list[str], sites: tuple[str, ...]) -> dict[str, 
 
 
 def _policy_text(config: FederationConfig, site: str) -> str:
-    from securefda.policy import default_policy, default_policy_text
+    from securefda.config import site_policy
+    from securefda.policy import default_policy_text
 
-    privacy, session = config.privacy, config.session
-    policy = default_policy(privacy.visibility, privacy.k_min, privacy.n_c, session.attempts, clip=session.clip)
-    return default_policy_text(site, policy)
+    return default_policy_text(site, site_policy(config))
 
 
 def _data(enrolment: Enrolment) -> dict[str, Any]:

@@ -1,0 +1,35 @@
+"""What a site's own settings and policy must agree on before any header is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from rounds_federation import Federation
+
+from securefda.config import ProcessSection, SourceConfig, TaskSection
+from securefda.errors import ConfigError
+from securefda.policy import default_policy
+from securefda.rounds.composition import Member, source_site
+from securefda.rounds.store import SourceStore
+from securefda.transport.wire import encode
+
+DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")
+
+
+def member_of(federation: Federation) -> Member:
+    return Member(federation.roster, federation.roster.sources[0].site_id, Ed25519PrivateKey.generate(), encode)
+
+
+def test_a_policy_that_a_header_could_use_to_count_rows_is_refused_at_the_start(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS)
+    store = SourceStore(tmp_path / "state.sqlite")
+    with pytest.raises(ConfigError, match="below its") as caught:
+        source_site(config, default_policy(max_samples=10), member_of(federation), store)
+    assert caught.value.key == "quantisation.max-samples-min"
+    site = source_site(config, default_policy(max_samples=1000), member_of(federation), store)
+    assert 10 < site.trainer.samples <= 1000
+    store.close()
+    federation.close()
