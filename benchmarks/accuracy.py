@@ -54,7 +54,7 @@ def main() -> int:
     study = STUDIES[arguments.study]
     seeds = range(arguments.seeds or study.seeds)
     with workers(arguments.workers) as pool:
-        results = _measure(pool, study, arguments.rules, seeds, arguments.data_dir)
+        results = _measure(pool, study, arguments.rules, seeds, _overrides(arguments))
     misses = _misses(arguments.study, results)
     if arguments.format == "json":
         print(json.dumps(_as_json(arguments.study, seeds, results, misses), indent=2))
@@ -65,32 +65,35 @@ def main() -> int:
 
 
 def _measure(
-    pool: ProcessPoolExecutor, study: Study, rules: Iterable[str], seeds: Iterable[int], data_dir: Path | None
+    pool: ProcessPoolExecutor, study: Study, rules: Iterable[str], seeds: Iterable[int], overrides: list[str]
 ) -> Results:
     results: dict[str, dict[str, list[RunResult]]] = {}
     for rule in rules:
         results[rule] = {}
         for target in study.targets:
-            config = _configuration(study, rule, target, data_dir)
+            config = _configuration(study, rule, target, overrides)
             results[rule][target] = run_all(pool, [Job(config, seed) for seed in seeds])
         print(f"{rule}: {_mean(results[rule]):.1f}", file=sys.stderr, flush=True)
     return results
 
 
-def _configuration(study: Study, rule: str, target: str, data_dir: Path | None) -> FederationConfig:
+def _overrides(arguments: argparse.Namespace) -> list[str]:
+    data = [] if arguments.data_dir is None else [f"task.data-dir={arguments.data_dir}"]
+    return [*data, *arguments.set]
+
+
+def _configuration(study: Study, rule: str, target: str, given: list[str]) -> FederationConfig:
     overrides = [f"strategy.rule={rule}"]
     if len(study.targets) > 1:
         sources = [site for site in study.targets if site != target]
         overrides += [f"federation.target={target}", f"federation.sources={json.dumps(sources)}"]
-    if data_dir is not None:
-        overrides.append(f"task.data-dir={data_dir}")
     path = EXAMPLES / study.example
     if rule == "fedgp_filtered_auto":
         overrides.append("privacy.visibility=individual")  # it needs the target's single steps
     if rule == "finetune_offline":
         schedule = load_federation(path).strategy
         overrides.append(f"strategy.finetune-rounds={schedule.rounds - schedule.warm_up_rounds}")
-    return load_federation(path, overrides)
+    return load_federation(path, [*overrides, *given])
 
 
 def _misses(study: str, results: Results) -> list[str]:
@@ -166,6 +169,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--data-dir", type=Path, help="folder of the study's data files")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the configuration")
     parser.add_argument("--seeds", type=int, help="number of seeds, from 0; default: that of the study")
     parser.add_argument("--rules", nargs="+", choices=RULES + OTHER_RULES, default=RULES)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="federations beside each other")

@@ -284,7 +284,7 @@ def test_any_option_text_survives_the_way_to_a_process(tmp_path_factory: pytest.
 
 def test_sections_convert_to_what_rules_and_training_take(file: Path) -> None:
     config = load_federation(file, ["strategy.rule=fedda", "strategy.rounds=4", "training.source.optimizer=sgd"])
-    assert strategy_of(config.strategy) == Strategy(rule="fedda", rounds=4, warm_up_rounds=2)
+    assert strategy_of(config.strategy) == Strategy(rule="fedda", rounds=4, warm_up_rounds=2, filter=False)
     settings = training_settings(config.training.source)
     assert isinstance(settings, TrainingSettings)
     assert (settings.optimizer, settings.batch_size) == ("sgd", 16)

@@ -116,8 +116,9 @@ def _verdict(summary: Mapping[str, Any]) -> list[str]:
     visibility = summary.get("visibility") or {}
     if not visibility:
         return []
-    rule = str(summary.get("strategy", {}).get("rule", ""))
-    return [protected(visibility, rule), unprotected(visibility, rule)]
+    strategy = summary.get("strategy", {})
+    rule, filtered = str(strategy.get("rule", "")), bool(strategy.get("filter", False))
+    return [protected(visibility, rule), unprotected(visibility, rule, filtered=filtered)]
 
 
 def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -30,8 +30,8 @@ def protected(visibility: Mapping[str, str], rule: str) -> str:
     )
 
 
-def unprotected(visibility: Mapping[str, str], rule: str) -> str:
-    """One sentence on what stays visible, and to whom, under this rule."""
+def unprotected(visibility: Mapping[str, str], rule: str, *, filtered: bool = False) -> str:
+    """One sentence on what stays visible, and to whom, under this rule; ``filtered`` is ``strategy.filter``."""
     if rule in _WITHOUT_SOURCES:
         return "Not protected: no noise was added, so the final model may reveal something of the target's rows."
     clear = [site for site, level in visibility.items() if level != "sum"]
@@ -40,7 +40,7 @@ def unprotected(visibility: Mapping[str, str], rule: str) -> str:
         parts.append(f"the aggregator saw every single update of {_who(clear, visibility)}")
     if len(clear) < len(visibility) and rule.startswith(("fedda", "fedgp")):
         parts.append("the sources saw the target's own update, from which they evaluate the rule")
-    if len(clear) < len(visibility) and rule.startswith("fedgp"):
+    if filtered and len(clear) < len(visibility) and rule.startswith("fedgp"):
         parts.append("a layer in which one source alone points the target's way shows that source's part in the sum")
     parts.append("no noise was added, so sums and the final model may reveal something of the rows behind them")
     return f"Not protected: {'; '.join(parts)}."

@@ -28,6 +28,7 @@ def site_policy(config: FederationConfig) -> SourcePolicy:
         session.attempts,
         clip=session.clip,
         max_samples=session.max_samples,
+        filtered_projection=config.strategy.filter,
     )
 
 

@@ -70,12 +70,16 @@ class TaskSection(Settings):
 
 
 class StrategySection(Settings):
-    """How updates become the next model: fields and bounds of ``securefda.adaptation.strategy.Strategy``."""
+    """How updates become the next model: fields and bounds of ``securefda.adaptation.strategy.Strategy``.
+
+    Unlike there, ``filter`` is off: with it FedGP leaves sources out of layers, and where one is left, a layer of the
+    sum is that source's update. It has to be asked for, here and in the sources' policies.
+    """
 
     rule: str = "fedgp_auto"
     beta: float = 0.5
     projection: str = "orthogonal"
-    filter: bool = True
+    filter: bool = False
     align: bool = True
     estimator: str = "mean-field"
     rounds: int = 20

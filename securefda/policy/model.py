@@ -75,6 +75,8 @@ class SourcePolicy(Settings):
         n_c: number of other sources that may collude with the aggregator.
         trusted_peers: site ids that count towards ``k_min``; empty for the whole roster.
         allowed_rules: rules this site takes part in; none unless listed.
+        filtered_projection: whether FedGP at ``sum`` may leave sources out of layers in which they disagree with the
+            target. Where it leaves all but one out, that layer of the sum is that one's update.
         architectures: SHA-256 of permitted models, hex; empty for the one that this site builds itself.
         quantisation: bounds on the encoding.
         release: bounds on retries.
@@ -85,6 +87,7 @@ class SourcePolicy(Settings):
     n_c: Annotated[int, Field(ge=0)] = 0
     trusted_peers: Annotated[tuple[str, ...], Field(strict=False)] = ()
     allowed_rules: Annotated[tuple[Annotated[str, AfterValidator(_rule)], ...], Field(strict=False)] = ()
+    filtered_projection: bool = False
     architectures: Annotated[tuple[Annotated[str, AfterValidator(_digest)], ...], Field(strict=False)] = ()
     quantisation: QuantisationBounds = QuantisationBounds()
     release: ReleaseLimits = ReleaseLimits()

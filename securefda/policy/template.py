@@ -33,6 +33,10 @@ _TEMPLATE = """\
 # Rules that this site takes part in. Remove one to refuse rounds with it.
 {allowed_rules}
 
+# Whether FedGP may leave sources out of those layers of a sum in which they disagree with the target (strategy.filter).
+# Where it leaves out all sources but one, that layer of the sum is the update of that one, which may be this site.
+{filtered_projection}
+
 # SHA-256 digests of the model architectures that this site trains. Empty: only the one it builds itself.
 {architectures}
 
@@ -68,6 +72,7 @@ def default_policy(
     *,
     clip: float | None = None,
     max_samples: int | None = None,
+    filtered_projection: bool = False,
 ) -> SourcePolicy:
     """Return the policy that a new site starts with: every rule that sources take part in, and these limits.
 
@@ -84,6 +89,7 @@ def default_policy(
         k_min=k_min,
         n_c=n_c,
         allowed_rules=_RULES,
+        filtered_projection=filtered_projection,
         quantisation=bounds,
         release=ReleaseLimits(max_attempts=max_attempts),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from securefda.adaptation.strategy import Rule
 from securefda.errors import PolicyRefusal
 from securefda.policy.model import SourcePolicy
 from securefda.secagg.messages import Header, Visibility
@@ -46,6 +47,14 @@ def _check_what_is_seen(policy: SourcePolicy, header: Header) -> None:
 def _check_what_is_trained(policy: SourcePolicy, header: Header) -> None:
     if header.rule.rule not in policy.allowed_rules:
         raise PolicyRefusal("allowed-rules", header.rule.rule, ", ".join(policy.allowed_rules) or "none")
+    leaves_out = Rule(header.rule.rule).projects and header.rule.filter and header.visibility is Visibility.SUM
+    if leaves_out and not policy.filtered_projection:
+        raise PolicyRefusal(
+            "filtered-projection",
+            "true",
+            "false",
+            hint="set strategy.filter = false at the aggregator, or let every source's owner allow it",
+        )
     digest = header.architecture_digest.hex()
     if policy.architectures and digest not in policy.architectures:
         raise PolicyRefusal("architectures", digest, f"one of the {len(policy.architectures)} listed")

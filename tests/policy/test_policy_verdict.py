@@ -52,8 +52,8 @@ def header_at_every_limit() -> Header:
     )
 
 
-def rule(name: str) -> RuleTerms:
-    return RuleTerms(name, 0.5, "orthogonal", True, True, "mean-field", 1.0)
+def rule(name: str, *, filtered: bool = False) -> RuleTerms:
+    return RuleTerms(name, 0.5, "orthogonal", filtered, True, "mean-field", 1.0)
 
 
 def test_a_header_at_every_limit_is_accepted() -> None:
@@ -66,6 +66,7 @@ ONE_STEP_ABOVE: list[tuple[str, Callable[[Header], Header]]] = [
     ("n-c", lambda h: replace(h, threshold=2)),
     ("n-c", lambda h: replace(h, threshold=5)),
     ("allowed-rules", lambda h: replace(h, rule=rule("fedda_auto"))),
+    ("filtered-projection", lambda h: replace(h, rule=rule("fedgp_auto", filtered=True))),
     ("architectures", lambda h: replace(h, architecture_digest=bytes(32))),
     ("quantisation.modulus-bits-min", lambda h: replace(h, modulus_bits=32)),
     ("quantisation.clip-min", lambda h: replace(h, layers=(h.layers[0], Layer("bias", (3,), 0.4999)))),
@@ -95,6 +96,14 @@ def test_counting_rules_concern_sums_only() -> None:
     open_policy = POLICY.model_copy(update={"max_visibility": "individual"})
     alone = replace(header_at_every_limit(), visibility=Visibility.INDIVIDUAL, participants=(1,), threshold=1)
     check_header(open_policy, alone)
+
+
+def test_leaving_sources_out_of_layers_matters_to_fedgp_at_sum_alone() -> None:
+    filtered = replace(header_at_every_limit(), rule=rule("fedgp_auto", filtered=True))
+    check_header(POLICY.model_copy(update={"filtered_projection": True}), filtered)
+    open_policy = POLICY.model_copy(update={"max_visibility": "individual"})
+    check_header(open_policy, replace(filtered, visibility=Visibility.INDIVIDUAL))
+    check_header(POLICY, replace(filtered, rule=rule("source_only", filtered=True)))
 
 
 def test_a_policy_without_rules_refuses_every_rule() -> None:

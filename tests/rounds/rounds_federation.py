@@ -191,7 +191,12 @@ class Federation:
             level = "sum" if self.settings.visibility is Visibility.SUM else "individual"
             settings = self.settings
             policy = default_policy(
-                level, settings.k_min, settings.n_c, settings.attempts, max_samples=settings.max_samples
+                level,
+                settings.k_min,
+                settings.n_c,
+                settings.attempts,
+                max_samples=settings.max_samples,
+                filtered_projection=settings.strategy.filter,
             )
         store = SourceStore(self.folder / f"source-{index}.sqlite")
         self.stores = {**getattr(self, "stores", {}), index: store}

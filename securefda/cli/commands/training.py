@@ -65,7 +65,8 @@ def demo(
         summaries[rule] = _train(config, folder / rule, seed, title, in_one_process=alone)
     main = summaries[DEMO_RULE]
     table = comparison_text({rule: summaries[rule] for rule in (*DEMO_COMPARED, DEMO_RULE)})
-    words = [protected(main.visibility, DEMO_RULE), unprotected(main.visibility, DEMO_RULE)]
+    filtered = bool(main.strategy["filter"])
+    words = [protected(main.visibility, DEMO_RULE), unprotected(main.visibility, DEMO_RULE, filtered=filtered)]
     data = {"out": str(folder), "runs": {rule: summary.as_json() for rule, summary in summaries.items()}}
     report = f"report: {folder / DEMO_RULE}/report.html (and one for each other rule beside it)"
     text = "\n".join(["", table, "", *words, "", report])
