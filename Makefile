@@ -14,7 +14,7 @@ demo: $(READY)
 	@$(BIN)/securefda demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
