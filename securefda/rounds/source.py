@@ -282,7 +282,7 @@ class SourceRounds:
         return [Parcel(message)]
 
     def _release_masked(self, ready: session_steps.ReadyToMask) -> list[Parcel]:
-        """Burn the fuse, then mask: from here on this round's update may have left."""
+        """Mask, then burn the fuse before anything is handed out: from there on the update may have left."""
         current = self._round
         if current is None or current.encoded is None:
             raise FaultyAggregatorError("ORDER", "nothing to mask")
