@@ -42,9 +42,9 @@ from securefda.transport.tls import Credentials
 from securefda.transport.wire import encode
 
 TARGET = 0
-WAIT_S = 20.0
+WAIT_S = 60.0
 FAST = TransportSettings(chunk_bytes=4096, max_message_bytes=65536, heartbeat_s=0.1, reconnect_deadline_s=10.0)
-CALM = TransportSettings(chunk_bytes=4096, max_message_bytes=65536, heartbeat_s=2.0, reconnect_deadline_s=10.0)
+CALM = TransportSettings(chunk_bytes=4096, max_message_bytes=65536, heartbeat_s=20.0, reconnect_deadline_s=60.0)
 
 
 def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
