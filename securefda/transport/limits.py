@@ -17,7 +17,7 @@ SILENT_HEARTBEATS = 3
 MAX_HEARTBEAT_S = 60.0
 MIN_CHUNK_BYTES = 1024
 FRAME_OVERHEAD_BYTES = 1024
-UNREAD_MESSAGES = 64
+UNREAD_MESSAGES = 16
 """Messages of one peer that may wait to be read; then its stream is not read on."""
 
 COMPLETED_UPLOADS = 16
