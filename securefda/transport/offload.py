@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 ResultT = TypeVar("ResultT")
-
 
 _NAME = "securefda-work"
 
@@ -32,12 +32,13 @@ async def in_thread(work: Callable[[], ResultT]) -> ResultT:
             done.set_result(result)  # type: ignore[arg-type]  # None only where ResultT allows it
 
     def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the work was asked for
-            loop.call_soon_threadsafe(settle, None, error)
-        else:
-            loop.call_soon_threadsafe(settle, result, None)
+        with suppress(RuntimeError):  # of a loop that has closed meanwhile: nobody waits any more
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - it is raised again where the work was asked for
+                loop.call_soon_threadsafe(settle, None, error)
+            else:
+                loop.call_soon_threadsafe(settle, result, None)
 
     threading.Thread(target=run, name=_NAME, daemon=True).start()
     return await done

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
@@ -21,6 +20,7 @@ from securefda.rounds.run_folder import RunFolder
 from securefda.rounds.store import AggregatorStore
 from securefda.transport.driver import RunDriver
 from securefda.transport.meter import TrafficMeter
+from securefda.transport.process import run_until_told
 from securefda.transport.server import AggregatorServer
 from securefda.transport.startup import credentials_of, source_of_pin, transport_settings
 from securefda.transport.wire import encode
@@ -47,7 +47,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
         _catch_up(recording, run, store, settings.config_digest)
         recording.model_bytes = lambda: model_file(run.layers, run.model)
         try:
-            asyncio.run(_Service(config, kit, run, meter, reporter).serve())
+            run_until_told(_Service(config, kit, run, meter, reporter).serve())
         except BaseException as error:
             if run.run_id or not store.records():  # one that could not even listen leaves a run's folder as it is
                 folder.write_summary(summary_of(config, run, store, kit.roster, error))
@@ -87,7 +87,6 @@ class _Service:
         Raises:
             SecureFdaError: why the run ended early.
         """
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
         address = await self._server.start()
         self._reporter.note(f"aggregator {self._kit.site_id} listens on {address}")
         grace = FINISHED_GRACE_S

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import SourceStore
 from securefda.transport.client import SourceChannel
 from securefda.transport.driver import SourceDriver
+from securefda.transport.process import run_until_told
 from securefda.transport.startup import credentials_of, endpoint_of, transport_settings
 from securefda.transport.wire import encode
 
@@ -43,7 +43,7 @@ def main(config: SourceConfig, reporter: Reporter) -> None:
     try:
         shown = _SourceReporter(kit.site_id, config.source.out, reporter)
         rounds = SourceRounds(source_site(config, policy, member, store), shown)
-        asyncio.run(_Service(config, kit, rounds, reporter).serve())
+        run_until_told(_Service(config, kit, rounds, reporter).serve())
         _raise_outcome(rounds, shown)
     finally:
         store.close()
@@ -96,7 +96,6 @@ class _Service:
 
     async def serve(self) -> None:
         """Take part until the aggregator says goodbye or this site cannot go on."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
         await self._channel.open()
         self._reporter.note(f"connected to the aggregator at {self._endpoint.address}")
         grace = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,24 @@ def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal
     assert record.summary is not None
     assert record.summary["status"] == "interrupted"
     assert len(record.rounds) >= 2
+
+
+def test_a_process_that_a_script_started_in_the_background_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """Shells make such processes deaf to Ctrl-C; SIGTERM must reach them all the same."""
+    with kits(tmp_path, 1, settings=("privacy.visibility=individual",)) as federation, _deaf_to_ctrl_c():
+        aggregator = federation.start("target").until("listens on")
+        assert aggregator.interrupt(signal.SIGTERM) < AT_ONCE_S
+        assert_one_clear_line(aggregator, ExitCode.FAILED, "interrupted")
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes started in this block inherit that SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _children(pid: int) -> list[int]:
