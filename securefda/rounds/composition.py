@@ -25,7 +25,7 @@ from securefda.rounds.source import SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Body, Envelope, Signer, Visibility
 from securefda.secagg.roster import Roster
-from securefda.tasks import Task, TaskSettings, load_task
+from securefda.tasks import Samples, Task, TaskSettings, load_task, task_code
 from securefda.training import require_steps
 
 Encode = Callable[[Envelope[Body]], bytes]
@@ -63,6 +63,27 @@ def task_of(section: TaskSection, roster: Roster, seed: int) -> Task:
     return load_task(section.factory, settings)
 
 
+def training_rows(task: Task, site_id: str) -> Samples:
+    """The rows that a site trains on.
+
+    Raises:
+        DataError: they are missing or unfit, or the task's own code fails.
+    """
+    with task_code(type(task), "train_data"):
+        return task.train_data(site_id)
+
+
+def _target_rows(task: Task, site_id: str, rule: Rule) -> tuple[Samples, Samples]:
+    """Training and test rows of the target."""
+    if rule is Rule.ORACLE:
+        with task_code(type(task), "oracle_data"):
+            data = task.oracle_data()
+    else:
+        data = training_rows(task, site_id)
+    with task_code(type(task), "test_data"):
+        return data, task.test_data(site_id)
+
+
 def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], ByteCounts]) -> TargetSite:
     """The target's side of a run.
 
@@ -72,14 +93,14 @@ def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], 
     seed, site_id = config.aggregator.seed, member.site_id
     task = task_of(config.task, member.roster, seed)
     rule, training = strategy_of(config.strategy).rule, training_settings(config.training)
-    data = task.oracle_data() if rule is Rule.ORACLE else task.train_data(site_id)
+    data, test_data = _target_rows(task, site_id, rule)
     if rule.adapts:
         require_steps(site_id, len(data), training)
     return TargetSite(
         signer=member.signer,
         roster=member.roster,
         trainer=SiteTrainer(task, site_id, data, training, seed),
-        test_data=task.test_data(site_id),
+        test_data=test_data,
         random_bytes=os.urandom,
         clock=time.monotonic,
         traffic=traffic,
@@ -138,7 +159,7 @@ def source_site(config: SourceConfig, policy: SourcePolicy, member: Member, stor
             "source.kit", f"{site_id} is the target of this federation", hint="use `securefda aggregator`"
         )
     task = task_of(config.task, member.roster, seed)
-    data = task.train_data(site_id)
+    data = training_rows(task, site_id)
     _require_room_for(len(data), policy)
     return SourceSite(
         signer=member.signer,

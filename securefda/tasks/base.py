@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from securefda.errors import ConfigError, DataError
+from securefda.tasks.guard import task_code
 
 # What running somebody's module may raise that says "this module is broken", as opposed to "stop the process".
 _BROKEN_MODULE = (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, OSError)
@@ -160,7 +161,7 @@ def load_task(factory: str, settings: TaskSettings) -> Task:
     Raises:
         ConfigError: ``task.factory`` has another form, its module cannot be imported, or it names no Task; also
             whatever the task finds wrong with its options.
-        DataError: the task finds a data file missing or corrupt.
+        DataError: the task finds a data file missing or corrupt, or its constructor fails.
     """
     module_name, colon, class_name = factory.partition(":")
     parts = module_name.split(".")
@@ -174,7 +175,8 @@ def load_task(factory: str, settings: TaskSettings) -> Task:
     missing = sorted(found.__abstractmethods__)
     if missing:
         raise ConfigError("task.factory", f"{factory} does not define {', '.join(missing)}")
-    return found(settings)
+    with task_code(found, "its constructor"):
+        return found(settings)
 
 
 def _import(module_name: str) -> ModuleType:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from securefda.errors import TrainingError
-from securefda.tasks import Samples, Task
+from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
 from securefda.training.optimizers import new_optimizer
 from securefda.training.seeds import derive_seed, seeded_torch
@@ -92,12 +92,13 @@ def train_local(
 
     Raises:
         TrainingError: too few steps, a loss or an update that is NaN or infinite, a vector of another length.
+        DataError: the task's own code, or torch on its behalf, fails.
     """
     require_steps(site, len(data), settings, fewest_steps)
     device = choose_device(settings.device)
     flat = FlatModel(model, received, device)
     flat.model.train()
-    with seeded_torch(derive_seed(seed, "layers"), device):
+    with seeded_torch(derive_seed(seed, "layers"), device), task_code(type(task), "training"):
         steps, loss = _run_steps(task, flat, data, settings=settings, seed=seed, site=site, on_step=on_step)
     flat.release_gradient()
     update: Vector = flat.values.cpu().numpy() - received
@@ -122,13 +123,14 @@ def evaluate(task: Task, model: nn.Module, data: Samples) -> Evaluation:
 
     Raises:
         TrainingError: the task's metrics lack ``accuracy``.
+        DataError: the task's own code, or torch on its behalf, fails.
     """
     device = next(model.parameters()).device
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), task_code(type(task), "evaluation"):
         outputs = torch.cat([model(rows.to(device)).cpu() for rows in torch.split(data.features, _EVALUATION_ROWS)])
         loss = float(task.loss(outputs, data.labels))
-    metrics = task.metrics(outputs, data.labels)
+        metrics = task.metrics(outputs, data.labels)
     if "accuracy" not in metrics:
         raise TrainingError(f"task {type(task).__name__}: its metrics lack accuracy", hint="add it to metrics()")
     return Evaluation(loss, metrics, len(data))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from securefda.errors import TrainingError
-from securefda.tasks import Task
+from securefda.tasks import Task, task_code
 from securefda.training.seeds import seeded_torch
 
 LayerTable: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
@@ -28,8 +28,9 @@ def build_model(task: Task, seed: int) -> nn.Module:
     Raises:
         TrainingError: the model has a BatchNorm or another layer with running statistics, no trainable parameter,
             or a trainable parameter that is lazy or not float32.
+        DataError: the task's own code fails.
     """
-    with seeded_torch(seed, torch.device("cpu")):
+    with seeded_torch(seed, torch.device("cpu")), task_code(type(task), "model"):
         model = task.model()
     _require_federated_state(model)
     return model

@@ -86,10 +86,10 @@ def _check_device(kit: Path, settings: Path) -> str:
 
 def _check_data(path: Path, settings: Path) -> str:
     from securefda.federation.kit import load_kit
-    from securefda.rounds.composition import task_of
+    from securefda.rounds.composition import task_of, training_rows
 
     kit, config = load_kit(path, now()), _load(path, settings)
-    rows = len(task_of(config.task, kit.roster, _process_seed(config)).train_data(kit.site_id))
+    rows = len(training_rows(task_of(config.task, kit.roster, _process_seed(config)), kit.site_id))
     return f"{config.task.factory}: {rows} training rows at {kit.site_id}"
 
 

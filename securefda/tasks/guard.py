@@ -1,0 +1,44 @@
+"""Errors inside a task's own code, which may be anybody's: one line that says where, like every other error."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from securefda.errors import DataError, SecureFdaError
+
+
+@contextmanager
+def task_code(task: type, doing: str) -> Iterator[None]:
+    """Run a block of a task's code, or of torch on its behalf.
+
+    Args:
+        task: its class.
+        doing: what the block does, for the message: ``"train_data"``, ``"training"``.
+
+    Raises:
+        DataError: the block raised something else than a SecureFdaError. The message, of which other sites may hear,
+            names exception and place; the exception's own words, which may quote a row, are in the hint alone.
+    """
+    try:
+        yield
+    except SecureFdaError:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())
+        raise DataError(
+            f"task {task.__name__}",
+            f"{doing} raised {type(error).__name__} ({_place(task, error)})",
+            hint=f"it says: {words}" if words else "",
+        ) from error
+
+
+def _place(task: type, error: Exception) -> str:
+    """The last line of the task's own module that led to the error, else the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    module = getattr(sys.modules.get(task.__module__), "__file__", None)
+    frame = next((frame for frame in reversed(frames) if frame.filename == module), frames[-1])
+    return f"{Path(frame.filename).name}, line {frame.lineno}"
