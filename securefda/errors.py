@@ -94,6 +94,10 @@ class DeadlineExceeded(SecureFdaError):
         super().__init__(f"{phase}: no answer from {names} within {deadline_s:g} s", hint=hint)
 
 
+class RunEnded(SecureFdaError):
+    """The aggregator ended the run early, and said why."""
+
+
 class QuorumLost(SecureFdaError):
     """Fewer sources than the threshold are left, so nothing may be opened."""
 

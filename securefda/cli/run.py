@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from securefda.config import FederationConfig, aggregator_toml, child_environment, site_policy, source_toml
-from securefda.errors import ExitCode, SecureFdaError
+from securefda.errors import ExitCode, RunEnded, SecureFdaError
 from securefda.federation.endpoints import Address
 from securefda.federation.enrolment import init_federation
 from securefda.federation.sites import SiteSpec
@@ -32,14 +34,17 @@ _POLL_S = 0.1
 _STOP_S = 10.0
 _KITS = "kits"
 _RESULT, _LOG = "result.json", "log.txt"
+_ENVELOPE_BYTES = 1 << 16
 
 
 class ProcessFailed(SecureFdaError):
     """One of the processes of a run ended with an error; message, hint and exit code are that process's own."""
 
-    def __init__(self, site: str, exit_code: ExitCode, message: str, hint: str) -> None:
-        super().__init__(f"{site}: {message}", hint=hint)
-        self.exit_code = exit_code
+    def __init__(self, site: str, result: Mapping[str, Any]) -> None:
+        super().__init__(f"{site}: {result['message'].removeprefix(f'{site}: ')}", hint=result["hint"])
+        self.exit_code = ExitCode(result["exit_code"])
+        self.follows = result.get("error_code") == RunEnded.__name__
+        """Whether the process ended only because the aggregator did."""
 
 
 def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Reporter) -> Summary:
@@ -78,7 +83,8 @@ class _Site:
     @classmethod
     def start(cls, site: str, file: Path, folder: RunFolder, is_target: bool, environment: dict[str, str]) -> _Site:
         own = folder.site(site)
-        command = [sys.executable, "-m", "securefda.cli", "aggregator" if is_target else "source", "start"]
+        # -P: what lies in the folder that the command was typed in must not stand in for a module.
+        command = [sys.executable, "-P", "-m", "securefda.cli", "aggregator" if is_target else "source", "start"]
         with (own / _RESULT).open("wb") as result, (own / _LOG).open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments made here
                 [*command, "--config", str(file), "--format", "json"],
@@ -98,15 +104,16 @@ class _Site:
             envelope = None
         if isinstance(envelope, dict):
             return envelope
-        message = f"ended without a result (exit code {self.process.returncode})"
-        return {"exit_code": int(ExitCode.FAILED), "message": message, "hint": f"see {self.folder / _LOG}"}
+        message, hint = f"ended without a result (exit code {self.process.returncode})", f"see {self.folder / _LOG}"
+        if shutil.disk_usage(self.folder).free < _ENVELOPE_BYTES:
+            message, hint = f"{self.folder}: the disk is full", "free disk space, then start again"
+        return {"exit_code": int(ExitCode.FAILED), "message": message, "hint": hint}
 
     def failure(self) -> ProcessFailed | None:
         """Why the process ended, where it ended with an error."""
         if self.process.poll() in (None, 0):
             return None
-        result = self.result()
-        return ProcessFailed(self.site, ExitCode(result["exit_code"]), result["message"], result["hint"])
+        return ProcessFailed(self.site, self.result())
 
 
 def free_address() -> Address:
@@ -158,23 +165,26 @@ def _watch(processes: list[_Site], config: FederationConfig, metrics: Path, repo
     """
     aggregator, sources = processes[0], processes[1:]
     reporter.phase("starting", [site.site for site in processes])
-    shown, noted = 0, set[str]()
+    shown, failures = 0, dict[str, ProcessFailed]()
     while True:
         ended = aggregator.process.poll() is not None
         shown += _report_rounds(metrics, shown, config.strategy.rounds, reporter)
-        for source in sources:
-            failure = source.failure()
-            if failure is None or source.site in noted:
-                continue
-            if shown == 0 and not ended:
+        for failure in _new_failures(sources, failures):
+            if shown == 0:
                 raise failure
-            noted.add(source.site)
             reporter.note(f"{failure}")
         if ended:
             break
         time.sleep(_POLL_S)
-    if (failure := aggregator.failure()) is not None:
-        raise failure
+    if (failed := aggregator.failure()) is not None:
+        raise failed
+
+
+def _new_failures(sources: list[_Site], known: dict[str, ProcessFailed]) -> list[ProcessFailed]:
+    """Failures of sources that are not ``known`` yet, but for those that merely follow the aggregator's; adds them."""
+    found = {source.site: failure for source in sources if source.site not in known and (failure := source.failure())}
+    known.update(found)
+    return [failure for failure in found.values() if not failure.follows]
 
 
 def _report_rounds(metrics: Path, shown: int, rounds: int, reporter: Reporter) -> int:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from securefda.config import SourceConfig
-from securefda.errors import SecureFdaError
+from securefda.errors import RunEnded, SecureFdaError
 from securefda.federation.kit import Kit, load_kit
 from securefda.heap import map_large_blocks
 from securefda.policy import load_policy
@@ -33,7 +33,8 @@ def main(config: SourceConfig, reporter: Reporter) -> None:
 
     Raises:
         PolicyRefusal: this site's policy allowed none of the rounds.
-        SecureFdaError: what this site cannot go on with, or why the aggregator ended the run early.
+        RunEnded: the aggregator ended the run early.
+        SecureFdaError: what this site cannot go on with.
     """
     map_large_blocks()
     kit = load_kit(config.source.kit, datetime.now(UTC), expected_role="source")
@@ -77,7 +78,7 @@ def _raise_outcome(rounds: SourceRounds, shown: _SourceReporter) -> None:
     if rounds.refusal is not None and shown.rounds_finished == 0:
         raise rounds.refusal
     if rounds.goodbye is not None and not rounds.goodbye.completed:
-        raise SecureFdaError(f"the aggregator ended the run: {rounds.goodbye.reason}")
+        raise RunEnded(f"the aggregator ended the run: {rounds.goodbye.reason}")
 
 
 class _Service:

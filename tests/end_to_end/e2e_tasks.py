@@ -19,6 +19,13 @@ class WithBatchNorm(Digits):
         return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
 
 
+class WithoutAccuracy(Digits):
+    """Its metrics lack the one that is always reported."""
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        return {"error": 0.5}
+
+
 class ManyLayers(Digits):
     """So many named layers that no header fits 64 KiB."""
 

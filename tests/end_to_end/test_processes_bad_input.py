@@ -5,15 +5,23 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_processes import Kits, Process, assert_one_clear_line, kits
+from e2e_processes import WAIT_S, Kits, Process, assert_one_clear_line, kits
 
 from securefda.errors import ExitCode
 from securefda.rounds.run_folder import read_run
 
+THREE_SOURCES = """
+[federation]
+name = "study"
+sources = ["source-1", "source-2", "source-3"]
+[task]
+factory = "{factory}"
+"""
 IN_CLEAR = ("privacy.visibility=individual", "strategy.rounds=4", "strategy.warm-up-rounds=0")
 
 
@@ -80,11 +88,11 @@ def test_a_message_that_is_too_large_names_the_setting(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 256 KiB."""
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A disk of 256 KiB, or of as many as the test says."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={getattr(request, 'param', 256)}k", "none", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode != 0:
         pytest.skip("mounting a small disk takes root; test_a_file_that_may_not_grow covers the rest")
     yield folder
@@ -112,6 +120,35 @@ def test_a_file_that_may_not_grow_leaves_whole_rounds(federation: Kits, tmp_path
     assert_one_clear_line(aggregator, ExitCode.FAILED, str(tmp_path))
     rounds = read_run(tmp_path).rounds
     assert [line["round"] for line in rounds] == list(range(1, len(rounds) + 1))
+
+
+@pytest.mark.parametrize("small_disk", [700], indirect=True)
+def test_a_run_whose_processes_cannot_write_their_last_words_names_the_full_disk(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text(THREE_SOURCES.format(factory="securefda.tasks.digits:Digits") + "[strategy]\nrounds = 5000\n")
+    run = Process(["run", str(file), "--out", str(small_disk / "out")])
+    assert_one_clear_line(run, ExitCode.FAILED, str(small_disk), "full", hint="space")
+
+
+def test_a_run_names_the_process_that_ended_it_and_not_those_that_followed(tmp_path: Path) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text(THREE_SOURCES.format(factory="e2e_tasks:WithoutAccuracy"))
+    run = Process(["run", str(file), "--out", str(tmp_path / "out")])
+    assert_one_clear_line(run, ExitCode.FAILED, "target: task WithoutAccuracy", "accuracy", hint="metrics()")
+    assert "ended the run" not in run.text
+
+
+def test_a_run_is_the_same_wherever_the_command_is_typed(tmp_path: Path) -> None:
+    """Typed above a checkout, for instance, which is a folder called securefda."""
+    (tmp_path / "securefda").mkdir()
+    file = tmp_path / "federation.toml"
+    file.write_text(THREE_SOURCES.format(factory="securefda.tasks.digits:Digits") + "[strategy]\nrounds = 3\n")
+    command = "import sys; from securefda.cli import main; sys.exit(main(sys.argv[1:]))"
+    typed = [sys.executable, "-P", "-c", command, "run", str(file), "--out", "out"]
+    done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == ExitCode.OK, done.stderr
 
 
 def test_a_run_ends_with_the_words_and_the_code_of_the_process_that_failed(tmp_path: Path) -> None:

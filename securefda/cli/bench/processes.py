@@ -106,7 +106,7 @@ class Parties:
         environment.setdefault("OMP_NUM_THREADS", "1")
         with self._log.open("ab") as log:
             return subprocess.Popen(  # noqa: S603 - this interpreter, with arguments made here
-                [sys.executable, "-m", _MODULE, role, self._job.to_json(), *site_ids],
+                [sys.executable, "-P", "-m", _MODULE, role, self._job.to_json(), *site_ids],
                 stdin=subprocess.PIPE if role == "aggregator" else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if role == "aggregator" else log,
                 stderr=log,
