@@ -163,10 +163,13 @@ def add_site(
     """Enrol one more source at the end of the roster; every kit below ``root`` gets the new epoch.
 
     Raises:
-        ConfigError: the site, its legal entity or a second target does not fit the roster, or a file is not usable.
+        ConfigError: the site is enrolled already, it, its legal entity or a second target does not fit the roster, or
+            a file is not usable.
         CertificateError: the CA has expired.
     """
     with _open_store(root) as (store, roster):
+        if any(entry.site_id == site.site_id for entry in roster.entries):
+            raise ConfigError(site.site_id, "is enrolled already", hint="name another site, or renew this one's keys")
         identity = store.authority.issue(site, now, validity)
         entries = (*roster.entries, identity.entry(len(roster.entries)))
         changed = replace(roster, epoch=roster.epoch + 1, entries=entries)
@@ -339,7 +342,11 @@ def _open_store(root: Path) -> Iterator[tuple[_Store, Roster]]:
     """The CA's folder, for one change at a time: two at once would sign two rosters of one epoch."""
     ca_folder = root / CA_FOLDER
     if not ca_folder.is_dir():
-        raise ConfigError(str(root), f"is not a federation: it has no folder {CA_FOLDER}/")
+        raise ConfigError(
+            str(root),
+            f"is not a federation: it has no folder {CA_FOLDER}/",
+            hint="name the folder that `securefda federation init` made",
+        )
     descriptor = os.open(ca_folder, os.O_RDONLY)
     try:
         try:

@@ -42,7 +42,7 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES) -> FileContent:
                 raise ConfigError(str(path), "is not a file")
             data = file.read(limit + 1)
     except FileNotFoundError:
-        raise ConfigError(str(path), "is missing", hint="fetch the site's startup kit again") from None
+        raise ConfigError(str(path), "is missing", hint="check the path, or fetch the startup kit again") from None
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
     if len(data) > limit:
@@ -103,4 +103,5 @@ def writing_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(str(path), f"cannot be written: {error.strerror or error}") from error
+        why = f"cannot be written: {error.strerror or error}"
+        raise ConfigError(str(path), why, hint="check the folder's permissions and the free disk space") from error

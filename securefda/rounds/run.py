@@ -143,7 +143,7 @@ class AggregatorRun:
             self._reporter.note("this run is complete already")
             return self._complete()
         recorded = {record["round"] for record in self._store.records()}
-        self._reporter.note(f"resuming after round {max(recorded, default=0)}")
+        self._reporter.note(f"resuming after round {max(recorded)}" if recorded else "resuming before any round ended")
         if position.round == 0 or position.round in recorded:
             return self._begin_round(position.round + 1)
         if position.released or position.attempt >= self._settings.attempts:

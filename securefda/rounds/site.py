@@ -16,6 +16,7 @@ from securefda.training import (
     TrainingSettings,
     Vector,
     build_model,
+    choose_device,
     derive_seed,
     evaluate,
     layer_sizes,
@@ -67,6 +68,7 @@ class SiteTrainer:
 
     Raises:
         TrainingError: the task's model cannot be federated.
+        ConfigError: this machine does not have the device that the settings name.
     """
 
     def __init__(self, task: Task, site: str, data: Samples, settings: TrainingSettings, seed: int) -> None:
@@ -75,6 +77,7 @@ class SiteTrainer:
         self._data = data
         self._settings = settings
         self._seed = seed
+        choose_device(settings.device)  # now, and not in the first round that trains here
         self._model = build_model(task, derive_seed(seed, "model"))
         self.layers = layer_table(self._model)
         self.sizes = layer_sizes(self.layers)

@@ -263,6 +263,23 @@ def test_wrong_clock_fails_with_the_certificate_exit_code(live: Path, shift: tim
     assert "clock" in check(findings, "kit").mend
 
 
+def test_what_the_kit_keeps_from_being_checked_is_said_once(live: Path) -> None:
+    late = NOW + timedelta(days=1000)
+
+    def needs_the_kit() -> str:
+        return load_kit(live / "lyon", late).site_id
+
+    def own_fault() -> str:
+        raise ConfigError("training.device", "no cuda here")
+
+    findings = preflight(live / "lyon", late, probes=Probes(policy=needs_the_kit, device=own_fault), min_free_bytes=1)
+    assert [(finding.check, finding.level) for finding in findings] == [
+        ("kit", Level.FAIL),
+        ("disk", Level.OK),
+        ("device", Level.FAIL),
+    ]
+
+
 @pytest.mark.parametrize(("days", "level"), [(794, Level.OK), (796, Level.WARN)])
 def test_certificate_that_ends_within_thirty_days_is_a_warning(live: Path, days: int, level: Level) -> None:
     findings = preflight(live / "geneva", NOW + timedelta(days=days), address=free_address(), min_free_bytes=1)

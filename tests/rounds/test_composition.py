@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import Federation
 
-from securefda.config import ProcessSection, SourceConfig, TaskSection
+from securefda.config import ProcessSection, SourceConfig, TaskSection, TrainingSection
 from securefda.errors import ConfigError
 from securefda.policy import default_policy
 from securefda.rounds.composition import Member, source_site
 from securefda.rounds.store import SourceStore
+from securefda.training import choose_device
 from securefda.transport.wire import encode
 
 DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")
@@ -33,3 +35,25 @@ def test_a_policy_that_a_header_could_use_to_count_rows_is_refused_at_the_start(
     assert 10 < site.trainer.samples <= 1000
     store.close()
     federation.close()
+
+
+def test_a_device_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
+    missing = next((name for name in ("mps", "cuda") if not _is_there(name)), None)
+    if missing is None:
+        pytest.skip("this machine has every device")
+    federation = Federation(tmp_path)
+    training = TrainingSection(device=missing)  # type: ignore[arg-type]
+    config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
+    with (
+        closing(SourceStore(tmp_path / "state.sqlite")) as store,
+        pytest.raises(ConfigError, match=f"no usable {missing}"),
+    ):
+        source_site(config, default_policy(max_samples=1000), member_of(federation), store)
+    federation.close()
+
+
+def _is_there(device: str) -> bool:
+    try:
+        return choose_device(device).type == device
+    except ConfigError:
+        return False
