@@ -16,12 +16,9 @@ class ExitCode(IntEnum):
     OK = 0
     FAILED = 1
     CONNECTION = 2
-    TIMEOUT = 3
     CONFIG = 4
     POLICY = 10
-    BUDGET = 11
     QUORUM = 12
-    AUDIT = 13
     CERTIFICATE = 14
 
 
@@ -80,18 +77,6 @@ class CertificateError(SecureFdaError):
     """A certificate is expired, not yet valid, of another federation, or carries the wrong name."""
 
     exit_code = ExitCode.CERTIFICATE
-
-
-class DeadlineExceeded(SecureFdaError):
-    """A phase ended without what it waited for."""
-
-    exit_code = ExitCode.TIMEOUT
-
-    def __init__(self, phase: str, deadline_s: float, waited_for: Iterable[str], *, hint: str = "") -> None:
-        self.phase = phase
-        self.waited_for = tuple(waited_for)
-        names = ", ".join(self.waited_for) or "the peer"
-        super().__init__(f"{phase}: no answer from {names} within {deadline_s:g} s", hint=hint)
 
 
 class RunEnded(SecureFdaError):

@@ -119,10 +119,6 @@ class Quantisation:
         """Distance of neighbouring values of a layer: ``clip / q_max``."""
         return self.layers[layer].clip / self.q_max
 
-    def no_wrap(self, n: int) -> bool:
-        """Whether a sum of ``n`` encoded inputs stays inside the centred ring: ``n * q_max < 2^(b-1)``."""
-        return n * self.q_max < 1 << (self.modulus_bits - 1)
-
     def encode(self, vector: NDArray[np.floating[Any]], tail: NDArray[np.floating[Any]] | None = None) -> Encoded:
         """Clip and round a vector into the ring.
 

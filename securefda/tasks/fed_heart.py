@@ -42,7 +42,6 @@ COLUMNS = (
 _DROPPED = ("slope", "ca", "thal")
 # A hospital sees only its own levels, so all of them are written down here; the first level has no column.
 _LEVELS = {"cp": (2.0, 3.0, 4.0), "restecg": (1.0, 2.0)}
-_FIRST_LEVEL = {"cp": 1.0, "restecg": 0.0}
 
 FEATURES = 13
 _TRAIN_FRACTION = 0.66

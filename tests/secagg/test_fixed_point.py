@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from securefda.secagg.fixed_point import Q_MAX_CAP, ClippedLayer, Quantisation, RangeAlarm
+from securefda.secagg.parameters import sum_cannot_wrap
 
 clips = st.floats(1e-6, 1e6)
 rings = st.sampled_from([32, 64])
@@ -50,18 +51,18 @@ def test_sum_of_n_max_extreme_inputs_does_not_wrap(bits: int, n_max: int, sign: 
     decoded = quantisation.decode(total, n_max)
     np.testing.assert_allclose(decoded.vector, np.full(3, sign * n_max * 0.25), rtol=1e-15)
     np.testing.assert_allclose(decoded.tail, [n_max], rtol=1e-15)
-    assert quantisation.no_wrap(n_max)
+    assert sum_cannot_wrap(n_max, quantisation.q_max, bits)
     if quantisation.q_max < Q_MAX_CAP:
         assert n_max * (quantisation.q_max + 1) >= 2 ** (bits - 1)
 
 
-def test_no_wrap_is_false_from_the_first_count_that_could_leave_the_ring() -> None:
+def test_sum_cannot_wrap_is_false_from_the_first_count_that_could_leave_the_ring() -> None:
     for bits, n_max in ((32, 10), (32, 3), (64, 2**40), (64, 10)):
         quantisation = one_layer(1, n_max=n_max, bits=bits)
         limit = -(-(2 ** (bits - 1)) // quantisation.q_max)
         assert limit > n_max
-        assert quantisation.no_wrap(limit - 1)
-        assert not quantisation.no_wrap(limit)
+        assert sum_cannot_wrap(limit - 1, quantisation.q_max, bits)
+        assert not sum_cannot_wrap(limit, quantisation.q_max, bits)
 
 
 def test_a_ring_too_small_for_the_inputs_wraps_and_is_noticed() -> None:
