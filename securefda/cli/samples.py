@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,10 +16,15 @@ def sample(name: str) -> Path:
     Raises:
         ConfigError: there is none of that name.
     """
-    installed = find_spec("securefda.examples") is not None
-    folder = Path(str(files("securefda.examples"))) if installed else Path(__file__).parents[2] / "examples"
-    path = folder / f"{name}.toml"
+    folder = _folder()
+    path = folder.joinpath(f"{name}.toml")
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in folder.glob("*.toml")))
-        raise ConfigError(name, "is no sample federation", hint=f"samples: {known or 'none'}")
-    return path
+        known = sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+        raise ConfigError(name, "is no sample federation", hint=f"samples: {', '.join(known) or 'none'}")
+    return Path(str(path))
+
+
+def _folder() -> Traversable:
+    if find_spec("securefda.examples") is not None:
+        return files("securefda.examples")
+    return Path(__file__).parents[2] / "examples"
