@@ -7,7 +7,8 @@ schedule of the authors' Fed-Heart experiment: 5 warm-up rounds, then 50 rounds 
 is chosen by cross-validation: the optimizer, the learning rate (the same at target and sources) and the target's batch
 size. The rows that the target keeps are cut into 5 folds; a federation is trained with 4 of them at the target and
 judged on the fifth. The setting with the smallest mean log loss over folds, seeds, the four targets and both auto rules
-is chosen, one for all targets and rules; FedGP has the paper's filter here. Log loss, because with 17 to 39 rows per target accuracy is too coarse.
+is chosen, one for all targets and rules; FedGP has the paper's filter here. Log loss, because with 17 to 39 rows per
+target accuracy is too coarse.
 """
 
 from __future__ import annotations
