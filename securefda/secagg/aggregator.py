@@ -27,7 +27,6 @@ from securefda.secagg.messages import (
     KeyList,
     MaskedInput,
     MasterShare,
-    Result,
     SelfMaskShare,
     ShareBox,
     ShareBundle,
@@ -357,9 +356,3 @@ def _pair_seeds(state: CollectingUnmask, dropped: int, pair: agreement.KeyPair) 
         peer: agreement.pair_seed(pair, state.u1[peer].mask_key, own=dropped, peer=peer, ctx2=state.ctx2)
         for peer in sorted(state.survivors)
     }
-
-
-def close_round(state: Opened, model_digest: bytes) -> Signed[Result]:
-    """The signed result of a session: digest of the sum, how many are in it, and the model that came out."""
-    body = Result(state.sum_digest, len(state.survivors), model_digest, b"")
-    return state.session.sign(state.ctx2, body)

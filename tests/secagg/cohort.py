@@ -26,6 +26,7 @@ from securefda.secagg.messages import (
     Header,
     Layer,
     MasterShare,
+    Result,
     RuleTerms,
     SelfMaskShare,
     Signed,
@@ -288,7 +289,9 @@ class Cohort:
             case agg.CollectingUnmask():
                 self.opened = agg.close_unmask(state)
                 self.aggregator = self.opened
-                result = agg.close_round(self.opened, sha256(b"next model").digest())
+                opened = self.opened
+                body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest(), b"")
+                result = opened.session.sign(opened.ctx2, body)
                 self.inbox = dict.fromkeys(self.phases, result)
 
     def _broadcast(self, state: Any, message: AnySigned) -> None:
