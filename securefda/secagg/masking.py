@@ -6,12 +6,12 @@ over all parties the pairwise masks cancel; what is left of a dropped peer's is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
-from securefda.secagg.prg import Mask, RingVector, add_masks, check_ring_vector
+from securefda.secagg.prg import Mask, RingVector, add_masks, check_ring_vector, useful_threads
 from securefda.secagg.secret import Secret
 
 
@@ -28,7 +28,7 @@ def mask(
         own: roster index of the party.
         self_seed: key of the self mask, 32 bytes.
         pair_seeds: key s_ij of each peer j, 32 bytes; at least one.
-        threads: see :func:`securefda.secagg.prg.add_masks`.
+        threads: how many may share the work; as many do as :func:`securefda.secagg.prg.useful_threads` says.
 
     Raises:
         ValueError: no peer, ``own`` among the peers, or a vector or key of another form. Nothing is changed then.
@@ -36,7 +36,7 @@ def mask(
     if not pair_seeds or own in pair_seeds:
         raise ValueError("pairwise masks are with at least one peer, and never with oneself")
     masks = [Mask(self_seed), *(Mask(seed, _sign(own, peer)) for peer, seed in pair_seeds.items())]
-    add_masks(vector, masks, threads=threads)
+    _add(vector, masks, threads)
 
 
 def accumulate(total: RingVector, masked: RingVector) -> None:
@@ -65,7 +65,7 @@ def unmask(
         self_seeds: self mask key of every survivor, by roster index.
         dropped: for every party that the survivors masked with but that is not in the sum, its pair seed with
             every survivor.
-        threads: see :func:`securefda.secagg.prg.add_masks`.
+        threads: how many may share the work; as many do as :func:`securefda.secagg.prg.useful_threads` says.
 
     Raises:
         ValueError: no survivor, a party both survived and dropped, or a dropped party's seeds are not exactly those
@@ -79,7 +79,11 @@ def unmask(
         if set(seeds) != survivors:
             raise ValueError(f"the pair seeds of dropped party {peer} are not those with the survivors")
         masks += [Mask(seed, _sign(peer, survivor)) for survivor, seed in seeds.items()]
-    add_masks(total, masks, threads=threads)
+    _add(total, masks, threads)
+
+
+def _add(vector: RingVector, masks: Sequence[Mask], threads: int) -> None:
+    add_masks(vector, masks, threads=useful_threads(len(masks) * vector.nbytes, threads))
 
 
 def _sign(own: int, peer: int) -> Literal[1, -1]:

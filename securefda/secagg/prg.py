@@ -6,6 +6,7 @@ is used for one stream only, hence the counter starts at zero. Lineage: PRG of B
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,12 @@ KEY_BYTES = 32
 AES_BLOCK_BYTES = 16
 BLOCK_BYTES = 128 * 1024
 """Keystream made at a time: with as much of the vector and of zeros it fits in a 512 KiB level-2 cache."""
+
+MOST_THREADS = 8
+"""No vector is shared among more: a session is one of several things that a site's machine does."""
+
+KEYSTREAM_PER_THREAD = 32 * 1024 * 1024
+"""Bytes of keystream for each thread, about 5 ms: with less, a second one starts when the first is nearly through."""
 
 _ZEROS = memoryview(bytes(BLOCK_BYTES))
 
@@ -46,6 +53,20 @@ class Mask:
             raise ValueError("the sign of a mask is 1 or -1")
 
 
+def available_threads() -> int:
+    """How many threads this process should use at most for masks: the cores it may run on, up to ``MOST_THREADS``."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows cannot tell
+        cores = os.cpu_count() or 1
+    return max(1, min(cores, MOST_THREADS))
+
+
+def useful_threads(keystream_bytes: int, threads: int) -> int:
+    """How many of ``threads`` are worth starting for so much keystream: one for every ``KEYSTREAM_PER_THREAD``."""
+    return max(1, min(threads, keystream_bytes // KEYSTREAM_PER_THREAD))
+
+
 def check_ring_vector(vector: RingVector) -> None:
     """Require a one-dimensional array of uint32 or uint64 in native byte order.
 
@@ -65,7 +86,8 @@ def add_masks(vector: RingVector, masks: Sequence[Mask], *, threads: int = 1) ->
     Args:
         vector: ring vector, shape ``(length,)``, changed in place.
         masks: the streams; their order does not matter.
-        threads: how many threads share the vector; both AES and the addition release the interpreter lock.
+        threads: how many threads share the vector, this one included; both AES and the addition release the
+            interpreter lock. See :func:`useful_threads`.
 
     Raises:
         ValueError: ``vector`` is no ring vector or ``threads`` is below one. The vector is unchanged then.
@@ -77,10 +99,12 @@ def add_masks(vector: RingVector, masks: Sequence[Mask], *, threads: int = 1) ->
     if len(bounds) <= 1:
         _add_to_segment(vector, masks, 0)
         return
-    with ThreadPoolExecutor(max_workers=len(bounds)) as pool:
-        done = pool.map(lambda bound: _add_to_segment(vector[bound[0] : bound[1]], masks, bound[0]), bounds)
-        for _ in done:
-            pass
+    (first, end), *others = bounds
+    with ThreadPoolExecutor(max_workers=len(others)) as pool:
+        running = [pool.submit(_add_to_segment, vector[start:stop], masks, start) for start, stop in others]
+        _add_to_segment(vector[first:end], masks, first)
+        for one in running:
+            one.result()
 
 
 def _segments(length: int, block: int, threads: int) -> list[tuple[int, int]]:
