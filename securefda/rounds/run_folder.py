@@ -132,7 +132,7 @@ def replace_file(path: Path, data: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
@@ -150,7 +150,8 @@ def _explaining(path: Path) -> Iterator[None]:
         raise SecureFdaError(f"{path}: cannot be written: {error.strerror}", hint=hint) from error
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Force to the disk which names the folder holds. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

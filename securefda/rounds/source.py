@@ -22,6 +22,7 @@ from securefda.errors import (
     SecureFdaError,
     TrainingError,
 )
+from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.records import SiteLine
 from securefda.rounds.site import Trainer, vector_from_wire, vector_to_wire
 from securefda.rounds.store import SourceStore
@@ -122,11 +123,15 @@ class SourceRounds:
 
     ``refusal`` is the last refusal by this site's policy, ``goodbye`` the aggregator's last word, if it came, and
     ``failure`` what this site cannot go on with: the driver sends what :meth:`handle` returned, then ends with it.
+
+    It belongs to the process that made it. In a copy of that process ``join``, ``handle`` and ``expire`` raise
+    :class:`CopiedProcess` and return nothing that could be sent; the secrets of a session are erased there.
     """
 
     def __init__(self, site: SourceSite, reporter: SourceReporter) -> None:
         self._site = site
         self._reporter = reporter
+        self._process = ProcessGuard(f"the session of {self._name(site.signer.index)}", self._drop_round)
         self._round: _Round | None = None
         self._ended_session = NO_SESSION
         self.refusal: PolicyRefusal | None = None
@@ -135,6 +140,7 @@ class SourceRounds:
 
     def join(self) -> Parcel:
         """The first message to an aggregator: who I am and which architecture I built."""
+        self._process.require_original()
         site = self._site
         body = Join(site.trainer.architecture_digest, site.software_version)
         return Parcel(site.signer.sign(NO_SESSION, NO_CONTEXT, body))
@@ -165,6 +171,7 @@ class SourceRounds:
         After a failed check that is a refusal or an abort. What still comes of a session that this source has ended
         is ignored.
         """
+        self._process.require_original()
         try:
             return self._dispatch(parcel)
         except PolicyRefusal as refusal:
@@ -175,6 +182,7 @@ class SourceRounds:
             self._reporter.alarm(error)
             return self._abort(parcel, error)
         except SecureFdaError as error:
+            self._process.require_original()  # code of the task may have forked on the way here
             self._drop_round()
             self.failure = error
             unfit = isinstance(error, (TrainingError, ConfigError))
@@ -182,6 +190,7 @@ class SourceRounds:
 
     def expire(self) -> list[Parcel]:
         """The deadline passed without a message: the session is dead, and the aggregator is told so."""
+        self._process.require_original()
         return self._end_session("DEADLINE")
 
     def forget(self) -> None:

@@ -1,11 +1,13 @@
 """What a process must remember when it is killed: SQLite files beside it, one per site and run folder.
 
-Nothing secret is in them: no key, share, mask or update. Every change is on disk (``synchronous=FULL``) before the
-call returns, so a release fuse is burnt before the first byte of what it guards can leave.
+Nothing secret is in them: no key, share, mask or update. Every change is on disk (``synchronous=FULL``, write-ahead
+log) before the call returns, so a release fuse is burnt before the first byte of what it guards can leave. A copy of
+the process can use none of it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sqlite3
@@ -18,13 +20,17 @@ from typing import Any
 import numpy as np
 
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.rounds.process_guard import ProcessGuard
+from securefda.rounds.restore_guard import ReleaseMarker, file_number
+from securefda.rounds.run_folder import sync_folder
 from securefda.secagg.checks import History, PastResult
 from securefda.training import Vector
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _LOCK_S = 1.0
 
 _SOURCE_TABLES = """
+CREATE TABLE origin (id INTEGER PRIMARY KEY CHECK (id = 0), file_number TEXT NOT NULL);
 CREATE TABLE sessions (session_id BLOB PRIMARY KEY);
 CREATE TABLE positions (run_id BLOB PRIMARY KEY, round INTEGER NOT NULL, attempt INTEGER NOT NULL);
 CREATE TABLE fuses (run_id BLOB NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (run_id, round));
@@ -50,10 +56,10 @@ class _Store:
     def __init__(self, path: Path, tables: str) -> None:
         self._path = path
         with self._clear_errors():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # The mode is set before SQLite writes a byte, so that at no time others can read the file.
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            _make_folder(path.parent)
+            self._file_number = _make_file(path)
             self._database = sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None, check_same_thread=False)
+            self._process = ProcessGuard(str(path), self._abandon)
             try:
                 self._prepare(tables)
             except BaseException:
@@ -65,18 +71,29 @@ class _Store:
         self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
+        self._database.execute("PRAGMA fullfsync = 1")  # macOS: its fsync alone leaves the data in the drive's cache
         self._create(tables)
 
     def _create(self, tables: str) -> None:
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
-            self._database.executescript(f"BEGIN; {tables} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;")
+            last = self._before_first_use()
+            self._database.executescript(f"BEGIN; {tables} {last} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;")
         elif version != _SCHEMA_VERSION:
             raise ConfigError(
                 str(self._path),
                 f"has schema version {version}, this release writes {_SCHEMA_VERSION}",
                 hint="use the release that made it, or another --out folder",
             )
+        else:
+            self._before_next_use()
+
+    def _before_first_use(self) -> str:
+        """Called before the tables of a new file are made; returns SQL that belongs to their transaction."""
+        return ""
+
+    def _before_next_use(self) -> None:
+        """Called when a file that has its tables is opened."""
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
@@ -101,6 +118,7 @@ class _Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._process.require_original()
         with self._clear_errors():
             self._database.execute("BEGIN IMMEDIATE")
             try:
@@ -112,18 +130,69 @@ class _Store:
                 raise
 
     def close(self) -> None:
-        """Close the file; what was committed stays."""
-        self._database.close()
+        """Close the file; what was committed stays. A copy of the process leaves it to the original."""
+        if not self._process.is_copy:
+            self._database.close()
+
+    def _abandon(self) -> None:
+        """In a copy of the process, see to it that the connection is never closed, whatever happens to this object.
+
+        SQLite takes the copy for the only user of the file: closing, also at exit, would delete the write-ahead log
+        that the original goes on writing to, and with it every fuse that is burnt from then on.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder and those above it, each of them on the disk under its name."""
+    for folder in (*reversed(path.parents), path):
+        if not folder.exists():
+            folder.mkdir(exist_ok=True)
+            sync_folder(folder.parent)
+
+
+def _make_file(path: Path) -> str:
+    """Make the file where there is none, on the disk under its name; returns its number.
+
+    The mode is set before SQLite writes a byte, so that at no time others can read the file.
+    """
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        sync_folder(path.parent)
+        return file_number(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class SourceStore(_Store):
-    """A source's memory across restarts: sessions seen, last position of each run, burnt fuses, accepted results."""
+    """A source's memory across restarts: sessions seen, last position of each run, burnt fuses, accepted results.
+
+    Raises:
+        ConfigError: another process uses the file; or it was copied, put back from a backup or deleted after updates
+            had left, so that it may not know of all of them.
+        SecureFdaError: the disk cannot be written.
+        CopiedProcess: from every method but ``close``, in a copy of the process that opened the file.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._marker = ReleaseMarker(path)
         super().__init__(path, _SOURCE_TABLES)
+
+    def _before_first_use(self) -> str:
+        self._marker.begin()
+        return f"INSERT INTO origin VALUES (0, '{self._file_number}');"  # noqa: S608 - digits and a dot
+
+    def _before_next_use(self) -> None:
+        (number,) = self._database.execute("SELECT file_number FROM origin").fetchone()
+        self._marker.check(self._releases(), number, self._file_number)
+
+    def _releases(self) -> int:
+        (count,) = self._database.execute("SELECT count(*) FROM fuses").fetchone()
+        return int(count)
 
     def history(self, session_id: bytes, run_id: bytes, round_number: int) -> History:
         """What the header checks need to know about this session, run and round."""
+        self._process.require_original()
         with self._clear_errors():
             query = self._database.execute
             seen = query("SELECT 1 FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
@@ -150,6 +219,8 @@ class SourceStore(_Store):
         """
         with self._transaction() as database:
             database.execute("INSERT INTO fuses VALUES (?, ?)", (run_id, round_number))
+        with self._clear_errors():
+            self._marker.advance(self._releases())
 
     def record_result(self, run_id: bytes, result: PastResult) -> None:
         """Remember a result that was accepted; the next header must continue it."""
