@@ -35,8 +35,9 @@ class FederationConfig(Settings):
 
     @model_validator(mode="after")
     def _a_session_can_succeed(self) -> Self:
-        if self.privacy.visibility == "sum":
+        if self.privacy.visibility != "individual":
             _require_enough_sources(len(self.federation.sources), self.privacy)
+            _require_large_sums(self.privacy, self.session)
             _require_sound_threshold(len(self.federation.sources), self.privacy, self.session)
         return self
 
@@ -52,6 +53,12 @@ class AggregatorConfig(Settings):
     session: SessionSection = SessionSection()
     transport: TransportSection = TransportSection()
 
+    @model_validator(mode="after")
+    def _sums_are_large_enough(self) -> Self:
+        if self.privacy.visibility != "individual":
+            _require_large_sums(self.privacy, self.session)
+        return self
+
 
 class SourceConfig(Settings):
     """source.toml: a source's process. Its policy comes from the kit's ``local/policy.toml``."""
@@ -63,13 +70,20 @@ class SourceConfig(Settings):
 
 
 def _require_enough_sources(sources: int, privacy: PrivacySection) -> None:
-    needed = privacy.k_min + privacy.n_c + 1
+    needed = privacy.smallest_sum
     if sources < needed:
         why = (
             f"{privacy.k_min} with n-c = {privacy.n_c} needs at least {needed} sources, so that each hides "
             f"among {privacy.k_min} others that it trusts; there are {sources}"
         )
         raise ConfigError("privacy.k-min", why, hint="add sources to federation.sources, or lower privacy.k-min")
+
+
+def _require_large_sums(privacy: PrivacySection, session: SessionSection) -> None:
+    """As many sources as the threshold says may make up a sum, whoever else is lost."""
+    if 0 < session.threshold < privacy.smallest_sum:
+        why = f"{session.threshold} is below k-min + n-c + 1 = {privacy.smallest_sum}, the smallest sum that may open"
+        raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
 
 
 def _require_sound_threshold(sources: int, privacy: PrivacySection, session: SessionSection) -> None:

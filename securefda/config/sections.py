@@ -113,11 +113,29 @@ class TrainingSides(Settings):
 
 
 class PrivacySection(Settings):
-    """The level the aggregator asks for in its headers, and the two numbers of every site's policy."""
+    """The level the aggregator asks for in its headers, and the two numbers of every site's policy.
 
-    visibility: Literal["individual", "sum"] = "sum"
+    ``cohort_size``, for visibility ``cohort`` alone, is the fewest members of a cohort when it forms; 0 means one more
+    than the ``k_min + n_c + 1`` over which its sum may be opened, so that a cohort can lose one source.
+    """
+
+    visibility: Literal["individual", "cohort", "sum"] = "sum"
     k_min: Count = 2
     n_c: Natural = 0
+    cohort_size: Natural = 0
+
+    @property
+    def smallest_sum(self) -> int:
+        """Fewest sources over which a sum may be opened: ``k_min`` others, ``n_c`` colluders, and oneself."""
+        return self.k_min + self.n_c + 1
+
+    @model_validator(mode="after")
+    def _a_cohort_holds_the_smallest_sum(self) -> Self:
+        if 0 < self.cohort_size < self.smallest_sum:
+            why = f"{self.cohort_size} is below k-min + n-c + 1 = {self.smallest_sum}"
+            hint = f"set 0 for {self.smallest_sum + 1}, with which a cohort can lose one source"
+            raise ConfigError("privacy.cohort-size", why, hint=hint)
+        return self
 
 
 class SessionSection(Settings):

@@ -70,7 +70,7 @@ class SourcePolicy(Settings):
     """What one source permits, whatever a header asks for.
 
     Attributes:
-        max_visibility: the most the aggregator may see of this site: ``"sum"`` or, more, ``"individual"``.
+        max_visibility: the most the aggregator may see of this site: ``"sum"``, more ``"cohort"`` or ``"individual"``.
         k_min: least number of trusted others in a sum, after ``n_c`` of them are taken as colluders.
         n_c: number of other sources that may collude with the aggregator.
         trusted_peers: site ids that count towards ``k_min``; empty for the whole roster.
@@ -82,7 +82,7 @@ class SourcePolicy(Settings):
         release: bounds on retries.
     """
 
-    max_visibility: Literal["individual", "sum"] = "sum"
+    max_visibility: Literal["individual", "cohort", "sum"] = "sum"
     k_min: Annotated[int, Field(ge=1)] = 2
     n_c: Annotated[int, Field(ge=0)] = 0
     trusted_peers: Annotated[tuple[str, ...], Field(strict=False)] = ()

@@ -18,6 +18,7 @@ _TEMPLATE = """\
 
 # The most that the aggregator may see of this site's updates.
 # "sum":        one weighted sum over all sources, in which this site's update is one term.
+# "cohort":     one weighted sum over a few sources, drawn by lot anew in every round, this site among them.
 # "individual": this site's own update, in clear, every round.
 {max_visibility}
 
@@ -65,7 +66,7 @@ ROOM = 10
 
 
 def default_policy(
-    max_visibility: Literal["individual", "sum"] = "sum",
+    max_visibility: Literal["individual", "cohort", "sum"] = "sum",
     k_min: int = 2,
     n_c: int = 0,
     max_attempts: int = 2,

@@ -36,7 +36,9 @@ def _check_what_is_seen(policy: SourcePolicy, header: Header) -> None:
     if header.visibility is Visibility.INDIVIDUAL:
         return
     n = len(header.participants)
-    others = n - 1 - policy.n_c
+    # Whoever is lost on the way, the sources that remain open the sum; so the smallest one they may open has to do.
+    smallest = header.cohort_quorum if header.visibility is Visibility.COHORT else header.threshold
+    others = min(n, smallest) - 1 - policy.n_c
     if others < policy.k_min:
         raise PolicyRefusal("k-min", f"a sum with {others} others that count", f"at least {policy.k_min}")
     if not threshold_is_sound(header.threshold, n, policy.n_c):

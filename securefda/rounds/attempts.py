@@ -1,16 +1,16 @@
 """One attempt at a round, seen from the aggregator: it ends with a sum over some sources, or with an error.
 
-``MaskedAttempt`` drives a session of visibility ``sum``, ``ClearAttempt`` collects updates of visibility
-``individual``. Here is what they share. Both keep one running sum and no update.
+``MaskedAttempt`` drives a session of visibility ``sum`` or ``cohort``, ``ClearAttempt`` collects updates of visibility
+``individual``. Here is what they share. Both keep running sums and no update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from securefda.errors import FaultySourceError, ProtocolError, SecureFdaError
+from securefda.rounds.terms import Vector64
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import envelope_fault
 from securefda.secagg.messages import Abort, Body, Header, Parcel, Refusal, Signed, Step
@@ -25,28 +25,40 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RoundSum:
-    """What an attempt gives: V, w and n of the rules (in any common unit), and over whom.
+class PartialSum:
+    """One sum over some sources, weighted by samples, in units of the header's ``max_samples``.
 
     Attributes:
-        vector: V, float64 (m,).
-        kept: w.
+        vector: V of the rules, or at ``cohort`` the sum of n_i g_i; float64 (m,).
+        kept: w of the rules; 0 at ``cohort``, where no rule was evaluated yet.
         samples: n.
-        survivors: roster indices in the sum.
-        dropped: sources that took part and are not in the sum.
-        digest: SHA-256 of the opened ring sum; empty where updates travelled in clear.
-        context: what the result is signed under.
-        betas: per source, where the aggregator evaluated the rule.
+        members: roster indices in the sum.
     """
 
-    vector: Any
+    vector: Vector64
     kept: float
     samples: float
-    survivors: frozenset[int]
-    dropped: frozenset[int]
+    members: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RoundSum:
+    """What an attempt gives: one sum, or one per cohort.
+
+    Attributes:
+        parts: the sums, over disjoint sets of sources.
+        digest: SHA-256 of the opened ring sums; empty where updates travelled in clear.
+        context: what the result is signed under.
+    """
+
+    parts: tuple[PartialSum, ...]
     digest: bytes
     context: bytes
-    betas: Mapping[int, float | None]
+
+    @property
+    def survivors(self) -> frozenset[int]:
+        """Roster indices of all sources in a sum."""
+        return frozenset().union(*(part.members for part in self.parts))
 
 
 class Attempt(Protocol):

@@ -9,7 +9,7 @@ import numpy as np
 
 from securefda.adaptation import TargetStatistics
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
-from securefda.rounds.attempts import Members, RoundSum, Send
+from securefda.rounds.attempts import Members, PartialSum, RoundSum, Send
 from securefda.rounds.site import vector_from_wire
 from securefda.rounds.terms import StepUpdates, clip_contribution, encode_contribution, evaluate_rule
 from securefda.secagg.aggregator_session import AggregatorSession
@@ -40,7 +40,7 @@ class ClearAttempt:
         self._step_updates = step_updates
         self._encoding = quantisation(session.header.body)
         self._total = np.zeros(self._encoding.length, self._encoding.dtype)
-        self._betas: dict[int, float | None] = {}
+        self._answered: set[int] = set()
         self._outcome: RoundSum | SecureFdaError | None = None
         self.header = session.header
         self.refused = self._members.refused
@@ -64,7 +64,7 @@ class ClearAttempt:
     @property
     def waiting_for(self) -> frozenset[int]:
         """Sources that still may answer."""
-        return frozenset(self.header.body.participants) - set(self._betas) - self._members.gone
+        return frozenset(self.header.body.participants) - set(self._answered) - self._members.gone
 
     @property
     def may_have_released(self) -> bool:
@@ -103,7 +103,7 @@ class ClearAttempt:
 
     def _add(self, message: Signed[Any], parcel: Parcel) -> None:
         header, index = self.header.body, message.sender
-        self._session.admit(message, self._session.ctx, header.participants, self._betas, kind=Update)
+        self._session.admit(message, self._session.ctx, header.participants, self._answered, kind=Update)
         name = self._session.name(index)
         body, vector = message.body, parcel.vectors[0] if parcel.vectors else b""
         if not len(vector) == body.length_bytes == 4 * header.n_params:
@@ -124,26 +124,21 @@ class ClearAttempt:
             raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
         clip_contribution(header, contribution)
         accumulate(self._total, encode_contribution(header, contribution, samples))
-        self._betas[index] = contribution.beta
+        self._answered.add(index)
 
     def _go_on(self) -> list[Send]:
         if self.waiting_for:
             return []
-        if not self._betas:
+        if not self._answered:
             names = [self._session.name(index) for index in self.header.body.participants]
             error = QuorumLost(self.phase, 1, [], names)
             self._outcome = error
             return self._members.abort_all(Step.MASKED_INPUT, error)
-        decoded = self._encoding.decode(self._total, len(self._betas))
+        decoded = self._encoding.decode(self._total, len(self._answered))
         kept, samples = (float(element) for element in decoded.tail)
         self._outcome = RoundSum(
-            vector=decoded.vector,
-            kept=kept,
-            samples=samples,
-            survivors=frozenset(self._betas),
-            dropped=frozenset(self.header.body.participants) - set(self._betas),
+            parts=(PartialSum(decoded.vector, kept, samples, frozenset(self._answered)),),
             digest=b"",
             context=self._session.ctx,
-            betas=dict(self._betas),
         )
         return []

@@ -126,6 +126,7 @@ def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
         training_deadline_s=transport.training_deadline_s,
         phase_deadline_s=transport.phase_deadline_s,
         config_digest=digest,
+        cohort_size=privacy.cohort_size,
     )
 
 

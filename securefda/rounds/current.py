@@ -45,13 +45,19 @@ class CurrentRound:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def finished_line(
-        self, site: TargetSite, model: Vector, participants: Iterable[int], outcome: RoundSum | None
+        self,
+        site: TargetSite,
+        model: Vector,
+        participants: Iterable[int],
+        outcome: RoundSum | None,
+        mean_beta: float | None,
     ) -> RoundLine:
         """The line of a finished round, without its evaluation; ``outcome`` is None for a round of the target alone."""
         survivors = outcome.survivors if outcome else frozenset()
         line = self._line(site, model, "finished", participants, survivors)
-        if outcome and self.plan.rule.adapts:
-            line["mean_beta"] = 1.0 - outcome.kept / outcome.samples
+        line["mean_beta"] = mean_beta if self.plan.rule.adapts else None
+        if outcome and len(outcome.parts) > 1:
+            line["cohorts"] = [[site.name(index) for index in sorted(part.members)] for part in outcome.parts]
         return line
 
     def lost_line(self, site: TargetSite, model: Vector, participants: Iterable[int]) -> RoundLine:

@@ -27,7 +27,7 @@ class Quorum:
     @property
     def is_masked(self) -> bool:
         """Whether updates travel masked; in clear nothing is shared, and one source is enough."""
-        return self.settings.visibility is Visibility.SUM
+        return self.settings.visibility is not Visibility.INDIVIDUAL
 
     def threshold(self, n: int) -> int:
         """t of a session of n sources.
@@ -46,13 +46,23 @@ class Quorum:
         if n - 1 - self.settings.n_c < self.settings.k_min:
             return False
         try:
-            return threshold_is_sound(self.threshold(n), n, self.settings.n_c)
+            threshold = self.threshold(n)
+            return threshold_is_sound(threshold, n, self.settings.n_c) and threshold >= self.settings.smallest_sum
         except ValueError:
             return False
 
+    def cohorts(self, n: int) -> tuple[int, int]:
+        """Size and quorum of the cohorts of a session of n sources; zeros at any other visibility than ``cohort``.
+
+        A cohort must not need more members than a session needs sources.
+        """
+        if self.settings.visibility is not Visibility.COHORT:
+            return 0, 0
+        return min(self.settings.cohort_size, self.threshold(n)), self.settings.smallest_sum
+
     def error(self, site: TargetSite, present: Collection[int]) -> QuorumLost:
         """What ends a run in which too few sources report; it names those that are missing."""
-        needed = self.settings.k_min + self.settings.n_c + 1 if self.is_masked else 1
+        needed = self.settings.smallest_sum if self.is_masked else 1
         have = [site.name(index) for index in sorted(present)]
         missing = [site.name(index) for index in sorted(site.sources - set(present))]
         return QuorumLost("join", max(needed, self.settings.threshold), have, missing, hint="start the missing sources")
@@ -79,6 +89,8 @@ def make_header(
     participants: Collection[int],
 ) -> Signed[Header]:
     """Sign the header of an attempt, with a fresh session id."""
+    quorum = Quorum(settings)
+    cohort_size, cohort_quorum = quorum.cohorts(len(participants))
     body = Header(
         run_id=place.run_id,
         round=place.round,
@@ -91,7 +103,7 @@ def make_header(
         model_digest=sha256(vector_to_wire(model)).digest(),
         roster_digest=site.roster.digest(),
         participants=tuple(sorted(participants)),
-        threshold=Quorum(settings).threshold(len(participants)),
+        threshold=quorum.threshold(len(participants)),
         modulus_bits=settings.modulus_bits,
         n_max=2 * len(site.sources),  # room to spare: a sum that is noise then leaves the range at once
         max_samples=settings.max_samples,
@@ -99,5 +111,7 @@ def make_header(
         phase_deadline_ms=round(1000 * settings.phase_deadline_s),
         previous_result_digest=place.previous_result_digest,
         previous_checkpoint=b"",
+        cohort_size=cohort_size,
+        cohort_quorum=cohort_quorum,
     )
     return site.signer.sign(draw(site.random_bytes, SESSION_ID_BYTES), NO_CONTEXT, body)

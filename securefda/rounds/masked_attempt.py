@@ -1,4 +1,4 @@
-"""An attempt at visibility ``sum``: one masking session, of which the aggregator opens nothing but the sum."""
+"""An attempt at visibility ``sum`` or ``cohort``: one masking session, of which nothing opens but the sums."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
-from securefda.rounds.attempts import Members, RoundSum, Send
+from securefda.rounds.attempts import Members, PartialSum, RoundSum, Send
 from securefda.secagg import aggregator as steps
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.messages import (
@@ -174,7 +174,8 @@ class MaskedAttempt:
                 return [Send(to, Parcel(message)) for to, message in deliveries.items()]
             case steps.CollectingInputs() as inputs:
                 self._state, lists = steps.close_inputs(inputs)
-                return self._to_all(self._state.survivors, lists)
+                given_up = set(inputs.received) - self._state.survivors
+                return self._give_up(given_up) + self._to_all(self._state.survivors, lists)
             case steps.CollectingSignatures() as signatures:
                 self._state, consistency = steps.close_signatures(signatures)
                 return self._to_all(self._state.asked, consistency)
@@ -182,19 +183,18 @@ class MaskedAttempt:
                 self._finish(steps.close_unmask(unmask))
         return []
 
+    def _give_up(self, members: set[int]) -> list[Send]:
+        """Tell those whose cohort lost too many that nothing of theirs will be opened."""
+        self._members.gone |= members
+        return [self._members.abort(index, Step.SURVIVORS, "COHORT_QUORUM", None) for index in sorted(members)]
+
     def _to_all(self, members: Any, message: Signed[Body]) -> list[Send]:
         return [Send(index, Parcel(message)) for index in sorted(members) if index not in self._members.gone]
 
     def _finish(self, opened: steps.Opened) -> None:
         self.alarms.extend(opened.faults)
-        kept, samples = (float(element) for element in opened.decoded.tail)
-        self._outcome = RoundSum(
-            vector=opened.decoded.vector,
-            kept=kept,
-            samples=samples,
-            survivors=opened.survivors,
-            dropped=frozenset(self.header.body.participants) - opened.survivors,
-            digest=opened.sum_digest,
-            context=opened.ctx2,
-            betas={},
+        parts = tuple(
+            PartialSum(one.decoded.vector, float(one.decoded.tail[0]), float(one.decoded.tail[1]), one.survivors)
+            for one in opened.sums
         )
+        self._outcome = RoundSum(parts, opened.sum_digest, opened.ctx2)

@@ -25,7 +25,8 @@ class RoundLine(TypedDict, total=False):
 
     ``seconds`` maps phase to wall-clock seconds and ``bytes_up``/``bytes_down`` source to bytes as seen by the
     aggregator. ``mean_beta`` is the sample-weighted mean, 1 - w/n. ``refused`` maps source to policy key or check.
-    A lost round keeps the last model and has no accuracy.
+    A lost round keeps the last model and has no accuracy. ``cohorts`` lists who was summed together, where there was
+    more than one sum.
     """
 
     round: int
@@ -35,6 +36,7 @@ class RoundLine(TypedDict, total=False):
     metrics: dict[str, float]
     mean_beta: float | None
     survivors: list[str]
+    cohorts: list[list[str]]
     dropped: list[str]
     refused: dict[str, str]
     attempts: int

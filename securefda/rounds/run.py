@@ -11,7 +11,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from securefda.adaptation import Rule, combine, round_plan
+from securefda.adaptation import round_plan
 from securefda.errors import ProtocolError, QuorumLost, SecureFdaError
 from securefda.rounds.attempts import Attempt, RoundSum, Send
 from securefda.rounds.clear_attempt import ClearAttempt
@@ -23,7 +23,7 @@ from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.site import vector_to_wire
 from securefda.rounds.store import AggregatorStore, Position
 from securefda.rounds.target import train_target
-from securefda.rounds.terms import check_sum
+from securefda.rounds.totals import total_of, update_of
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import envelope_fault
 from securefda.secagg.messages import (
@@ -40,6 +40,7 @@ from securefda.secagg.messages import (
     Step,
     Visibility,
 )
+from securefda.secagg.prg import available_threads
 from securefda.secagg.secret import draw
 from securefda.training import LayerTable, Vector
 
@@ -196,7 +197,7 @@ class AggregatorRun:
         self._train_target(current)
         if current.target is not None:
             self.model = self.model + current.target.result.update
-        self._record_round(current, None, ())
+        self._record_round(current)
         return self._end_round()
 
     def _enter_round(self, number: int, attempts: int) -> CurrentRound:
@@ -236,7 +237,7 @@ class AggregatorRun:
         current.attempt += 1
         self._store.begin_attempt(current.number, current.attempt)
         header = self._header(current, able)
-        session = AggregatorSession(self._site.signer, self._site.roster, header)
+        session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         vectors: tuple[memoryview, ...] = (vector_to_wire(self.model),)
         if header.body.target and header.body.target.update_digest and current.target:
             vectors = (*vectors, vector_to_wire(current.target.result.update))
@@ -256,7 +257,7 @@ class AggregatorRun:
         )
 
     def _new_attempt(self, session: AggregatorSession, current: CurrentRound) -> Attempt:
-        if self._settings.visibility is Visibility.SUM:
+        if self._settings.visibility is not Visibility.INDIVIDUAL:
             return MaskedAttempt(session, self._store.mark_released)
         self._store.mark_released()
         target = current.target
@@ -333,8 +334,8 @@ class AggregatorRun:
             return []
         began = self._site.clock()
         try:
-            delta = self._combine(current, outcome)
-            check_sum(header.body, outcome.vector, outcome.samples, len(outcome.survivors))
+            total = total_of(header.body, current.target, outcome)
+            delta = update_of(current.plan.rule, total, current.target, self._settings.max_samples)
         except ValueError as error:  # who contributed what is hidden, so nobody can be named
             alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
             self._reporter.note(f"alarm: {alarm}")
@@ -345,27 +346,21 @@ class AggregatorRun:
         body = Result(outcome.digest, len(outcome.survivors), digest, b"")
         result = self._site.signer.sign(header.envelope.session_id, outcome.context, body)
         self._result_digest = result.digest()
-        self._record_round(current, outcome, header.body.participants)
+        self._record_round(current, header.body.participants, outcome, total.mean_beta)
         sends = [Send(index, Parcel(result)) for index in sorted(outcome.survivors - attempt.gone)]
         return sends + self._end_round()
 
-    def _combine(self, current: CurrentRound, outcome: RoundSum) -> Vector:
-        target, rule = current.target, current.plan.rule
-        weight = target.result.samples / self._settings.max_samples if target else None
-        return combine(
-            rule,
-            outcome.vector,
-            outcome.kept,
-            outcome.samples,
-            target_update=target.result.update if target else None,
-            target_samples=weight if rule is Rule.FEDAVG else None,
-        ).astype(np.float64)
-
-    def _record_round(self, current: CurrentRound, outcome: RoundSum | None, participants: Iterable[int]) -> None:
+    def _record_round(
+        self,
+        current: CurrentRound,
+        participants: Iterable[int] = (),
+        outcome: RoundSum | None = None,
+        mean_beta: float | None = None,
+    ) -> None:
         began = self._site.clock()
         evaluation = self._site.trainer.evaluate(self.model, self._site.test_data)
         current.spent("evaluate", self._site.clock() - began)
-        line = current.finished_line(self._site, self.model, participants, outcome)
+        line = current.finished_line(self._site, self.model, participants, outcome, mean_beta)
         line["accuracy"] = evaluation.metrics["accuracy"]
         line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
         self._store.finish_round(dict(line), self.model, self._result_digest)

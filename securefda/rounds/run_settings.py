@@ -42,7 +42,10 @@ class TargetSite:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """How a run goes; ``threshold`` 0 is the default formula, deadlines are seconds."""
+    """How a run goes; ``threshold`` 0 is the default formula, deadlines are seconds.
+
+    ``cohort_size`` is the fewest members of a cohort when it forms; 0 lets each cohort lose one source.
+    """
 
     strategy: Strategy
     visibility: Visibility
@@ -57,8 +60,11 @@ class RunSettings:
     training_deadline_s: float
     phase_deadline_s: float
     config_digest: bytes
+    cohort_size: int = 0
 
     def __post_init__(self) -> None:
+        if self.cohort_size == 0:
+            object.__setattr__(self, "cohort_size", self.smallest_sum + 1)
         if self.visibility is Visibility.SUM and self.strategy.needs_step_updates:
             cheaper = replace(self.strategy, estimator=Estimator.MEAN_FIELD)
             other = "another strategy.rule" if cheaper.needs_step_updates else 'strategy.estimator = "mean-field"'
@@ -66,5 +72,10 @@ class RunSettings:
                 "strategy",
                 f"{self.strategy.rule} with estimator {self.strategy.estimator} needs the target's single steps, "
                 "which sources do not see at visibility sum",
-                hint=f'set {other}, or privacy.visibility = "individual"',
+                hint=f'set {other}, or privacy.visibility = "cohort" or "individual"',
             )
+
+    @property
+    def smallest_sum(self) -> int:
+        """Fewest sources over which a sum may be opened: ``k_min`` others, ``n_c`` colluders, and oneself."""
+        return self.k_min + self.n_c + 1

@@ -57,7 +57,7 @@ from securefda.secagg.messages import (
     Visibility,
 )
 from securefda.secagg.parameters import SessionLimits
-from securefda.secagg.prg import RingVector
+from securefda.secagg.prg import RingVector, available_threads
 from securefda.secagg.roster import Roster
 from securefda.secagg.secret import RandomBytes
 from securefda.training import LocalResult, Vector
@@ -249,7 +249,7 @@ class SourceRounds:
             raise FaultyAggregatorError("CLIPPED", f"{clipped} of {header.body.n_params} coordinates are at the clip")
         encoded = encode_contribution(header.body, contribution, record["samples"])
         record["beta"], record["clipped"] = contribution.beta, clipped
-        session = session_steps.Session(site.signer, site.roster, site.limits, header)
+        session = session_steps.Session(site.signer, site.roster, site.limits, header, available_threads())
         phase, advertise = session_steps.advertise(session, site.random_bytes)
         self._round = _Round(header, phase, encoded, record)
         return [Parcel(advertise)]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from securefda.adaptation import Contribution, RoundPlan, TargetStatistics, alignment_factor, contribute
 from securefda.errors import ConfigError, FaultyAggregatorError
 from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Header, RuleTerms, TargetTerms
+from securefda.secagg.messages import Header, RuleTerms, TargetTerms, Visibility
 from securefda.secagg.prg import RingVector
 from securefda.training import LocalResult, Vector
 
@@ -84,10 +84,12 @@ def evaluate_rule(
     header: Header,
     statistics: TargetStatistics | None,
     target_update: Vector | None,
-    update: Vector,
+    update: Vector | Vector64,
     step_updates: StepUpdates | None = None,
 ) -> Contribution:
-    """Evaluate the round's rule on one source's aligned update, float32 (m,): the same call on either side.
+    """Evaluate the round's rule on one source's aligned update, or the mean of a cohort's (m,).
+
+    It is the same call on either side.
 
     ``step_updates`` (B, m) are the target's single steps, for rules that need them.
 
@@ -107,11 +109,16 @@ def evaluate_rule(
 
 
 def contribution_at_source(header: Header, target_update: Vector | None, update: Vector) -> Contribution:
-    """Evaluate the rule inside a source, from what the target published (visibility ``sum``).
+    """What a source adds to a sum, of its aligned update, float32 (m,).
+
+    At ``sum`` that is the rule evaluated here, from what the target published; at ``cohort`` the update itself, since
+    the aggregator evaluates the rule on the mean of each cohort.
 
     Raises:
         FaultyAggregatorError: HEADER_TARGET where the published numbers contradict the published update.
     """
+    if header.visibility is Visibility.COHORT:
+        return Contribution(vector=update.astype(np.float64), keep=0.0, beta=None)
     target = header.target
     try:
         statistics = TargetStatistics(target.steps, target.mean_square, target.scatter) if target else None

@@ -18,17 +18,18 @@ from securefda.secagg import agreement
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.agreement import KeyAgreementError
 from securefda.secagg.checks import quantisation
+from securefda.secagg.cohorts import Cohorts, cohorts_of, nonce_fits, quorum_of
 from securefda.secagg.fixed_point import Decoded, RangeAlarm
 from securefda.secagg.masking import accumulate, unmask
 from securefda.secagg.messages import (
     Advertise,
     Consistency,
+    DeliveredBox,
     Header,
     KeyList,
     MaskedInput,
     MasterShare,
     SelfMaskShare,
-    ShareBox,
     ShareBundle,
     ShareDelivery,
     Signed,
@@ -41,6 +42,9 @@ from securefda.secagg.opening import OpenedSecrets, UnopenedError, open_secrets
 from securefda.secagg.prg import RingVector
 from securefda.secagg.secret import Secret
 from securefda.secagg.transcript import key_list_context, members_context, survivors_digest
+
+Totals = Mapping[frozenset[int], RingVector]
+"""The running sum of each cohort, in the order of the cohorts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +77,18 @@ class CollectingShares:
 
 @dataclass(frozen=True, slots=True)
 class CollectingInputs:
-    """R2: adds masked inputs of U2 to the running sum as they come; ``total`` is the only vector that is kept."""
+    """R2: adds masked inputs of U2 to their cohort's running sum as they come; no other vector is kept."""
 
     session: AggregatorSession
     ctx2: bytes
     u1: Mapping[int, Advertise]
-    u2: frozenset[int]
+    totals: Totals
     received: Mapping[int, bytes]
-    total: RingVector
+
+    @property
+    def u2(self) -> frozenset[int]:
+        """Whoever shared."""
+        return frozenset().union(*self.totals)
 
     @property
     def waiting_for(self) -> frozenset[int]:
@@ -97,7 +105,7 @@ class CollectingSignatures:
     u1: Mapping[int, Advertise]
     lists: Survivors
     received: Mapping[int, Signed[SurvivorSignature]]
-    total: RingVector
+    totals: Totals
 
     @property
     def survivors(self) -> frozenset[int]:
@@ -120,7 +128,7 @@ class CollectingUnmask:
     lists: Survivors
     asked: frozenset[int]
     received: Mapping[int, Unmask]
-    total: RingVector
+    totals: Totals
 
     @property
     def survivors(self) -> frozenset[int]:
@@ -134,14 +142,25 @@ class CollectingUnmask:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenedSum:
+    """The sum over the survivors of one cohort, and what it decodes to."""
+
+    survivors: frozenset[int]
+    decoded: Decoded
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
-    """The sum is open: what it decodes to, over whom, and from which sources wrong shares came on the way."""
+    """The sums are open, one per cohort that was not given up, and so is from which sources wrong shares came.
+
+    ``sum_digest`` is SHA-256 of the sums' ring vectors, one after the other.
+    """
 
     session: AggregatorSession
     ctx2: bytes
     survivors: frozenset[int]
     dropped: frozenset[int]
-    decoded: Decoded
+    sums: tuple[OpenedSum, ...]
     sum_digest: bytes
     faults: tuple[FaultySourceError, ...]
 
@@ -192,12 +211,16 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
     """R1: a source's boxes, exactly one for each other member of U1.
 
     Raises:
-        FaultySourceError: the envelope is not right, or the recipients are not (SHARE_RECIPIENTS).
+        FaultySourceError: the envelope is not right, the recipients are not (SHARE_RECIPIENTS), or the nonce is not
+            the one of R0 (SHARE_NONCE).
     """
     state.session.admit(signed, state.ctx1, state.u1, state.received, ShareBundle)
     recipients = [box.peer for box in signed.body.boxes]
     if sorted(recipients) != sorted(set(state.u1) - {signed.sender}):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_RECIPIENTS")
+    committed = state.u1[signed.sender].nonce_commitment
+    if not nonce_fits(signed.body.nonce, committed, owner=signed.sender, ctx=state.session.ctx):
+        raise FaultySourceError(state.session.name(signed.sender), "SHARE_NONCE")
     return replace(state, received={**state.received, signed.sender: signed})
 
 
@@ -210,15 +233,20 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
     session = state.session
     session.require_quorum("R1 shares", state.received, state.u1)
     u2 = frozenset(state.received)
-    inbox: dict[int, list[ShareBox]] = {index: [] for index in sorted(u2)}
+    inbox: dict[int, list[DeliveredBox]] = {index: [] for index in sorted(u2)}
     for sender in sorted(u2):
-        for box in state.received[sender].body.boxes:
+        bundle = state.received[sender].body
+        for box in bundle.boxes:
             if box.peer in u2:
-                inbox[box.peer].append(ShareBox(sender, box.box))
+                inbox[box.peer].append(DeliveredBox(sender, box.box, bundle.nonce))
     deliveries = {index: session.sign(state.ctx1, ShareDelivery(tuple(boxes))) for index, boxes in inbox.items()}
-    encoding = quantisation(session.header.body)
-    total = _ring_view(bytearray(encoding.length * encoding.dtype.itemsize), encoding.modulus_bits)
-    return CollectingInputs(session, members_context(state.ctx1, u2), state.u1, u2, {}, total), deliveries
+    nonces = {index: bundle.body.nonce for index, bundle in state.received.items()}
+    totals = _empty_totals(session.header.body, cohorts_of(session.header.body, state.ctx1, nonces))
+    return CollectingInputs(session, members_context(state.ctx1, u2), state.u1, totals, {}), deliveries
+
+
+def _empty_totals(header: Header, cohorts: Cohorts) -> Totals:
+    return {cohort: _ring_view(bytearray(input_bytes(header)), header.modulus_bits) for cohort in cohorts}
 
 
 def _ring_view(buffer: bytes | bytearray | memoryview, modulus_bits: int) -> RingVector:
@@ -234,7 +262,7 @@ def input_bytes(header: Header) -> int:
 def add_input(
     state: CollectingInputs, signed: Signed[MaskedInput], vector: bytes | bytearray | memoryview
 ) -> CollectingInputs:
-    """R2: adds a masked input to the running sum, in place; ``vector`` is not kept.
+    """R2: adds a masked input to the running sum of its cohort, in place; ``vector`` is not kept.
 
     Raises:
         FaultySourceError: the envelope is not right, or the vector is not the one that was signed (INPUT_LENGTH,
@@ -243,26 +271,33 @@ def add_input(
     session = state.session
     session.admit(signed, state.ctx2, state.u2, state.received, MaskedInput)
     name = session.name(signed.sender)
-    if not len(vector) == signed.body.length_bytes == state.total.nbytes:
-        raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes, not {state.total.nbytes}")
+    total = next(total for cohort, total in state.totals.items() if signed.sender in cohort)
+    if not len(vector) == signed.body.length_bytes == total.nbytes:
+        raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes, not {total.nbytes}")
     if sha256(vector).digest() != signed.body.digest:
         raise FaultySourceError(name, "INPUT_DIGEST")
     masked = _ring_view(vector, session.header.body.modulus_bits)
-    accumulate(state.total, masked)
+    accumulate(total, masked)
     return replace(state, received={**state.received, signed.sender: signed.body.digest})
 
 
 def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[Survivors]]:
     """R3: U3 is whoever delivered in time; the others are dropped, and a late input is discarded.
 
+    A cohort of which fewer than its quorum delivered is given up: its members count as dropped, and nobody can open
+    what they sent, since their self masks stay closed.
+
     Raises:
-        QuorumLost: fewer than t sources.
+        QuorumLost: fewer than t sources, or fewer in the cohorts that are left.
     """
-    session = state.session
+    session, quorum = state.session, quorum_of(state.session.header.body)
     session.require_quorum("R2 masked input", state.received, state.u2)
-    alive = tuple(Survivor(index, state.received[index]) for index in sorted(state.received))
-    lists = Survivors(alive, tuple(sorted(state.u2 - set(state.received))))
-    following = CollectingSignatures(session, state.ctx2, state.u1, lists, {}, state.total)
+    delivered = [cohort & set(state.received) for cohort in state.totals]
+    survivors: frozenset[int] = frozenset().union(*(members for members in delivered if len(members) >= quorum))
+    session.require_quorum("R2 masked input", survivors, state.u2)
+    alive = tuple(Survivor(index, state.received[index]) for index in sorted(survivors))
+    lists = Survivors(alive, tuple(sorted(state.u2 - survivors)))
+    following = CollectingSignatures(session, state.ctx2, state.u1, lists, {}, state.totals)
     return following, session.sign(state.ctx2, lists)
 
 
@@ -288,7 +323,7 @@ def close_signatures(state: CollectingSignatures) -> tuple[CollectingUnmask, Sig
     session.require_quorum("R3 consistency", state.received, state.survivors)
     items = tuple(state.received[index] for index in sorted(state.received))
     asked = frozenset(state.received)
-    following = CollectingUnmask(session, state.ctx2, state.u1, state.lists, asked, {}, state.total)
+    following = CollectingUnmask(session, state.ctx2, state.u1, state.lists, asked, {}, state.totals)
     return following, session.sign(state.ctx2, Consistency(items))
 
 
@@ -321,16 +356,30 @@ def close_unmask(state: CollectingUnmask) -> Opened:
     except UnopenedError as error:
         detail = "its secret does not open: it dealt wrong shares, or holders sent wrong ones"
         raise FaultySourceError(session.name(error.owner), "SHARE_COMMITMENT", detail) from None
-    _take_masks_off(state, opened)
-    survivors = state.survivors
+    sums = tuple(_open_sum(state, opened, cohort) for cohort in state.totals if cohort & state.survivors)
+    digest = sha256()
+    for cohort, total in state.totals.items():
+        if cohort & state.survivors:
+            digest.update(total.data)
+    dropped, faults = frozenset(state.lists.dropped), _faults(session, opened)
+    return Opened(session, state.ctx2, state.survivors, dropped, sums, digest.digest(), faults)
+
+
+def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[int]) -> OpenedSum:
+    """Take the masks off one cohort's sum, in place, and decode it."""
+    session, survivors = state.session, cohort & state.survivors
+    self_seeds = {
+        index: agreement.self_seed(opened.self_secrets[index], own=index, ctx2=state.ctx2)
+        for index in sorted(survivors)
+    }
+    dropped = {index: _pair_seeds(state, index, opened.pairs[index], survivors) for index in sorted(cohort - survivors)}
+    total = state.totals[cohort]
+    unmask(total, self_seeds=self_seeds, dropped=dropped, threads=session.threads)
     try:
-        decoded = quantisation(session.header.body).decode(state.total, len(survivors))
+        return OpenedSum(survivors, quantisation(session.header.body).decode(total, len(survivors)))
     except RangeAlarm as error:
         names = " or ".join(session.name(index) for index in sorted(survivors))
         raise FaultySourceError(names, "RANGE", str(error)) from None
-    digest = sha256(state.total.data).digest()
-    dropped = frozenset(state.lists.dropped)
-    return Opened(session, state.ctx2, survivors, dropped, decoded, digest, _faults(session, opened))
 
 
 def _faults(session: AggregatorSession, opened: OpenedSecrets) -> tuple[FaultySourceError, ...]:
@@ -342,17 +391,10 @@ def _faults(session: AggregatorSession, opened: OpenedSecrets) -> tuple[FaultySo
     return tuple(faults)
 
 
-def _take_masks_off(state: CollectingUnmask, opened: OpenedSecrets) -> None:
-    self_seeds = {
-        index: agreement.self_seed(opened.self_secrets[index], own=index, ctx2=state.ctx2)
-        for index in sorted(state.survivors)
-    }
-    dropped = {index: _pair_seeds(state, index, opened.pairs[index]) for index in sorted(state.lists.dropped)}
-    unmask(state.total, self_seeds=self_seeds, dropped=dropped)
-
-
-def _pair_seeds(state: CollectingUnmask, dropped: int, pair: agreement.KeyPair) -> dict[int, Secret]:
+def _pair_seeds(
+    state: CollectingUnmask, dropped: int, pair: agreement.KeyPair, survivors: frozenset[int]
+) -> dict[int, Secret]:
     return {
         peer: agreement.pair_seed(pair, state.u1[peer].mask_key, own=dropped, peer=peer, ctx2=state.ctx2)
-        for peer in sorted(state.survivors)
+        for peer in sorted(survivors)
     }

@@ -14,11 +14,12 @@ from securefda.secagg.transcript import header_context
 
 @dataclass(frozen=True, slots=True)
 class AggregatorSession:
-    """What stays the same during one session."""
+    """What stays the same during one session; ``threads`` share the work of taking masks off."""
 
     signer: Signer
     roster: Roster
     header: Signed[Header]
+    threads: int = 1
 
     @property
     def ctx(self) -> bytes:

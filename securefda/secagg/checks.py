@@ -7,18 +7,20 @@ error vectors. Functions for the source blame the aggregator, since every byte r
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 from securefda.errors import FaultyAggregatorError
 from securefda.secagg import fixed_point
+from securefda.secagg.cohorts import Cohorts, cohort_with, nonce_fits, quorum_of
 from securefda.secagg.messages import (
     NO_CONTEXT,
     SUITE,
     Advertise,
     Body,
     Consistency,
+    DeliveredBox,
     Header,
     KeyList,
     Signed,
@@ -102,7 +104,7 @@ def check_header(
     Raises:
         FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
             HEADER_ORDER, RELEASE_FUSE, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_ARCHITECTURE, HEADER_RATE,
-            HEADER_TARGET, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD or HEADER_QUORUM.
+            HEADER_TARGET, HEADER_COHORT, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD or HEADER_QUORUM.
     """
     header = signed.body
     fault = envelope_fault(
@@ -128,7 +130,8 @@ def check_header(
     # No schedule raises it. A huge one would drive every coordinate to its clip, so that sums tell signs apart.
     require(header.rule.learning_rate_factor <= 1, "HEADER_RATE", "a learning rate above this site's own")
     _check_target_terms(header)
-    if header.visibility is Visibility.SUM:
+    _check_cohort_plan(header)
+    if header.visibility is not Visibility.INDIVIDUAL:
         _check_session_numbers(header, own_index, limits)
 
 
@@ -166,6 +169,16 @@ def _check_target_terms(header: Header) -> None:
     require(published == (header.visibility is Visibility.SUM), "HEADER_TARGET", "g_T is published at sum only")
 
 
+def _check_cohort_plan(header: Header) -> None:
+    """Cohorts form with ``cohort_size`` members at least, since t of U0 make up U2, and open over ``cohort_quorum``."""
+    size, quorum = header.cohort_size, header.cohort_quorum
+    if header.visibility is not Visibility.COHORT:
+        require(size == quorum == 0, "HEADER_COHORT", "a cohort plan at another visibility")
+        return
+    fits = 2 <= quorum <= size <= header.threshold
+    require(fits, "HEADER_COHORT", f"cohorts of {size} that open over {quorum}, with t = {header.threshold}")
+
+
 def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits) -> None:
     n = len(header.participants)
     require(header.modulus_bits in MODULUS_BITS, "HEADER_MODULUS", f"{header.modulus_bits} bits")
@@ -173,8 +186,18 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
     q_max = quantisation(header).q_max
     require(sum_cannot_wrap(header.n_max, q_max, header.modulus_bits), "HEADER_WRAP", "a sum could wrap")
     require(threshold_is_sound(header.threshold, n, limits.n_c), "HEADER_THRESHOLD", f"t = {header.threshold}, n = {n}")
-    enough = limits.anonymity(header.participants, own_index) >= limits.k_min
-    require(enough, "HEADER_QUORUM", f"fewer than {limits.k_min} trusted others among {n} sources")
+    if header.visibility is Visibility.SUM:  # the members of a cohort are known after R1, and then it is looked at
+        _check_smallest_sum(header, header.participants, own_index, limits, "HEADER_QUORUM")
+
+
+def _check_smallest_sum(
+    header: Header, members: Collection[int], own_index: int, limits: SessionLimits, check: str
+) -> None:
+    """The k rule: every later check but this one only has to see that a sum holds its quorum."""
+    quorum = quorum_of(header)
+    others = limits.anonymity_of_smallest(quorum, members, own_index)
+    detail = f"a sum over {quorum} may hold {others} others that count, and {limits.k_min} are needed"
+    require(others >= limits.k_min, check, detail)
 
 
 TAIL = 2
@@ -211,9 +234,7 @@ def check_vectors(
         require(fits, "HEADER_TARGET", "the target's update is not the one in the header")
 
 
-def check_key_list(
-    key_list: KeyList, *, own: Signed[Advertise], header: Header, roster: Roster, limits: SessionLimits
-) -> None:
+def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header, roster: Roster) -> None:
     """R0': U1 is a subset of U0, every key is signed by its owner, all keys differ, mine are the ones I sent.
 
     Raises:
@@ -235,41 +256,61 @@ def check_key_list(
     require(len(mine) == 1, "KEY_OWN", "my keys are missing")
     require(mine[0].signed_bytes == own.signed_bytes and mine[0].signature == own.signature, "KEY_OWN")
     require(len(members) >= header.threshold, "KEY_QUORUM", f"{len(members)} of at least {header.threshold} sources")
-    require(limits.anonymity(members, own.sender) >= limits.k_min, "KEY_QUORUM")
 
 
 def check_share_senders(
-    senders: list[int], own_index: int, u1: Collection[int], threshold: int, limits: SessionLimits
+    boxes: Sequence[DeliveredBox],
+    *,
+    own_index: int,
+    u1: Mapping[int, Advertise],
+    ctx: bytes,
+    threshold: int,
 ) -> None:
-    """R1: one box per sender, every sender in U1, none from myself, and U2 (senders and I) large enough.
+    """R1: one box per sender, every sender in U1, none from myself, each nonce as committed, and U2 large enough.
 
     Raises:
-        FaultyAggregatorError: SHARE_DUPLICATE, SHARE_SENDER or SHARE_QUORUM.
+        FaultyAggregatorError: SHARE_DUPLICATE, SHARE_SENDER, SHARE_NONCE or SHARE_QUORUM.
     """
+    senders = [box.peer for box in boxes]
     require(len(set(senders)) == len(senders), "SHARE_DUPLICATE")
     require(set(senders) <= set(u1) and own_index not in senders, "SHARE_SENDER")
+    for box in boxes:
+        committed = u1[box.peer].nonce_commitment
+        require(nonce_fits(box.nonce, committed, owner=box.peer, ctx=ctx), "SHARE_NONCE", f"of index {box.peer}")
     u2 = {*senders, own_index}
     require(len(u2) >= threshold, "SHARE_QUORUM", f"{len(u2)} of at least {threshold} sources")
-    require(limits.anonymity(u2, own_index) >= limits.k_min, "SHARE_QUORUM")
 
 
-def check_survivors(
-    lists: Survivors, *, own_index: int, own_digest: bytes, u2: Collection[int], threshold: int, limits: SessionLimits
-) -> None:
-    """R3: the lists split U2 without overlap or repeats, U3 is large enough, and I am in it with my own input.
+def check_own_cohort(cohorts: Cohorts, *, own_index: int, header: Header, limits: SessionLimits) -> None:
+    """R1: whoever of my cohort survives, no sum of it can be opened that holds too few that I trust.
 
     Raises:
-        FaultyAggregatorError: SURVIVOR_REPEAT, SURVIVOR_OVERLAP, SURVIVOR_UNION, SURVIVOR_SELF or SURVIVOR_QUORUM.
+        FaultyAggregatorError: SHARE_QUORUM.
+    """
+    _check_smallest_sum(header, cohort_with(own_index, cohorts), own_index, limits, "SHARE_QUORUM")
+
+
+def check_survivors(lists: Survivors, *, own_index: int, own_digest: bytes, cohorts: Cohorts, header: Header) -> None:
+    """R3: the lists split U2 without overlap or repeats, U3 is large enough, and I am in it with my own input.
+
+    Every cohort is looked at, not just mine: my shares would open the others' sums without their consent.
+
+    Raises:
+        FaultyAggregatorError: SURVIVOR_REPEAT, SURVIVOR_OVERLAP, SURVIVOR_UNION, SURVIVOR_SELF, SURVIVOR_QUORUM or
+            SURVIVOR_COHORT.
     """
     alive = [item.index for item in lists.survivors]
     require(len(set(alive)) == len(alive) and len(set(lists.dropped)) == len(lists.dropped), "SURVIVOR_REPEAT")
     require(not set(alive) & set(lists.dropped), "SURVIVOR_OVERLAP")
-    require(set(alive) | set(lists.dropped) == set(u2), "SURVIVOR_UNION")
+    require(set(alive) | set(lists.dropped) == frozenset().union(*cohorts), "SURVIVOR_UNION")
     digests = {item.index: item.input_digest for item in lists.survivors}
     require(own_index in digests, "SURVIVOR_SELF", "I delivered and am declared dropped")
     require(hmac.compare_digest(digests[own_index], own_digest), "SURVIVOR_SELF", "not the input that I sent")
-    require(len(alive) >= threshold, "SURVIVOR_QUORUM", f"{len(alive)} of at least {threshold} sources")
-    require(limits.anonymity(alive, own_index) >= limits.k_min, "SURVIVOR_QUORUM")
+    require(len(alive) >= header.threshold, "SURVIVOR_QUORUM", f"{len(alive)} of at least {header.threshold} sources")
+    for cohort in cohorts:
+        count = len(cohort & set(alive))
+        detail = f"a sum over {count} of a cohort, which opens over {quorum_of(header)}"
+        require(count == 0 or count >= quorum_of(header), "SURVIVOR_COHORT", detail)
 
 
 def check_consistency(

@@ -34,6 +34,7 @@ class Visibility(IntEnum):
     """What the aggregator is permitted to see of a source; a higher number hides more."""
 
     INDIVIDUAL = 1
+    COHORT = 2
     SUM = 3
 
     @property
@@ -151,6 +152,8 @@ class Header:
     phase_deadline_ms: int
     previous_result_digest: bytes
     previous_checkpoint: bytes
+    cohort_size: int = 0
+    cohort_quorum: int = 0
 
     def __post_init__(self) -> None:
         _require_bytes(self.run_id, 16, "run_id")
@@ -172,15 +175,15 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Advertise:
-    """R0: the source's two X25519 public keys of this session, the commitment to its self mask seed, a nonce."""
+    """R0: the source's two X25519 public keys of this session, and commitments to its self secret and its nonce."""
 
     mask_key: bytes
     box_key: bytes
     self_mask_commitment: bytes
-    nonce: bytes
+    nonce_commitment: bytes
 
     def __post_init__(self) -> None:
-        for name in ("mask_key", "box_key", "self_mask_commitment", "nonce"):
+        for name in ("mask_key", "box_key", "self_mask_commitment", "nonce_commitment"):
             _require_bytes(getattr(self, name), 32, name)
 
 
@@ -193,7 +196,7 @@ class KeyList:
 
 @dataclass(frozen=True, slots=True)
 class ShareBox:
-    """One encrypted pair of shares. ``peer`` is the recipient on the way up and the sender on the way down."""
+    """One encrypted pair of shares for the recipient ``peer``."""
 
     peer: int
     box: bytes
@@ -204,16 +207,33 @@ class ShareBox:
 
 @dataclass(frozen=True, slots=True)
 class ShareBundle:
-    """R1 up: one box for each other member of U1."""
+    """R1 up: one box for each other member of U1, and the nonce that was committed to in R0."""
 
     boxes: tuple[ShareBox, ...]
+    nonce: bytes
+
+    def __post_init__(self) -> None:
+        _require_bytes(self.nonce, 32, "nonce")
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveredBox:
+    """What the member ``peer`` of U2 sent: an encrypted pair of shares for the recipient, and its nonce."""
+
+    peer: int
+    box: bytes
+    nonce: bytes
+
+    def __post_init__(self) -> None:
+        _require(0 < len(self.box) <= 1024, "a share box has 1 to 1024 bytes")
+        _require_bytes(self.nonce, 32, "nonce")
 
 
 @dataclass(frozen=True, slots=True)
 class ShareDelivery:
-    """R1 down: one box from each other member of U2."""
+    """R1 down: one box and nonce from each other member of U2."""
 
-    boxes: tuple[ShareBox, ...]
+    boxes: tuple[DeliveredBox, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,14 @@ class SessionLimits:
         if self.k_min < 1 or self.n_c < 0:
             raise ValueError("k_min must be at least 1 and n_c at least 0")
 
-    def anonymity(self, members: Iterable[int], own_index: int) -> int:
-        """k(S): trusted members of S without oneself, minus ``n_c`` that may be liars."""
-        return len((set(members) & self.trusted) - {own_index}) - self.n_c
+    def anonymity_of_smallest(self, quorum: int, members: Iterable[int], own_index: int) -> int:
+        """k of the worst sum that may be opened: over ``quorum`` of ``members``, with as few trusted as can be.
+
+        Who else is in a sum is settled after one's own input has left, and the others would open it without one's
+        consent; so it is this number that has to be large enough before.
+        """
+        distrusted = set(members) - self.trusted - {own_index}
+        return quorum - 1 - len(distrusted) - self.n_c
 
 
 def default_threshold(n: int, k_min: int, n_c: int) -> int:

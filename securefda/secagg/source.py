@@ -19,17 +19,20 @@ from securefda.secagg.agreement import BoxAddress, BoxError, KeyAgreementError, 
 from securefda.secagg.checks import (
     check_consistency,
     check_key_list,
+    check_own_cohort,
     check_share_senders,
     check_survivors,
     envelope_fault,
     require,
 )
+from securefda.secagg.cohorts import Cohorts, cohort_with, cohorts_of, nonce_commitment
 from securefda.secagg.masking import mask
 from securefda.secagg.messages import (
     Advertise,
     Body,
     BodyT,
     Consistency,
+    DeliveredBox,
     Header,
     KeyList,
     MaskedInput,
@@ -48,19 +51,20 @@ from securefda.secagg.messages import (
 from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.prg import RingVector
 from securefda.secagg.roster import Roster
-from securefda.secagg.secret import RandomBytes, Secret, draw
+from securefda.secagg.secret import RandomBytes, Secret
 from securefda.secagg.shamir import split, x_of
 from securefda.secagg.transcript import header_context, key_list_context, members_context, survivors_digest
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What stays the same during one session of one source."""
+    """What stays the same during one session of one source; ``threads`` share the work of masking."""
 
     signer: Signer
     roster: Roster
     limits: SessionLimits
     header: Signed[Header]
+    threads: int = 1
 
     @property
     def ctx(self) -> bytes:
@@ -93,6 +97,7 @@ class AwaitingKeyList:
     master: Secret
     self_secret: Secret
     channel: KeyPair
+    nonce: Secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +111,17 @@ class AwaitingShares:
     self_secret: Secret
     channel: KeyPair
     own_shares: SharePair
+    nonce: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyToMask:
-    """Everyone's shares are here; nothing of the input has left yet."""
+    """Everyone's shares are here, and with U2 the cohorts; nothing of the input has left yet."""
 
     session: Session
     ctx2: bytes
     u1: Mapping[int, Advertise]
-    u2: frozenset[int]
+    cohorts: Cohorts
     master: Secret
     self_secret: Secret
     shares: Mapping[int, SharePair]
@@ -127,7 +133,7 @@ class AwaitingSurvivors:
 
     session: Session
     ctx2: bytes
-    u2: frozenset[int]
+    cohorts: Cohorts
     shares: Mapping[int, SharePair]
     input_digest: bytes
 
@@ -166,34 +172,34 @@ Phase = (
 
 
 def advertise(session: Session, random_bytes: RandomBytes) -> tuple[AwaitingKeyList, Signed[Advertise]]:
-    """R0: fresh keys for this session, and a commitment to the self mask seed.
+    """R0: fresh keys for this session, and commitments to the self secret and to the nonce that R1 reveals.
 
     The masking key pair follows from ``master``, the only secret whose shares can be asked for when this source
     drops out, so a reconstructed master is checked against the public key.
     """
     index = session.signer.index
     master, self_secret = Secret.random(random_bytes), Secret.random(random_bytes)
-    channel = agreement.channel_pair(random_bytes)
+    channel, nonce = agreement.channel_pair(random_bytes), Secret.random(random_bytes)
     own = session.sign(
         session.ctx,
         Advertise(
             mask_key=agreement.mask_pair(master, own=index, ctx=session.ctx).public,
             box_key=channel.public,
             self_mask_commitment=agreement.commitment(self_secret, own=index, ctx=session.ctx),
-            nonce=draw(random_bytes, 32),
+            nonce_commitment=nonce_commitment(nonce.reveal(), own=index, ctx=session.ctx),
         ),
     )
-    return AwaitingKeyList(session, own, master, self_secret, channel), own
+    return AwaitingKeyList(session, own, master, self_secret, channel, nonce), own
 
 
 def receive_key_list(
     state: AwaitingKeyList, signed: Signed[KeyList], random_bytes: RandomBytes
 ) -> tuple[AwaitingShares, Signed[ShareBundle]]:
-    """R0' checked, R1 made: one encrypted pair of shares for each other source."""
+    """R0' checked, R1 made: one encrypted pair of shares for each other source, and the nonce."""
     session, me = state.session, state.session.signer.index
     session.authenticate(signed, KeyList, session.ctx)
-    header, roster, limits = session.header.body, session.roster, session.limits
-    check_key_list(signed.body, own=state.own, header=header, roster=roster, limits=limits)
+    header, roster = session.header.body, session.roster
+    check_key_list(signed.body, own=state.own, header=header, roster=roster)
     u1 = {item.sender: item.body for item in signed.body.advertisements}
     ctx1 = key_list_context(session.ctx, signed.body.advertisements)
     pairs = _deal(state, sorted(u1), random_bytes)
@@ -204,9 +210,10 @@ def receive_key_list(
     )
     own_shares = _moved(pairs[me])
     _erase_shares(pairs)
+    nonce = state.nonce.reveal()
     master, self_secret, channel = _moved_keys(state)
-    following = AwaitingShares(session, ctx1, u1, master, self_secret, channel, own_shares)
-    return following, session.sign(ctx1, ShareBundle(boxes))
+    following = AwaitingShares(session, ctx1, u1, master, self_secret, channel, own_shares, nonce)
+    return following, session.sign(ctx1, ShareBundle(boxes, nonce))
 
 
 def _deal(state: AwaitingKeyList, members: list[int], random_bytes: RandomBytes) -> dict[int, SharePair]:
@@ -228,20 +235,28 @@ def _seal(channel: KeyPair, peer: Advertise, address: BoxAddress, pair: SharePai
 
 
 def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> ReadyToMask:
-    """R1 received: opens every box. After this the source may mask, once."""
+    """R1 received: finds the cohorts and opens every box. After this the source may mask, once."""
     session, me = state.session, state.session.signer.index
     session.authenticate(signed, ShareDelivery, state.ctx1)
-    senders = [box.peer for box in signed.body.boxes]
-    check_share_senders(senders, me, state.u1, session.header.body.threshold, session.limits)
+    header, limits = session.header.body, session.limits
+    check_share_senders(
+        signed.body.boxes,
+        own_index=me,
+        u1=state.u1,
+        ctx=session.ctx,
+        threshold=header.threshold,
+    )
+    nonces = {me: state.nonce} | {box.peer: box.nonce for box in signed.body.boxes}
+    cohorts = cohorts_of(header, state.ctx1, nonces)
+    check_own_cohort(cohorts, own_index=me, header=header, limits=limits)
     opened = {box.peer: _open(state, box, me) for box in signed.body.boxes}
     shares = {me: _moved(state.own_shares), **opened}
     state.channel.private.erase()
-    u2 = frozenset(shares)
-    ctx2 = members_context(state.ctx1, u2)
-    return ReadyToMask(session, ctx2, state.u1, u2, state.master, state.self_secret, shares)
+    ctx2 = members_context(state.ctx1, shares)
+    return ReadyToMask(session, ctx2, state.u1, cohorts, state.master, state.self_secret, shares)
 
 
-def _open(state: AwaitingShares, box: ShareBox, me: int) -> SharePair:
+def _open(state: AwaitingShares, box: DeliveredBox, me: int) -> SharePair:
     address = BoxAddress(state.ctx1, box.peer, me)
     try:
         key = agreement.box_key(state.channel, state.u1[box.peer].box_key, address)
@@ -255,7 +270,7 @@ def _open(state: AwaitingShares, box: ShareBox, me: int) -> SharePair:
 
 
 def masked_input(state: ReadyToMask, encoded: RingVector) -> tuple[AwaitingSurvivors, Signed[MaskedInput]]:
-    """R2: adds the self mask and one pairwise mask per other member of U2, and forgets the keys.
+    """R2: adds the self mask and one pairwise mask per other member of the cohort, and forgets the keys.
 
     The caller writes the release fuse before the message or the vector leaves the process.
 
@@ -269,16 +284,16 @@ def masked_input(state: ReadyToMask, encoded: RingVector) -> tuple[AwaitingSurvi
     try:
         seeds = {
             peer: agreement.pair_seed(own_pair, state.u1[peer].mask_key, own=me, peer=peer, ctx2=state.ctx2)
-            for peer in sorted(state.u2 - {me})
+            for peer in sorted(cohort_with(me, state.cohorts) - {me})
         }
     except KeyAgreementError as error:
         raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
-    mask(encoded, own=me, self_seed=self_seed, pair_seeds=seeds)
+    mask(encoded, own=me, self_seed=self_seed, pair_seeds=seeds, threads=session.threads)
     for secret in (self_seed, own_pair.private, *seeds.values(), state.master, state.self_secret):
         secret.erase()
     digest = sha256(encoded.data).digest()
     message = session.sign(state.ctx2, MaskedInput(digest, encoded.nbytes))
-    return AwaitingSurvivors(session, state.ctx2, state.u2, state.shares, digest), message
+    return AwaitingSurvivors(session, state.ctx2, state.cohorts, state.shares, digest), message
 
 
 def receive_survivors(
@@ -291,9 +306,8 @@ def receive_survivors(
         signed.body,
         own_index=session.signer.index,
         own_digest=state.input_digest,
-        u2=state.u2,
-        threshold=session.header.body.threshold,
-        limits=session.limits,
+        cohorts=state.cohorts,
+        header=session.header.body,
     )
     shares = {owner: _moved(pair) for owner, pair in state.shares.items()}
     own = session.sign(state.ctx2, SurvivorSignature(survivors_digest(state.ctx2, signed.body)))
@@ -331,6 +345,8 @@ def erase(state: Phase) -> None:
     if isinstance(state, (AwaitingKeyList, AwaitingShares, ReadyToMask)):
         state.master.erase()
         state.self_secret.erase()
+    if isinstance(state, AwaitingKeyList):
+        state.nonce.erase()
     if isinstance(state, AwaitingShares):
         _erase_shares({0: state.own_shares})
     if isinstance(state, (ReadyToMask, AwaitingSurvivors, AwaitingConsistency)):
@@ -355,6 +371,6 @@ def _moved_keys(state: AwaitingKeyList) -> tuple[Secret, Secret, KeyPair]:
     """Likewise the secrets of a session: master, self secret and channel pair."""
     old = (state.master, state.self_secret, state.channel.private)
     master, self_secret, private = (Secret(secret.reveal()) for secret in old)
-    for secret in old:
+    for secret in (*old, state.nonce):
         secret.erase()
     return master, self_secret, KeyPair(private)

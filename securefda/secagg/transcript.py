@@ -15,7 +15,8 @@ from hashlib import sha256
 from securefda.secagg.messages import Advertise, Header, Layer, Signed, Survivors
 
 
-def _digest(label: str, *parts: bytes) -> bytes:
+def labelled_digest(label: str, *parts: bytes) -> bytes:
+    """SHA-256 over a label and parts, each with its length in front (32 bytes)."""
     state = sha256(b"securefda/1/" + label.encode() + b"\0")
     for part in parts:
         state.update(struct.pack(">Q", len(part)))
@@ -35,18 +36,18 @@ def header_context(header: Signed[Header]) -> bytes:
 def key_list_context(ctx: bytes, advertisements: Sequence[Signed[Advertise]]) -> bytes:
     """ctx1: the header and every Advertise message with its signature, verbatim and in the order listed."""
     parts = [part for item in advertisements for part in (item.signed_bytes, item.signature)]
-    return _digest("ctx1", ctx, *parts)
+    return labelled_digest("ctx1", ctx, *parts)
 
 
 def members_context(ctx1: bytes, members: Iterable[int]) -> bytes:
     """ctx2: ctx1 and the sorted roster indices of U2."""
-    return _digest("ctx2", ctx1, _indices(sorted(members)))
+    return labelled_digest("ctx2", ctx1, _indices(sorted(members)))
 
 
 def survivors_digest(ctx2: bytes, lists: Survivors) -> bytes:
     """What survivors sign: ctx2, U3 with the digests of the inputs in the sum, and the dropped, in the order shown."""
     survivors = b"".join(struct.pack(">I", item.index) + item.input_digest for item in lists.survivors)
-    return _digest("survivors", ctx2, survivors, _indices(lists.dropped))
+    return labelled_digest("survivors", ctx2, survivors, _indices(lists.dropped))
 
 
 def architecture_digest(layers: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
@@ -54,7 +55,7 @@ def architecture_digest(layers: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
     parts: list[bytes] = []
     for name, shape in layers:
         parts += [name.encode(), struct.pack(f">{len(shape)}Q", *shape)]
-    return _digest("architecture", *parts)
+    return labelled_digest("architecture", *parts)
 
 
 def layer_names_and_shapes(layers: Iterable[Layer]) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -75,6 +75,8 @@ def _header(body: m.Header) -> pb.Header:
         phase_deadline_ms=body.phase_deadline_ms,
         previous_result_digest=body.previous_result_digest,
         previous_checkpoint=body.previous_checkpoint,
+        cohort_size=body.cohort_size,
+        cohort_quorum=body.cohort_quorum,
     )
 
 
@@ -105,12 +107,16 @@ def _advertise(body: m.Advertise) -> pb.Advertise:
         mask_key=body.mask_key,
         box_key=body.box_key,
         self_mask_commitment=body.self_mask_commitment,
-        nonce=body.nonce,
+        nonce_commitment=body.nonce_commitment,
     )
 
 
 def _boxes(boxes: Iterable[m.ShareBox]) -> list[pb.ShareBox]:
     return [pb.ShareBox(peer=box.peer, box=box.box) for box in boxes]
+
+
+def _delivered(boxes: Iterable[m.DeliveredBox]) -> list[pb.DeliveredBox]:
+    return [pb.DeliveredBox(peer=box.peer, box=box.box, nonce=box.nonce) for box in boxes]
 
 
 def _survivors(body: m.Survivors) -> pb.Survivors:
@@ -138,8 +144,8 @@ _ENCODERS: dict[type, Callable[[Any], Message]] = {
     m.Header: _header,
     m.Advertise: _advertise,
     m.KeyList: lambda body: pb.KeyList(advertisements=[signed_to_proto(one) for one in body.advertisements]),
-    m.ShareBundle: lambda body: pb.ShareBundle(boxes=_boxes(body.boxes)),
-    m.ShareDelivery: lambda body: pb.ShareDelivery(boxes=_boxes(body.boxes)),
+    m.ShareBundle: lambda body: pb.ShareBundle(boxes=_boxes(body.boxes), nonce=body.nonce),
+    m.ShareDelivery: lambda body: pb.ShareDelivery(boxes=_delivered(body.boxes)),
     m.MaskedInput: lambda body: pb.MaskedInput(digest=body.digest, length_bytes=body.length_bytes),
     m.Update: lambda body: pb.Update(digest=body.digest, length_bytes=body.length_bytes, samples=body.samples),
     m.Survivors: _survivors,

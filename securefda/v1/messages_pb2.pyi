@@ -5,8 +5,11 @@ The messages of SFDA-SA/1: what a site signs.
 
 A sender serialises one Envelope, signs those bytes and sends them inside a SignedMessage. A receiver checks and
 hashes the very bytes it got; nobody serialises a message a second time to verify it. Readers are strict: unknown
-fields, a missing body, an unset or unknown enum value, a wrong length or an encoding that is longer than it needs
-to be end the parse with an error.
+fields, a missing body, an unset or unknown enum value or a wrong length end the parse with an error.
+
+There is one way to write a message, and readers refuse every other: fields in the order of their numbers, each at
+most once, repeated numbers packed, no field that holds its default unless it is optional or in a oneof, every
+varint in as few bytes as it needs and within its field's range, a bool as 1. An Envelope has at most 2 MiB.
 
 Sites are named by their index in the roster. Every digest is SHA-256, 32 bytes. Lengths are in bytes, times in
 milliseconds, unless a field says otherwise.
@@ -38,6 +41,8 @@ class _VisibilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Visibility
     """Never valid."""
     VISIBILITY_INDIVIDUAL: _Visibility.ValueType  # 1
     """The update itself."""
+    VISIBILITY_COHORT: _Visibility.ValueType  # 2
+    """One weighted sum per cohort of sources."""
     VISIBILITY_SUM: _Visibility.ValueType  # 3
     """One weighted sum over all sources."""
 
@@ -48,6 +53,8 @@ VISIBILITY_UNSPECIFIED: Visibility.ValueType  # 0
 """Never valid."""
 VISIBILITY_INDIVIDUAL: Visibility.ValueType  # 1
 """The update itself."""
+VISIBILITY_COHORT: Visibility.ValueType  # 2
+"""One weighted sum per cohort of sources."""
 VISIBILITY_SUM: Visibility.ValueType  # 3
 """One weighted sum over all sources."""
 Global___Visibility: _TypeAlias = Visibility  # noqa: Y015
@@ -109,7 +116,7 @@ class SignedMessage(_message.Message):
     SIGNED_BYTES_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     signed_bytes: _builtins.bytes
-    """Serialised Envelope, verbatim as it was signed; at most transport.max-message-bytes."""
+    """Serialised Envelope, verbatim as it was signed; at most 2 MiB."""
     signature: _builtins.bytes
     """Ed25519 over "securefda/1/" + type name + NUL + SHA-256(signed_bytes); 64 bytes."""
     def __init__(
@@ -399,6 +406,8 @@ class Header(_message.Message):
     PHASE_DEADLINE_MS_FIELD_NUMBER: _builtins.int
     PREVIOUS_RESULT_DIGEST_FIELD_NUMBER: _builtins.int
     PREVIOUS_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    COHORT_SIZE_FIELD_NUMBER: _builtins.int
+    COHORT_QUORUM_FIELD_NUMBER: _builtins.int
     run_id: _builtins.bytes
     """Random name of the run; 16 bytes."""
     round: _builtins.int
@@ -429,6 +438,10 @@ class Header(_message.Message):
     """Digest of the previous round's signed Result; 32 bytes, or 0 in the first round."""
     previous_checkpoint: _builtins.bytes
     """Checkpoint of the aggregator's log; at most 4096 bytes, empty as long as there is no log."""
+    cohort_size: _builtins.int
+    """Visibility cohort: fewest members of a cohort when it forms; 0 at any other."""
+    cohort_quorum: _builtins.int
+    """Visibility cohort: fewest survivors over which the sum of a cohort may be opened; 0 at any other."""
     @_builtins.property
     def rule(self) -> Global___RuleTerms:
         """The rule and its settings; always present."""
@@ -467,10 +480,12 @@ class Header(_message.Message):
         phase_deadline_ms: _builtins.int = ...,
         previous_result_digest: _builtins.bytes = ...,
         previous_checkpoint: _builtins.bytes = ...,
+        cohort_size: _builtins.int = ...,
+        cohort_quorum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "layers", b"layers", "max_samples", b"max_samples", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms", "visibility", b"visibility"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "layers", b"layers", "max_samples", b"max_samples", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms", "visibility", b"visibility"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -485,26 +500,26 @@ class Advertise(_message.Message):
     MASK_KEY_FIELD_NUMBER: _builtins.int
     BOX_KEY_FIELD_NUMBER: _builtins.int
     SELF_MASK_COMMITMENT_FIELD_NUMBER: _builtins.int
-    NONCE_FIELD_NUMBER: _builtins.int
+    NONCE_COMMITMENT_FIELD_NUMBER: _builtins.int
     mask_key: _builtins.bytes
     """X25519 public key of the pairwise masks; 32 bytes."""
     box_key: _builtins.bytes
     """X25519 public key of the share boxes; 32 bytes."""
     self_mask_commitment: _builtins.bytes
     """Commitment to the self mask seed; 32 bytes."""
-    nonce: _builtins.bytes
-    """Random; 32 bytes."""
+    nonce_commitment: _builtins.bytes
+    """Commitment to the nonce that the source reveals in R1; 32 bytes."""
     def __init__(
         self,
         *,
         mask_key: _builtins.bytes = ...,
         box_key: _builtins.bytes = ...,
         self_mask_commitment: _builtins.bytes = ...,
-        nonce: _builtins.bytes = ...,
+        nonce_commitment: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_key", b"box_key", "mask_key", b"mask_key", "nonce", b"nonce", "self_mask_commitment", b"self_mask_commitment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_key", b"box_key", "mask_key", b"mask_key", "nonce_commitment", b"nonce_commitment", "self_mask_commitment", b"self_mask_commitment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -543,7 +558,7 @@ class ShareBox(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     BOX_FIELD_NUMBER: _builtins.int
     peer: _builtins.int
-    """Roster index of the recipient on the way up, of the sender on the way down."""
+    """Roster index of the recipient."""
     box: _builtins.bytes
     """AES-256-GCM: nonce, ciphertext and tag; 1 to 1024 bytes."""
     def __init__(
@@ -567,6 +582,9 @@ class ShareBundle(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BOXES_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    nonce: _builtins.bytes
+    """The nonce behind the sender's commitment of R0; 32 bytes."""
     @_builtins.property
     def boxes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShareBox]:
         """One for each other member of U1; at most 1024."""
@@ -575,14 +593,45 @@ class ShareBundle(_message.Message):
         self,
         *,
         boxes: _abc.Iterable[Global___ShareBox] | None = ...,
+        nonce: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boxes", b"boxes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boxes", b"boxes", "nonce", b"nonce"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShareBundle: _TypeAlias = ShareBundle  # noqa: Y015
+
+@_typing.final
+class DeliveredBox(_message.Message):
+    """What a member of U2 sent to the recipient of a ShareDelivery."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    BOX_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    peer: _builtins.int
+    """Roster index of the sender."""
+    box: _builtins.bytes
+    """AES-256-GCM: nonce, ciphertext and tag; 1 to 1024 bytes."""
+    nonce: _builtins.bytes
+    """The nonce that the sender revealed; 32 bytes."""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.int = ...,
+        box: _builtins.bytes = ...,
+        nonce: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "nonce", b"nonce", "peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeliveredBox: _TypeAlias = DeliveredBox  # noqa: Y015
 
 @_typing.final
 class ShareDelivery(_message.Message):
@@ -592,13 +641,13 @@ class ShareDelivery(_message.Message):
 
     BOXES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def boxes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShareBox]:
+    def boxes(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeliveredBox]:
         """One from each other member of U2; at most 1024."""
 
     def __init__(
         self,
         *,
-        boxes: _abc.Iterable[Global___ShareBox] | None = ...,
+        boxes: _abc.Iterable[Global___DeliveredBox] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -833,7 +882,7 @@ class Result(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     sum_digest: _builtins.bytes
-    """Digest of the opened sum; 32 bytes, or 0 where nothing was summed."""
+    """Digest of the opened sums, one cohort after the other; 32 bytes, or 0 where nothing was summed in a ring."""
     count: _builtins.int
     """Number of contributions in it."""
     model_digest: _builtins.bytes

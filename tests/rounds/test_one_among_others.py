@@ -141,7 +141,8 @@ def test_who_deals_a_box_that_does_not_open_is_accused_and_not_only_its_victim(t
         if sender != LIAR or not isinstance(message.body, ShareBundle):
             return message
         boxes = tuple(replace(box, box=bytes(134)) if box.peer == ME else box for box in message.body.boxes)
-        return signer(LIAR).sign(message.envelope.session_id, message.envelope.context, ShareBundle(boxes))
+        body = replace(message.body, boxes=boxes)
+        return signer(LIAR).sign(message.envelope.session_id, message.envelope.context, body)
 
     federation.link = spoil
     federation.open().go()

@@ -294,6 +294,11 @@ class Cohort:
                 result = opened.session.sign(opened.ctx2, body)
                 self.inbox = dict.fromkeys(self.phases, result)
 
+    def running_sum(self) -> RingVector:
+        """A copy of the only sum that the aggregator keeps; at ``cohort`` there are several."""
+        (total,) = self.aggregator.totals.values()
+        return total.copy()  # type: ignore[no-any-return]
+
     def _broadcast(self, state: Any, message: AnySigned) -> None:
         self.aggregator, self.inbox = state, dict.fromkeys(state.waiting_for, message)
 

@@ -16,12 +16,13 @@ from securefda.secagg.messages import (
     Abort,
     Advertise,
     Consistency,
+    DeliveredBox,
     KeyList,
-    ShareBox,
     ShareDelivery,
     Step,
     Survivor,
     SurvivorSignature,
+    Visibility,
 )
 
 VICTIM, COLLUDER = 2, 3
@@ -88,13 +89,17 @@ def _swapped(items: list[AnySigned], new: AnySigned) -> list[AnySigned]:
 def _substituted_key(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
     """The keys of an honest source replaced by keys of the aggregator's own."""
     honest = _by(4, items)
-    own_keys = replace(honest.body, mask_key=_by(COLLUDER, items).body.nonce)
+    own_keys = replace(honest.body, mask_key=_by(COLLUDER, items).body.nonce_commitment)
     return _swapped(items, forged(honest, TARGET, body=own_keys))
 
 
 def _of_colluder(items: list[AnySigned], **changes: bytes) -> list[AnySigned]:
     message = _by(COLLUDER, items)
     return _swapped(items, resigned(message, replace(message.body, **changes)))
+
+
+def _committed_to_another_nonce(message: AnySigned) -> AnySigned:
+    return resigned(message, replace(message.body, nonce_commitment=STRANGER))
 
 
 def _advertised_by_target(items: list[AnySigned]) -> AnySigned:
@@ -133,34 +138,36 @@ KEY_LIES = [
         "KEY_OWN",
         "others of mine",
         KEY_LIST,
-        _keys(lambda c, a: _swapped(a, resigned(_by(VICTIM, a), replace(_by(VICTIM, a).body, nonce=STRANGER)))),
+        _keys(lambda c, a: _swapped(a, _committed_to_another_nonce(_by(VICTIM, a)))),
     ),
     Lie("KEY_QUORUM", "fewer than t", KEY_LIST, _keys(lambda c, a: _without({4, 5}, a))),
-    Lie("KEY_QUORUM", "fewer than k-min", KEY_LIST, _keys(lambda c, a: _without({4}, a)), {"k_min": 4}),
     Lie("KEY_INVALID", "box key of low order", KEY_LIST, _keys(lambda c, a: _of_colluder(a, box_key=bytes(32)))),
 ]
 
 
-def _boxes(change: Callable[[Cohort, list[ShareBox]], list[ShareBox]]) -> Callable[[Cohort, AnySigned], AnySigned]:
+def _boxes(
+    change: Callable[[Cohort, list[DeliveredBox]], list[DeliveredBox]],
+) -> Callable[[Cohort, AnySigned], AnySigned]:
     """A lie about the delivered boxes."""
     return lambda c, m: resigned(m, ShareDelivery(tuple(change(c, list(m.body.boxes)))))
 
 
-def _flipped(box: ShareBox, place: int) -> ShareBox:
+def _flipped(box: DeliveredBox, place: int) -> DeliveredBox:
     changed = bytearray(box.box)
     changed[place] ^= 1
     return replace(box, box=bytes(changed))
 
 
-def _for_another(cohort: Cohort, boxes: list[ShareBox]) -> list[ShareBox]:
+def _for_another(cohort: Cohort, boxes: list[DeliveredBox]) -> list[DeliveredBox]:
     """In place of its own box from source 0, the one that source 0 made for source 4."""
     misled = next(box for box in cohort.inbox[4].body.boxes if box.peer == 0)
     return [misled if box.peer == 0 else box for box in boxes]
 
 
-def _exchanged(boxes: list[ShareBox]) -> list[ShareBox]:
+def _exchanged(boxes: list[DeliveredBox], field: str = "box") -> list[DeliveredBox]:
     first, second, *rest = boxes
-    return [replace(first, box=second.box), replace(second, box=first.box), *rest]
+    swapped = [replace(first, **{field: getattr(second, field)}), replace(second, **{field: getattr(first, field)})]
+    return [*swapped, *rest]
 
 
 SHARE_LIES = [
@@ -168,7 +175,8 @@ SHARE_LIES = [
     Lie("SHARE_SENDER", "box from myself", DELIVERY, _boxes(lambda c, b: [*b, replace(b[0], peer=VICTIM)])),
     Lie("SHARE_SENDER", "box from the aggregator", DELIVERY, _boxes(lambda c, b: [*b, replace(b[0], peer=TARGET)])),
     Lie("SHARE_QUORUM", "fewer than t", DELIVERY, _boxes(lambda c, b: b[:2])),
-    Lie("SHARE_QUORUM", "fewer than k-min", DELIVERY, _boxes(lambda c, b: b[:3]), {"k_min": 4}),
+    Lie("SHARE_NONCE", "another nonce", DELIVERY, _boxes(lambda c, b: [replace(b[0], nonce=STRANGER), *b[1:]])),
+    Lie("SHARE_NONCE", "two nonces exchanged", DELIVERY, _boxes(lambda c, b: _exchanged(b, "nonce"))),
     *(
         Lie("SHARE_BOX", f"bit flipped at {place}", DELIVERY, _boxes(lambda c, b, p=place: [_flipped(b[0], p), *b[1:]]))  # type: ignore[misc]
         for place in (0, 12, 60, -1)
@@ -210,8 +218,20 @@ LIST_LIES = [
     Lie("SURVIVOR_SELF", "I am dropped though I delivered", LISTS, _lists(lambda s, d: _drop(s, d, VICTIM))),
     Lie("SURVIVOR_SELF", "another input in my name", LISTS, _lists(lambda s, d: _other_input(s, VICTIM))),
     Lie("SURVIVOR_QUORUM", "fewer than t", LISTS, _lists(lambda s, d: _drop(s, d, 4, 5))),
-    Lie("SURVIVOR_QUORUM", "fewer than k-min", LISTS, _lists(lambda s, d: _drop(s, d, 5)), {"k_min": 4}),
 ]
+
+
+COHORTS = {"changes": {"visibility": Visibility.COHORT, "cohort_size": 2, "cohort_quorum": 2}}
+"""Five sources in a cohort of two and one of three."""
+
+
+def _one_of_the_smallest(cohort: Cohort, message: AnySigned) -> AnySigned:
+    """The cohort of two, with one of them dropped: the victim is told so wherever it is itself."""
+    smallest = min(cohort.phases[VICTIM].cohorts, key=len)
+    return _lists(lambda s, d: _drop(s, d, min(smallest - {VICTIM})))(cohort, message)
+
+
+COHORT_LIES = [Lie("SURVIVOR_COHORT", "fewer than the quorum of a cohort", LISTS, _one_of_the_smallest, COHORTS)]
 
 
 def _signatures(
@@ -260,4 +280,4 @@ RESULT_LIES = [
     Lie("RESULT_COUNT", "over one less", RESULT, lambda c, m: resigned(m, replace(m.body, count=m.body.count - 1))),
 ]
 
-LIES = [*KEY_LIES, *SHARE_LIES, *LIST_LIES, *SIGNATURE_LIES, *RESULT_LIES]
+LIES = [*KEY_LIES, *SHARE_LIES, *LIST_LIES, *COHORT_LIES, *SIGNATURE_LIES, *RESULT_LIES]

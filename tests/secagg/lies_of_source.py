@@ -10,7 +10,7 @@ import numpy as np
 from cohort import TARGET, AnySigned, Cohort, forged, resigned, signer
 from lies_of_aggregator import STRANGER
 
-from securefda.secagg.messages import Abort, MasterShare, SelfMaskShare, ShareBundle, Step, SurvivorSignature, Unmask
+from securefda.secagg.messages import Abort, MasterShare, SelfMaskShare, Step, SurvivorSignature, Unmask
 
 LIAR, DROPPED = 4, 5
 KEYS, SHARES, INPUT, SIGNATURE, UNMASK = range(5)
@@ -65,7 +65,7 @@ def _key_of_another(cohort: Cohort, message: AnySigned) -> bytes:
 
 
 def _boxes(change: Callable[[list[Any]], list[Any]]) -> Callable[[Cohort, AnySigned], AnySigned]:
-    return lambda c, m: resigned(m, ShareBundle(tuple(change(list(m.body.boxes)))))
+    return lambda c, m: resigned(m, replace(m.body, boxes=tuple(change(list(m.body.boxes)))))
 
 
 def _shares(change: Callable[[list[Any]], list[Any]]) -> Callable[[Cohort, AnySigned], AnySigned]:
@@ -90,6 +90,7 @@ LIES = [
     SourceLie("KEY_DUPLICATE", "mask key of another as box key", KEYS, _keys(box_key=_key_of_another)),
     SourceLie("KEY_INVALID", "mask key of low order", KEYS, _keys(mask_key=lambda c, m: bytes(32))),
     SourceLie("KEY_INVALID", "box key of low order", KEYS, _keys(box_key=lambda c, m: b"\1" + bytes(31))),
+    SourceLie("SHARE_NONCE", "another nonce", SHARES, lambda c, m: resigned(m, replace(m.body, nonce=bytes(32)))),
     SourceLie("SHARE_RECIPIENTS", "no box for one", SHARES, _boxes(lambda b: b[1:])),
     SourceLie("SHARE_RECIPIENTS", "two boxes for one", SHARES, _boxes(lambda b: [*b, b[0]])),
     SourceLie("SHARE_RECIPIENTS", "one twice, one not", SHARES, _boxes(lambda b: [b[0], *b[:-1]])),

@@ -105,6 +105,21 @@ LIES = [
     HeaderLie("HEADER_WRAP", "no resolution left", {"n_max": 2**31}),
     *(HeaderLie("HEADER_THRESHOLD", f"t = {t} of {N}", {"threshold": t}) for t in (0, 1, 2, N + 1)),
     HeaderLie("HEADER_THRESHOLD", "t too low for my n-c", {"threshold": 3}, limits=limits_of(N, n_c=1)),
+    HeaderLie("HEADER_COHORT", "a cohort plan at sum", {"cohort_size": 3, "cohort_quorum": 3}),
+    HeaderLie(
+        "HEADER_COHORT",
+        "a cohort plan at individual",
+        {"visibility": Visibility.INDIVIDUAL, "cohort_size": 3, "cohort_quorum": 3},
+    ),
+    *(
+        HeaderLie(
+            "HEADER_COHORT",
+            f"cohorts of {size} that open over {quorum}",
+            {"visibility": Visibility.COHORT, "cohort_size": size, "cohort_quorum": quorum},
+        )
+        for size, quorum in ((0, 0), (3, 0), (3, 1), (3, 4), (5, 3))
+    ),
+    HeaderLie("HEADER_QUORUM", "fewer than my k-min where all but t are lost", limits=limits_of(N, k_min=4)),
     HeaderLie("HEADER_QUORUM", "fewer than my k-min", limits=limits_of(N, k_min=N)),
     HeaderLie("HEADER_QUORUM", "fewer than my k-min beside liars", limits=limits_of(N, k_min=4, n_c=1)),
     HeaderLie(
@@ -147,8 +162,20 @@ def test_source_refuses_header_with_false_outside(name: str) -> None:
         ({"rule": FEDGP, "target": KEPT, "visibility": Visibility.INDIVIDUAL}, History()),
         ({"modulus_bits": 64}, History()),
         ({"participants": (0, 2, 4), "threshold": 3}, History()),
+        ({"visibility": Visibility.COHORT, "cohort_size": 4, "cohort_quorum": 2}, History()),
     ],
-    ids=["first", "next attempt", "next round", "next attempt of it", "missed a round", "sum", "individual", "64", "3"],
+    ids=[
+        "first",
+        "next attempt",
+        "next round",
+        "next attempt of it",
+        "missed a round",
+        "sum",
+        "individual",
+        "64",
+        "3",
+        "cohort",
+    ],
 )
 def test_source_accepts_honest_header(changes: dict[str, Any], history: History) -> None:
     check(over_the_wire(header(**changes)), history, limits_of(N))

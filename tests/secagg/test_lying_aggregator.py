@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cohort import PHASES, Cohort, over_the_wire, resigned
@@ -52,11 +54,11 @@ def test_source_refuses_mask_key_of_low_order_and_its_input_stays_as_it_was() ->
     """A colluding source signs the key and the aggregator lets it pass, so it is found when the masks are made."""
     cohort = Cohort(5).until(0)
     own = cohort.outbox[COLLUDER]
-    low_order = resigned(own, type(own.body)(bytes(32), own.body.box_key, own.body.self_mask_commitment, bytes(32)))
+    low_order = resigned(own, replace(own.body, mask_key=bytes(32)))
     cohort.phases[COLLUDER] = src.AwaitingKeyList(
         cohort.sessions[COLLUDER],
         low_order,
-        *(getattr(cohort.phases[COLLUDER], name) for name in ("master", "self_secret", "channel")),
+        *(getattr(cohort.phases[COLLUDER], name) for name in ("master", "self_secret", "channel", "nonce")),
     )
     del cohort.outbox[COLLUDER]
     cohort.collect()

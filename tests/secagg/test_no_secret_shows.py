@@ -38,14 +38,16 @@ class Watched:
 
     def __init__(self) -> None:
         self.cohort = Cohort(6, leaving(DROPS), {"threshold": 4})
+        self.nonces: set[bytes] = set()
         self.secrets = {identity(i).private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption()) for i in range(7)}
         for index in self.cohort.indices:
             drawn = Bytes("source", index)  # the same bytes as the source draws: master, self secret, channel key
             self.secrets |= {drawn(32) for _ in range(3)}
+            self.nonces.add(drawn(32))
 
     def look(self) -> None:
         for value in (*self.cohort.phases.values(), self.cohort.aggregator):
-            self.secrets |= set(secrets_in(value))
+            self.secrets |= set(secrets_in(value)) - self.nonces  # which R1 reveals
         for value in (*self.cohort.phases.values(), self.cohort.aggregator, *self.cohort.outbox.values()):
             assert_nothing_shows(printed(value), self.secrets)
 

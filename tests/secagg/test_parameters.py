@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,8 +37,8 @@ def test_threshold_many_survivors_satisfy_k_min_unless_all_of_them_could_not(n: 
         return
     limits = SessionLimits(k_min, n_c, frozenset(range(n)))
     threshold = default_threshold(n, k_min, n_c)
-    everybody = limits.anonymity(range(n), 0) >= k_min
-    assert (limits.anonymity(range(threshold), 0) >= k_min) == everybody
+    everybody = limits.anonymity_of_smallest(n, range(n), 0) >= k_min
+    assert (limits.anonymity_of_smallest(threshold, range(n), 0) >= k_min) == everybody
 
 
 @given(n=st.integers(1, 60), n_c=st.integers(0, 60), threshold=st.integers(-1, 61))
@@ -52,12 +54,17 @@ def test_session_of_fewer_than_two_sources_has_no_threshold(n: int) -> None:
         default_threshold(n, 1, 0)
 
 
-@given(st.sets(st.integers(0, 20)), st.sets(st.integers(0, 20)), st.integers(0, 20), st.integers(0, 5))
-def test_anonymity_counts_trusted_others_without_liars(trusted: set[int], members: set[int], me: int, n_c: int) -> None:
+@given(st.sets(st.integers(0, 8)), st.sets(st.integers(0, 8)), st.integers(0, 8), st.integers(0, 3), st.integers(1, 9))
+def test_smallest_anonymity_is_that_of_the_worst_sum_of_the_quorum(
+    trusted: set[int], others: set[int], me: int, n_c: int, quorum: int
+) -> None:
+    others -= {me}
+    if quorum > len(others) + 1:
+        return
     limits = SessionLimits(1, n_c, frozenset(trusted))
-    others = sum(1 for member in members if member in trusted and member != me)
-    assert limits.anonymity(members, me) == others - n_c
-    assert limits.anonymity([*members, *members], me) == others - n_c
+    worst = min(len(trusted & set(chosen)) for chosen in itertools.combinations(others, quorum - 1))
+    smallest = limits.anonymity_of_smallest(quorum, others | {me}, me)
+    assert max(smallest, -n_c) == worst - n_c
 
 
 @pytest.mark.parametrize(("k_min", "n_c"), [(0, 0), (1, -1)])

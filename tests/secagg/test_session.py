@@ -37,11 +37,13 @@ def assert_sum_is_exact(cohort: Cohort, drops: Mapping[int, int]) -> None:
     assert opened.survivors == set(survivors)
     assert opened.dropped == {index for index, phase in drops.items() if phase == 2}
     assert opened.faults == ()
-    total = cohort.sum_of(survivors)
-    assert opened.sum_digest == sha256(total.tobytes()).digest()
-    plain = quantisation(cohort.header.body).decode(total, len(survivors))
-    assert np.array_equal(opened.decoded.vector, plain.vector)
-    assert np.array_equal(opened.decoded.tail, plain.tail)
+    totals = [cohort.sum_of(sorted(one.survivors)) for one in opened.sums]
+    assert opened.sum_digest == sha256(b"".join(total.tobytes() for total in totals)).digest()
+    assert sorted(itertools.chain.from_iterable(one.survivors for one in opened.sums)) == survivors
+    for one, total in zip(opened.sums, totals, strict=True):
+        plain = quantisation(cohort.header.body).decode(total, len(one.survivors))
+        assert np.array_equal(one.decoded.vector, plain.vector)
+        assert np.array_equal(one.decoded.tail, plain.tail)
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -86,8 +88,8 @@ def test_sum_is_exact_with_as_many_inputs_at_the_clip_as_the_ring_holds() -> Non
     extreme = np.repeat([layer.clip for layer in encoding.layers], [layer.size for layer in encoding.layers])
     cohort.encoded = lambda index: encoding.encode(extreme, np.ones(encoding.tail)).values  # type: ignore[method-assign]
     opened = cohort.finish()
-    np.testing.assert_allclose(opened.decoded.vector, 5 * extreme, rtol=1e-12)
-    np.testing.assert_array_equal(opened.decoded.tail, [5.0, 5.0])
+    np.testing.assert_allclose(opened.sums[0].decoded.vector, 5 * extreme, rtol=1e-12)
+    np.testing.assert_array_equal(opened.sums[0].decoded.tail, [5.0, 5.0])
 
 
 def test_two_threads_and_any_order_of_arrival_give_the_same_sum_as_one() -> None:
@@ -98,7 +100,7 @@ def test_two_threads_and_any_order_of_arrival_give_the_same_sum_as_one() -> None
         reverse = lambda order: order[::-1]  # noqa: E731
         both = Cohort(5, leaving(drops), {"layers": layers}, arrivals=reverse, run_all=pool.map).finish()
     assert both.sum_digest == alone.sum_digest
-    assert np.array_equal(both.decoded.vector, alone.decoded.vector)
+    assert np.array_equal(both.sums[0].decoded.vector, alone.sums[0].decoded.vector)
 
 
 class Recorder:

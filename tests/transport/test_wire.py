@@ -70,6 +70,7 @@ headers = st.builds(
 )
 advertisements = st.builds(m.Advertise, digests, digests, digests, digests)
 survivor_signatures = st.builds(m.SurvivorSignature, digests)
+delivered = st.builds(m.DeliveredBox, indices, st.binary(min_size=1, max_size=120), digests)
 boxes = st.lists(st.builds(m.ShareBox, indices, st.binary(min_size=1, max_size=120)), max_size=5).map(tuple)
 shares = st.lists(
     st.one_of(
@@ -89,8 +90,8 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
     m.Header: headers,
     m.Advertise: advertisements,
     m.KeyList: st.builds(m.KeyList, st.lists(signed(advertisements), max_size=3).map(tuple)),
-    m.ShareBundle: st.builds(m.ShareBundle, boxes),
-    m.ShareDelivery: st.builds(m.ShareDelivery, boxes),
+    m.ShareBundle: st.builds(m.ShareBundle, boxes, digests),
+    m.ShareDelivery: st.builds(m.ShareDelivery, st.lists(delivered, max_size=5).map(tuple)),
     m.MaskedInput: st.builds(m.MaskedInput, digests, some_uint64),
     m.Update: st.builds(m.Update, digests, some_uint64, some_uint32),
     m.Survivors: st.builds(
@@ -235,8 +236,8 @@ def test_fields_have_the_numbers_of_the_schema() -> None:
         (replace(header_body(b"m" * 32), threshold=2**32), "Header"),
         (replace(header_body(b"m" * 32), threshold=-1), "Header"),
         (replace(header_body(b"m" * 32), rule=m.RuleTerms("r" * 65, 0.5, "p", True, True, "e", 1.0)), "rule"),
-        (m.ShareBundle(tuple(m.ShareBox(i, b"x") for i in range(MAX_SITES + 1))), "boxes"),
-        (m.ShareBundle((m.ShareBox(2**31, b"x"),)), "peer"),
+        (m.ShareBundle(tuple(m.ShareBox(i, b"x") for i in range(MAX_SITES + 1)), bytes(32)), "boxes"),
+        (m.ShareBundle((m.ShareBox(2**31, b"x"),), bytes(32)), "peer"),
         (m.Survivors((), (2**31,)), "dropped"),
         (m.Abort(m.Step.HEADER, "CHECK", 2**31), "accused"),
         (m.Refusal("\ud800"), "Refusal"),

@@ -54,12 +54,13 @@ def _bodies() -> list[tuple[int, m.Body]]:
     advertise = m.Advertise(_digest(10), _digest(11), _digest(12), _digest(13))
     signature = m.SurvivorSignature(_digest(14))
     boxes = (m.ShareBox(2, b"\x15" * 90), m.ShareBox(3, b"\x16" * 90))
+    delivered = tuple(m.DeliveredBox(box.peer, box.box, _digest(17 + box.peer)) for box in boxes)
     return [
         (0, _header()),
         (1, advertise),
         (0, m.KeyList(tuple(signer(index).sign(SESSION_ID, CONTEXT, advertise) for index in (1, 2)))),
-        (1, m.ShareBundle(boxes)),
-        (0, m.ShareDelivery(boxes)),
+        (1, m.ShareBundle(boxes, _digest(17))),
+        (0, m.ShareDelivery(delivered)),
         (1, m.MaskedInput(_digest(20), 2604)),
         (1, m.Update(_digest(21), 2600, 199)),
         (0, m.Survivors((m.Survivor(1, _digest(22)), m.Survivor(3, _digest(23))), (2,))),
@@ -103,7 +104,7 @@ def malformed() -> list[dict[str, str]]:
     """Envelopes that are wrong in one way each, with a part of what a reader says; the first one is right."""
     head = b"\x08\x01" + b"\x12\x20" + SESSION_ID + b"\x18\x01" + b"\x22\x20" + CONTEXT
     refusal = b"\xea\x01\x05\x0a\x03key"
-    visibility = encode(m.Envelope(SESSION_ID, 0, CONTEXT, _header())).replace(b"\x20\x03\x2a", b"\x20\x02\x2a")
+    visibility = encode(m.Envelope(SESSION_ID, 0, CONTEXT, _header())).replace(b"\x20\x03\x2a", b"\x20\x04\x2a")
     unmask = b"\xd2\x01"
     both = b"\x08\x02" + b"\x12\x21" + b"\x24" * 33 + b"\x1a\x21" + b"\x25" * 33
     none = b"\x08\x02"
@@ -119,7 +120,7 @@ def malformed() -> list[dict[str, str]]:
         ("context of 31 bytes", "context", head[:38] + b"\x22\x1f" + CONTEXT[1:] + refusal),
         ("sender 2^31", "sender", head[:36] + b"\x18\x80\x80\x80\x80\x08" + head[38:] + refusal),
         ("unknown field", "Envelope holds an unknown field", head + refusal + b"\x28\x01"),
-        ("unknown field in the body", "Refusal holds an unknown field", head + b"\xea\x01\x07\x0a\x03key\x10\x01"),
+        ("unknown field in the body", "Envelope holds an unknown field", head + b"\xea\x01\x07\x0a\x03key\x10\x01"),
         ("two bodies", long_way, head + refusal + b"\xe2\x01\x08\x08\x01\x12\x04LATE"),
         ("suite twice", long_way, b"\x08\x01" + head + refusal),
         ("padded varint", long_way, b"\x08\x81\x00" + head[2:] + refusal),

@@ -70,7 +70,7 @@ class MaskedSession:
 
     def open(self) -> float:
         """Open a copy of the sum; returns the seconds from the last answer to real numbers."""
-        state = replace(self.unmask, total=self.unmask.total.copy())
+        state = replace(self.unmask, totals={cohort: total.copy() for cohort, total in self.unmask.totals.items()})
         return _seconds(lambda: agg.close_unmask(state))
 
 

@@ -1,0 +1,171 @@
+"""Visibility ``cohort``: who is summed together, that each sum is exact, and what is never opened."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import pytest
+from cohort import PHASES, Bytes, Cohort, header_body, leaving, limits_of
+from hypothesis import given
+from hypothesis import strategies as st
+from test_session import assert_sum_is_exact
+
+from securefda.errors import FaultyAggregatorError, QuorumLost
+from securefda.secagg import source as src
+from securefda.secagg.checks import quantisation
+from securefda.secagg.cohorts import cohort_with, cohorts_of, nonce_commitment, nonce_fits
+from securefda.secagg.messages import Visibility
+from securefda.secagg.parameters import default_threshold
+
+CTX1 = sha256(b"ctx1").digest()
+
+
+def plan(size: int, quorum: int) -> dict[str, Any]:
+    return {"visibility": Visibility.COHORT, "cohort_size": size, "cohort_quorum": quorum}
+
+
+def split(members: int, size: int, seed: int = 0, ctx1: bytes = CTX1) -> tuple[frozenset[int], ...]:
+    nonces = {index: Bytes("nonce", seed, index)(32) for index in range(members)}
+    return cohorts_of(header_body(5, **plan(size, 2)), ctx1, nonces)
+
+
+def cohort_of(n: int, size: int, quorum: int, drops: dict[int, int] | None = None) -> Cohort:
+    changes = plan(size, quorum) | {"threshold": max(size, default_threshold(n, 1, 0))}
+    return Cohort(n, leaving(drops or {}), changes)
+
+
+@given(st.integers(2, 60), st.integers(2, 20), st.integers(0, 5))
+def test_cohorts_split_the_members_into_equal_parts_of_at_least_the_size(members: int, size: int, seed: int) -> None:
+    cohorts = split(members, size, seed)
+    assert sorted(itertools.chain.from_iterable(cohorts)) == list(range(members))
+    sizes = {len(cohort) for cohort in cohorts}
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= min(size, members)
+    assert len(cohorts) == max(1, members // size)
+
+
+def test_at_sum_all_members_are_one_cohort() -> None:
+    assert cohorts_of(header_body(5), CTX1, {2: b"", 7: b"", 4: b""}) == (frozenset({2, 4, 7}),)
+
+
+def test_every_nonce_and_the_transcript_decide_the_split() -> None:
+    header = header_body(5, **plan(4, 2))
+    nonces = {index: Bytes("nonce", index)(32) for index in range(24)}
+    first = cohorts_of(header, CTX1, nonces)
+    assert cohorts_of(header, CTX1, dict(reversed(nonces.items()))) == first
+    for index in nonces:
+        assert cohorts_of(header, CTX1, nonces | {index: bytes(32)}) != first
+    assert cohorts_of(header, sha256(CTX1).digest(), nonces) != first
+
+
+def test_any_two_sources_meet_as_often_as_chance_has_it() -> None:
+    """12 sources in cohorts of 4: 3 in 11. Of 3000 splits every pair is within 5 sigma (one in 25,000)."""
+    splits, chance = 3000, 3 / 11
+    met = Counter(
+        pair
+        for seed in range(splits)
+        for cohort in split(12, 4, seed)
+        for pair in itertools.combinations(sorted(cohort), 2)
+    )
+    allowed = 5 * (splits * chance * (1 - chance)) ** 0.5
+    assert len(met) == 66
+    assert all(abs(count - splits * chance) < allowed for count in met.values())
+
+
+def test_nonce_fits_its_own_commitment_alone() -> None:
+    nonce, ctx = bytes(range(32)), CTX1
+    committed = nonce_commitment(nonce, own=3, ctx=ctx)
+    assert nonce_fits(nonce, committed, owner=3, ctx=ctx)
+    assert not nonce_fits(nonce, committed, owner=4, ctx=ctx)
+    assert not nonce_fits(nonce, committed, owner=3, ctx=sha256(ctx).digest())
+    assert not nonce_fits(bytes(32), committed, owner=3, ctx=ctx)
+
+
+def test_who_is_in_no_cohort_is_told_so() -> None:
+    with pytest.raises(ValueError, match="index 9"):
+        cohort_with(9, (frozenset({1, 2}),))
+
+
+@pytest.mark.parametrize(("n", "size"), [(4, 2), (5, 2), (6, 3), (7, 3), (8, 3), (11, 3), (11, 4), (13, 5)])
+def test_every_cohort_sum_is_exact_whether_or_not_the_sizes_divide(n: int, size: int) -> None:
+    cohort = cohort_of(n, size, 2)
+    assert_sum_is_exact(cohort, {})
+    assert cohort.opened is not None
+    assert len(cohort.opened.sums) == n // size
+    assert all(isinstance(phase, src.Finished) for phase in cohort.phases.values())
+
+
+@pytest.mark.parametrize("phase", range(len(PHASES)), ids=PHASES)
+def test_every_cohort_sum_is_exact_when_one_source_is_lost(phase: int) -> None:
+    for lost in Cohort(7).indices:
+        assert_sum_is_exact(cohort_of(7, 3, 2, {lost: phase}), {lost: phase})
+
+
+def test_one_lost_in_every_phase_of_one_session_leaves_exact_sums() -> None:
+    drops = dict(zip((0, 4, 7, 9, 12), range(5), strict=True))
+    assert_sum_is_exact(cohort_of(18, 4, 2, drops), drops)
+
+
+def test_every_source_and_the_aggregator_find_the_same_cohorts() -> None:
+    cohort = cohort_of(8, 4, 3).until(2, collected=True)
+    for phase in cohort.phases.values():
+        assert phase.cohorts == tuple(cohort.aggregator.totals)
+
+
+def without_one_cohort(n: int, size: int, quorum: int) -> tuple[Cohort, frozenset[int]]:
+    """A session in which, after R1, one cohort loses so many that fewer than its quorum deliver."""
+    cohort = cohort_of(n, size, quorum).until(2)
+    given_up = cohort.phases[0].cohorts[0]
+    for index in sorted(given_up)[: len(given_up) - quorum + 1]:
+        del cohort.outbox[index]
+        del cohort.phases[index]
+    return cohort, given_up
+
+
+def test_cohort_with_fewer_than_its_quorum_is_given_up_and_the_others_open() -> None:
+    cohort, given_up = without_one_cohort(13, 3, 3)
+    opened = cohort.finish()
+    assert opened.survivors == set(cohort.indices) - given_up
+    assert opened.dropped == given_up
+    for one in opened.sums:
+        plain = quantisation(cohort.header.body).decode(cohort.sum_of(sorted(one.survivors)), len(one.survivors))
+        assert np.array_equal(one.decoded.vector, plain.vector)
+
+
+def test_of_a_cohort_that_was_given_up_no_self_secret_is_opened() -> None:
+    cohort, given_up = without_one_cohort(13, 3, 3)
+    cohort.collect()
+    cohort.close()
+    cohort.exchange()
+    cohort.answer()
+    for message in cohort.outbox.values():
+        owners = {share.owner for share in message.body.shares if type(share).__name__ == "SelfMaskShare"}
+        assert not owners & given_up
+
+
+def test_session_ends_where_the_cohorts_that_are_left_are_fewer_than_t() -> None:
+    cohort, given_up = without_one_cohort(8, 4, 4)
+    cohort.collect()
+    with pytest.raises(QuorumLost) as lost:
+        cohort.close()
+    assert set(lost.value.missing) >= {f"source-{index}" for index in given_up}
+    assert cohort.opened is None
+
+
+def test_source_refuses_a_cohort_in_which_too_few_count_and_nothing_leaves_it() -> None:
+    cohort = cohort_of(8, 4, 3).until(1, collected=True)
+    cohort.close()
+    phase, message = cohort.phases[0], cohort.inbox[0]
+    mates = src.receive_shares(phase, message).cohorts
+    for trusts_nobody, k_min in ((False, 3), (True, 1)):
+        mine = cohort_with(0, mates)
+        trusted = frozenset() if trusts_nobody else frozenset(mine)
+        session = replace(phase.session, limits=replace(limits_of(8, k_min=k_min), trusted=trusted))
+        with pytest.raises(FaultyAggregatorError) as refused:
+            src.receive_shares(replace(phase, session=session), message)
+        assert refused.value.check == "SHARE_QUORUM"
