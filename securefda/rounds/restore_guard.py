@@ -54,7 +54,7 @@ class ReleaseMarker:
             OSError: it cannot be made.
         """
         if any(self._counts()):
-            raise self._refusal("was deleted after updates had left this folder")
+            raise self._refusal("was deleted or emptied after updates had left its folder")
         os.close(os.open(self._path(0), os.O_CREAT | os.O_WRONLY, 0o600))
         sync_folder(self._state.parent)
 

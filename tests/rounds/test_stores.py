@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import stat
 from pathlib import Path
@@ -61,15 +62,29 @@ def test_a_burnt_fuse_cannot_be_burnt_again_also_after_a_restart(tmp_path: Path)
     again.close()
 
 
-def test_a_fuse_is_on_the_disk_when_the_call_returns(tmp_path: Path) -> None:
-    store = SourceStore(tmp_path / "s.sqlite")
-    store.burn_fuse(RUN, 1)
-    copy = tmp_path / "copy"  # what a machine that loses power at this moment finds
-    copy.mkdir()
-    for file in tmp_path.glob("s.sqlite*"):
-        (copy / file.name).write_bytes(file.read_bytes())
+@pytest.mark.parametrize("kind", [SourceStore, AggregatorStore])
+def test_every_commit_waits_for_the_disk(tmp_path: Path, kind: type) -> None:
+    store = kind(tmp_path / "s.sqlite")
+    pragmas = ("journal_mode", "synchronous", "fullfsync", "locking_mode")
+    found = [store._database.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in pragmas]
     store.close()
-    assert history(copy / "s.sqlite").released
+    assert found == ["wal", 2, 1, "exclusive"]
+
+
+@pytest.mark.parametrize("kind", [SourceStore, AggregatorStore])
+def test_a_new_file_and_its_folders_are_on_the_disk_under_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    synced = set()
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    kind(tmp_path / "new" / "deep" / "s.sqlite").close()
+    assert synced == {folder.stat().st_ino for folder in (tmp_path, tmp_path / "new", tmp_path / "new" / "deep")}
 
 
 def test_a_session_id_is_remembered_in_every_run(tmp_path: Path) -> None:
