@@ -64,7 +64,7 @@ def test_the_default_text_shows_and_explains_every_key() -> None:
         ("k-min = 0", "k-min", "greater than or equal to 1"),
         ("k-min = '2'", "k-min", "valid integer"),
         ("n-c = -1", "n-c", "greater than or equal to 0"),
-        ("max-visibility = 'all'", "max-visibility", "'individual' or 'sum'"),
+        ("max-visibility = 'all'", "max-visibility", "'individual', 'cohort' or 'sum'"),
         ("allowed-rules = ['fedgp_aut']", "allowed-rules.0", "fedgp_auto"),
         ("allowed-rules = 'fedgp_auto'", "allowed-rules", "valid list"),
         ("architectures = ['ab']", "architectures.0", "64 small hex digits"),

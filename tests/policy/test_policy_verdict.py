@@ -28,7 +28,7 @@ POLICY = SourcePolicy(
 
 
 def header_at_every_limit() -> Header:
-    """Every number at the last value that ``POLICY`` allows: 4 sources, of which one may collude."""
+    """Every number at the last value that ``POLICY`` allows: 7 sources, of which one may collude."""
     return Header(
         run_id=bytes(16),
         round=1,
@@ -40,8 +40,8 @@ def header_at_every_limit() -> Header:
         architecture_digest=ARCHITECTURE,
         model_digest=bytes(32),
         roster_digest=bytes(32),
-        participants=(1, 2, 3, 4),
-        threshold=3,
+        participants=(1, 2, 3, 4, 5, 6, 7),
+        threshold=5,
         modulus_bits=64,
         n_max=8,
         max_samples=1000,
@@ -63,8 +63,9 @@ def test_a_header_at_every_limit_is_accepted() -> None:
 ONE_STEP_ABOVE: list[tuple[str, Callable[[Header], Header]]] = [
     ("max-visibility", lambda h: replace(h, visibility=Visibility.INDIVIDUAL)),
     ("k-min", lambda h: replace(h, participants=(1, 2, 3))),
-    ("n-c", lambda h: replace(h, threshold=2)),
-    ("n-c", lambda h: replace(h, threshold=5)),
+    ("k-min", lambda h: replace(h, participants=(1, 2, 3, 4), threshold=3)),
+    ("n-c", lambda h: replace(h, threshold=4)),
+    ("n-c", lambda h: replace(h, threshold=8)),
     ("allowed-rules", lambda h: replace(h, rule=rule("fedda_auto"))),
     ("filtered-projection", lambda h: replace(h, rule=rule("fedgp_auto", filtered=True))),
     ("architectures", lambda h: replace(h, architecture_digest=bytes(32))),
@@ -96,6 +97,18 @@ def test_counting_rules_concern_sums_only() -> None:
     open_policy = POLICY.model_copy(update={"max_visibility": "individual"})
     alone = replace(header_at_every_limit(), visibility=Visibility.INDIVIDUAL, participants=(1,), threshold=1)
     check_header(open_policy, alone)
+
+
+def test_a_cohort_must_hide_its_members_when_it_has_lost_all_but_its_quorum() -> None:
+    policy = POLICY.model_copy(update={"max_visibility": "cohort"})
+    header = replace(header_at_every_limit(), visibility=Visibility.COHORT, cohort_size=5, cohort_quorum=4)
+    check_header(policy, header)
+    with pytest.raises(PolicyRefusal) as caught:
+        check_header(policy, replace(header, cohort_quorum=3))
+    assert (caught.value.key, caught.value.asked) == ("k-min", "a sum with 1 others that count")
+    with pytest.raises(PolicyRefusal) as caught:
+        check_header(POLICY, header)
+    assert (caught.value.key, caught.value.asked, caught.value.allowed) == ("max-visibility", "cohort", "sum")
 
 
 def test_leaving_sources_out_of_layers_matters_to_fedgp_at_sum_alone() -> None:
@@ -147,7 +160,7 @@ def test_every_accepted_header_satisfies_every_inequality(
     )
     within = (
         visibility is Visibility.SUM
-        and n - 1 - 1 >= 2
+        and min(n, threshold) - 1 - 1 >= 2
         and 2 * threshold > n + 1
         and 1 < threshold <= n
         and modulus_bits == 64

@@ -188,10 +188,9 @@ class Federation:
         if old is not None:
             self.stores[index].close()
         if policy is None:
-            level = "sum" if self.settings.visibility is Visibility.SUM else "individual"
             settings = self.settings
             policy = default_policy(
-                level,
+                settings.visibility.label,
                 settings.k_min,
                 settings.n_c,
                 settings.attempts,

@@ -278,8 +278,8 @@ class LyingSource:
 @pytest.mark.parametrize(
     ("tail", "alarm"),
     [
-        ((0, 0), "a source lied about its part: samples"),
-        ((2**28, 1), "a source lied about its part: kept"),
+        ((0, 0), "a source lied about its part: the sum of layer"),
+        ((2**28, 1), "a source lied about its part: the sum of layer"),
         ((0, 2**32 - 2**29), "fails check RANGE"),
     ],
 )

@@ -1,0 +1,196 @@
+"""Visibility ``cohort`` in a run: the rule over the means of cohorts, and what happens when sources are lost."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds_federation import TARGET, AnySigned, Federation, is_header, site_id, trainer_of
+
+from securefda.adaptation import ContributionSum, Strategy, contribute, round_plan
+from securefda.policy import default_policy
+from securefda.rounds.target import train_target
+from securefda.rounds.terms import aligned_update
+from securefda.secagg.messages import (
+    Abort,
+    Advertise,
+    MaskedInput,
+    ShareBundle,
+    SurvivorSignature,
+    Unmask,
+    Visibility,
+)
+
+N = 8
+
+
+def play(folder: Path, n: int = N, *, link: Any = None, settings: dict[str, Any] | None = None, **strategy: Any) -> Any:
+    federation = Federation(folder, n, visibility=Visibility.COHORT, settings=settings, **strategy)
+    federation.link = link or federation.link
+    federation.open().go()
+    federation.close()
+    return federation
+
+
+def in_clear(federation: Federation, rule: str, cohorts: list[list[str]], **plan: Any) -> Any:
+    """The model after one round, from the sources' updates as they train them, cohort by cohort."""
+    strategy = Strategy(rule=rule, rounds=1, warm_up_rounds=0, **plan)  # type: ignore[arg-type]
+    the_plan = round_plan(strategy, 1)
+    trainer = trainer_of(N, TARGET)
+    model = trainer.initial_model()
+    target = train_target(trainer, model, 1, the_plan)
+    header = next(message.body for *_, message in federation.passed if is_header(message))
+    total = ContributionSum(trainer.n_params)
+    for cohort in cohorts:
+        results = [trainer_of(N, int(name.removeprefix("source-"))).train(model, 1, 1.0) for name in cohort]
+        samples = sum(result.samples for result in results)
+        mean = sum(result.samples * aligned_update(header, result).astype(np.float64) for result in results) / samples
+        part = contribute(
+            the_plan,
+            target.statistics if target else None,
+            target.result.update if target else None,
+            mean,
+            source_steps=header.target.steps if header.target else 1,
+            learning_rate_ratio=1.0,
+            layers=trainer.sizes,
+            step_updates=target.step_updates if target else None,
+        )
+        total.add(part, samples)
+    return model + total.combine(the_plan.rule, target.result.update if target else None)
+
+
+@pytest.mark.parametrize("rule", ["fedda", "fedgp", "fedda_auto", "fedgp_auto", "source_only"])
+def test_the_rule_is_evaluated_on_the_mean_of_each_cohort(tmp_path: Path, rule: str) -> None:
+    federation = play(tmp_path, rule=rule, rounds=1, warm_up_rounds=0)
+    (line,) = federation.watch.lines
+    assert line["status"] == "finished"
+    assert sorted(map(len, line["cohorts"])) == [4, 4]
+    assert sorted(itertools.chain(*line["cohorts"])) == sorted(line["survivors"])
+    expected = in_clear(federation, rule, line["cohorts"])
+    assert np.max(np.abs(federation.run.model - expected)) < 1e-6
+    one_cohort = in_clear(federation, rule, [line["survivors"]])
+    assert (np.max(np.abs(one_cohort - expected)) < 1e-9) == (rule in ("source_only", "fedda"))
+
+
+def test_a_rule_over_single_steps_runs_at_cohort_since_the_target_has_them(tmp_path: Path) -> None:
+    federation = play(tmp_path, rule="fedgp_auto", estimator="exact", rounds=1, warm_up_rounds=0)
+    (line,) = federation.watch.lines
+    expected = in_clear(federation, "fedgp_auto", line["cohorts"], estimator="exact")
+    assert np.max(np.abs(federation.run.model - expected)) < 1e-6
+
+
+def test_sources_do_not_see_the_targets_update_at_cohort(tmp_path: Path) -> None:
+    federation = play(tmp_path, rule="fedgp_auto", rounds=1, warm_up_rounds=0)
+    headers = [message.body for *_, message in federation.passed if is_header(message)]
+    assert all(header.target.update_digest == b"" and header.target.mean_square == 0 for header in headers)
+    assert [records[0]["beta"] for records in federation.watch.records.values()] == [None] * N
+
+
+def test_cohorts_are_drawn_anew_in_every_round(tmp_path: Path) -> None:
+    """Eight sources in two fours, 35 ways: five rounds are all alike once in 1.5 million runs."""
+    federation = play(tmp_path, rule="source_only", rounds=5)
+    splits = {tuple(sorted(map(tuple, line["cohorts"]))) for line in federation.watch.lines}
+    assert len(splits) > 1
+
+
+@pytest.mark.parametrize("kind", [Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask])
+def test_one_source_lost_in_any_phase_leaves_the_others_sums(tmp_path: Path, kind: type) -> None:
+    def lossy(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+        return None if sender == 3 and isinstance(message.body, kind) else message
+
+    federation = play(tmp_path, link=lossy, rule="source_only", rounds=1)
+    (line,) = federation.watch.lines
+    assert line["status"] == "finished"
+    assert line["attempts"] == 1
+    assert ("source-3" in line["survivors"]) == (kind in (SurvivorSignature, Unmask))
+    expected = in_clear(federation, "source_only", line.get("cohorts", [line["survivors"]]))
+    assert np.max(np.abs(federation.run.model - expected)) < 1e-6
+
+
+def test_a_cohort_that_loses_too_many_is_given_up_and_told_so_while_the_others_finish(tmp_path: Path) -> None:
+    lost: set[int] = set()
+    given_up: set[int] = set()
+
+    def lossy(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+        if isinstance(message.body, MaskedInput) and not lost:
+            cohort = next(c for c in federation.run._attempt._state.totals if sender in c and len(c) == 4)  # type: ignore[union-attr]
+            given_up.update(cohort)
+            lost.update(sorted(cohort)[:2])
+        return None if sender in lost and isinstance(message.body, MaskedInput) else message
+
+    federation = Federation(tmp_path, 13, visibility=Visibility.COHORT, rule="source_only", rounds=2)
+    federation.link = lossy
+    federation.open().go()
+    first, second = federation.watch.lines
+    assert first["status"] == second["status"] == "finished"
+    assert {site_id(index) for index in given_up} == set(first["dropped"])
+    assert len(first["cohorts"]) == 2
+    told = {to for _, to, message in federation.passed if isinstance(message.body, Abort)}
+    assert told == given_up - lost
+    for index in told:
+        (alarm,) = federation.watch.alarms[index]
+        assert "COHORT_QUORUM" in str(alarm)
+    federation.close()
+
+
+@pytest.mark.parametrize("n", [5, 6, 7, 9, 11, 13])
+def test_sizes_that_do_not_divide_still_give_every_source_its_cohort(tmp_path: Path, n: int) -> None:
+    settings = {"k_min": 1, "cohort_size": 3}
+    (line,) = play(tmp_path, n, settings=settings, rule="source_only", rounds=1).watch.lines
+    cohorts = line.get("cohorts", [line["survivors"]])
+    assert sorted(itertools.chain(*cohorts)) == sorted(site_id(index) for index in range(1, n + 1))
+    assert len(cohorts) == n // 3
+
+
+def test_a_source_whose_policy_is_sum_refuses_cohort_and_the_others_go_on(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, N, visibility=Visibility.COHORT, rule="source_only", rounds=1)
+    federation.sources[2] = federation.source(2, policy=default_policy("sum", max_samples=100))
+    federation.open().go()
+    (line,) = federation.watch.lines
+    assert line["refused"] == {"source-2": "max-visibility"}
+    assert line["status"] == "finished"
+    assert len(line["survivors"]) == N - 1
+    federation.close()
+
+
+def test_a_policy_that_permits_cohort_serves_sum_too(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=1, rule="source_only")
+    federation.sources = {
+        index: federation.source(index, policy=default_policy("cohort", max_samples=100)) for index in (1, 2, 3)
+    }
+    federation.open().go()
+    assert federation.statuses == ["finished"]
+    federation.close()
+
+
+def test_a_lying_cohort_is_found_before_its_mean_is_used(tmp_path: Path) -> None:
+    """Every member claims no samples: the mean of its cohort would be anything at all."""
+    federation = Federation(tmp_path, N, visibility=Visibility.COHORT, rule="fedgp_auto", rounds=1, warm_up_rounds=0)
+    before: Any = None
+
+    def lie(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+        nonlocal before
+        before = federation.run.model.copy() if before is None else before
+        source = federation.sources.get(recipient)
+        current = source._round if source else None
+        if current is not None and current.encoded is not None:
+            current.encoded[-2:] = 0
+        return message
+
+    federation.link = lie
+    federation.open().go()
+    assert federation.statuses == ["lost"]
+    assert "alarm: a source lied about its part" in federation.watch.text
+    assert np.array_equal(federation.run.model, before)
+    federation.close()
+
+
+def test_run_settings_choose_cohorts_that_can_lose_one_source(tmp_path: Path) -> None:
+    federation = play(tmp_path, rule="source_only", rounds=1)
+    header = next(message.body for *_, message in federation.passed if is_header(message))
+    assert (header.cohort_size, header.cohort_quorum) == (4, 3)
+    assert replace(federation.settings, n_c=1, cohort_size=0).cohort_size == 5
