@@ -183,6 +183,8 @@ class AggregatorRun:
 
     def _join_fault(self, message: Signed[Body]) -> str | None:
         roster = self._site.roster
+        if not self._site.admits(message.sender):
+            return "by this clock its roster entry is not valid now"
         return envelope_fault(
             message, roster=roster, sender=message.sender, session_id=NO_SESSION, context=NO_CONTEXT, kind=Join
         )
@@ -218,8 +220,9 @@ class AggregatorRun:
         return self._start_if_ready()
 
     def _expected(self) -> frozenset[int]:
-        """Sources that can take part in the round: all that have not refused it."""
-        return self._site.sources - set(self._round.refused if self._round else ())
+        """Sources that can take part in the round: all that the roster admits now and that have not refused it."""
+        refused = set(self._round.refused if self._round else ())
+        return frozenset(index for index in self._site.sources - refused if self._site.admits(index))
 
     def _start_if_ready(self) -> list[Send]:
         if self.done or self._attempt is not None or self._round is None:

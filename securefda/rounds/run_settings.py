@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -28,11 +29,16 @@ class TargetSite:
     random_bytes: RandomBytes
     clock: Callable[[], float]
     traffic: Callable[[], ByteCounts]
+    unix_time: Callable[[], float] = time.time
 
     @property
     def sources(self) -> frozenset[int]:
         """Roster indices of all sources."""
         return frozenset(entry.index for entry in self.roster.sources)
+
+    def admits(self, index: int) -> bool:
+        """Whether the roster lets this source take part at present; every source would refuse a header with it else."""
+        return not self.roster.out_of_date((index,), int(self.unix_time()))
 
     def name(self, index: int) -> str:
         """Site id of a roster index, or words for an index that the roster does not have."""

@@ -6,6 +6,7 @@ abort names the check, and the source waits for the next header. A policy refusa
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -88,6 +89,7 @@ class SourceSite:
     store: SourceStore
     random_bytes: RandomBytes
     software_version: str
+    unix_time: Callable[[], float] = time.time
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,7 @@ class SourceRounds:
             limits=site.limits,
             history=history,
             own_layers=site.trainer.layers,
+            unix_s=int(site.unix_time()),
         )
         plan_of(body.rule)
         self._drop_round()

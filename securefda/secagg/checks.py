@@ -98,13 +98,16 @@ def check_header(
     limits: SessionLimits,
     history: History,
     own_layers: Iterable[tuple[str, tuple[int, ...]]],
+    unix_s: int,
 ) -> None:
     """Everything about a header that needs neither the vectors nor the site's policy file.
 
+    ``unix_s`` is the present second of Unix time by this site's own clock.
+
     Raises:
         FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
-            HEADER_ORDER, RELEASE_FUSE, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_ARCHITECTURE, HEADER_RATE,
-            HEADER_TARGET, HEADER_COHORT, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD or HEADER_QUORUM.
+            HEADER_ORDER, RELEASE_FUSE, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_VALIDITY, HEADER_ARCHITECTURE,
+            HEADER_RATE, HEADER_TARGET, HEADER_COHORT, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD or HEADER_QUORUM.
     """
     header = signed.body
     fault = envelope_fault(
@@ -121,6 +124,8 @@ def check_header(
     _check_chain(header, history)
     sources = {entry.index for entry in roster.sources}
     require(set(header.participants) <= sources and own_index in header.participants, "HEADER_PARTICIPANTS")
+    expired = roster.out_of_date((roster.target.index, *header.participants), unix_s)
+    require(not expired, "HEADER_VALIDITY", f"by this clock the roster does not admit {', '.join(expired)} now")
     own_digest = architecture_digest(own_layers)
     require(
         own_digest == header.architecture_digest == architecture_digest(layer_names_and_shapes(header.layers)),

@@ -205,6 +205,14 @@ class Roster:
             raise KeyError(index)
         return self.entries[index]
 
+    def out_of_date(self, indices: Iterable[int], unix_s: int) -> tuple[str, ...]:
+        """Ids of those sites, by roster index, that may not take part at this second of Unix time, in index order.
+
+        Raises KeyError for an index that the roster does not have.
+        """
+        entries = (self.by_index(index) for index in sorted(set(indices)))
+        return tuple(entry.site_id for entry in entries if not entry.is_valid_at(unix_s))
+
     def by_tls_pin(self, tls_pin: bytes) -> RosterEntry:
         """The site whose TLS key has this SHA-256 pin. Raises KeyError where none has."""
         for entry in self.entries:

@@ -33,6 +33,7 @@ from securefda.transport.meter import TrafficMeter
 from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
 from securefda.transport.wire import decode_signed, encode, encode_signed
 
+_FOR_EVER = 2**37  # Unix time; in a few thousand years
 Delivers = Callable[[int, int, Signed[Body]], bool]
 """Whether a message from one roster index to another arrives; tests lose messages with it."""
 
@@ -222,7 +223,7 @@ def _throwaway_roster(config: FederationConfig) -> tuple[Roster, dict[str, Ed255
             signing_key=keys[name].public_key().public_bytes_raw(),
             tls_pin=os.urandom(PIN_BYTES),
             not_before=0,
-            not_after=1,
+            not_after=_FOR_EVER,
         )
         for index, name in enumerate(names)
     )

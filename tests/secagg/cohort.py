@@ -42,6 +42,7 @@ from securefda.secagg.transcript import architecture_digest, layer_names_and_sha
 from securefda.transport import wire
 
 TARGET = 1
+NOW, LAST_SECOND = 2**30, 2**32
 SESSION_ID = sha256(b"the session").digest()
 LAYERS = (Layer("weight", (3, 4), 0.5), Layer("bias", (4,), 2.0))
 MODEL = bytes(range(64))
@@ -92,7 +93,7 @@ def _entry(index: int) -> RosterEntry:
         signing_key=identity(index).public_key().public_bytes_raw(),
         tls_pin=sha256(f"tls {index}".encode()).digest(),
         not_before=0,
-        not_after=2**32,
+        not_after=LAST_SECOND,
     )
 
 
@@ -202,6 +203,7 @@ class Cohort:
             limits=self.limits,
             history=History(),
             own_layers=layer_names_and_shapes(header.body.layers),
+            unix_s=NOW,
         )
         return src.Session(signer(index), self.roster, self.limits, header)
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from cohort import (
+    LAST_SECOND,
     LAYERS,
     MODEL,
+    NOW,
     SESSION_ID,
     TARGET,
     AnySigned,
@@ -27,6 +29,7 @@ from securefda.errors import FaultyAggregatorError
 from securefda.secagg.checks import History, PastResult, check_header, check_vectors
 from securefda.secagg.messages import NO_CONTEXT, Abort, Header, RuleTerms, Step, TargetTerms, Visibility
 from securefda.secagg.parameters import SessionLimits
+from securefda.secagg.roster import Roster
 from securefda.secagg.transcript import layer_names_and_shapes
 
 N, ME = 5, 2
@@ -45,15 +48,23 @@ def header(**changes: Any) -> AnySigned:
     return signer(TARGET).sign(SESSION_ID, NO_CONTEXT, header_body(N, **changes))
 
 
-def check(signed: AnySigned, history: History, limits: SessionLimits) -> None:
+def check(
+    signed: AnySigned, history: History, limits: SessionLimits, *, roster: Roster | None = None, now: int = NOW
+) -> None:
     check_header(
         signed,
         own_index=ME,
-        roster=roster_of(N),
+        roster=roster or roster_of(N),
         limits=limits,
         history=history,
         own_layers=layer_names_and_shapes(LAYERS),
+        unix_s=now,
     )
+
+
+def roster_with(index: int, **changes: Any) -> Roster:
+    entries = roster_of(N).entries
+    return replace(roster_of(N), entries=tuple(replace(e, **changes) if e.index == index else e for e in entries))
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,8 @@ class HeaderLie:
     changes: dict[str, Any] = field(default_factory=dict)
     history: History = field(default_factory=History)
     limits: SessionLimits = field(default_factory=lambda: limits_of(N))
+    roster: Roster = field(default_factory=lambda: roster_of(N))
+    now: int = NOW
 
     @property
     def name(self) -> str:
@@ -83,6 +96,15 @@ LIES = [
     HeaderLie("HEADER_PARTICIPANTS", "without me", {"participants": (0, 3, 4, 5)}),
     HeaderLie("HEADER_PARTICIPANTS", "with the target", {"participants": (0, TARGET, 2, 3, 4)}),
     HeaderLie("HEADER_PARTICIPANTS", "with a stranger", {"participants": (0, 2, 3, 4, 99)}),
+    *(
+        HeaderLie("HEADER_VALIDITY", f"{who}'s entry {when}", {"roster_digest": roster.digest()}, roster=roster)
+        for who, index in (("mine", ME), ("the target", TARGET), ("another", 4))
+        for when, roster in (
+            ("has ended", roster_with(index, not_after=NOW - 1)),
+            ("begins later", roster_with(index, not_before=NOW + 1)),
+        )
+    ),
+    HeaderLie("HEADER_VALIDITY", "after everyone's end", now=LAST_SECOND + 1),
     HeaderLie("HEADER_ARCHITECTURE", "another architecture", {"architecture_digest": OTHER}),
     HeaderLie("HEADER_ARCHITECTURE", "another shape", {"layers": (replace(LAYERS[0], shape=(4, 3)), LAYERS[1])}),
     HeaderLie(
@@ -139,7 +161,7 @@ OUTSIDE: dict[str, Callable[[AnySigned], AnySigned]] = {
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
 def test_source_refuses_header(lie: HeaderLie) -> None:
     with pytest.raises(FaultyAggregatorError) as refused:
-        check(over_the_wire(header(**lie.changes)), lie.history, lie.limits)
+        check(over_the_wire(header(**lie.changes)), lie.history, lie.limits, roster=lie.roster, now=lie.now)
     assert refused.value.check == lie.check
 
 
@@ -179,6 +201,19 @@ def test_source_refuses_header_with_false_outside(name: str) -> None:
 )
 def test_source_accepts_honest_header(changes: dict[str, Any], history: History) -> None:
     check(over_the_wire(header(**changes)), history, limits_of(N))
+
+
+@pytest.mark.parametrize(
+    ("roster", "changes"),
+    [
+        (roster_with(ME, not_before=NOW), {}),
+        (roster_with(ME, not_after=NOW), {}),
+        (roster_with(3, not_after=NOW - 1), {"participants": (0, 2, 4, 5), "threshold": 3}),
+    ],
+    ids=["my first second", "my last second", "one is out of date and not asked"],
+)
+def test_source_accepts_header_of_sites_that_are_valid_now(roster: Roster, changes: dict[str, Any]) -> None:
+    check(over_the_wire(header(roster_digest=roster.digest(), **changes)), History(), limits_of(N), roster=roster)
 
 
 def test_individual_needs_no_session_numbers() -> None:
