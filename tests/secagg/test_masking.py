@@ -1,3 +1,4 @@
+import threading
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from securefda.secagg import masking
+from securefda.secagg import masking, prg
+from securefda.secagg.prg import KEYSTREAM_PER_THREAD, useful_threads
 from securefda.secagg.secret import Secret
 
 
@@ -17,16 +19,18 @@ class Cohort:
     def __init__(self, n: int, bits: int = 32, length: int = 50) -> None:
         read = oracle.tape(f"cohort {n} {bits} {length}")
         self.dtype = np.dtype(f"u{bits // 8}")
-        self.inputs = [np.frombuffer(read(length * bits // 8), self.dtype) for _ in range(n)]
+        numbers = np.random.default_rng([n, bits, length])
+        self.inputs = [numbers.integers(0, 2**bits, length, self.dtype.type) for _ in range(n)]
         self.self_seeds = {own: Secret(read(32)) for own in range(n)}
         self.pair_seeds: dict[int, dict[int, Secret]] = {own: {} for own in range(n)}
         for low in range(n):
             for high in range(low + 1, n):
                 self.pair_seeds[low][high] = self.pair_seeds[high][low] = Secret(read(32))
 
-    def masked(self, own: int) -> NDArray[Any]:
+    def masked(self, own: int, *, threads: int = 1) -> NDArray[Any]:
         vector = self.inputs[own].copy()
-        masking.mask(vector, own=own, self_seed=self.self_seeds[own], pair_seeds=self.pair_seeds[own])
+        seeds = self.pair_seeds[own]
+        masking.mask(vector, own=own, self_seed=self.self_seeds[own], pair_seeds=seeds, threads=threads)
         return vector
 
     def total(self, members: list[int]) -> NDArray[Any]:
@@ -60,6 +64,24 @@ def test_pairwise_masks_cancel_when_nobody_drops() -> None:
     for seed in cohort.self_seeds.values():
         self_masks += np.frombuffer(oracle.keystream(seed.reveal(), 200), "<u4")
     np.testing.assert_array_equal(cohort.total([0, 1, 2, 3, 4]) - self_masks, cohort.clear_sum([0, 1, 2, 3, 4]))
+
+
+def test_two_threads_mask_and_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors as long as it takes for the second thread to be started."""
+    used, keystream = set(), prg._keystream
+    monkeypatch.setattr(prg, "_keystream", lambda *at: used.add(threading.get_ident()) or keystream(*at))
+    cohort = Cohort(3, length=2 * KEYSTREAM_PER_THREAD // (3 * 4) + 1)
+    assert useful_threads(3 * cohort.inputs[0].nbytes, threads=2) == 2
+    masked = cohort.masked(0)
+    total = masked + cohort.masked(1)
+    assert used == {threading.get_ident()}
+    np.testing.assert_array_equal(cohort.masked(0, threads=2), masked)
+    assert len(used) == 2
+    used.clear()
+    self_seeds = {own: cohort.self_seeds[own] for own in (0, 1)}
+    masking.unmask(total, self_seeds=self_seeds, dropped=cohort.seeds_with([2], [0, 1]), threads=2)
+    assert len(used) == 2
+    np.testing.assert_array_equal(total, cohort.clear_sum([0, 1]))
 
 
 @pytest.mark.parametrize("left_on", ["self mask of a survivor", "pairwise mask with the dropped party"])

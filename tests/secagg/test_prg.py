@@ -1,11 +1,24 @@
+import os
+import threading
+
 import numpy as np
 import pytest
 import secagg_oracles as oracle
+from cryptography.hazmat.primitives.ciphers import CipherContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from securefda.secagg.prg import BLOCK_BYTES, Mask, add_masks
+from securefda.secagg import prg
+from securefda.secagg.prg import (
+    BLOCK_BYTES,
+    KEYSTREAM_PER_THREAD,
+    MOST_THREADS,
+    Mask,
+    add_masks,
+    available_threads,
+    useful_threads,
+)
 from securefda.secagg.secret import Secret
 
 KEYS = [bytes([number]) * 32 for number in range(1, 5)]
@@ -44,6 +57,64 @@ def test_result_does_not_depend_on_threads(bits: int, extra: int, threads: int) 
     add_masks(shared, masks, threads=threads)
     np.testing.assert_array_equal(shared, alone)
     np.testing.assert_array_equal(alone, stream(KEYS[0], bits, length) - stream(KEYS[1], bits, length))
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_as_many_threads_share_the_vector_as_were_asked_for(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream is opened by the thread that uses it, and none is through before all have begun."""
+    seen, all_here = set(), threading.Barrier(threads, timeout=30)
+    keystream = prg._keystream
+
+    def opened(key: Secret, first_byte: int) -> CipherContext:
+        seen.add(threading.get_ident())
+        all_here.wait()
+        return keystream(key, first_byte)
+
+    monkeypatch.setattr(prg, "_keystream", opened)
+    add_masks(np.zeros(3 * BLOCK_BYTES // 4, np.uint32), [Mask(Secret(KEYS[0]))], threads=threads)
+    assert len(seen) == threads
+    assert threading.get_ident() in seen
+
+
+def test_an_error_in_another_thread_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    keystream = prg._keystream
+
+    def opened(key: Secret, first_byte: int) -> CipherContext:
+        if first_byte:
+            raise MemoryError("no room for a cipher")
+        return keystream(key, first_byte)
+
+    monkeypatch.setattr(prg, "_keystream", opened)
+    with pytest.raises(MemoryError, match="no room"):
+        add_masks(np.zeros(3 * BLOCK_BYTES // 4, np.uint32), [Mask(Secret(KEYS[0]))], threads=2)
+
+
+@pytest.mark.parametrize(
+    ("keystream", "threads", "useful"),
+    [
+        (0, 4, 1),
+        (2 * KEYSTREAM_PER_THREAD - 1, 4, 1),
+        (2 * KEYSTREAM_PER_THREAD, 1, 1),
+        (2 * KEYSTREAM_PER_THREAD, 4, 2),
+        (100 * KEYSTREAM_PER_THREAD, 4, 4),
+    ],
+)
+def test_a_thread_is_started_only_where_it_has_enough_to_do(keystream: int, threads: int, useful: int) -> None:
+    assert useful_threads(keystream, threads) == useful
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 2), (96, MOST_THREADS)])
+def test_threads_are_the_cores_that_this_process_may_use_up_to_a_bound(
+    cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    assert available_threads() == threads
+
+
+def test_threads_are_counted_where_the_system_tells_only_the_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert available_threads() == 1
 
 
 def test_adding_then_taking_away_restores_the_vector() -> None:
