@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from securefda import __version__
-from securefda.cli.commands import bench, federation, kit, preflight, processes, training
+from securefda.cli.commands import bench, federation, kit, preflight, processes, threats, training
 
 app = typer.Typer(
     name="securefda",
@@ -21,6 +21,7 @@ app.command("demo")(training.demo)
 app.command("run")(training.run)
 app.command("simulate")(training.simulate)
 app.command("preflight")(preflight.preflight)
+app.command("threats")(threats.threats)
 app.add_typer(federation.app, name="federation")
 app.add_typer(kit.app, name="kit")
 app.add_typer(processes.aggregator, name="aggregator")

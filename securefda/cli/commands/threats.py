@@ -1,0 +1,126 @@
+"""``securefda threats``: what is claimed, and whether the tests of it held when they ran last."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from securefda.cli.options import OutputFormat
+from securefda.cli.output import Format, aligned, print_result
+
+if TYPE_CHECKING:
+    from securefda.cli.threats import LastRun, Register, Threat, Verdict
+
+_NARROWEST_TITLE = 20
+_LEGEND = (
+    "adversary: attacks, and has to fail.  control: the same adversary with the mitigation switched off has to\n"
+    "succeed.  A test that passed found it so; `planned` is not mitigated yet."
+)
+
+
+def threats(
+    register: Annotated[
+        Path | None, typer.Option("--register", metavar="FOLDER", help="The threat_model folder of a source tree.")
+    ] = None,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Print the threat register with the outcome of the last test run."""
+    from securefda.cli.threats import load_last_run, load_register, register_folder
+
+    folder = register_folder(register)
+    found, last = load_register(folder), load_last_run(folder)
+    print_result(output, _plain(folder, found, last), _text(found, last, _width()))
+
+
+def _width() -> int | None:
+    """Columns of the terminal; None where lines may have any length, since a program reads them."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _plain(folder: Path, register: Register, last: LastRun | None) -> dict[str, Any]:
+    return {
+        "register": str(folder),
+        "last_run": None if last is None else {"full_run": last.full_run, "latest": _latest(last)},
+        "threats": [_plain_threat(threat, last) for threat in register.threat],
+    }
+
+
+def _plain_threat(threat: Threat, last: LastRun | None) -> dict[str, Any]:
+    from securefda.cli.threats import LastRun, verdict
+
+    known = last or LastRun()
+    kinds = {kind: _plain_verdict(verdict(known, threat.id, kind)) for kind in ("adversary", "control")}
+    fields = threat.model_dump(mode="json")
+    return {**fields, "control_required": fields.pop("control"), **kinds}
+
+
+def _plain_verdict(found: Verdict) -> dict[str, Any]:
+    return {
+        "outcome": found.outcome,
+        "passed": found.count("passed"),
+        "failed": found.count("failed"),
+        "skipped": found.count("skipped"),
+        "seconds": round(sum(record.seconds for record in found.records), 3),
+        "time": found.time,
+    }
+
+
+def _text(register: Register, last: LastRun | None, width: int | None) -> str:
+    head = ("", "threat", "status", "adversary", "control", "attackers")
+    rows = [head, *(_row(threat, last) for threat in register.threat)]
+    return "\n\n".join([aligned(_wrapped(rows, width)), _summary(register, last), _LEGEND])
+
+
+def _row(threat: Threat, last: LastRun | None) -> tuple[str, ...]:
+    from securefda.cli.threats import LastRun, verdict
+
+    known = last or LastRun()
+    adversary, control = (verdict(known, threat.id, kind) for kind in ("adversary", "control"))
+    expected = threat.status == "mitigated"
+    return (
+        threat.id,
+        threat.title,
+        threat.status,
+        adversary.outcome if expected or adversary.records else "-",
+        control.outcome if threat.control or control.records else "-",
+        " ".join(threat.attackers) or "-",
+    )
+
+
+def _wrapped(rows: list[tuple[str, ...]], width: int | None) -> list[tuple[str, ...]]:
+    """Break titles so that rows fit into ``width``; the other columns keep theirs."""
+    if width is None:
+        return rows
+    others = sum(max(map(len, column)) + 2 for place, column in enumerate(zip(*rows, strict=True)) if place != 1)
+    room = max(_NARROWEST_TITLE, width - others)
+    lines = []
+    for first, title, *rest in rows:
+        parts = textwrap.wrap(title, room)
+        lines.append((first, parts[0], *rest))
+        lines += [("", part, *("" for _ in rest)) for part in parts[1:]]
+    return lines
+
+
+def _summary(register: Register, last: LastRun | None) -> str:
+    from securefda.cli.threats import by_status
+
+    counts = ", ".join(f"{count} {status}" for status, count in by_status(register.threat).items())
+    return f"{len(register.threat)} threats: {counts}\n{_when(last)}"
+
+
+def _when(last: LastRun | None) -> str:
+    if last is None or not last.tests:
+        return "The tests have not run here: make test"
+    full = f"All tests ran on {last.full_run:%Y-%m-%d %H:%M} UTC" if last.full_run else "Never did all tests run here"
+    latest = _latest(last)
+    again = latest is not None and (last.full_run is None or latest > last.full_run)
+    return f"{full}; some ran again, up to {latest:%Y-%m-%d %H:%M} UTC." if again else f"{full}."
+
+
+def _latest(last: LastRun) -> Any:
+    return max((record.time for record in last.tests.values()), default=None)

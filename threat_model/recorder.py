@@ -1,0 +1,153 @@
+"""pytest plugin: writes down how each test of a threat ended, and fails a full run that leaves a claim unproven.
+
+Marks become properties of a test where it is collected, which with pytest-xdist is in the workers. They come back with
+its reports, and the process that was started collects them; it alone writes ``.last-run.json``. A run that was told
+to leave something out adds what it ran to that file, and is judged by its own tests alone.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from securefda.cli.threats import LAST_RUN_FILE, LastRun, RecordedTest, load_last_run, load_register
+from securefda.errors import ConfigError
+from threat_model.register import CONTROL_MARK, MACHINERY_MARK, MARKS, THREAT_MARK, gaps
+
+_THREATS, _KIND = "threats", "threat-kind"
+_NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "setuponly", "collectonly")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marks and begin to record."""
+    for mark in MARKS:
+        config.addinivalue_line("markers", mark)
+    folder = config.rootpath / "threat_model"
+    config.pluginmanager.register(_Marks(folder / "tests"), "threat-marks")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Recorder(folder), "threat-recorder")
+
+
+class _Marks:
+    """Turns marks into properties that travel with a test's reports."""
+
+    def __init__(self, tests: Path) -> None:
+        self._tests = tests
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Mark what belongs to the register: also tests that should name a threat and name none."""
+        for item in items:
+            ids = {str(name) for mark in item.iter_markers(THREAT_MARK) for name in mark.args}
+            is_control = item.get_closest_marker(CONTROL_MARK) is not None
+            is_machinery = item.get_closest_marker(MACHINERY_MARK) is not None
+            must_name_one = is_control or (self._tests in item.path.parents and not is_machinery)
+            if ids or must_name_one:
+                item.user_properties.append((_THREATS, " ".join(sorted(ids))))
+                item.user_properties.append((_KIND, "control" if is_control else "adversary"))
+
+
+class _Recorder:
+    """Collects the reports of a run; judges and writes when it is over."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._began = datetime.now(UTC)
+        self._reports: dict[str, list[pytest.TestReport]] = {}
+        self._unmarked: set[str] = set()
+        self._crashed: set[str] = set()
+        self._problems: list[str] = []
+        self._verdict = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what belongs to the register."""
+        properties = dict(report.user_properties)
+        if properties.get(_THREATS):
+            self._reports.setdefault(report.nodeid, []).append(report)
+        elif _THREATS in properties:
+            self._unmarked.add(report.nodeid)
+        elif report.failed:
+            self._crashed.add(report.nodeid)  # xdist reports a worker that died without the test's properties
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write what ran; after a full run, also fail it where the register promises more than was shown."""
+        recorded = {name: _recorded(reports, self._began) for name, reports in self._reports.items()}
+        ran = {name: record for name, record in recorded.items() if record is not None}
+        if _is_full(session, exitstatus):
+            run = LastRun(full_run=self._began, tests=ran)
+            self._judge(run)
+            if self._problems:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            self._write(run)
+        elif ran or self._crashed:
+            before = self._before()
+            kept = {name: record for name, record in before.tests.items() if name not in self._crashed}
+            self._write(LastRun(full_run=before.full_run, tests=kept | ran))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say what is unproven, or that nothing is."""
+        if self._problems or self._verdict:
+            terminalreporter.section("threat model")
+        for line in self._problems:
+            terminalreporter.write_line(f"FAILED {line}", red=True)
+        if self._verdict:
+            terminalreporter.write_line(self._verdict)
+
+    def _judge(self, run: LastRun) -> None:
+        try:
+            register = load_register(self._folder)
+        except ConfigError as error:
+            self._problems = [str(error)]
+            return
+        self._problems = gaps(register, run, self._unmarked)
+        seconds = sum(record.seconds for record in run.tests.values())
+        claims = sum(threat.status == "mitigated" for threat in register.threat)
+        self._verdict = f"{claims} mitigated threats, {len(run.tests)} tests of threats in {seconds:.0f} s"
+
+    def _before(self) -> LastRun:
+        try:
+            return load_last_run(self._folder) or LastRun()
+        except ConfigError as error:
+            self._verdict = f"begun anew: {error}"
+            return LastRun()
+
+    def _write(self, run: LastRun) -> None:
+        path = self._folder / LAST_RUN_FILE
+        try:
+            descriptor, name = tempfile.mkstemp(prefix=LAST_RUN_FILE, dir=self._folder)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(run.model_dump_json(by_alias=True, indent=1) + "\n")
+            Path(name).replace(path)
+        except OSError as error:
+            self._verdict = f"{path} is not written: {error.strerror}"
+
+
+def _recorded(reports: list[pytest.TestReport], time: datetime) -> RecordedTest | None:
+    """One test from the reports of its phases; None where its body never ran and nothing says why."""
+    outcomes = [report.outcome for report in reports if report.when == "call" or report.outcome != "passed"]
+    if not outcomes:
+        return None
+    worst = next(outcome for outcome in ("failed", "skipped", "passed") if outcome in outcomes)
+    properties = dict(reports[0].user_properties)
+    return RecordedTest.model_validate(
+        {
+            "threats": str(properties[_THREATS]).split(),
+            "kind": properties[_KIND],
+            "outcome": worst,
+            "seconds": round(sum(report.duration for report in reports), 3),
+            "time": time,
+        }
+    )
+
+
+def _is_full(session: pytest.Session, exitstatus: int) -> bool:
+    """Whether every test of the configured paths was to run, and the run came to its end."""
+    config = session.config
+    narrowed = any(getattr(config.option, name, None) for name in _NARROWING)
+    ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+    stopped = bool(session.shouldstop or session.shouldfail)
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and ended and not narrowed and not stopped

@@ -1,0 +1,79 @@
+"""The register of this source tree, the tests that name its threats, and what is missing between the two."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from securefda.cli.threats import Kind, LastRun, Register, Threat, load_register, verdict
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parent
+TEST_FOLDERS = ("threat_model/tests", "tests")
+
+THREAT_MARK = "threat"
+CONTROL_MARK = "control"
+MACHINERY_MARK = "machinery"
+MARKS = (
+    f"{THREAT_MARK}(id, ...): what this test shows belongs to these threats of threat_model/threats.toml",
+    f"{CONTROL_MARK}: a positive control: the adversary with the mitigation switched off, which has to succeed",
+    f"{MACHINERY_MARK}: a test in threat_model/tests of the register, the stage or the switches, so of no threat",
+)
+
+
+def register() -> Register:
+    """Read the register of this tree.
+
+    Raises:
+        ConfigError: it is malformed.
+    """
+    return load_register(FOLDER)
+
+
+def files_by_threat(root: Path = ROOT) -> dict[str, tuple[str, ...]]:
+    """Threat id -> the test files with a mark that names it, relative to ``root``. Reads the source; nothing runs."""
+    found: dict[str, set[str]] = {}
+    for folder in TEST_FOLDERS:
+        for path in sorted((root / folder).rglob("test_*.py")):
+            for threat_id in _marked(path.read_text(encoding="utf-8")):
+                found.setdefault(threat_id, set()).add(path.relative_to(root).as_posix())
+    return {threat_id: tuple(sorted(files)) for threat_id, files in sorted(found.items())}
+
+
+def _marked(source: str) -> Iterator[str]:
+    if f"mark.{THREAT_MARK}(" not in source:
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == f"pytest.mark.{THREAT_MARK}":
+            yield from (str(item.value) for item in node.args if isinstance(item, ast.Constant))
+
+
+def gaps(known: Register, run: LastRun, unmarked: Collection[str] = ()) -> list[str]:
+    """What a full run leaves unproven, one line each; empty where every claim held.
+
+    Args:
+        known: the register.
+        run: the tests of threats that ran, by pytest id.
+        unmarked: pytest ids of the tests that should name a threat and do not.
+    """
+    return [
+        *(f"{threat.id} is mitigated, and no test of it passed" for threat in _unproven(known, run, "adversary")),
+        *(f"{threat.id} needs a control, and none passed" for threat in _unproven(known, run, "control")),
+        *_unknown(known, run),
+        *(f"{name} names no threat: mark it threat(id), or machinery" for name in sorted(unmarked)),
+    ]
+
+
+def _unproven(known: Register, run: LastRun, kind: Kind) -> list[Threat]:
+    due = [
+        threat for threat in known.threat if (threat.status == "mitigated" if kind == "adversary" else threat.control)
+    ]
+    return [threat for threat in due if verdict(run, threat.id, kind).count("passed") == 0]
+
+
+def _unknown(known: Register, run: LastRun) -> Iterator[str]:
+    ids = {threat.id for threat in known.threat}
+    for name, record in sorted(run.tests.items()):
+        for threat_id in sorted(set(record.threats) - ids):
+            yield f"{name} is marked {threat_id}, which is no threat of the register"
