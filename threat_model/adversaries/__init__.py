@@ -1,0 +1,1 @@
+"""Attackers: one class each, one threat each. ``README.md`` says how to add one."""

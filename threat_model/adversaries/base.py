@@ -1,0 +1,359 @@
+"""The aggregator of the attacker: plays an honest run, keeps everything, and can say another thing to each source.
+
+A subclass overrides one of the ``..._for`` methods, which give the body of a message for one source; it is signed with
+the target's real key, in that source's session and context. ``None`` in place of a body: that source is told nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+
+from securefda.adaptation import round_plan
+from securefda.rounds.attempts import Send
+from securefda.rounds.headers import Place, make_header
+from securefda.rounds.site import vector_from_wire, vector_to_wire
+from securefda.rounds.target import TargetRound, train_target
+from securefda.secagg import agreement
+from securefda.secagg.agreement import KeyPair
+from securefda.secagg.messages import (
+    NO_CONTEXT,
+    Abort,
+    Advertise,
+    Body,
+    BodyT,
+    Consistency,
+    DeliveredBox,
+    Header,
+    Join,
+    KeyList,
+    MaskedInput,
+    MasterShare,
+    Parcel,
+    Refusal,
+    Result,
+    SelfMaskShare,
+    ShareBundle,
+    ShareDelivery,
+    Signed,
+    Survivor,
+    Survivors,
+    SurvivorSignature,
+    Unmask,
+    Update,
+    Visibility,
+)
+from securefda.secagg.prg import RingVector
+from securefda.secagg.secret import Secret, draw
+from securefda.training import Vector
+from threat_model.adversaries.heard import Heard, View
+from threat_model.adversaries.masks import Decoded, Vector64, decode, open_secret, peel, ring_vector
+from threat_model.adversaries.sources import ColludingSource
+from threat_model.sites import AggregatorSeat
+
+ShareKind = type[SelfMaskShare] | type[MasterShare]
+
+
+class MaliciousAggregator:
+    """The target as an attacker. Without an override it plays every round of the run honestly.
+
+    Powers: the target's signing key, the relay of every message, what a target computes, and the copied secrets of
+    ``colluders``. It does not hold a key or a secret of any other source, and not the CA's key.
+
+    Attributes:
+        sessions: all that was heard, one entry per attempt; ``heard`` is the last.
+        colluders: the colluding sources, by roster index.
+        model: what it publishes next.
+    """
+
+    def __init__(self, seat: AggregatorSeat) -> None:
+        self.seat, self.signer, self.roster = seat, seat.site.signer, seat.site.roster
+        self.colluders = {i: one for i, one in seat.colluders.items() if isinstance(one, ColludingSource)}
+        self.run_id = draw(seat.site.random_bytes, 16)
+        self.model: Vector = seat.site.trainer.initial_model()
+        self.target: TargetRound | None = None
+        self.last_result: Signed[Result] | None = None
+        self.joined: set[int] = set()
+        self.sessions: list[Heard] = []
+        self.done = False
+        self.deadline: float | None = None
+        self._waits_for: type | None = None
+
+    # What is said to whom: override any of these.
+
+    def next_place(self) -> Place | None:
+        """The attempt that comes next, None to end the run: one attempt at each round of the run's settings."""
+        number = len(self.sessions) + 1
+        previous = self.last_result.digest() if self.last_result else b""
+        return Place(self.run_id, number, 1, previous) if number <= self.seat.settings.strategy.rounds else None
+
+    def participants(self) -> set[int]:
+        """U0 of the attempt that comes next."""
+        return set(self.joined)
+
+    def model_for(self, index: int) -> Vector:  # noqa: ARG002 - for overriding
+        """The model that a source is sent."""
+        return self.model
+
+    def header_for(self, index: int) -> Header | None:
+        """R: by default the same to everyone, but for the digest of :meth:`model_for`."""
+        return replace(self.heard.header, model_digest=sha256(vector_to_wire(self.model_for(index))).digest())
+
+    def key_list_for(self, index: int) -> KeyList | None:  # noqa: ARG002 - for overriding
+        """R0': all keys that were advertised."""
+        return KeyList(tuple(self.heard.advertised[sender] for sender in sorted(self.heard.advertised)))
+
+    def delivery_for(self, index: int) -> ShareDelivery | None:
+        """R1: the boxes that were made for this source."""
+        return ShareDelivery(
+            tuple(
+                DeliveredBox(sender, box.box, bundle.body.nonce)
+                for sender, bundle in sorted(self.heard.bundles.items())
+                for box in bundle.body.boxes
+                if box.peer == index
+            )
+        )
+
+    def survivors_for(self, index: int) -> Survivors | None:  # noqa: ARG002 - for overriding
+        """R3: who delivered, and who did not."""
+        inputs = self.heard.inputs
+        alive = tuple(Survivor(sender, inputs[sender].body.digest) for sender in sorted(inputs))
+        return Survivors(alive, tuple(sorted(set(self.heard.bundles) - set(inputs))))
+
+    def consistency_for(self, index: int) -> Consistency | None:  # noqa: ARG002 - for overriding
+        """R3': all signatures."""
+        return Consistency(tuple(self.heard.signatures[sender] for sender in sorted(self.heard.signatures)))
+
+    def result_for(self, index: int) -> Result | None:
+        """The result: over as many as the source was told, and the model that comes next."""
+        view = self.heard.views[index]
+        count = len(view.survivors.body.survivors) if view.survivors else len(self.heard.updates)
+        return Result(b"", count, sha256(vector_to_wire(self.model)).digest(), b"")
+
+    def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:  # noqa: ARG002 - for overriding
+        """What is sent in place of a message that is ready and signed."""
+        return [parcel]
+
+    def attack(self) -> object:
+        """What the attacker has in the end, by default nothing. A subclass returns its best estimate of the secret."""
+        return None
+
+    # The endpoint.
+
+    @property
+    def heard(self) -> Heard:
+        """The session in progress, or the last one."""
+        return self.sessions[-1]
+
+    def open(self) -> list[Send]:
+        """Wait for the sources."""
+        return []
+
+    def receive(self, parcel: Parcel) -> list[Send]:
+        """Keep a message, and go on when every answer that is waited for is here."""
+        body, sender = parcel.message.body, parcel.message.sender
+        if isinstance(body, Join):
+            self.joined.add(sender)
+            ready = not self.sessions and self.joined == self.seat.site.sources
+            return self._begin() if ready else []
+        if self.sessions and parcel.message.envelope.session_id == self.heard.session_id:
+            self._keep(sender, parcel)
+            return self._go_on()
+        return []
+
+    def expire(self) -> list[Send]:
+        """Go on with who answered."""
+        if not self.sessions:
+            return self._begin()
+        self.heard.told &= set(self.heard.answers(self._waits_for)) if self._waits_for else set()
+        return self._go_on()
+
+    def sign(self, index: int, context: bytes, body: BodyT) -> Signed[BodyT]:
+        """Sign with the target's key, in the session of one source."""
+        return self.signer.sign(self.heard.views[index].header.envelope.session_id, context, body)
+
+    def _keep(self, sender: int, parcel: Parcel) -> None:
+        heard, body = self.heard, parcel.message.body
+        if isinstance(body, Abort):
+            heard.aborts[sender] = body
+        elif isinstance(body, Refusal):
+            heard.refusals[sender] = body.key
+        else:
+            heard.answers(type(body))[sender] = parcel.message
+        if isinstance(body, MaskedInput):
+            heard.vectors[sender] = ring_vector(heard.header, bytes(parcel.vectors[0]))
+        elif isinstance(body, Update):
+            heard.clear[sender] = vector_from_wire(bytes(parcel.vectors[0]))
+
+    def _begin(self) -> list[Send]:
+        place = self.next_place()
+        if place is None:
+            self.done = True
+            return []
+        site, settings = self.seat.site, self.seat.settings
+        plan = round_plan(settings.strategy, place.round)
+        self.target = train_target(site.trainer, self.model, place.round, plan)
+        members = self.participants()
+        header = make_header(
+            site, settings, place, plan=plan, target=self.target, model=self.model, participants=members
+        )
+        self.sessions.append(Heard(header.body, header.envelope.session_id))
+        is_clear = header.body.visibility is Visibility.INDIVIDUAL
+        self._waits_for = Update if is_clear else Advertise
+        sends = [send for index in sorted(members) for send in self._send_header(index)]
+        return sends + self._go_on()
+
+    def _send_header(self, index: int) -> list[Send]:
+        body = self.header_for(index)
+        if body is None:
+            return []
+        header = self.signer.sign(self.heard.session_id, NO_CONTEXT, body)
+        self.heard.views[index] = View(index, header)
+        vectors: tuple[memoryview, ...] = (vector_to_wire(self.model_for(index)),)
+        if body.target is not None and body.target.update_digest and self.target is not None:
+            vectors = (*vectors, vector_to_wire(self.target.result.update))
+        return self._tell(index, Parcel(header, vectors))
+
+    def _tell(self, index: int, parcel: Parcel) -> list[Send]:
+        self.heard.told.add(index)
+        return [Send(index, one) for one in self.outgoing(index, parcel)]
+
+    def _go_on(self) -> list[Send]:
+        """Close steps for as long as nobody is waited for."""
+        sends: list[Send] = []
+        while self._waits_for is not None and not self._waiting(self._waits_for):
+            sends += self._close_step(self._waits_for)
+        return sends
+
+    def _waiting(self, kind: type) -> set[int]:
+        return self.heard.told - self.heard.gone - set(self.heard.answers(kind))
+
+    def _close_step(self, kind: type) -> list[Send]:
+        """Answer everyone who answered; after the result, or when nobody is left, the session is over."""
+        answer, self._waits_for = self._steps()[kind]
+        answered = sorted(self.heard.told & set(self.heard.answers(kind)) - self.heard.gone)
+        self.heard.told = set()
+        sends = [send for index in answered for send in answer(index)]
+        if self._waits_for is None or not self.heard.told:
+            self._waits_for = None
+            return sends + self._begin()
+        return sends
+
+    def _steps(self) -> dict[type, tuple[Callable[[int], list[Send]], type | None]]:
+        """What follows on each message of the sources, and which message is waited for then."""
+        return {
+            Advertise: (self._send_key_list, ShareBundle),
+            ShareBundle: (self._send_delivery, MaskedInput),
+            MaskedInput: (self._send_survivors, SurvivorSignature),
+            SurvivorSignature: (self._send_consistency, Unmask),
+            Unmask: (self._send_result, None),
+            Update: (self._send_result, None),
+        }
+
+    def _send_key_list(self, index: int) -> list[Send]:
+        view, body = self.heard.views[index], self.key_list_for(index)
+        if body is None:
+            return []
+        view.key_list = self.sign(index, view.ctx, body)
+        return self._tell(index, Parcel(view.key_list))
+
+    def _send_delivery(self, index: int) -> list[Send]:
+        view, body = self.heard.views[index], self.delivery_for(index)
+        if body is None:
+            return []
+        view.delivery = self.sign(index, view.ctx1, body)
+        return self._tell(index, Parcel(view.delivery))
+
+    def _send_survivors(self, index: int) -> list[Send]:
+        view, body = self.heard.views[index], self.survivors_for(index)
+        if body is None:
+            return []
+        view.survivors = self.sign(index, view.ctx2, body)
+        return self._tell(index, Parcel(view.survivors))
+
+    def _send_consistency(self, index: int) -> list[Send]:
+        return self._send_last(index, self.heard.views[index].ctx2, self.consistency_for(index))
+
+    def _send_result(self, index: int) -> list[Send]:
+        view, body = self.heard.views[index], self.result_for(index)
+        context = view.ctx if view.key_list is None else view.ctx2
+        if body is not None:
+            self.last_result = self.sign(index, context, body)
+        return self._send_last(index, context, body)
+
+    def _send_last(self, index: int, context: bytes, body: Body | None) -> list[Send]:
+        return [] if body is None else self._tell(index, Parcel(self.sign(index, context, body)))
+
+    # What can be made of what was heard.
+
+    def held_shares(self, owner: int, kind: ShareKind) -> dict[int, bytes]:
+        """The shares of one secret of a source that came in, by holder; those that colluders hold among them."""
+        shares = {
+            holder: share.share
+            for holder, answer in self.heard.unmaskings.items()
+            for share in answer.body.shares
+            if isinstance(share, kind) and share.owner == owner
+        }
+        for holder, colluder in self.colluders.items():
+            pair = colluder.secrets_of(self.heard.session_id).shares.get(owner)
+            if pair is not None:
+                shares[holder] = (pair.master if kind is MasterShare else pair.self_secret).reveal()
+        return shares
+
+    def master_of(self, owner: int) -> Secret | None:
+        """A source's master: a colluder's own, or what t shares give; None where fewer are held."""
+        if owner in self.colluders:
+            return self.colluders[owner].secrets_of(self.heard.session_id).master
+        return open_secret(self.held_shares(owner, MasterShare), self.heard.header.threshold)
+
+    def self_secret_of(self, owner: int) -> Secret | None:
+        """Likewise its self secret."""
+        if owner in self.colluders:
+            return self.colluders[owner].secrets_of(self.heard.session_id).self_secret
+        return open_secret(self.held_shares(owner, SelfMaskShare), self.heard.header.threshold)
+
+    def mask_pair_of(self, owner: int, *, seen_by: int) -> KeyPair | None:  # noqa: ARG002 - for overriding
+        """The mask key pair of a source as another one sees it, where its master is known."""
+        master = self.master_of(owner)
+        return agreement.mask_pair(master, own=owner, ctx=self.heard.views[owner].ctx) if master else None
+
+    def pair_seeds_of(self, owner: int) -> dict[int, Secret]:
+        """Every known seed of a pairwise mask in the input of a source, by partner."""
+        view = self.heard.views[owner]
+        own, ctx2 = self.mask_pair_of(owner, seen_by=owner), view.ctx2
+        seeds: dict[int, Secret] = {}
+        for partner in sorted(view.partners(self.heard.bundles[owner].body.nonce)):
+            theirs = self.mask_pair_of(partner, seen_by=owner)
+            if own is not None:
+                key = view.keys[partner].mask_key
+                seeds[partner] = agreement.pair_seed(own, key, own=owner, peer=partner, ctx2=ctx2)
+            elif theirs is not None:
+                key = view.keys[owner].mask_key
+                seeds[partner] = agreement.pair_seed(theirs, key, own=partner, peer=owner, ctx2=ctx2)
+        return seeds
+
+    def estimate(self, owner: int) -> Vector64 | None:
+        """The best guess of a source's update, (m,): its input without every mask that is known; None without it."""
+        if owner not in self.heard.vectors:
+            return None
+        return decode(self.heard.header, self._peeled(owner, self.pair_seeds_of(owner))).update
+
+    def aggregate(self) -> Decoded | None:
+        """The sum over all inputs, as an honest aggregator would open it; None where a self mask is not known."""
+        owners = sorted(self.heard.vectors)
+        if not owners or any(self.self_secret_of(owner) is None for owner in owners):
+            return None
+        total = np.zeros_like(self.heard.vectors[owners[0]])
+        for owner in owners:
+            seeds = self.pair_seeds_of(owner)
+            total += self._peeled(owner, {peer: seed for peer, seed in seeds.items() if peer not in owners})
+        return decode(self.heard.header, total)
+
+    def _peeled(self, owner: int, pair_seeds: dict[int, Secret]) -> RingVector:
+        secret = self.self_secret_of(owner)
+        ctx2 = self.heard.views[owner].ctx2
+        seed = agreement.self_seed(secret, own=owner, ctx2=ctx2) if secret else None
+        return peel(self.heard.vectors[owner], own=owner, self_seed=seed, pair_seeds=pair_seeds)

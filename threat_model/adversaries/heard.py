@@ -1,0 +1,114 @@
+"""What an aggregator of the attacker knows of one session: what it told whom, and everything it was told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from securefda.secagg.cohorts import cohort_with, cohorts_of
+from securefda.secagg.messages import (
+    Abort,
+    Advertise,
+    Header,
+    KeyList,
+    MaskedInput,
+    ShareBundle,
+    ShareDelivery,
+    Signed,
+    Survivors,
+    SurvivorSignature,
+    Unmask,
+    Update,
+)
+from securefda.secagg.prg import RingVector
+from securefda.secagg.transcript import header_context, key_list_context, members_context
+from securefda.training import Vector
+
+
+@dataclass
+class View:
+    """What one source was told in a session; all its contexts follow from that."""
+
+    owner: int
+    header: Signed[Header]
+    key_list: Signed[KeyList] | None = None
+    delivery: Signed[ShareDelivery] | None = None
+    survivors: Signed[Survivors] | None = None
+
+    @property
+    def ctx(self) -> bytes:
+        """The context of R0."""
+        return header_context(self.header)
+
+    @property
+    def ctx1(self) -> bytes:
+        """The context of R1."""
+        return key_list_context(self.ctx, self.key_list.body.advertisements if self.key_list else ())
+
+    @property
+    def ctx2(self) -> bytes:
+        """The context from R2 on."""
+        return members_context(self.ctx1, self.members)
+
+    @property
+    def members(self) -> frozenset[int]:
+        """U2 as this source sees it."""
+        return frozenset({self.owner, *(box.peer for box in (self.delivery.body.boxes if self.delivery else ()))})
+
+    @property
+    def keys(self) -> Mapping[int, Advertise]:
+        """U1 as this source sees it."""
+        return {item.sender: item.body for item in (self.key_list.body.advertisements if self.key_list else ())}
+
+    def partners(self, own_nonce: bytes) -> frozenset[int]:
+        """With whom this source masks: the other members of its cohort."""
+        boxes = self.delivery.body.boxes if self.delivery else ()
+        nonces = {self.owner: own_nonce, **{box.peer: box.nonce for box in boxes}}
+        return cohort_with(self.owner, cohorts_of(self.header.body, self.ctx1, nonces)) - {self.owner}
+
+
+@dataclass
+class Heard:
+    """One session. Messages are kept by roster index of their sender, the last of each type.
+
+    Attributes:
+        header: what the header says to everyone, unless ``header_for`` says otherwise.
+        session_id: of all its messages.
+        views: what each source was told.
+        told: sources whose answer is waited for.
+        vectors: masked inputs.
+        clear: updates at visibility ``individual``.
+    """
+
+    header: Header
+    session_id: bytes
+    views: dict[int, View] = field(default_factory=dict)
+    told: set[int] = field(default_factory=set)
+    advertised: dict[int, Signed[Advertise]] = field(default_factory=dict)
+    bundles: dict[int, Signed[ShareBundle]] = field(default_factory=dict)
+    inputs: dict[int, Signed[MaskedInput]] = field(default_factory=dict)
+    vectors: dict[int, RingVector] = field(default_factory=dict)
+    updates: dict[int, Signed[Update]] = field(default_factory=dict)
+    clear: dict[int, Vector] = field(default_factory=dict)
+    signatures: dict[int, Signed[SurvivorSignature]] = field(default_factory=dict)
+    unmaskings: dict[int, Signed[Unmask]] = field(default_factory=dict)
+    aborts: dict[int, Abort] = field(default_factory=dict)
+    refusals: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def gone(self) -> set[int]:
+        """Sources that have left the session."""
+        return {*self.aborts, *self.refusals}
+
+    def answers(self, kind: type) -> dict[int, Signed[Any]]:
+        """The messages of one type, by sender."""
+        by_kind: dict[type, dict[int, Any]] = {
+            Advertise: self.advertised,
+            ShareBundle: self.bundles,
+            MaskedInput: self.inputs,
+            Update: self.updates,
+            SurvivorSignature: self.signatures,
+            Unmask: self.unmaskings,
+        }
+        return by_kind[kind]

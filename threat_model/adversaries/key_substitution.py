@@ -1,0 +1,130 @@
+"""T05: the relay puts its own keys in the place of everyone else's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from securefda.secagg import agreement
+from securefda.secagg.agreement import BoxAddress, KeyPair, SharePair
+from securefda.secagg.cohorts import nonce_commitment
+from securefda.secagg.messages import (
+    Advertise,
+    DeliveredBox,
+    KeyList,
+    MasterShare,
+    ShareDelivery,
+    Signed,
+    Signer,
+)
+from securefda.secagg.secret import Secret
+from securefda.secagg.shamir import split, x_of
+from threat_model.adversaries.base import MaliciousAggregator, ShareKind
+from threat_model.adversaries.masks import Vector64
+from threat_model.sites import AggregatorSeat
+
+ALL_KEYS = ("mask_key", "box_key", "self_mask_commitment", "nonce_commitment")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Impostor:
+    """The secrets behind the keys that are shown in the name of one source."""
+
+    master: Secret
+    self_secret: Secret
+    channel: KeyPair
+    nonce: bytes
+
+
+class KeySubstitution(MaliciousAggregator):
+    """Stands between the victim and all others: the victim masks with the attacker and shares its secrets with it.
+
+    Powers: the target's key and the relay; no source colludes.
+    Goal: the victim's update, from its masked input and the share boxes that it sealed to the attacker's keys.
+    Source: the server that relays unsigned keys in the honest-but-curious protocol of Bonawitz et al. 2017,
+    section 6.2, against which its malicious variant signs them.
+
+    Args:
+        seat: of the target.
+        victim: roster index.
+        fields: which parts of the other sources' advertisements are replaced.
+        only: the sources that are impersonated; all others by default.
+    """
+
+    threat = "T05"
+
+    def __init__(
+        self,
+        seat: AggregatorSeat,
+        *,
+        victim: int,
+        fields: tuple[str, ...] = ALL_KEYS,
+        only: frozenset[int] | None = None,
+    ) -> None:
+        super().__init__(seat)
+        self.victim, self.fields = victim, fields
+        self.only = seat.site.sources - {victim} if only is None else only
+        random_bytes = seat.site.random_bytes
+        self._impostors = {
+            index: _Impostor(
+                Secret.random(random_bytes),
+                Secret.random(random_bytes),
+                agreement.channel_pair(random_bytes),
+                random_bytes(32),
+            )
+            for index in self.only
+        }
+
+    def key_list_for(self, index: int) -> KeyList | None:
+        """The victim sees the impostors; nobody else is needed any more."""
+        if index != self.victim:
+            return None
+        advertised = self.heard.advertised
+        return KeyList(tuple(self._shown(advertised[sender]) for sender in sorted(advertised)))
+
+    def _shown(self, honest: Signed[Advertise]) -> Signed[Advertise]:
+        index = honest.sender
+        if index not in self.only:
+            return honest
+        impostor, ctx = self._impostors[index], self.heard.views[self.victim].ctx
+        keys = Advertise(
+            mask_key=agreement.mask_pair(impostor.master, own=index, ctx=ctx).public,
+            box_key=impostor.channel.public,
+            self_mask_commitment=agreement.commitment(impostor.self_secret, own=index, ctx=ctx),
+            nonce_commitment=nonce_commitment(impostor.nonce, own=index, ctx=ctx),
+        )
+        body = replace(honest.body, **{name: getattr(keys, name) for name in self.fields})
+        in_its_name = Signer(index, self.signer.private_key, self.signer.encode)
+        return in_its_name.sign(self.heard.session_id, ctx, body)
+
+    def delivery_for(self, index: int) -> ShareDelivery | None:
+        """The impostors' shares for the victim."""
+        return ShareDelivery(tuple(self._boxed(sender, index) for sender in sorted(self.only)))
+
+    def _boxed(self, sender: int, victim: int) -> DeliveredBox:
+        impostor, view = self._impostors[sender], self.heard.views[victim]
+        threshold, random_bytes = self.heard.header.threshold, self.seat.site.random_bytes
+        xs = [x_of(member) for member in sorted(view.keys)]
+        master, self_secret = (
+            split(secret, threshold, xs, random_bytes)[x_of(victim)]
+            for secret in (impostor.master, impostor.self_secret)
+        )
+        address = BoxAddress(view.ctx1, sender, victim)
+        key = agreement.box_key(impostor.channel, view.keys[victim].box_key, address)
+        box = agreement.seal_box(key, address, SharePair(master, self_secret), random_bytes)
+        return DeliveredBox(sender, box, impostor.nonce)
+
+    def held_shares(self, owner: int, kind: ShareKind) -> dict[int, bytes]:
+        """What the victim sealed to the impostors: its shares of both kinds."""
+        if owner != self.victim or owner not in self.heard.bundles:
+            return super().held_shares(owner, kind)
+        view, shares = self.heard.views[owner], {}
+        for box in self.heard.bundles[owner].body.boxes:
+            address = BoxAddress(view.ctx1, owner, box.peer)
+            key = agreement.box_key(self._impostors[box.peer].channel, view.keys[owner].box_key, address)
+            pair = agreement.open_box(key, address, box.box)
+            shares[box.peer] = (pair.master if kind is MasterShare else pair.self_secret).reveal()
+        return shares
+
+    def attack(self) -> Vector64 | None:
+        """The victim's update; None where no input of it came."""
+        return self.estimate(self.victim)

@@ -1,0 +1,61 @@
+"""What an attacker does with secrets it came by: open them from shares, derive mask keys, take masks off one input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securefda.secagg.checks import quantisation
+from securefda.secagg.messages import Header
+from securefda.secagg.prg import Mask, RingVector, add_masks
+from securefda.secagg.secret import Secret
+from securefda.secagg.shamir import ShareError, reconstruct, x_of
+
+Vector64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A ring vector in real numbers, whatever it holds: ``vector`` (m,) is weighted, ``weight`` its divisor."""
+
+    vector: Vector64
+    weight: float
+
+    @property
+    def update(self) -> Vector64:
+        """The update behind it, (m,): exact where every mask is off, noise where one is left."""
+        return self.vector / self.weight if self.weight else self.vector
+
+
+def open_secret(shares: Mapping[int, bytes], threshold: int) -> Secret | None:
+    """The secret of ``threshold`` shares, by roster index of their holders; None with fewer or with wrong ones."""
+    if len(shares) < threshold:
+        return None
+    try:
+        return reconstruct({x_of(holder): Secret(share) for holder, share in shares.items()}, threshold)
+    except ShareError:
+        return None
+
+
+def peel(masked: RingVector, *, own: int, self_seed: Secret | None, pair_seeds: Mapping[int, Secret]) -> RingVector:
+    """Take off those masks of an input of party ``own`` whose seeds are known; the input itself is not changed."""
+    vector = masked.copy()
+    masks = [Mask(seed, -1 if peer < own else 1) for peer, seed in pair_seeds.items()]
+    add_masks(vector, masks + ([Mask(self_seed, -1)] if self_seed is not None else []))
+    return vector
+
+
+def ring_vector(header: Header, data: bytes) -> RingVector:
+    """A vector that a source sent, as a ring vector of the header's ring."""
+    return np.frombuffer(data, np.dtype("<u4")) if header.modulus_bits == 32 else np.frombuffer(data, np.dtype("<u8"))
+
+
+def decode(header: Header, vector: RingVector) -> Decoded:
+    """Read a ring vector as the header's encoding, without the range checks of an honest aggregator."""
+    encoding = quantisation(header)
+    centred = vector.view(np.int32) if vector.dtype == np.dtype(np.uint32) else vector.view(np.int64)
+    steps = np.repeat([encoding.step(place) for place in range(len(header.layers))], [x.size for x in header.layers])
+    return Decoded(centred[: steps.size] * steps, float(centred[-1]) / encoding.q_max)

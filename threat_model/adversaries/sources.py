@@ -1,0 +1,87 @@
+"""Sources of the attacker. They take the place of an honest endpoint and are built on the honest code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
+from securefda.secagg import source as steps
+from securefda.secagg.agreement import SharePair
+from securefda.secagg.messages import Body, Parcel
+from securefda.secagg.secret import Secret
+
+
+@dataclass
+class Copied:
+    """The secrets of one session of a colluding source, as they came up; ``shares`` are those it holds of others."""
+
+    master: Secret | None = None
+    self_secret: Secret | None = None
+    channel: Secret | None = None
+    nonce: bytes = b""
+    shares: dict[int, SharePair] = field(default_factory=dict)
+
+
+class ColludingSource(SourceRounds):
+    """Follows the protocol and hands all that it knows to the aggregator.
+
+    Powers: its own keys and shares of each session (``copied``, by session id) and its own update. Nothing of others
+    but what the protocol sends it.
+    """
+
+    def __init__(self, site: SourceSite, reporter: SourceReporter) -> None:
+        super().__init__(site, reporter)
+        self.copied: dict[bytes, Copied] = {}
+
+    def handle(self, parcel: Parcel) -> list[Parcel]:
+        """As an honest source; what a phase is about to forget is copied first."""
+        self._copy()
+        answers = super().handle(parcel)
+        self._copy()
+        return answers
+
+    def secrets_of(self, session_id: bytes) -> Copied:
+        """What it knows of a session; nothing where it took no part."""
+        return self.copied.get(session_id, Copied())
+
+    @property
+    def phase(self) -> object:
+        """The phase of the session in progress; None outside of one."""
+        return self._round.phase if self._round is not None else None
+
+    def _copy(self) -> None:
+        phase = self.phase
+        if self._round is None or phase is None:
+            return
+        known = self.copied.setdefault(self._round.header.envelope.session_id, Copied())
+        if isinstance(phase, steps.AwaitingKeyList):
+            known.master, known.self_secret = _again(phase.master), _again(phase.self_secret)
+            known.channel, known.nonce = _again(phase.channel.private), phase.nonce.reveal()
+        if isinstance(phase, steps.AwaitingSurvivors):
+            known.shares = {
+                owner: SharePair(_again(pair.master), _again(pair.self_secret)) for owner, pair in phase.shares.items()
+            }
+
+
+def _again(secret: Secret) -> Secret:
+    return Secret(secret.reveal())
+
+
+class MaliciousSource(ColludingSource):
+    """Sends what it likes. A subclass overrides :meth:`answers`; on its own it follows the protocol.
+
+    Powers: the real key of its site and all that the protocol gives to that site.
+    """
+
+    def handle(self, parcel: Parcel) -> list[Parcel]:
+        """As an honest source, but for what :meth:`answers` makes of its answers."""
+        return self.answers(parcel, super().handle(parcel))
+
+    def answers(self, parcel: Parcel, honest: list[Parcel]) -> list[Parcel]:  # noqa: ARG002 - for overriding
+        """What is sent in answer to ``parcel`` in place of the honest answers."""
+        return honest
+
+    def resigned(self, parcel: Parcel, body: Body, *vectors: bytes) -> Parcel:
+        """An answer with another body, validly signed in the same session and context."""
+        envelope = parcel.message.envelope
+        return Parcel(self._site.signer.sign(envelope.session_id, envelope.context, body), vectors or parcel.vectors)

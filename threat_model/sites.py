@@ -1,0 +1,175 @@
+"""Sites of a staged federation: throwaway identities, and trainers whose updates are known.
+
+Every signing key follows from a number that stands here in public. The switches that take a mitigation away recognise
+such a roster by its keys and work with no other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.errors import SecureFdaError
+from securefda.rounds.progress import Reporter
+from securefda.rounds.records import SiteLine
+from securefda.rounds.run_settings import RunSettings, TargetSite
+from securefda.rounds.store import AggregatorStore
+from securefda.secagg.messages import Signer
+from securefda.secagg.roster import Roster, RosterEntry
+from securefda.secagg.transcript import architecture_digest
+from securefda.tasks import Samples
+from securefda.training import Evaluation, LayerTable, LocalResult, Vector
+from securefda.transport import wire
+
+TARGET = 0
+MOST_SITES = 128
+LAYERS: LayerTable = (("weight", (63, 64)), ("bias", (64,)))
+"""4096 parameters: enough for the bounds of :mod:`threat_model.scores`, few enough to be quick."""
+
+N_PARAMS = 4096
+MAX_SAMPLES = 100
+CLIP = 1.0
+UpdateRule = Callable[[int, int, Vector], Vector]
+"""(roster index, round, received model) to the update that this site makes, float32 (m,)."""
+
+
+@cache
+def published_key(index: int) -> Ed25519PrivateKey:
+    """The signing key of the site at a roster index. Anyone can make it: it identifies nobody."""
+    return Ed25519PrivateKey.from_private_bytes(sha256(f"securefda threat model, site {index}".encode()).digest())
+
+
+@cache
+def published_public_keys() -> frozenset[bytes]:
+    """The public halves of all published keys."""
+    return frozenset(published_key(index).public_key().public_bytes_raw() for index in range(MOST_SITES))
+
+
+@cache
+def roster_of(n: int, epoch: int = 1) -> Roster:
+    """A roster of one target, index 0, and ``n`` sources."""
+    return Roster("stage", epoch, tuple(_entry(index) for index in range(n + 1)))
+
+
+def _entry(index: int) -> RosterEntry:
+    return RosterEntry(
+        index=index,
+        site_id=f"source-{index}" if index else "target",
+        role="source" if index else "target",
+        legal_entity=f"Hospital {index}",
+        signing_key=published_key(index).public_key().public_bytes_raw(),
+        tls_pin=sha256(f"tls {index}".encode()).digest(),
+        not_before=0,
+        not_after=2**32,
+    )
+
+
+def signer_of(index: int) -> Signer:
+    """Signs as a site, with its real key."""
+    return Signer(index, published_key(index), wire.encode)
+
+
+def known_update(index: int, round_number: int, received: Vector) -> Vector:
+    """The update that a site makes in a round, whatever it receives: uniform in [-0.5, 0.5], float32 (m,)."""
+    numbers = np.random.default_rng((20_260, index, round_number))
+    return numbers.uniform(-0.5, 0.5, received.size).astype(np.float32)
+
+
+def samples_of(index: int) -> int:
+    """Number of rows of a site, another one for each."""
+    return 60 + index % 40
+
+
+class KnownUpdates:
+    """A trainer that computes nothing: its update is :data:`UpdateRule`'s, so that an estimate can be compared."""
+
+    layers: LayerTable = LAYERS
+    sizes: tuple[int, ...] = tuple(int(np.prod(shape)) for _, shape in LAYERS)
+    architecture_digest: bytes = architecture_digest(LAYERS)
+
+    def __init__(self, index: int, updates: UpdateRule) -> None:
+        self._index, self._updates = index, updates
+
+    @property
+    def n_params(self) -> int:
+        """Number of parameters, m."""
+        return N_PARAMS
+
+    def initial_model(self) -> Vector:
+        """Zeros, at every site."""
+        return np.zeros(N_PARAMS, np.float32)
+
+    def train(
+        self,
+        received: Vector,
+        round_number: int,
+        factor: float,  # noqa: ARG002 - the interface of a trainer
+        *,
+        fewest_steps: int = 1,
+        on_step: Callable[[Vector], None] | None = None,
+    ) -> LocalResult:
+        """The known update of this round; observed, it comes in steps of rising length."""
+        update = self._updates(self._index, round_number, received)
+        steps = max(fewest_steps, 4)
+        if on_step is not None:
+            for step in range(1, steps + 1):
+                on_step(update * np.float32(2 * step / (steps * (steps + 1))))
+        return LocalResult(update, steps, samples_of(self._index), loss=0.0, learning_rate=0.1)
+
+    def evaluate(self, vector: Vector, data: Samples) -> Evaluation:  # noqa: ARG002 - the interface of a trainer
+        """Nothing is measured here."""
+        return Evaluation(0.0, {"accuracy": 0.0}, len(data))
+
+
+@dataclass
+class SiteWatch:
+    """Hears what a source reports to its operator."""
+
+    records: list[SiteLine] = field(default_factory=list)
+    alarms: list[SecureFdaError] = field(default_factory=list)
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None:
+        """Nothing to keep."""
+
+    def round_finished(self, record: SiteLine) -> None:
+        """Keep it."""
+        self.records.append(record)
+
+    def alarm(self, error: SecureFdaError) -> None:
+        """Keep it."""
+        self.alarms.append(error)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AggregatorSeat:
+    """What a real target holds, and nothing else: its key, the roster, its own trainer, how it wants the run to go.
+
+    ``colluders`` are the sources that the attacker controls as well: those that a test put in place of victims.
+    """
+
+    site: TargetSite
+    settings: RunSettings
+    store: AggregatorStore
+    reporter: Reporter
+    colluders: Mapping[int, Any]
+
+
+def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float]) -> TargetSite:
+    """The target's own things, with no rows to speak of."""
+    return TargetSite(
+        signer=signer_of(TARGET),
+        roster=roster,
+        trainer=KnownUpdates(TARGET, updates),
+        test_data=Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)),
+        random_bytes=os.urandom,
+        clock=clock,
+        traffic=lambda: ({}, {}),
+    )

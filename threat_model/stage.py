@@ -1,0 +1,308 @@
+"""A whole federation in one process, of which any endpoint can be an attacker.
+
+The other endpoints are the victims, and they are real: ``SourceRounds`` with a ``SourceStore`` on disk and the site's
+policy, ``AggregatorRun`` with an ``AggregatorStore``. Every message is encoded, passed as bytes and parsed again by
+the wire code. What does not exist here is TLS, time and loss: a deadline passes when nothing moves any more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+from securefda.adaptation import Strategy
+from securefda.policy import SourcePolicy, check_header, default_policy
+from securefda.rounds.attempts import Send
+from securefda.rounds.progress import SilentReporter
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.run_settings import RunSettings
+from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.secagg.checks import quantisation
+from securefda.secagg.messages import Abort, Header, Parcel, Refusal, Signed, Visibility
+from securefda.secagg.roster import Roster
+from securefda.training import Vector
+from securefda.transport import wire
+from threat_model.sites import (
+    CLIP,
+    MAX_SAMPLES,
+    N_PARAMS,
+    TARGET,
+    AggregatorSeat,
+    KnownUpdates,
+    SiteWatch,
+    UpdateRule,
+    known_update,
+    roster_of,
+    samples_of,
+    signer_of,
+    target_site,
+)
+
+_MOST_STEPS = 20_000
+
+
+class AggregatorEndpoint(Protocol):
+    """What the stage needs of an aggregator, honest or not."""
+
+    done: bool
+    deadline: float | None
+
+    def open(self) -> list[Send]:
+        """Begin."""
+
+    def receive(self, parcel: Parcel) -> list[Send]:
+        """A message of a source."""
+
+    def expire(self) -> list[Send]:
+        """Nothing moves any more."""
+
+
+class SourceEndpoint(Protocol):
+    """What the stage needs of a source, honest or not."""
+
+    def join(self) -> Parcel:
+        """The first message."""
+
+    def handle(self, parcel: Parcel) -> list[Parcel]:
+        """A message of the aggregator."""
+
+    def expire(self) -> list[Parcel]:
+        """The aggregator stays silent."""
+
+
+MakesAggregator = Callable[[AggregatorSeat], AggregatorEndpoint]
+MakesSource = Callable[[SourceSite, SourceReporter], SourceEndpoint]
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A message that arrived, with its vectors."""
+
+    sender: int
+    to: int
+    message: Signed[Any]
+    vectors: tuple[bytes, ...] = ()
+
+
+Network = Callable[[Passed], Iterable[Passed]]
+"""What becomes of a message under way: itself, nothing, others."""
+
+
+def honest_aggregator(seat: AggregatorSeat) -> AggregatorEndpoint:
+    """The real one."""
+    return AggregatorRun(seat.site, seat.settings, seat.store, seat.reporter)
+
+
+def run_settings(visibility: Visibility, changes: Mapping[str, Any]) -> RunSettings:
+    """How the run goes: one round of the plain mean of the sources' updates, unless changed."""
+    defaults: dict[str, Any] = {
+        "strategy": Strategy(rule="source_only", rounds=1),  # type: ignore[arg-type]
+        "visibility": visibility,
+        "k_min": 2,
+        "n_c": 0,
+        "threshold": 0,
+        "modulus_bits": 32,
+        "clip": CLIP,
+        "max_samples": MAX_SAMPLES,
+        "attempts": 2,
+        "join_deadline_s": 60.0,
+        "training_deadline_s": 600.0,
+        "phase_deadline_s": 30.0,
+        "config_digest": sha256(b"stage").digest(),
+    }
+    return RunSettings(**(defaults | dict(changes)))
+
+
+class Stage:
+    """One aggregator and n sources, roster indices 0 and 1 to n, in a folder.
+
+    Args:
+        folder: the state files of the sites lie here.
+        n: number of sources.
+        aggregator: makes the aggregator; the honest one by default.
+        sources: makes those sources that are no victims, by roster index. An aggregator of the attacker sees them.
+        policies: of single sources; the others permit what ``settings`` ask for, and no more.
+        updates: what each site's training gives.
+        visibility: the level that the run asks for and that policies permit.
+        settings: fields of :class:`RunSettings` that differ from :func:`run_settings`.
+        roster: another one than :func:`roster_of` gives.
+        network: what becomes of messages under way.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        n: int = 5,
+        *,
+        aggregator: MakesAggregator = honest_aggregator,
+        sources: Mapping[int, MakesSource] | None = None,
+        policies: Mapping[int, SourcePolicy] | None = None,
+        updates: UpdateRule = known_update,
+        visibility: Visibility = Visibility.SUM,
+        settings: Mapping[str, Any] | None = None,
+        roster: Roster | None = None,
+        network: Network = lambda passed: (passed,),
+    ) -> None:
+        self.folder, self.updates, self.network = folder, updates, network
+        self.roster = roster or roster_of(n)
+        self.settings = run_settings(visibility, settings or {})
+        self.policies = dict(policies or {})
+        self.now = 0.0
+        self.passed: list[Passed] = []
+        self.watches: dict[int, SiteWatch] = {}
+        self._queue: deque[tuple[int, int, bytes, tuple[bytes, ...]]] = deque()
+        self._stores: dict[int, SourceStore] = {}
+        self._makes = dict(sources or {})
+        self.sources = {entry.index: self._source(entry.index) for entry in self.roster.sources}
+        self._aggregator_store = AggregatorStore(folder / "target.sqlite")
+        self.aggregator = aggregator(self._seat())
+
+    def _seat(self) -> AggregatorSeat:
+        site = target_site(self.roster, self.updates, lambda: self.now)
+        colluders = {index: self.sources[index] for index in self._makes}
+        return AggregatorSeat(site, self.settings, self._aggregator_store, SilentReporter(), colluders)
+
+    def _source(self, index: int) -> SourceEndpoint:
+        policy = self.policies.get(index) or self.default_policy()
+        self._stores[index] = SourceStore(self.folder / f"source-{index}.sqlite")
+        site = SourceSite(
+            signer=signer_of(index),
+            roster=self.roster,
+            limits=policy.session_limits(self.roster),
+            check_policy=partial(check_header, policy),
+            trainer=KnownUpdates(index, self.updates),
+            store=self._stores[index],
+            random_bytes=os.urandom,
+            software_version="1",
+        )
+        return self._makes.get(index, SourceRounds)(site, self.watches.setdefault(index, SiteWatch()))
+
+    def default_policy(self) -> SourcePolicy:
+        """What a source permits that agreed to the run's settings."""
+        wanted = self.settings
+        label: Any = wanted.visibility.label
+        return default_policy(
+            label,
+            wanted.k_min,
+            wanted.n_c,
+            wanted.attempts,
+            clip=wanted.clip,
+            max_samples=wanted.max_samples,
+            filtered_projection=wanted.strategy.filter,
+        )
+
+    def restart(self, index: int) -> None:
+        """A source's process ends and begins anew, in its folder; it reports to the aggregator."""
+        self._stores[index].close()
+        self.sources[index] = self._source(index)
+        self._submit(index, [self.sources[index].join()])
+
+    def play(self) -> Stage:
+        """Let every source report, and go on until nothing moves and the aggregator is done."""
+        self._post(self.aggregator.open())
+        for index in sorted(self.sources):
+            self._submit(index, [self.sources[index].join()])
+        return self.go()
+
+    def go(self) -> Stage:
+        """Deliver what is under way; deadlines pass when nothing moves, in the end those of the sources."""
+        for _ in range(_MOST_STEPS):
+            if self._queue:
+                self._deliver()
+            elif self.aggregator.done:
+                for index, source in sorted(self.sources.items()):
+                    self._submit(index, source.expire())
+                if not self._queue:
+                    return self
+            else:
+                self.now = max(self.now, self.aggregator.deadline or 0.0)
+                self._post(self.aggregator.expire())
+        raise AssertionError("the play does not end")
+
+    def _deliver(self) -> None:
+        sender, to, data, vectors = self._queue.popleft()
+        for arriving in self.network(Passed(sender, to, wire.decode_signed(data), vectors)):
+            message = wire.decode_signed(wire.encode_signed(arriving.message))
+            self.passed.append(Passed(arriving.sender, arriving.to, message, arriving.vectors))
+            parcel = Parcel(message, arriving.vectors)
+            if arriving.to == TARGET:
+                self._post(self.aggregator.receive(parcel))
+            else:
+                self._submit(arriving.to, self.sources[arriving.to].handle(parcel))
+
+    def _post(self, sends: Iterable[Send]) -> None:
+        for send in sends:
+            self._enqueue(TARGET, send.to, send.parcel)
+
+    def _submit(self, index: int, parcels: Iterable[Parcel]) -> None:
+        for parcel in parcels:
+            self._enqueue(index, TARGET, parcel)
+
+    def _enqueue(self, sender: int, to: int, parcel: Parcel) -> None:
+        vectors = tuple(bytes(vector) for vector in parcel.vectors)
+        self._queue.append((sender, to, wire.encode_signed(parcel.message), vectors))
+
+    def close(self) -> None:
+        """Close the state files."""
+        self._aggregator_store.close()
+        for store in self._stores.values():
+            store.close()
+
+    def said(self, sender: int, kind: type, *, to: int | None = None) -> list[Passed]:
+        """The messages of one type that a site sent and that arrived, in order."""
+        return [
+            one
+            for one in self.passed
+            if one.sender == sender and isinstance(one.message.body, kind) and to in (None, one.to)
+        ]
+
+    def alarms(self, index: int) -> list[str]:
+        """Names of the checks, and keys of the policy, that a source raised alarms about, in order."""
+        return [getattr(error, "check", getattr(error, "key", "")) for error in self.watches[index].alarms]
+
+    def aborts(self, index: int) -> list[Abort]:
+        """The aborts that a source sent."""
+        return [one.message.body for one in self.said(index, Abort)]
+
+    def refusals(self, index: int) -> list[str]:
+        """The keys of the refusals that a source sent."""
+        return [one.message.body.key for one in self.said(index, Refusal)]
+
+    def accepted(self, index: int) -> int:
+        """How many rounds a source took to their result."""
+        return len(self.watches[index].records)
+
+    def update(self, index: int, round_number: int = 1, received: Vector | None = None) -> Vector:
+        """The secret: what a source's training gave, float32 (m,)."""
+        model = KnownUpdates(index, self.updates).initial_model() if received is None else received
+        return self.updates(index, round_number, model)
+
+    def weight(self, index: int) -> float:
+        """A source's samples in units of the run's ``max_samples``, with which its update is weighted."""
+        return samples_of(index) / self.settings.max_samples
+
+    def precision(self, index: int) -> float:
+        """Largest error of an update that was recovered from its encoding: of the vector and of its weight."""
+        header = next(one.message.body for one in self.passed if isinstance(one.message.body, Header))
+        return 2 * quantisation(header).step(0) / self.weight(index)
+
+    @property
+    def adversary(self) -> Any:
+        """The aggregator, where an attacker took its place."""
+        return self.aggregator
+
+    @property
+    def n_params(self) -> int:
+        """Number of parameters, m."""
+        return N_PARAMS
+
+
+MakesStage = Callable[..., Stage]
+"""Type of the fixture ``staged``."""

@@ -1,0 +1,209 @@
+"""Taking one mitigation away, so that a test can show that the attack then succeeds.
+
+The code of the federation has no such switch: a switch replaces attributes of its modules for the time of a ``with``
+block and puts them back. It works in a running test only, and only with a roster all of whose keys are published in
+:mod:`threat_model.sites`: a real roster has keys that nobody published.
+
+    with switched_off(checks_off("KEY_SIGNATURE"), roster=stage.roster):
+        stage.play()
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from inspect import getsource
+from types import ModuleType
+from typing import Any
+
+import securefda.secagg
+from securefda.secagg import checks, masking
+from securefda.secagg.messages import Unmask
+from securefda.secagg.prg import Mask, RingVector, add_masks
+from securefda.secagg.roster import Roster
+from securefda.secagg.secret import Secret
+from threat_model.sites import published_public_keys
+
+OUTSIDE = ("TYPE", "SENDER", "SESSION", "CONTEXT", "SIGNATURE")
+"""What :func:`securefda.secagg.checks.envelope_fault` can be told to overlook."""
+
+
+class SwitchRefused(Exception):
+    """A mitigation is taken away in a test on throwaway identities or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """One attribute of a module or class, and what stands in its place while the switch is off."""
+
+    owner: Any
+    attribute: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One mitigation: its name in words, and what has to be replaced to take it away.
+
+    ``replacements`` is called when the switch is thrown, so that switches can be thrown one inside the other.
+    """
+
+    mitigation: str
+    replacements: Callable[[], list[Replacement]]
+
+
+@contextmanager
+def switched_off(*switches: Switch, roster: Roster) -> Iterator[None]:
+    """Take mitigations away for the duration of a block, and put them back however it ends.
+
+    Raises:
+        SwitchRefused: no test is running, or the roster holds a key that is not a published one. Nothing is changed.
+    """
+    _refuse_outside_of_tests(roster)
+    with ExitStack() as replaced:
+        for switch in switches:
+            for replacement in switch.replacements():
+                replaced.callback(setattr, replacement.owner, replacement.attribute, _current(replacement))
+                setattr(replacement.owner, replacement.attribute, replacement.value)
+        yield
+
+
+def _refuse_outside_of_tests(roster: Roster) -> None:
+    if "PYTEST_CURRENT_TEST" not in os.environ or "pytest" not in sys.modules:
+        raise SwitchRefused("mitigations are taken away by tests alone, and no test is running")
+    unknown = [entry.site_id for entry in roster.entries if entry.signing_key not in published_public_keys()]
+    if unknown:
+        raise SwitchRefused(f"the keys of {', '.join(unknown)} are not throwaway keys of the stage")
+
+
+def _current(replacement: Replacement) -> Any:
+    """What stands there now, to be put back; a class attribute as it is, not bound or unwrapped."""
+    holder = vars(replacement.owner)
+    if replacement.attribute not in holder:
+        raise ValueError(f"{replacement.owner!r} has no {replacement.attribute} of its own")
+    return holder[replacement.attribute]
+
+
+def replaced(mitigation: str, owner: ModuleType, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> Switch:
+    """A switch that puts another function wherever a module of the federation knows ``name`` of ``owner``.
+
+    ``wrap`` makes the stand-in of what stands there when the switch is thrown, so that switches add up.
+
+    Raises:
+        ValueError: the module has no such function.
+    """
+    _current(Replacement(owner, name, None))
+
+    def replacements() -> list[Replacement]:
+        original = vars(owner)[name]
+        stand_in = wrap(original)
+        return [
+            Replacement(module, attribute, stand_in)
+            for module in _modules()
+            for attribute, value in vars(module).items()
+            if value is original
+        ]
+
+    return Switch(mitigation, replacements)
+
+
+def method_replaced(mitigation: str, owner: type, name: str, stand_in: Any) -> Switch:
+    """A switch that puts ``stand_in`` in place of a method of a class.
+
+    Raises:
+        ValueError: the class itself has no such method.
+    """
+    replacement = Replacement(owner, name, stand_in)
+    _current(replacement)
+    return Switch(mitigation, lambda: [replacement])
+
+
+def _modules() -> list[ModuleType]:
+    names = sorted(name for name in sys.modules if name.split(".")[0] in ("securefda", "services"))
+    return [sys.modules[name] for name in names]
+
+
+def checks_off(*names: str) -> Switch:
+    """The named checks of the session are not enforced: those made with ``require``, as error vectors name them.
+
+    Raises:
+        ValueError: the code has no such check.
+    """
+    unknown = sorted(set(names) - names_of_checks())
+    if unknown or not names:
+        raise ValueError(f"no check is called {', '.join(unknown) or 'nothing'}")
+
+    def wrap(original: Callable[[bool, str, str], None]) -> Callable[..., None]:
+        return lambda condition, check, detail="": original(condition or check in names, check, detail)
+
+    return replaced(f"checks {', '.join(names)}", checks, "require", wrap)
+
+
+@cache
+def names_of_checks() -> frozenset[str]:
+    """Every name that the code gives to a condition it requires."""
+    found: set[str] = set()
+    for module in pkgutil.iter_modules(securefda.secagg.__path__, "securefda.secagg."):
+        tree = ast.parse(getsource(importlib.import_module(module.name)))
+        found |= {name for node in ast.walk(tree) for name in _names_required(node)}
+    return frozenset(found)
+
+
+def _names_required(node: ast.AST) -> list[str]:
+    """Names of checks that a call hands to ``require``, itself or by way of the rule for smallest sums."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return []
+    if node.func.id not in ("require", "_check_smallest_sum"):
+        return []
+    values = [item.value for item in node.args if isinstance(item, ast.Constant)]
+    return [value for value in values if isinstance(value, str) and value.replace("_", "").isupper()]
+
+
+def outside_off(*names: str) -> Switch:
+    """The outside of messages is not looked at in these respects, by whoever receives one.
+
+    With SENDER off a message passes for whoever it says it is from, and the signature must still be that site's.
+
+    Raises:
+        ValueError: a name that is not in :data:`OUTSIDE`.
+    """
+    unknown = sorted(set(names) - set(OUTSIDE))
+    if unknown or not names:
+        raise ValueError(f"the outside of a message has no {', '.join(unknown) or 'nothing'}")
+
+    def wrap(original: Callable[..., str | None]) -> Callable[..., str | None]:
+        def envelope_fault(signed: Any, **expected: Any) -> str | None:
+            envelope = signed.envelope
+            claimed: dict[str, tuple[str, Any]] = {
+                "TYPE": ("kind", None),
+                "SENDER": ("sender", envelope.sender),
+                "SESSION": ("session_id", envelope.session_id),
+                "CONTEXT": ("context", envelope.context),
+            }
+            fault = original(signed, **(expected | dict(claimed[name] for name in names if name in claimed)))
+            return None if fault == "SIGNATURE" and fault in names else fault
+
+        return envelope_fault
+
+    return replaced(f"outside of messages: {', '.join(names)}", checks, "envelope_fault", wrap)
+
+
+def _mask_without_self_mask(_: object) -> Callable[..., None]:
+    def mask(vector: RingVector, *, own: int, pair_seeds: Mapping[int, Secret], threads: int = 1, **_: Secret) -> None:
+        add_masks(vector, [Mask(seed, 1 if peer < own else -1) for peer, seed in pair_seeds.items()], threads=threads)
+
+    return mask
+
+
+SELF_MASK = replaced("the self mask", masking, "mask", _mask_without_self_mask)
+"""Inputs are hidden by pairwise masks alone, as in the first protocol of Bonawitz et al. 2017, section 4."""
+
+ONE_SHARE_PER_OWNER = method_replaced("one share per owner in an answer", Unmask, "__post_init__", lambda _: None)
+"""An answer of R4 may hold both kinds of shares of one owner."""

@@ -1,0 +1,138 @@
+"""A mitigation is taken away in a test, on throwaway identities, for one block; nowhere else and no longer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.errors import FaultyAggregatorError
+from securefda.rounds import source as rounds_source
+from securefda.secagg import checks, masking, source
+from securefda.secagg.messages import SelfMaskShare, Unmask
+from securefda.secagg.roster import Roster
+from threat_model.sites import roster_of
+from threat_model.switches import (
+    ONE_SHARE_PER_OWNER,
+    SELF_MASK,
+    SwitchRefused,
+    checks_off,
+    method_replaced,
+    names_of_checks,
+    outside_off,
+    replaced,
+    switched_off,
+)
+
+pytestmark = pytest.mark.machinery
+
+ROOT = Path(__file__).resolve().parents[2]
+ROSTER = roster_of(5)
+THROWN = [checks_off("KEY_SIGNATURE"), outside_off("SIGNATURE"), SELF_MASK, ONE_SHARE_PER_OWNER]
+_SCRIPT = """
+from threat_model.sites import roster_of
+from threat_model.switches import SwitchRefused, checks_off, switched_off
+try:
+    with switched_off(checks_off("KEY_SIGNATURE"), roster=roster_of(3)):
+        print("off")
+except SwitchRefused as refusal:
+    print("refused:", refusal)
+"""
+
+
+def in_place() -> list[object]:
+    """What stands in every place that the switches below replace."""
+    return [
+        checks.require,
+        source.require,
+        checks.envelope_fault,
+        source.envelope_fault,
+        rounds_source.envelope_fault,
+        masking.mask,
+        source.mask,
+        vars(Unmask)["__post_init__"],
+    ]
+
+
+ORIGINAL = in_place()
+
+
+def test_switch_is_refused_outside_of_a_test() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    ended = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.startswith("refused: mitigations are taken away by tests alone")
+
+
+def test_switch_is_refused_with_one_key_that_is_not_published() -> None:
+    real = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+    entries = (*ROSTER.entries[:3], replace(ROSTER.entries[3], signing_key=real), *ROSTER.entries[4:])
+    with (
+        pytest.raises(SwitchRefused, match="keys of source-3"),
+        switched_off(*THROWN, roster=Roster("stage", 1, entries)),
+    ):
+        pytest.fail("the switch was thrown")
+    assert in_place() == ORIGINAL
+
+
+def test_everything_is_put_back_after_the_block() -> None:
+    with switched_off(*THROWN, roster=ROSTER):
+        assert all(now is not then for now, then in zip(in_place(), ORIGINAL, strict=True))
+    assert in_place() == ORIGINAL
+
+
+def test_everything_is_put_back_after_an_exception() -> None:
+    with pytest.raises(KeyError), switched_off(*THROWN, roster=ROSTER):
+        raise KeyError
+    assert in_place() == ORIGINAL
+
+
+def test_what_was_replaced_is_put_back_where_a_later_switch_cannot_be_thrown() -> None:
+    broken = replace(SELF_MASK, replacements=lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError), switched_off(*THROWN, broken, roster=ROSTER):
+        pytest.fail("the switch was thrown")
+    assert in_place() == ORIGINAL
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: checks_off("KEY_SIGNATUR"),
+        checks_off,
+        lambda: outside_off("SUITE"),
+        outside_off,
+        lambda: replaced("a mask", masking, "musk", lambda original: original),
+        lambda: method_replaced("a check", Unmask, "__pre_init__", None),
+    ],
+    ids=["check", "no check", "outside", "no outside", "function", "method"],
+)
+def test_switch_of_something_that_does_not_exist_is_an_error(make: object) -> None:
+    with pytest.raises(ValueError, match="no"):
+        make()  # type: ignore[operator]
+
+
+def test_named_checks_alone_are_off() -> None:
+    with switched_off(checks_off("KEY_OWN"), checks_off("KEY_QUORUM"), roster=ROSTER):
+        source.require(False, "KEY_OWN", "a detail")
+        source.require(False, "KEY_QUORUM")
+        with pytest.raises(FaultyAggregatorError):
+            source.require(False, "KEY_MEMBER")
+
+
+def test_names_of_checks_are_those_of_the_error_vectors() -> None:
+    assert {"HEADER_QUORUM", "SHARE_QUORUM", "KEY_SIGNATURE", "SURVIVOR_SELF", "CONSISTENCY_VIEW"} <= names_of_checks()
+    assert not {"SIGNATURE", "SHARE_BOX", "KEY_INVALID"} & names_of_checks()  # these are made in another way
+
+
+def test_one_answer_holds_both_kinds_of_shares_only_while_the_switch_is_off() -> None:
+    twice = (SelfMaskShare(3, bytes(33)), SelfMaskShare(3, bytes(33)))
+    with switched_off(ONE_SHARE_PER_OWNER, roster=ROSTER):
+        Unmask(twice)
+    with pytest.raises(ValueError, match="one share per owner"):
+        Unmask(twice)
