@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from securefda.cli.threats import Kind, LastRun, Register, Threat, load_register, verdict
+from securefda.cli.threats import Kind, LastRun, Register, load_register, unproven, verdict
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent
@@ -20,6 +20,8 @@ MARKS = (
     f"{CONTROL_MARK}: a positive control: the adversary with the mitigation switched off, which has to succeed",
     f"{MACHINERY_MARK}: a test in threat_model/tests of the register, the stage or the switches, so of no threat",
 )
+
+_NEEDED: dict[Kind, str] = {"adversary": "the tests of it", "control": "its positive control"}
 
 
 def register() -> Register:
@@ -57,19 +59,12 @@ def gaps(known: Register, run: LastRun, unmarked: Collection[str] = ()) -> list[
         run: the tests of threats that ran, by pytest id.
         unmarked: pytest ids of the tests that should name a threat and do not.
     """
-    return [
-        *(f"{threat.id} is mitigated, and no test of it passed" for threat in _unproven(known, run, "adversary")),
-        *(f"{threat.id} needs a control, and none passed" for threat in _unproven(known, run, "control")),
-        *_unknown(known, run),
-        *(f"{name} names no threat: mark it threat(id), or machinery" for name in sorted(unmarked)),
+    lines = [
+        f"{threat.id} is mitigated, and {_NEEDED[kind]}: {verdict(run, threat.id, kind).outcome}"
+        for kind in _NEEDED
+        for threat in unproven(known, run, kind)
     ]
-
-
-def _unproven(known: Register, run: LastRun, kind: Kind) -> list[Threat]:
-    due = [
-        threat for threat in known.threat if (threat.status == "mitigated" if kind == "adversary" else threat.control)
-    ]
-    return [threat for threat in due if verdict(run, threat.id, kind).count("passed") == 0]
+    return [*lines, *_unknown(known, run), *(f"{name} names no threat: mark it so" for name in sorted(unmarked))]
 
 
 def _unknown(known: Register, run: LastRun) -> Iterator[str]:

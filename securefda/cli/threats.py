@@ -6,10 +6,10 @@ they ended; ``threat_model/recorder.py`` writes it. Nothing here imports the tre
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
@@ -169,9 +169,15 @@ def load_last_run(folder: Path) -> LastRun | None:
         raise ConfigError(str(path), f"is no record of a test run: {why}", hint="delete it and run make test") from None
 
 
-def by_status(threats: Iterable[Threat]) -> Mapping[Status, int]:
-    """How many threats have each status, in the order in which they appear."""
-    counts: dict[Status, int] = {}
-    for threat in threats:
-        counts[threat.status] = counts.get(threat.status, 0) + 1
-    return counts
+def unproven(register: Register, last: LastRun, kind: Kind) -> list[Threat]:
+    """The threats whose tests of this kind have to pass, and of which one did not, or none ran."""
+    due = (
+        threat for threat in register.threat if threat.status == "mitigated" and (kind == "adversary" or threat.control)
+    )
+    return [threat for threat in due if verdict(last, threat.id, kind).outcome != "passed"]
+
+
+def by_status(register: Register) -> dict[Status, int]:
+    """How many threats have each status that occurs."""
+    counts = {status: sum(threat.status == status for threat in register.threat) for status in get_args(Status)}
+    return {status: count for status, count in counts.items() if count}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +15,15 @@ from securefda.cli.options import OutputFormat
 from securefda.cli.output import Format, aligned, print_result
 
 if TYPE_CHECKING:
-    from securefda.cli.threats import LastRun, Register, Threat, Verdict
+    from securefda.cli.threats import Kind, LastRun, Register, Threat, Verdict
 
 _NARROWEST_TITLE = 20
-_LEGEND = (
-    "adversary: attacks, and has to fail.  control: the same adversary with the mitigation switched off has to\n"
-    "succeed.  A test that passed found it so; `planned` is not mitigated yet."
-)
+_SUMMARY_WIDTH = 80
+_KINDS: tuple[Kind, ...] = ("adversary", "control")
+_LEGEND = """\
+adversary: an attack that has to fail; `passed` says that it did.
+control: the same attack with the mitigation switched off, which has to succeed.
+planned: not mitigated yet. What each row stands on: threat_model/README.md"""
 
 
 def threats(
@@ -45,7 +48,7 @@ def _width() -> int | None:
 def _plain(folder: Path, register: Register, last: LastRun | None) -> dict[str, Any]:
     return {
         "register": str(folder),
-        "last_run": None if last is None else {"full_run": last.full_run, "latest": _latest(last)},
+        "last_run": None if last is None else {"full_run": _iso(last.full_run), "latest": _iso(_latest(last))},
         "threats": [_plain_threat(threat, last) for threat in register.threat],
     }
 
@@ -54,9 +57,9 @@ def _plain_threat(threat: Threat, last: LastRun | None) -> dict[str, Any]:
     from securefda.cli.threats import LastRun, verdict
 
     known = last or LastRun()
-    kinds = {kind: _plain_verdict(verdict(known, threat.id, kind)) for kind in ("adversary", "control")}
     fields = threat.model_dump(mode="json")
-    return {**fields, "control_required": fields.pop("control"), **kinds}
+    fields["control_required"] = fields.pop("control")
+    return fields | {str(kind): _plain_verdict(verdict(known, threat.id, kind)) for kind in _KINDS}
 
 
 def _plain_verdict(found: Verdict) -> dict[str, Any]:
@@ -66,7 +69,7 @@ def _plain_verdict(found: Verdict) -> dict[str, Any]:
         "failed": found.count("failed"),
         "skipped": found.count("skipped"),
         "seconds": round(sum(record.seconds for record in found.records), 3),
-        "time": found.time,
+        "time": _iso(found.time),
     }
 
 
@@ -80,7 +83,7 @@ def _row(threat: Threat, last: LastRun | None) -> tuple[str, ...]:
     from securefda.cli.threats import LastRun, verdict
 
     known = last or LastRun()
-    adversary, control = (verdict(known, threat.id, kind) for kind in ("adversary", "control"))
+    adversary, control = (verdict(known, threat.id, kind) for kind in _KINDS)
     expected = threat.status == "mitigated"
     return (
         threat.id,
@@ -107,20 +110,33 @@ def _wrapped(rows: list[tuple[str, ...]], width: int | None) -> list[tuple[str, 
 
 
 def _summary(register: Register, last: LastRun | None) -> str:
-    from securefda.cli.threats import by_status
+    from securefda.cli.threats import by_status, unproven
 
-    counts = ", ".join(f"{count} {status}" for status, count in by_status(register.threat).items())
-    return f"{len(register.threat)} threats: {counts}\n{_when(last)}"
+    counts = ", ".join(f"{count} {status}" for status, count in by_status(register).items())
+    missing = (
+        [] if last is None else sorted({threat.id for kind in _KINDS for threat in unproven(register, last, kind)})
+    )
+    shown = textwrap.fill(f"Mitigated, and not shown to be: {' '.join(missing)}", _SUMMARY_WIDTH) if missing else ""
+    return "\n".join(filter(None, [f"{len(register.threat)} threats: {counts}", shown, _when(last)]))
 
 
 def _when(last: LastRun | None) -> str:
-    if last is None or not last.tests:
-        return "The tests have not run here: make test"
-    full = f"All tests ran on {last.full_run:%Y-%m-%d %H:%M} UTC" if last.full_run else "Never did all tests run here"
-    latest = _latest(last)
-    again = latest is not None and (last.full_run is None or latest > last.full_run)
-    return f"{full}; some ran again, up to {latest:%Y-%m-%d %H:%M} UTC." if again else f"{full}."
+    latest = None if last is None else _latest(last)
+    if last is None or latest is None:
+        return "The tests of this have not run here: make test"
+    if last.full_run is None:
+        return f"Some tests ran, up to {_minute(latest)}; never all of them: make test"
+    again = f"; some ran again, up to {_minute(latest)}" if latest > last.full_run else ""
+    return f"All tests ran on {_minute(last.full_run)}{again}."
 
 
-def _latest(last: LastRun) -> Any:
+def _minute(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def _latest(last: LastRun) -> datetime | None:
     return max((record.time for record in last.tests.values()), default=None)
