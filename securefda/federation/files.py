@@ -63,7 +63,9 @@ def check_secret_mode(name: str, content: FileContent) -> None:
 
 
 def write_file(path: Path, data: bytes, mode: int) -> None:
-    """Write a file with this mode so that readers see the old contents or the new ones, never a part.
+    """Write a file with this mode so that readers, and a machine that loses power, find the old contents or the new.
+
+    The new contents are on the disk, under their name, when this returns.
 
     Raises:
         OSError: the disk is full, or the folder is missing or not writable; the old file is untouched.
@@ -80,6 +82,7 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+    _sync_folder(path.parent)
 
 
 def make_folder(path: Path) -> None:
@@ -91,6 +94,14 @@ def make_folder(path: Path) -> None:
     # Not mkdir(parents=True): that gives the folders above the default mode.
     for folder in (*reversed(path.parents), path):
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from securefda.federation.certificates import (
 )
 from securefda.federation.endpoints import Endpoints
 from securefda.federation.files import FileContent, read_file
+from securefda.federation.roster_memory import check_not_older, remember
 from securefda.secagg.roster import Role, Roster, RosterEntry, SignedRoster, is_name
 from securefda.secagg.secret import Secret
 from securefda.secagg.signatures import sign_bytes, signature_is_valid
@@ -189,11 +190,12 @@ def load_kit(
     expected_role: Role | None = None,
     expected_ca: str | None = None,
 ) -> Kit:
-    """Read a startup kit and check all of it.
+    """Read a startup kit and check all of it. Nothing is written; a process that goes on with it calls :func:`use_kit`.
 
     Guarantees: one CA signed manifest, certificate and roster; every member signed the roster; both private keys
-    are readable by their owner alone and are this site's; nothing is expired at ``now``. That the CA is the right
-    one follows only if the kit came over a trusted way or ``expected_ca`` is given.
+    are readable by their owner alone and are this site's; nothing is expired at ``now``; the roster is not older than
+    one that the site has used. That the CA is the right one follows only if the kit came over a trusted way or
+    ``expected_ca`` is given.
 
     Args:
         path: folder with ``startup/`` in it.
@@ -204,13 +206,14 @@ def load_kit(
 
     Raises:
         CertificateError: a certificate is expired, not yet valid, of another federation, or carries the wrong name.
-        ConfigError: a file is missing, unreadable, edited, open to others, or of another site.
+        ConfigError: a file is missing, unreadable, edited, open to others, of another site, or of an earlier epoch.
     """
     folder = path / STARTUP
     if not folder.is_dir():
         raise ConfigError(str(path), f"is not a startup kit: it has no folder {STARTUP}/", hint=_FETCH)
     files = {name: read_file(folder / name) for name in STARTUP_FILES}
     kit = open_kit(path, files, now, expected_ca=expected_ca)
+    check_not_older(kit.local, kit.ca.fingerprint, kit.roster)
     if expected_site not in (None, kit.site_id):
         raise ConfigError(
             str(path), f"is the kit of {kit.site_id}, not of {expected_site}", hint="use the site's own kit"
@@ -219,6 +222,15 @@ def load_kit(
         why = f"is the kit of a {kit.role} ({kit.site_id}), but a {expected_role}'s is needed"
         raise ConfigError(str(path), why, hint="a target starts `securefda aggregator`, a source `securefda source`")
     return kit
+
+
+def use_kit(kit: Kit) -> None:
+    """Remember that the site uses this kit's roster: from now on none that is older, nor another of its epoch.
+
+    Raises:
+        ConfigError: ``local/`` cannot be written, or an older memory in it forbids this roster.
+    """
+    remember(kit.local, kit.ca.fingerprint, kit.roster)
 
 
 def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, expected_ca: str | None = None) -> Kit:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import cast
 
 from securefda.config import AggregatorConfig
-from securefda.federation.kit import Kit, load_kit
+from securefda.federation.kit import Kit, load_kit, use_kit
 from securefda.heap import map_large_blocks
 from securefda.rounds.composition import Member, run_settings, summary_of, target_site
 from securefda.rounds.progress import Reporter
@@ -37,6 +37,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     """
     map_large_blocks()
     kit = load_kit(config.aggregator.kit, datetime.now(UTC), expected_role="target")
+    use_kit(kit)
     member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
     meter = TrafficMeter()
     site, settings = target_site(config, member, meter.counts), run_settings(config, kit.roster)

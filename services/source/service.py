@@ -8,7 +8,7 @@ from pathlib import Path
 
 from securefda.config import SourceConfig
 from securefda.errors import RunEnded, SecureFdaError
-from securefda.federation.kit import Kit, load_kit
+from securefda.federation.kit import Kit, load_kit, use_kit
 from securefda.heap import map_large_blocks
 from securefda.policy import load_policy
 from securefda.rounds.composition import Member, source_site
@@ -38,6 +38,7 @@ def main(config: SourceConfig, reporter: Reporter) -> None:
     """
     map_large_blocks()
     kit = load_kit(config.source.kit, datetime.now(UTC), expected_role="source")
+    use_kit(kit)
     policy = load_policy(kit.local / POLICY_FILE)
     member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
     store = SourceStore(config.source.out / STATE_FILE)

@@ -106,6 +106,14 @@ def test_validity_includes_both_ends_and_nothing_else() -> None:
     assert [e.is_valid_at(t) for t in (999, 1_000, 2_000, 2_001)] == [False, True, True, False]
 
 
+def test_sites_that_are_out_of_date_are_named_once_and_in_order() -> None:
+    r = roster(entry(1, "lyon", not_after=1_500), entry(2, "basel", not_before=1_400))
+    assert [r.out_of_date((2, 0, 1, 2), t) for t in (1_000, 1_450, 1_600)] == [("basel",), (), ("lyon",)]
+    assert r.out_of_date((0,), 1_000) == r.out_of_date((), 0) == ()
+    with pytest.raises(KeyError):
+        r.out_of_date((3,), 1_000)
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [

@@ -116,7 +116,9 @@ def revoke(folder: FederationFolder, site: SiteId, output: OutputFormat = Format
     from securefda.federation.enrolment import revoke_site
 
     enrolment = revoke_site(folder, site)
-    print_result(output, _data(enrolment), f"revoked {site}\n{_changed_text(enrolment)}")
+    left = enrolment.root / site
+    text = f"revoked {site}\n{_changed_text(enrolment)}\n{_left_text(left, site, enrolment.roster.epoch)}"
+    print_result(output, _data(enrolment), text)
 
 
 @app.command("renew")
@@ -211,6 +213,11 @@ def _founded_text(enrolment: Enrolment) -> str:
             f"  securefda source start --config {source / 'local' / 'settings.toml'}",
         ]
     )
+
+
+def _left_text(folder: Path, site: str, epoch: int) -> str:
+    where = f"{folder} stays as it is" if folder.exists() else f"the kit of {site} stays as it is, wherever it lies"
+    return f"{where}: it opens nothing where epoch {epoch} is in use; running processes use it from their next start on"
 
 
 def _changed_text(enrolment: Enrolment) -> str:

@@ -1,0 +1,208 @@
+"""Who was struck from the roster takes no part any more, and the others go on: real kits, real TLS, one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Awaitable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federation_builder import make
+
+from securefda.adaptation import Rule, Strategy
+from securefda.cli.bench.job import SAMPLES
+from securefda.cli.bench.trainer import RandomTrainer
+from securefda.errors import AuthenticationError, SecureFdaError
+from securefda.federation.enrolment import renew_site, revoke_site
+from securefda.federation.kit import Kit, load_kit
+from securefda.federation.sites import SiteSpec
+from securefda.policy import check_header, default_policy
+from securefda.rounds.composition import Member
+from securefda.rounds.progress import SilentReporter
+from securefda.rounds.records import RoundLine, SiteLine
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.run_settings import RunSettings, TargetSite
+from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.secagg.messages import Visibility
+from securefda.tasks import Samples
+from securefda.transport.client import SourceChannel
+from securefda.transport.driver import RunDriver, SourceDriver
+from securefda.transport.limits import TransportSettings
+from securefda.transport.server import AggregatorServer
+from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin
+from securefda.transport.wire import encode
+
+WAIT_S = 60.0
+PARAMS = 8
+SOURCES = ("lyon", "basel", "berne", "bonn")
+CALM = TransportSettings(heartbeat_s=20.0, reconnect_deadline_s=20.0)
+
+
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target and four sources whose certificates are valid now."""
+    sites = [SiteSpec("geneva", "target", "Hospital of Geneva", ("127.0.0.1",))]
+    sites += [SiteSpec(site, "source", f"Hospital of {site}") for site in SOURCES]
+    return make(tmp_path_factory.mktemp("now") / "fed", sites=sites, now=datetime.now(UTC)).root
+
+
+@pytest.fixture
+def root(founded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(founded, tmp_path / "fed"))
+
+
+def kit_of(root: Path, site: str) -> Kit:
+    return load_kit(root / site, datetime.now(UTC))
+
+
+@dataclass
+class Watch(SilentReporter):
+    """Keeps the rounds that a run reports."""
+
+    lines: list[RoundLine] = field(default_factory=list)
+    alarms: list[str] = field(default_factory=list)
+
+    def round_finished(self, line: RoundLine) -> None:
+        self.lines.append(line)
+
+
+@dataclass
+class SourceWatch:
+    """Keeps the alarms of all sources in one list."""
+
+    alarms: list[str]
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None: ...
+
+    def round_finished(self, record: SiteLine) -> None: ...
+
+    def alarm(self, error: SecureFdaError) -> None:
+        self.alarms.append(str(error))
+
+
+def run_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> AggregatorRun:
+    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    site = TargetSite(
+        signer=member.signer,
+        roster=kit.roster,
+        trainer=RandomTrainer(kit.site_id, PARAMS),
+        test_data=Samples(torch.zeros(1, 1), torch.zeros(1)),
+        random_bytes=os.urandom,
+        clock=time.monotonic,
+        traffic=lambda: ({}, {}),
+    )
+    settings = RunSettings(
+        strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=1),
+        visibility=Visibility.SUM,
+        k_min=2,
+        n_c=0,
+        threshold=0,
+        modulus_bits=32,
+        clip=1.0,
+        max_samples=SAMPLES,
+        attempts=1,
+        join_deadline_s=WAIT_S,
+        training_deadline_s=WAIT_S,
+        phase_deadline_s=WAIT_S,
+        config_digest=b"",
+    )
+    return AggregatorRun(site, settings, stack.enter_context(closing(AggregatorStore(folder / "target"))), watch)
+
+
+def rounds_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> SourceRounds:
+    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    policy = default_policy("sum", 2, 0, 1, max_samples=SAMPLES)
+    site = SourceSite(
+        signer=member.signer,
+        roster=kit.roster,
+        limits=policy.session_limits(kit.roster),
+        check_policy=partial(check_header, policy),
+        trainer=RandomTrainer(kit.site_id, PARAMS),
+        store=stack.enter_context(closing(SourceStore(folder / kit.site_id))),
+        random_bytes=os.urandom,
+        software_version="1",
+    )
+    return SourceRounds(site, SourceWatch(watch.alarms))
+
+
+async def in_time(work: Awaitable[object]) -> object:
+    async with asyncio.timeout(WAIT_S):
+        return await work
+
+
+async def take_part(kit: Kit, address: str, rounds: SourceRounds) -> None:
+    """Connect from this kit to the aggregator at an address, and take part until it is over."""
+    endpoint = replace(endpoint_of(kit), address=address)
+    channel = SourceChannel(endpoint, credentials_of(kit), max_vector_bytes=4 * PARAMS, settings=CALM)
+    await channel.open()
+    try:
+        await SourceDriver(rounds, channel, SilentReporter()).drive()
+    finally:
+        await channel.close()
+
+
+async def one_round(target: Kit, others: list[Kit], struck: list[Kit], folder: Path) -> tuple[AggregatorRun, Watch]:
+    """A run of one round with ``others``, into which each of ``struck`` tries to get first."""
+    watch = Watch()
+    with ExitStack() as stack:
+        run = run_of(target, folder, watch, stack)
+        server = AggregatorServer("127.0.0.1:0", credentials_of(target), partial(source_of_pin, target), settings=CALM)
+        address = await server.start()
+        try:
+            driven = asyncio.create_task(RunDriver(run, server, target.roster, watch).drive())
+            for kit in struck:
+                (folder / "struck").mkdir(exist_ok=True)
+                with pytest.raises(AuthenticationError):
+                    await in_time(take_part(kit, address, rounds_of(kit, folder / "struck", watch, stack)))
+                assert server.connected() == set()
+            parts = [take_part(kit, address, rounds_of(kit, folder, watch, stack)) for kit in others]
+            await in_time(asyncio.gather(driven, *parts))
+        finally:
+            await server.stop(0.0)
+    return run, watch
+
+
+def test_struck_source_gets_no_connection_and_the_others_finish_without_it(root: Path, tmp_path: Path) -> None:
+    stolen = kit_of(root, "basel")
+    revoke_site(root, "basel")
+    others = [kit_of(root, site) for site in SOURCES if site != "basel"]
+    run, watch = asyncio.run(one_round(kit_of(root, "geneva"), others, [stolen], tmp_path))
+    assert (run.error, watch.alarms) == (None, [])
+    (line,) = watch.lines
+    assert (line["status"], line["survivors"]) == ("finished", ["lyon", "berne", "bonn"])
+    assert np.any(run.model)
+
+
+def test_stolen_key_of_a_renewed_source_gets_no_connection_and_its_new_one_does(root: Path, tmp_path: Path) -> None:
+    stolen = kit_of(root, "basel")
+    renew_site(root, "basel", now=datetime.now(UTC))
+    everyone = [kit_of(root, site) for site in SOURCES]
+    run, watch = asyncio.run(one_round(kit_of(root, "geneva"), everyone, [stolen], tmp_path))
+    assert (run.error, watch.alarms) == (None, [])
+    (line,) = watch.lines
+    assert line["survivors"] == list(SOURCES)
+
+
+def test_source_with_the_roster_of_before_is_connected_and_releases_nothing(root: Path, tmp_path: Path) -> None:
+    """Its key is good, but it would count a site among its peers that is none any more."""
+    behind = kit_of(root, "lyon")
+    revoke_site(root, "basel")
+    others = [kit_of(root, site) for site in ("berne", "bonn")]
+    run, watch = asyncio.run(one_round(kit_of(root, "geneva"), [behind, *others], [], tmp_path))
+    (line,) = watch.lines
+    assert (line["status"], line["refused"]) == ("lost", {"lyon": "HEADER_ROSTER"})
+    assert [alarm for alarm in watch.alarms if "HEADER_ROSTER" in alarm]
+    assert not np.any(run.model)
+    store = SourceStore(tmp_path / "lyon")
+    assert not store.history(bytes(32), bytes.fromhex(run.run_id), 1).released
+    store.close()
