@@ -37,6 +37,7 @@ from securefda.transport import wire
 
 TARGET = 0
 SEED = 5
+UNIX_S = 2**30
 CONFIG_DIGEST = sha256(b"the settings").digest()
 AnySigned = Signed[Any]
 Link = Callable[[int, int, AnySigned], AnySigned | None]
@@ -139,6 +140,7 @@ class Federation:
         n: number of sources.
         visibility: the level that the aggregator asks for, and that every policy permits.
         settings: fields of :class:`RunSettings` that differ from the defaults below.
+        roster: of the federation, where it is not the usual one of n sources.
         strategy: fields of the strategy that differ.
     """
 
@@ -149,12 +151,13 @@ class Federation:
         *,
         visibility: Visibility = Visibility.SUM,
         settings: dict[str, Any] | None = None,
+        roster: Roster | None = None,
         **strategy: Any,
     ) -> None:
         self.folder, self.n = folder, n
-        self.roster = roster_of(n)
+        self.roster = roster or roster_of(n)
         self.watch = Watch()
-        self.now = 0.0
+        self.now, self.unix_s = 0.0, UNIX_S
         self.settings = _run_settings(visibility, strategy, settings or {})
         self.link: Link = intact
         self.reached: set[int] = set(range(1, n + 1))
@@ -176,6 +179,7 @@ class Federation:
             random_bytes=os.urandom,
             clock=lambda: self.now,
             traffic=lambda: ({}, {}),
+            unix_time=lambda: self.unix_s,
         )
         self.store = AggregatorStore(self.folder / "target.sqlite")
         self.run = AggregatorRun(site, self.settings, self.store, self.watch)
@@ -208,6 +212,7 @@ class Federation:
             store=store,
             random_bytes=os.urandom,
             software_version="1",
+            unix_time=lambda: self.unix_s,
         )
         return SourceRounds(site, self.watch.of_source(index))
 

@@ -116,8 +116,8 @@ def revoke(folder: FederationFolder, site: SiteId, output: OutputFormat = Format
     from securefda.federation.enrolment import revoke_site
 
     enrolment = revoke_site(folder, site)
-    left = enrolment.root / site
-    text = f"revoked {site}\n{_changed_text(enrolment)}\n{_left_text(left, site, enrolment.roster.epoch)}"
+    left = f"{enrolment.root / site} stays as it is; that kit opens nothing at a process that has started with epoch "
+    text = f"revoked {site}\n{_changed_text(enrolment)}\n{left}{enrolment.roster.epoch}"
     print_result(output, _data(enrolment), text)
 
 
@@ -213,11 +213,6 @@ def _founded_text(enrolment: Enrolment) -> str:
             f"  securefda source start --config {source / 'local' / 'settings.toml'}",
         ]
     )
-
-
-def _left_text(folder: Path, site: str, epoch: int) -> str:
-    where = f"{folder} stays as it is" if folder.exists() else f"the kit of {site} stays as it is, wherever it lies"
-    return f"{where}: it opens nothing where epoch {epoch} is in use; running processes use it from their next start on"
 
 
 def _changed_text(enrolment: Enrolment) -> str:
