@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from securefda.errors import ConfigError
 from securefda.secagg.messages import Signed, vector_digests
 from securefda.transport.limits import FRAME_OVERHEAD_BYTES, MAX_HEARTBEAT_S, SILENT_HEARTBEATS
-from securefda.transport.wire import WireError, refuse_unknown_fields, signed_to_proto
+from securefda.transport.wire import WireError, signed_to_proto
 from securefda.v1 import federation_pb2 as pb
 
 INSTANCE_BYTES = 16
@@ -188,7 +188,7 @@ class FrameStream(Protocol):
     """One control stream, as either end sees it."""
 
     async def read(self) -> pb.Frame | None:
-        """The peer's next frame; None after its last one."""
+        """The peer's next frame, which holds nothing unknown; None after its last one."""
 
     async def write(self, frame: pb.Frame) -> None:
         """Send a frame; waits for the peer's flow control."""
@@ -198,9 +198,8 @@ def content_of(frame: pb.Frame) -> str:
     """Name of what a frame carries.
 
     Raises:
-        WireError: it carries nothing, or something unknown.
+        WireError: it carries nothing.
     """
-    refuse_unknown_fields(frame)
     content = frame.WhichOneof("content")
     if content is None:
         raise WireError("an empty frame")

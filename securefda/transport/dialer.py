@@ -16,7 +16,7 @@ from securefda.transport.limits import GRPC_PREFIX_BYTES, TransportSettings, cha
 from securefda.transport.site import Traffic
 from securefda.transport.tls import Credentials, channel_credentials, fetch_server_certificate
 from securefda.transport.uploads import UNEXPECTED_LENGTH
-from securefda.transport.wire import WireError
+from securefda.transport.wire import WireError, refuse_unknown_fields
 from securefda.v1 import federation_pb2 as pb
 from securefda.v1.federation_pb2_grpc import FederationServiceStub
 
@@ -122,7 +122,7 @@ class Connection:
         """The next frame; None after the last one.
 
         Raises:
-            WireError: what came is no frame.
+            WireError: what came is no frame, or holds something unknown.
             AioRpcError: the call failed.
         """
         response: Any = await self._call.read()
@@ -130,7 +130,7 @@ class Connection:
             return None
         if response is None:  # gRPC's word for bytes that protobuf could not read
             raise WireError("not a frame")
-        self.traffic.down += response.ByteSize() + GRPC_PREFIX_BYTES
+        self.traffic.down += refuse_unknown_fields(response) + GRPC_PREFIX_BYTES
         frame: pb.Frame = response.frame
         return frame
 

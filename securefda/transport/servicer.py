@@ -175,8 +175,7 @@ class FederationServicer(FederationServiceServicer):
         return message
 
     async def _download(self, site: Site, request: pb.DownloadRequest, context: Context) -> None:
-        refuse_unknown_fields(request)
-        site.traffic.up += request.ByteSize() + GRPC_PREFIX_BYTES
+        site.traffic.up += refuse_unknown_fields(request) + GRPC_PREFIX_BYTES
         view = self._table.attachments.find(request.digest, site.index)
         if view is None:
             raise Refused(grpc.StatusCode.NOT_FOUND, "nothing with this digest is offered to this site")
@@ -231,14 +230,11 @@ class FederationServicer(FederationServiceServicer):
 
     async def _next_step(self, site: Site, context: Context) -> pb.UploadRequest | None:
         async with asyncio.timeout(self._table.settings.silence_s):
-            step = cast(pb.UploadRequest | None, await _read(context, site))
-        if step is not None:
-            refuse_unknown_fields(step)
-        return step
+            return cast(pb.UploadRequest | None, await _read(context, site))
 
 
 async def _read(context: Context, site: Site) -> pb.ControlRequest | pb.UploadRequest | None:
-    """The next message of a stream; None after the last one or where the stream broke."""
+    """The next message of a stream, with nothing unknown in it; None after the last one or where the stream broke."""
     try:
         request = await context.read()
     except DecodeError as error:
@@ -247,7 +243,7 @@ async def _read(context: Context, site: Site) -> pb.ControlRequest | pb.UploadRe
         return None
     if request is grpc.aio.EOF:
         return None
-    site.traffic.up += request.ByteSize() + GRPC_PREFIX_BYTES
+    site.traffic.up += refuse_unknown_fields(request) + GRPC_PREFIX_BYTES
     return cast(pb.ControlRequest | pb.UploadRequest, request)
 
 

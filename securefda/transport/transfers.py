@@ -43,8 +43,7 @@ async def download(connection: Connection, assembly: Assembly, patience_s: float
                 raise HungUp("a download ended early")
             if response is None:
                 raise WireError("not a download response")
-            connection.traffic.down += response.ByteSize() + GRPC_PREFIX_BYTES
-            refuse_unknown_fields(response)
+            connection.traffic.down += refuse_unknown_fields(response) + GRPC_PREFIX_BYTES
             if response.total_bytes != assembly.total:
                 raise WireError(f"{response.total_bytes} bytes instead of the {assembly.total} announced")
             assembly.add(response.offset, response.data)
@@ -137,6 +136,9 @@ async def _read(connection: Connection, call: Any, patience_s: float) -> pb.Uplo
         raise HungUp("an upload ended early")
     if response is None:
         raise FaultyAggregatorError("UPLOAD_RESPONSE", "not an upload response")
-    connection.traffic.down += response.ByteSize() + GRPC_PREFIX_BYTES
+    try:
+        connection.traffic.down += refuse_unknown_fields(response) + GRPC_PREFIX_BYTES
+    except WireError as error:
+        raise FaultyAggregatorError("UPLOAD_RESPONSE", error.detail) from error
     answer: pb.UploadResponse = response
     return answer

@@ -85,13 +85,13 @@ def signed_from_proto(proto: pb.SignedMessage) -> Signed[Body]:
         raise WireError(str(error)) from error
 
 
-def refuse_unknown_fields(frame: Message) -> None:
-    """Refuse a frame that holds a field this version does not know, at any depth.
+def refuse_unknown_fields(frame: Message) -> int:
+    """Refuse a frame that holds a field this version does not know, at any depth; its length in bytes.
 
     Raises:
         WireError: it does.
     """
     try:
-        wire_decode.refuse_loose(frame)
+        return wire_decode.refuse_loose(frame)
     except ValueError as error:
         raise WireError(str(error)) from error

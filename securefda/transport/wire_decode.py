@@ -17,8 +17,8 @@ MAX_SIDES = 16
 MAX_CHECKPOINT_BYTES = 4096
 MAX_NAME_BYTES = 64
 MAX_INDEX = 2**31
-MAX_ENVELOPE_BYTES = 2 << 20
-"""Longer than any valid envelope with names in ASCII; what a peer makes protobuf allocate is about 30 times as much."""
+MAX_ENVELOPE_BYTES = 3 << 19
+"""Longer than any valid envelope with names in ASCII. A peer can make protobuf allocate about 30 times as much."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 ElementT = TypeVar("ElementT")
@@ -44,8 +44,11 @@ def parse(message_type: type[MessageT], data: bytes) -> MessageT:
     return proto
 
 
-def refuse_loose(proto: Message) -> None:
+def refuse_loose(proto: Message) -> int:
     """Refuse unknown fields, at any depth. Afterwards there are none in ``proto``, whatever the verdict.
+
+    Returns:
+        The length of ``proto`` in bytes.
 
     Raises:
         ValueError: there is one.
@@ -54,6 +57,7 @@ def refuse_loose(proto: Message) -> None:
     size = proto.ByteSize()
     proto.DiscardUnknownFields()
     _require(proto.ByteSize() == size, f"{type(proto).__name__} holds an unknown field")
+    return size
 
 
 def signed_from_proto(proto: pb.SignedMessage, only: type | None = None) -> m.Signed[m.Body]:

@@ -9,7 +9,7 @@ fields, a missing body, an unset or unknown enum value or a wrong length end the
 
 There is one way to write a message, and readers refuse every other: fields in the order of their numbers, each at
 most once, repeated numbers packed, no field that holds its default unless it is optional or in a oneof, every
-varint in as few bytes as it needs and within its field's range, a bool as 1. An Envelope has at most 2 MiB.
+varint in as few bytes as it needs and within its field's range, a bool as 1. An Envelope has at most 1.5 MiB.
 
 Sites are named by their index in the roster. Every digest is SHA-256, 32 bytes. Lengths are in bytes, times in
 milliseconds, unless a field says otherwise.
@@ -116,7 +116,7 @@ class SignedMessage(_message.Message):
     SIGNED_BYTES_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     signed_bytes: _builtins.bytes
-    """Serialised Envelope, verbatim as it was signed; at most 2 MiB."""
+    """Serialised Envelope, verbatim as it was signed; at most 1.5 MiB."""
     signature: _builtins.bytes
     """Ed25519 over "securefda/1/" + type name + NUL + SHA-256(signed_bytes); 64 bytes."""
     def __init__(

@@ -280,13 +280,17 @@ async def test_bytes_that_are_no_protobuf_end_the_stream_and_are_reported(method
         assert (event.site, event.check) == (1, "WIRE")
 
 
+UNKNOWN = b"\x78\x01"  # field 15
+
+
 @scenario
-async def test_an_unknown_field_of_a_frame_is_refused() -> None:
+@pytest.mark.parametrize(("inside", "outside"), [(UNKNOWN, b""), (b"", UNKNOWN)])
+async def test_an_unknown_field_of_a_frame_is_refused(inside: bytes, outside: bytes) -> None:
     sites = Sites()
     async with sites.listening() as (server, address), raw_channel(sites, address) as channel:
         call = channel.stream_stream(RAW_METHOD + "Control")()
-        unknown = HELLO.SerializeToString() + b"\x78\x01"  # field 15
-        await call.write(b"\x0a" + bytes([len(unknown)]) + unknown)
+        frame = HELLO.SerializeToString() + inside
+        await call.write(b"\x0a" + bytes([len(frame)]) + frame + outside)
         assert await status_of(call) is grpc.StatusCode.INVALID_ARGUMENT
         assert (await next_event(server, Misbehaved)).check == "WIRE"
 
