@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from securefda.secagg.secret import RandomBytes
-
 PRIME = 115792089237316195423570985008687907853269984665640564039457584007913129640233  # 2^256 + 297
 
 
-def tape(seed: str) -> RandomBytes:
+def tape(seed: str) -> Callable[[int], bytes]:
     """Random source that gives the SHAKE-256 stream of ``seed``."""
     stream = hashlib.shake_256(seed.encode()).digest(1 << 20)
     position = 0
@@ -80,6 +79,14 @@ def keystream(key: bytes, length: int) -> bytes:
 def keystream_words(key: bytes, bits: int, count: int) -> list[int]:
     stream, width = keystream(key, count * bits // 8), bits // 8
     return [int.from_bytes(stream[start : start + width], "little") for start in range(0, len(stream), width)]
+
+
+def folded_keystream(key: bytes, length: int) -> bytes:
+    """What must not be done: a generator seeded with 32 bits, the exclusive or of the key's eight words."""
+    seed = 0
+    for start in range(0, len(key), 4):
+        seed ^= int.from_bytes(key[start : start + 4], "little")
+    return random.Random(seed).randbytes(length)
 
 
 def aes_gcm(key: bytes, nonce: bytes, plaintext: bytes, associated: bytes) -> bytes:

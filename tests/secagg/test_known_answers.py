@@ -182,6 +182,28 @@ def test_mask_stream(case: dict[str, Any]) -> None:
     assert words[:8].tolist() == case["first"]
 
 
+def test_all_256_bits_of_a_seed_count_so_that_no_seed_is_folded() -> None:
+    case = load("masks")["seed_bits"]
+    seed = int.from_bytes(bytes.fromhex(case["key"]), "little")
+    seeds = [seed, *(seed ^ 1 << bit for bit in range(256))]
+    streams = []
+    for one in seeds:
+        words = np.zeros(4, dtype=np.uint32)
+        add_masks(words, [Mask(Secret(one.to_bytes(32, "little")))])
+        streams.append(words.astype("<u4").tobytes().hex())
+        assert streams[-1] == oracle.keystream(one.to_bytes(32, "little"), 16).hex()
+    assert streams == [case["first_bytes"], *case["flipped"]]
+    assert len(set(streams)) == 257
+
+
+def test_seed_folded_to_32_bits_would_give_streams_twice() -> None:
+    """The fold of a system that failed: its seed is the exclusive or of the key's words."""
+    seed = int.from_bytes(bytes.fromhex(load("masks")["seed_bits"]["key"]), "little")
+    seeds = [seed, *(seed ^ 1 << bit for bit in range(256))]
+    folded = [oracle.folded_keystream(one.to_bytes(32, "little"), 16) for one in seeds]
+    assert len(set(folded)) == 33
+
+
 @pytest.mark.parametrize("case", load("masks")["sessions"], ids=lambda case: f"{case['bits']} bits")
 def test_masked_inputs_follow_the_formula(case: dict[str, Any]) -> None:
     bits, parties = case["bits"], load("keys")["parties"]
@@ -212,7 +234,9 @@ def test_sum_without_the_dropped_party_opens(case: dict[str, Any]) -> None:
     assert total.tolist() == [sum(column) % 2**bits for column in zip(*clear, strict=True)] == case["sum"]
 
 
-@pytest.mark.parametrize("case", load("fixed_point"), ids=lambda case: f"{case['modulus_bits']}-{case['n_max']}")
+@pytest.mark.parametrize(
+    "case", load("fixed_point")["valid"], ids=lambda case: f"{case['modulus_bits']}-{case['n_max']}"
+)
 def test_fixed_point(case: dict[str, Any]) -> None:
     layers = tuple(ClippedLayer(size, float.fromhex(clip)) for size, clip in case["layers"])
     quantisation = Quantisation(layers, case["n_max"], case["modulus_bits"], tail=len(case["tail"]))
@@ -234,3 +258,31 @@ def test_fixed_point(case: dict[str, Any]) -> None:
         signed = word - 2 ** case["modulus_bits"] * (word >> (case["modulus_bits"] - 1))
         true = Fraction(clip) * signed / case["q_max"]
         assert abs(Fraction(float.fromhex(text)) - true) <= abs(true) / 2**51
+
+
+def refused_encoding(case: dict[str, Any]) -> Any:
+    """The act of an error vector; all but those about the terms share one encoding."""
+    terms = Quantisation((ClippedLayer(2, 1.0),), 4, 32, tail=1)
+    match case["refused_at"]:
+        case "terms":
+            clip = float.fromhex(case["clip"])
+            return lambda: Quantisation((ClippedLayer(2, clip),), case["n_max"], case["modulus_bits"], tail=1)
+        case "encode":
+            vector, tail = ([float.fromhex(text) for text in case[name]] for name in ("vector", "tail"))
+            return lambda: terms.encode(np.array(vector), np.array(tail))
+    return lambda: terms.decode(np.array(case["words"], dtype=np.uint32), case["count"])
+
+
+@pytest.mark.parametrize("case", load("fixed_point")["invalid"], ids=lambda case: case["why"])
+def test_fixed_point_error_vector_is_refused(case: dict[str, Any]) -> None:
+    act = refused_encoding(case)
+    with pytest.raises(ValueError, match=r"[a-z]"):
+        act()
+
+
+def test_fixed_point_error_vectors_differ_from_right_ones_in_one_thing() -> None:
+    terms = Quantisation((ClippedLayer(2, 1.0),), 4, 32, tail=1)
+    encoded = terms.encode(np.zeros(2), np.ones(1)).values
+    assert encoded.tolist() == [0, 0, terms.q_max]
+    reached = np.array([2 * terms.q_max, 2**32 - 2 * terms.q_max, 2 * terms.q_max], dtype=np.uint32)
+    assert terms.decode(reached, 2).vector.tolist() == [2.0, -2.0]

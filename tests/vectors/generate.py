@@ -10,11 +10,17 @@ import json
 import sys
 from pathlib import Path
 
-import message_vectors
-import primitives
-
 HERE = Path(__file__).parent
-SETS = {**primitives.SETS, **message_vectors.SETS}
+sys.path.insert(0, str(HERE.parent / "secagg"))  # the in-memory session and the tables of lies
+
+import fault_vectors  # noqa: E402
+import header_vectors  # noqa: E402
+import message_vectors  # noqa: E402
+import primitives  # noqa: E402
+import session_vectors  # noqa: E402
+
+MODULES = (primitives, message_vectors, header_vectors, session_vectors, fault_vectors)
+SETS = {name: build for module in MODULES for name, build in module.SETS.items()}
 
 
 def main() -> int:

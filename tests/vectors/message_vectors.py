@@ -9,7 +9,8 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.secagg import messages as m
-from securefda.transport.wire import encode
+from securefda.secagg.signatures import sign_bytes
+from securefda.transport.wire import encode, encode_signed
 
 SESSION_ID = bytes(range(32))
 CONTEXT = bytes(range(32, 64))
@@ -76,12 +77,12 @@ def _bodies() -> list[tuple[int, m.Body]]:
 
 
 def plain(value: Any) -> Any:
-    """A message as JSON: bytes as hex, enums as numbers, an object names its type."""
+    """A message as JSON: bytes as hex, enums as numbers, a set in order, an object names its type."""
     if is_dataclass(value) and not isinstance(value, type):
         members = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
         return {"type": type(value).__name__, **members}
-    if isinstance(value, tuple):
-        return [plain(element) for element in value]
+    if isinstance(value, tuple | frozenset):
+        return [plain(element) for element in (sorted(value) if isinstance(value, frozenset) else value)]
     if isinstance(value, Enum):
         return value.value
     return value.hex() if isinstance(value, bytes) else value
@@ -135,12 +136,96 @@ def malformed() -> list[dict[str, str]]:
         ("unmask with one owner twice", "one share per owner", head + unmask + b"\x4e" + (b"\x0a\x25" + share) * 2),
         ("advertise with a short key", "mask_key", head + b"\x8a\x01\x21\x0a\x1f" + bytes(31)),
     ]
+    cases += [
+        case for index, body in _bodies() for case in _malformed_ways(signer(index).sign(SESSION_ID, CONTEXT, body))
+    ]
     return [{"name": name, "reason": reason, "envelope": data.hex()} for name, reason, data in cases]
+
+
+def _malformed_ways(message: m.Signed[Any]) -> list[tuple[str, str, bytes]]:
+    """One type of message in the ways in which any can be wrong."""
+    data, name = message.signed_bytes, message.type_name
+    field = data.index(CONTEXT) + len(CONTEXT)  # the body's field: a tag of two bytes, a length, the body
+    length = field + 2
+    start = length + next(width for width in (1, 2) if _varint(len(data) - length - width) == data[length:][:width])
+    unknown = b"\x80\x7d\x01"  # field 2000
+    body = data[start:] + unknown
+    return [
+        (f"{name} cut short", "are no Envelope", data[:-1]),
+        (f"{name} with an unknown field", "unknown field", data[:length] + _varint(len(body)) + body),
+        (f"{name} with a body twice", "is longer than it needs to be", data + data[field:]),
+        (
+            f"{name} with a padded length",
+            "is longer than it needs to be",
+            data[:length] + _padded(data[length:start]) + data[start:],
+        ),
+        (f"{name} with its fields in another order", "is not in its canonical form", data[2:] + data[:2]),
+        (
+            f"{name} in a context of 33 bytes",
+            "context",
+            data.replace(b"\x22\x20" + CONTEXT, b"\x22\x21\0" + CONTEXT, 1),
+        ),
+    ]
+
+
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _varint(value >> 7)
+
+
+def _padded(varint: bytes) -> bytes:
+    return varint[:-1] + bytes([varint[-1] | 128, 0])
+
+
+def forged() -> list[dict[str, str]]:
+    """Well-formed messages whose signature is not their sender's over these bytes as this type."""
+    cases = []
+    for (sender, body), (_, other) in zip(_bodies(), [*_bodies()[1:], _bodies()[0]], strict=True):
+        message, stranger = signer(sender).sign(SESSION_ID, CONTEXT, body), signer(sender + 1)
+        ways = {
+            "signed by another site": sign_bytes(stranger.private_key, message.type_name, message.signed_bytes),
+            "signed as another type": sign_bytes(
+                signer(sender).private_key, type(other).__name__, message.signed_bytes
+            ),
+            "signature of other bytes": sign_bytes(
+                signer(sender).private_key, message.type_name, message.signed_bytes + b"\0"
+            ),
+            "signature with one bit turned": bytes([message.signature[0] ^ 1]) + message.signature[1:],
+        }
+        cases += [
+            {
+                "name": f"{message.type_name} {way}",
+                "type": message.type_name,
+                "public_key": signer(sender).private_key.public_key().public_bytes_raw().hex(),
+                "signed_bytes": message.signed_bytes.hex(),
+                "signature": signature.hex(),
+            }
+            for way, signature in ways.items()
+        ]
+    return cases
+
+
+def unwrapped() -> list[dict[str, str]]:
+    """Outer messages, of signed bytes and signature, that no reader may accept; the first one is right."""
+    message = signer(1).sign(SESSION_ID, CONTEXT, m.Refusal("key"))
+    whole = encode_signed(message)
+    short = whole.replace(b"\x12\x40" + message.signature, b"\x12\x3f" + message.signature[:-1])
+    cases = {
+        "valid": whole,
+        "empty": b"",
+        "no signature": whole[: -2 - len(message.signature)],
+        "signature of 63 bytes": short,
+        "signature of 65 bytes": short.replace(b"\x12\x3f", b"\x12\x41") + bytes(2),
+        "two signatures": whole + b"\x12\x40" + message.signature,
+        "signature first": whole[-66:] + whole[:-66],
+        "unknown field": whole + b"\x18\x01",
+        "cut short": whole[:-1],
+    }
+    return [{"name": name, "signed_message": data.hex()} for name, data in cases.items()]
 
 
 def build() -> dict[str, Any]:
     """The whole set."""
-    return {"valid": valid(), "malformed": malformed()}
+    return {"valid": valid(), "malformed": malformed(), "forged": forged(), "unwrapped": unwrapped()}
 
 
 SETS = {"messages": build}

@@ -209,7 +209,24 @@ def masks() -> object:
         digest = hashlib.sha256(words.astype(words.dtype.newbyteorder("<")).tobytes()).hexdigest()
         first = [int(word) for word in words[:8]]
         streams.append({"bits": bits, "key": key.hex(), "words": words.size, "first": first, "sha256": digest})
-    return {"streams": streams, "sessions": [_masked_session(np.dtype(name)) for name in ("u4", "u8")]}
+    sessions = [_masked_session(np.dtype(name)) for name in ("u4", "u8")]
+    return {"streams": streams, "seed_bits": _seed_bits(_hash("stream 32")), "sessions": sessions}
+
+
+def _seed_bits(key: bytes) -> dict[str, Any]:
+    """The first 16 bytes of the stream after each single bit of the key is turned, bit 0 the lowest of the first byte.
+
+    A generator that folds its key to fewer bits gives some stream twice.
+    """
+    number = int.from_bytes(key, "little")
+    flipped = [(number ^ 1 << bit).to_bytes(len(key), "little") for bit in range(8 * len(key))]
+    return {"key": key.hex(), "first_bytes": _first_bytes(key), "flipped": [_first_bytes(one) for one in flipped]}
+
+
+def _first_bytes(key: bytes) -> str:
+    words = np.zeros(4, dtype=np.uint32)
+    add_masks(words, [Mask(Secret(key))])
+    return words.astype("<u4").tobytes().hex()
 
 
 def _masked_session(dtype: np.dtype[Any]) -> dict[str, Any]:
@@ -237,6 +254,62 @@ def _masked_session(dtype: np.dtype[Any]) -> dict[str, Any]:
 
 
 def fixed_point() -> object:
+    return {"valid": _encodings(), "invalid": [*_refused_terms(), *_refused_inputs(), *_refused_sums()]}
+
+
+def _refused_terms() -> list[dict[str, Any]]:
+    def case(why: str, bits: int, n_max: int, clip: float) -> dict[str, Any]:
+        return {"why": why, "refused_at": "terms", "modulus_bits": bits, "n_max": n_max, "clip": clip.hex()}
+
+    return [
+        case("a ring of 16 bits", 16, 4, 1.0),
+        case("no input may be summed", 32, 0, 1.0),
+        case("no resolution is left", 32, 2**31, 1.0),
+        case("no resolution is left in the wide ring", 64, 2**63, 1.0),
+        case("a clip of zero", 32, 4, 0.0),
+        case("a clip below zero", 32, 4, -1.0),
+        case("an infinite clip", 32, 4, float("inf")),
+        case("a clip that is no number", 32, 4, float("nan")),
+        case("a clip whose step is no normal float64", 32, 4, 2.0**-1000),
+    ]
+
+
+def _refused_inputs() -> list[dict[str, Any]]:
+    """Two coordinates with clip 1 and a tail of one, room for four inputs in 32 bits."""
+
+    def case(why: str, vector: list[float], tail: float) -> dict[str, Any]:
+        return {"why": why, "refused_at": "encode", "vector": [x.hex() for x in vector], "tail": [tail.hex()]}
+
+    return [
+        case("not a number", [0.0, float("nan")], 1.0),
+        case("infinite", [float("inf"), 0.0], 1.0),
+        case("infinite below zero", [0.0, float("-inf")], 1.0),
+        case("one coordinate too few", [0.0], 1.0),
+        case("a weight above one", [0.0, 0.0], 1.0 + 2.0**-52),
+        case("a weight below zero", [0.0, 0.0], -(2.0**-1074)),
+        case("a weight that is no number", [0.0, 0.0], float("nan")),
+    ]
+
+
+def _refused_sums() -> list[dict[str, Any]]:
+    """Sums in the same encoding: one beyond what ``count`` honest inputs reach, or over a count that was not agreed."""
+    q_max, ring = (2**31 - 1) // 4, 2**32
+
+    def case(why: str, words: list[int], count: int) -> dict[str, Any]:
+        return {"why": why, "refused_at": "decode", "words": [word % ring for word in words], "count": count}
+
+    return [
+        case("a coordinate one above the range", [2 * q_max + 1, 0, 0], 2),
+        case("a coordinate one below the range", [0, -2 * q_max - 1, 0], 2),
+        case("a coordinate in the middle of the ring", [0, 2**31, 0], 4),
+        case("a weight below zero", [0, 0, -1], 2),
+        case("a weight above the range", [0, 0, q_max + 1], 1),
+        case("a sum over nobody", [0, 0, 0], 0),
+        case("a sum over more than agreed", [0, 0, 0], 5),
+    ]
+
+
+def _encodings() -> list[dict[str, Any]]:
     """Ties stand in a layer whose step is 2^-20 exactly; in the other no coordinate is near one."""
     cases = []
     for bits, n_max in ((32, 1), (32, 3), (32, 10), (32, 2**31 - 1), (64, 10), (64, 2**40)):

@@ -1,0 +1,239 @@
+"""The library in the place of an implementation under test: run from the published vectors alone.
+
+Nothing here knows how the vectors were made. A source and an aggregator are set up from the fields of a session, get
+the recorded messages as bytes, and hand out bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.secagg import aggregator as agg
+from securefda.secagg import source as src
+from securefda.secagg.aggregator_session import AggregatorSession
+from securefda.secagg.checks import History, PastResult, check_header, quantisation
+from securefda.secagg.messages import Result, Signed, Signer
+from securefda.secagg.parameters import SessionLimits
+from securefda.secagg.prg import RingVector
+from securefda.secagg.roster import Roster
+from securefda.secagg.transcript import layer_names_and_shapes
+from securefda.transport import wire
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+Entry = Mapping[str, Any]
+
+
+@cache
+def load(name: str) -> Any:
+    """One file of the published set."""
+    return json.loads((VECTORS / f"{name}.json").read_text())
+
+
+@cache
+def session(name: str) -> Entry:
+    """One published session."""
+    return next(one for one in load("sessions")["valid"] if one["name"] == name)  # type: ignore[no-any-return]
+
+
+def received(entry: Entry) -> Signed[Any]:
+    """What a receiver makes of a message as it travels: field 1 holds the signed bytes, field 2 the signature."""
+    data, signature = (bytes.fromhex(entry[name]) for name in ("signed_bytes", "signature"))
+    return wire.decode_signed(_field(1, data) + _field(2, signature))
+
+
+def _field(number: int, data: bytes) -> bytes:
+    length, size = bytearray(), len(data)
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    return bytes([number << 3 | 2, *length, size]) + data
+
+
+def sent(message: Signed[Any]) -> dict[str, str]:
+    """A message in the form of the vectors."""
+    return {"signed_bytes": message.signed_bytes.hex(), "signature": message.signature.hex()}
+
+
+def limits_of(fields: Entry) -> SessionLimits:
+    """What a source asks of a session."""
+    return SessionLimits(fields["k_min"], fields["n_c"], frozenset(fields["trusted"]))
+
+
+def history_of(fields: Entry) -> History:
+    """What a source remembers of a run."""
+    results = tuple(
+        PastResult(one["round"], bytes.fromhex(one["digest"]), bytes.fromhex(one["model_digest"]))
+        for one in fields["results"]
+    )
+    position = fields["last_position"]
+    return History(
+        fields["session_seen"],
+        None if position is None else (position[0], position[1]),
+        fields["released"],
+        results,
+        fields["other_run"],
+    )
+
+
+def signer_of(one: Entry, index: int) -> Signer:
+    """Signs as a site of a session."""
+    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(one["identities"][str(index)]))
+    return Signer(index, key, wire.encode)
+
+
+def words_of(text: str, modulus_bits: int) -> RingVector:
+    """A ring vector from its little-endian bytes."""
+    width = modulus_bits // 8
+    return np.frombuffer(bytes.fromhex(text), f"<u{width}").astype(f"u{width}")
+
+
+class SourceUnderTest:
+    """A source of a published session, with the recorded draws as its randomness."""
+
+    def __init__(self, one: Entry, index: int) -> None:
+        self._fields, self.index = one["sources"][str(index)], index
+        self._draws = [bytes.fromhex(text) for text in self._fields["random"]]
+        self.vector: RingVector | None = None
+        header, roster = received(one["header"]), Roster.from_canonical_bytes(one["roster"].encode())
+        limits = limits_of(one["limits"])
+        layers = layer_names_and_shapes(header.body.layers)
+        check_header(
+            header,
+            own_index=index,
+            roster=roster,
+            limits=limits,
+            history=History(),
+            own_layers=layers,
+            unix_s=one["unix_s"],
+        )
+        self._session = src.Session(signer_of(one, index), roster, limits, header)
+        self.phase: Any = None
+
+    @property
+    def draws_left(self) -> int:
+        """Recorded draws that nobody has asked for."""
+        return len(self._draws)
+
+    def _random(self, length: int) -> bytes:
+        drawn = self._draws.pop(0)
+        if len(drawn) != length:
+            raise ValueError(f"draw of {length} bytes where {len(drawn)} are recorded")
+        return drawn
+
+    def start(self) -> dict[str, str]:
+        """R0."""
+        self.phase, message = src.advertise(self._session, self._random)
+        return sent(message)
+
+    def receive(self, entry: Entry) -> dict[str, str] | None:
+        """The answer to a message."""
+        message, answer = received(entry), None
+        match self.phase:
+            case src.AwaitingKeyList() as phase:
+                self.phase, answer = src.receive_key_list(phase, message, self._random)
+            case src.AwaitingShares() as phase:
+                self.phase, answer = self._masked(src.receive_shares(phase, message))
+            case src.AwaitingSurvivors() as phase:
+                self.phase, answer = src.receive_survivors(phase, message)
+            case src.AwaitingConsistency() as phase:
+                self.phase, answer = src.receive_consistency(phase, message)
+            case src.AwaitingResult() as phase:
+                self.phase = src.receive_result(phase, message)
+        return None if answer is None else sent(answer)
+
+    def _masked(self, ready: src.ReadyToMask) -> tuple[src.AwaitingSurvivors, Signed[Any]]:
+        reals = (np.array([float.fromhex(text) for text in self._fields[name]]) for name in ("input", "tail"))
+        self.vector = quantisation(self._session.header.body).encode(*reals).values
+        return src.masked_input(ready, self.vector)
+
+
+class AggregatorUnderTest:
+    """The aggregator of a published session."""
+
+    def __init__(self, one: Entry) -> None:
+        header, roster = received(one["header"]), Roster.from_canonical_bytes(one["roster"].encode())
+        self._session = AggregatorSession(signer_of(one, one["target"]), roster, header)
+        self.phase: Any = agg.open_session(self._session)
+
+    @property
+    def totals(self) -> list[bytes]:
+        """The running sums."""
+        return [total.tobytes() for total in getattr(self.phase, "totals", {}).values()]
+
+    def receive(self, entry: Entry) -> None:
+        """Take a source's message."""
+        message = received(entry)
+        match self.phase:
+            case agg.CollectingKeys() as phase:
+                self.phase = agg.add_advertise(phase, message)
+            case agg.CollectingShares() as phase:
+                self.phase = agg.add_shares(phase, message)
+            case agg.CollectingInputs() as phase:
+                self.phase = agg.add_input(phase, message, bytes.fromhex(entry.get("vector", "")))
+            case agg.CollectingSignatures() as phase:
+                self.phase = agg.add_signature(phase, message)
+            case agg.CollectingUnmask() as phase:
+                self.phase = agg.add_unmask(phase, message)
+
+    def close(self) -> list[dict[str, str]]:
+        """End the phase; what is sent to sources."""
+        match self.phase:
+            case agg.CollectingKeys() as phase:
+                self.phase, message = agg.close_keys(phase)
+            case agg.CollectingShares() as phase:
+                self.phase, deliveries = agg.close_shares(phase)
+                return [sent(one) for one in deliveries.values()]
+            case agg.CollectingInputs() as phase:
+                self.phase, message = agg.close_inputs(phase)
+            case agg.CollectingSignatures() as phase:
+                self.phase, message = agg.close_signatures(phase)
+            case agg.CollectingUnmask() as phase:
+                self.phase = agg.close_unmask(phase)
+                return [sent(self._result(self.phase))]
+        return [sent(message)]
+
+    def _result(self, opened: agg.Opened) -> Signed[Result]:
+        body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest(), b"")
+        return self._session.sign(opened.ctx2, body)
+
+
+def to_source(one: Entry, index: int) -> list[Entry]:
+    """The aggregator's messages to a source, in order."""
+    return [entry for entry in one["messages"] if entry["from"] == one["target"] and index in entry["to"]]
+
+
+def from_source(one: Entry, index: int) -> list[Entry]:
+    """A source's messages, in order."""
+    return [entry for entry in one["messages"] if entry["from"] == index]
+
+
+def waiting_source(one: Entry, index: int, due: str) -> SourceUnderTest:
+    """A source of a session that has had every message before the one of type ``due``."""
+    source = SourceUnderTest(one, index)
+    source.start()
+    for entry in to_source(one, index):
+        if entry["type"] == due:
+            return source
+        source.receive(entry)
+    raise ValueError(f"source {index} of {one['name']} never waits for {due}")
+
+
+def collecting_aggregator(one: Entry, due: str, answered: Iterable[int]) -> AggregatorUnderTest:
+    """The aggregator of a session that collects ``due`` and has it of some sources."""
+    aggregator, had = AggregatorUnderTest(one), set(answered)
+    for kind in ("Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"):
+        for entry in one["messages"]:
+            if entry["type"] == kind and entry["arrives"] and (kind != due or entry["from"] in had):
+                aggregator.receive(entry)
+        if kind == due:
+            return aggregator
+        aggregator.close()
+    raise ValueError(f"no phase collects {due}")

@@ -1,0 +1,208 @@
+"""Headers and rosters that a source must accept, and those that it must refuse: the table of the tests, as bytes.
+
+A case says everything that the verdict depends on: the roster, what the source asks of a session, what it remembers
+of the run, the layers that it built itself and the second of its clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import test_header_checks as table
+from cohort import LAYERS, MODEL, NOW, TARGET, AnySigned, identity, limits_of, over_the_wire, roster_of
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fault_vectors import of_suite_2
+from message_vectors import plain
+from session_vectors import signed
+
+from securefda.errors import FaultyAggregatorError
+from securefda.secagg.checks import History, check_vectors
+from securefda.secagg.messages import Header, Visibility
+from securefda.secagg.parameters import SessionLimits
+from securefda.secagg.roster import Roster, SignedRoster, sign_roster
+from securefda.secagg.signatures import sign_bytes
+from securefda.secagg.strict_json import canonical_json
+
+Terms = dict[str, Any]
+
+
+def _case(
+    claim: str,
+    message: AnySigned,
+    *,
+    history: History | None = None,
+    limits: SessionLimits | None = None,
+    roster: Roster | None = None,
+    now: int = NOW,
+) -> Terms:
+    return {
+        "claim": claim,
+        "source": table.ME,
+        **signed(message),
+        "roster": (roster or roster_of(table.N)).digest().hex(),
+        "limits": plain(limits or limits_of(table.N)),
+        "history": plain(history or History()),
+        "unix_s": now,
+    }
+
+
+def _error_of(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except FaultyAggregatorError as error:
+        return error.check
+    return ""
+
+
+def _refused() -> list[Terms]:
+    cases = []
+    for lie in table.LIES:
+        message = table.header(**lie.changes)
+        terms = _case(lie.claim, message, history=lie.history, limits=lie.limits, roster=lie.roster, now=lie.now)
+        cases.append({**terms, "check": lie.check})
+    for check, change in table.OUTSIDE.items():
+        honest = table.header()
+        told, found = (of_suite_2(honest, TARGET), "WIRE") if check == "SUITE" else (change(honest), check)
+        cases.append({**_case(f"a false {check.lower()}", told), "check": found})
+    return cases
+
+
+_COHORTS = {"visibility": Visibility.COHORT, "cohort_size": 4, "cohort_quorum": 2}
+ACCEPTED: Mapping[str, tuple[Terms, Terms]] = {
+    "the first one": ({}, {}),
+    "the next attempt": ({"attempt": 2}, {"history": History(last_position=(1, 1))}),
+    "the next round": (table.NEXT, {"history": table.RAN}),
+    "after a round without me": (
+        {"round": 5, "previous_result_digest": table.OTHER, "model_digest": table.OTHER},
+        {"history": table.RAN},
+    ),
+    "a rule that needs the target's update": ({"rule": table.FEDGP, "target": table.PUBLISHED}, {}),
+    "visibility individual, without numbers of a session": (
+        {"visibility": Visibility.INDIVIDUAL, "modulus_bits": 0, "threshold": 0, "n_max": 0},
+        {},
+    ),
+    "visibility cohort": (_COHORTS, {}),
+    "a ring of 64 bits": ({"modulus_bits": 64}, {}),
+    "fewer than all": ({"participants": (0, 2, 4), "threshold": 3}, {}),
+    "the least threshold": ({"threshold": 3}, {}),
+    "as many that count as I ask for": ({}, {"limits": limits_of(table.N, k_min=3)}),
+}
+
+
+def _accepted() -> list[Terms]:
+    cases = []
+    for claim, (changes, terms) in ACCEPTED.items():
+        message = table.header(**changes)
+        table.check(over_the_wire(message), terms.get("history", History()), terms.get("limits", limits_of(table.N)))
+        cases.append(_case(claim, message, **terms))
+    return cases
+
+
+def _vectors_refused() -> list[Terms]:
+    """Headers that are right, beside vectors that are not the ones they name."""
+    plain_header, asking = table.header(), table.header(rule=table.FEDGP, target=table.PUBLISHED)
+    short = table.header(model_digest=sha256(b"short").digest())
+    model = {"no model": b"", "a model cut short": MODEL[:-1], "a longer model": MODEL + bytes(4), "zeros": bytes(64)}
+    update = {"no update": None, "an update cut short": table.UPDATE[:-1], "another update": b"\1" * 64}
+    return [
+        *(_vectors(claim, plain_header, data, None, "HEADER_MODEL") for claim, data in model.items()),
+        _vectors("a model of another length, as its digest says", short, b"short", None, "HEADER_MODEL"),
+        *(_vectors(claim, asking, MODEL, data, "HEADER_TARGET") for claim, data in update.items()),
+        _vectors("an update that nobody asked for", plain_header, MODEL, table.UPDATE, "HEADER_TARGET"),
+    ]
+
+
+def _vectors(claim: str, message: AnySigned, model: bytes, update: bytes | None, check: str) -> Terms:
+    body: Header = message.body
+    if _error_of(lambda: check_vectors(body, model, update)) != check:
+        raise ValueError(f"{check} {claim}: not found")
+    vectors = {"model": model.hex(), "target_update": None if update is None else update.hex()}
+    return {**_case(claim, message), **vectors, "check": check}
+
+
+def headers() -> object:
+    """All cases share the layers that the source built; rosters are named by their digest."""
+    used = {roster.digest().hex(): roster for roster in (roster_of(table.N), *(lie.roster for lie in table.LIES))}
+    return {
+        "own_layers": plain(LAYERS),
+        "rosters": {digest: roster.canonical_bytes().decode() for digest, roster in used.items()},
+        "valid": _accepted(),
+        "invalid": [*_refused(), *_vectors_refused()],
+    }
+
+
+def _ca() -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(sha256(b"authority").digest())
+
+
+def rosters() -> object:
+    """One roster that every site signed, and what a reader must refuse in its place."""
+    roster, ca_key = roster_of(3), _ca().public_key().public_bytes_raw()
+    complete = sign_roster(roster, _ca(), {entry.site_id: identity(entry.index) for entry in roster.entries})
+    valid = {"file": complete.to_bytes().decode(), "digest": roster.digest().hex(), "ca_public_key": ca_key.hex()}
+    cases = [*_unsigned(complete), *_rosters_of_another_form(roster)]
+    invalid = [{"claim": claim, "file": data.decode(), "ca_public_key": ca_key.hex()} for claim, data in cases]
+    return {"valid": [valid], "invalid": invalid}
+
+
+def _unsigned(complete: SignedRoster) -> list[tuple[str, bytes]]:
+    """The same roster with other signatures."""
+    (first, signature), *others = complete.member_signatures
+    as_message = sign_bytes(_ca(), "Header", complete.roster_bytes)
+    changed = {
+        "a member has not signed": replace(complete, member_signatures=tuple(others)),
+        "the authority's signature has a bit turned": replace(complete, ca_signature=_turned(complete.ca_signature)),
+        "the authority signed it as a message": replace(complete, ca_signature=as_message),
+        "a member signed in another's name": complete.with_signatures({first: others[0][1]}),
+        "a member's signature has a bit turned": complete.with_signatures({first: _turned(signature)}),
+        "a stranger signed too": complete.with_signatures({"stranger": signature}),
+    }
+    return [(claim, roster.to_bytes()) for claim, roster in changed.items()]
+
+
+def _turned(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+def _rosters_of_another_form(roster: Roster) -> list[tuple[str, bytes]]:
+    """Rosters that break a rule, each signed by the authority and by all members as they stand."""
+    fields: dict[str, Any] = json.loads(roster.canonical_bytes())
+
+    def with_sites(**changes: Any) -> bytes:
+        sites = [{**site, **changes} if site["index"] == 2 else site for site in fields["sites"]]
+        return canonical_json({**fields, "sites": sites})
+
+    first = fields["sites"][0]
+    forms = {
+        "with a blank": json.dumps(fields, sort_keys=True, separators=(", ", ":")).encode(),
+        "keys in another order": json.dumps(dict(reversed(fields.items())), separators=(",", ":")).encode(),
+        "with an unknown key": canonical_json({**fields, "note": ""}),
+        "of another format": canonical_json({**fields, "version": 2}),
+        "an epoch of zero": canonical_json({**fields, "epoch": 0}),
+        "an epoch that is no integer": canonical_json({**fields, "epoch": 1.0}),
+        "an index left out": with_sites(index=4),
+        "a second target": with_sites(role="target"),
+        "no such role": with_sites(role="observer"),
+        "one legal entity twice, in other letters": with_sites(legal_entity="HOSPITAL  0"),
+        "one signing key twice": with_sites(signing_key=first["signing_key"]),
+        "one TLS key twice": with_sites(tls_pin=first["tls_pin"]),
+        "one site id twice": with_sites(site_id=first["site_id"]),
+        "a site id in capitals": with_sites(site_id="Source-2"),
+        "a signing key of 31 bytes": with_sites(signing_key=first["signing_key"][2:]),
+        "a signing key in capitals": with_sites(signing_key=fields["sites"][2]["signing_key"].upper()),
+        "validity that ends before it begins": with_sites(not_before=2, not_after=1),
+    }
+    members = {entry.site_id: identity(entry.index) for entry in roster.entries}
+    return [(claim, _signed_anyway(data, members)) for claim, data in forms.items()]
+
+
+def _signed_anyway(data: bytes, members: Mapping[str, Ed25519PrivateKey]) -> bytes:
+    signatures = {site_id: sign_bytes(key, "Roster", data) for site_id, key in members.items()}
+    return SignedRoster(data, sign_bytes(_ca(), "Roster", data)).with_signatures(signatures).to_bytes()
+
+
+SETS: dict[str, Callable[[], object]] = {"headers": headers, "rosters": rosters}

@@ -1,0 +1,260 @@
+"""Whole sessions with every key, draw, message and derived value, for another implementation to be run beside.
+
+A session is that of ``tests/secagg/cohort.py`` with inputs that follow from an index and a place alone. What stands
+in the file beside the messages is recomputed here from the recorded draws, not read out of a source's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from cohort import MODEL, NOW, TARGET, AnySigned, Bytes, Cohort, identity, leaving, limits_of
+from message_vectors import plain
+from numpy.typing import NDArray
+
+from securefda.secagg import agreement, shamir
+from securefda.secagg.agreement import BoxAddress, KeyPair
+from securefda.secagg.checks import quantisation
+from securefda.secagg.cohorts import cohort_with, cohorts_of, nonce_commitment
+from securefda.secagg.messages import Visibility
+from securefda.secagg.prg import RingVector
+from securefda.secagg.secret import Secret
+from securefda.secagg.transcript import key_list_context, members_context, survivors_digest
+
+
+def _cohorts(size: int, quorum: int, **changes: Any) -> dict[str, Any]:
+    return {"visibility": Visibility.COHORT, "cohort_size": size, "cohort_quorum": quorum, **changes}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One session: how many sources, who falls silent from which message (0 to 4) on, and what the header says."""
+
+    claim: str
+    n: int
+    drops: Mapping[int, int] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLANS = {
+    "three": Plan("three sources, nobody is lost", 3),
+    "four-64": Plan("four sources in the 64-bit ring, one is lost in R2", 4, {4: 2}, {"modulus_bits": 64}),
+    "five": Plan("five sources, nobody is lost", 5),
+    "five-lost": Plan("five sources, one is lost in R2 and one is silent in R4", 5, {3: 2, 5: 4}, {"threshold": 3}),
+    "five-cohorts": Plan("five sources in a cohort of two and one of three", 5, {}, _cohorts(2, 2)),
+    "six": Plan("six sources of which four must stay, one is lost in R2", 6, {5: 2}, {"threshold": 4}),
+    "six-cohorts": Plan("six sources in two cohorts of three, one is lost in R2", 6, {6: 2}, _cohorts(3, 2)),
+    "seven-given-up": Plan(
+        "seven sources in two cohorts, one of which loses too many and is given up",
+        7,
+        {2: 2},
+        _cohorts(3, 3, threshold=4),
+    ),
+}
+
+
+class Draws:
+    """A random source that keeps what it gave, draw by draw."""
+
+    def __init__(self, source: Callable[[int], bytes]) -> None:
+        self._source = source
+        self.drawn: list[bytes] = []
+
+    def __call__(self, length: int) -> bytes:
+        self.drawn.append(self._source(length))
+        return self.drawn[-1]
+
+
+class VectorCohort(Cohort):
+    """A session whose draws are kept, and whose ring has room for twice the sources."""
+
+    def __init__(self, plan: Plan, seen: list[tuple[int, int, AnySigned, bool]] | None = None) -> None:
+        lossy = leaving(plan.drops)
+
+        def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+            arrived = lossy(sender, recipient, message)
+            if seen is not None:
+                seen.append((sender, recipient, message, arrived is not None))
+            return arrived
+
+        super().__init__(plan.n, link, {"n_max": 2 * plan.n, **plan.changes})
+        self.random = {index: Draws(Bytes("source", index)) for index in self.indices}  # type: ignore[assignment]
+
+    def reals(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Input and tail of a source: exact multiples of 2^-15, in part beyond the clip."""
+        encoding = quantisation(self.header.body)
+        clips = np.repeat([layer.clip for layer in encoding.layers], [layer.size for layer in encoding.layers])
+        numbers = [self._number(index, place) for place in range(encoding.length)]
+        vector = clips * (np.array(numbers[: encoding.layer_length]) / 2**15 - 1) * 1.125
+        return vector, np.array(numbers[encoding.layer_length :]) / 2**16
+
+    def encoded(self, index: int) -> RingVector:
+        return quantisation(self.header.body).encode(*self.reals(index)).values
+
+    @staticmethod
+    def _number(index: int, place: int) -> int:
+        return int.from_bytes(sha256(f"input {index} {place}".encode()).digest()[:2], "big")
+
+
+def begun(name: str) -> VectorCohort:
+    """A session at its start, the same whenever it is called."""
+    return VectorCohort(PLANS[name])
+
+
+def signed(message: AnySigned) -> dict[str, str]:
+    """A message as it travels."""
+    return {"signed_bytes": message.signed_bytes.hex(), "signature": message.signature.hex()}
+
+
+def session(name: str) -> dict[str, Any]:
+    """One whole session."""
+    seen: list[tuple[int, int, AnySigned, bool]] = []
+    cohort = VectorCohort(PLANS[name], seen)
+    opened = cohort.finish()
+    view = _View.of(cohort, [message for _, _, message, _ in seen])
+    return {
+        "name": name,
+        "claim": PLANS[name].claim,
+        "roster": cohort.roster.canonical_bytes().decode(),
+        "roster_digest": cohort.roster.digest().hex(),
+        "identities": {str(entry.index): _seed(entry.index) for entry in cohort.roster.entries},
+        "target": TARGET,
+        "limits": plain(limits_of(cohort.n)),
+        "unix_s": NOW,
+        "model": MODEL.hex(),
+        "header": signed(cohort.header),
+        "header_fields": plain(cohort.header.body),
+        "ctx": view.ctx.hex(),
+        "ctx1": view.ctx1.hex(),
+        "ctx2": view.ctx2.hex(),
+        "cohorts": [sorted(members) for members in view.cohorts],
+        "survivors": sorted(opened.survivors),
+        "dropped": sorted(opened.dropped),
+        "survivors_digest": view.survivors_digest.hex(),
+        "sources": {str(index): _source(cohort, view, index) for index in cohort.indices},
+        "messages": _messages(cohort, seen),
+        "sums": [_sum(cohort, one) for one in opened.sums],
+        "sum_digest": opened.sum_digest.hex(),
+    }
+
+
+def _seed(index: int) -> str:
+    return identity(index).private_bytes_raw().hex()
+
+
+@dataclass(frozen=True)
+class _View:
+    """What the sites of a session agree on."""
+
+    ctx: bytes
+    ctx1: bytes
+    ctx2: bytes
+    keys: Mapping[int, Any]
+    u2: frozenset[int]
+    cohorts: tuple[frozenset[int], ...]
+    survivors_digest: bytes
+
+    @classmethod
+    def of(cls, cohort: Cohort, messages: list[AnySigned]) -> _View:
+        def of_type(name: str) -> list[AnySigned]:
+            return [message for message in messages if message.type_name == name]
+
+        ctx, key_list = cohort.header.digest(), of_type("KeyList")[0].body
+        ctx1 = key_list_context(ctx, key_list.advertisements)
+        nonces = {message.sender: message.body.nonce for message in of_type("ShareBundle")}
+        ctx2 = members_context(ctx1, nonces)
+        lists = of_type("Survivors")[0].body
+        return cls(
+            ctx,
+            ctx1,
+            ctx2,
+            {item.sender: item.body for item in key_list.advertisements},
+            frozenset(nonces),
+            cohorts_of(cohort.header.body, ctx1, nonces),
+            survivors_digest(ctx2, lists),
+        )
+
+
+def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
+    drawn = cohort.random[index].drawn  # type: ignore[attr-defined]
+    master, self_secret, channel, nonce = (Secret(one) for one in drawn[:4])
+    pair, box_pair = agreement.mask_pair(master, own=index, ctx=view.ctx), KeyPair(channel)
+    vector, tail = cohort.reals(index)
+    return {
+        "random": [one.hex() for one in drawn],
+        "mask_private_key": pair.private.reveal().hex(),
+        "mask_key": pair.public.hex(),
+        "box_key": box_pair.public.hex(),
+        "self_mask_commitment": agreement.commitment(self_secret, own=index, ctx=view.ctx).hex(),
+        "nonce_commitment": nonce_commitment(nonce.reveal(), own=index, ctx=view.ctx).hex(),
+        "shares": _shares(cohort, view, master, self_secret, drawn[4:]),
+        "box_keys": _box_keys(view, index, box_pair),
+        "self_seed": agreement.self_seed(self_secret, own=index, ctx2=view.ctx2).reveal().hex(),
+        "pair_seeds": {
+            str(peer): agreement.pair_seed(pair, view.keys[peer].mask_key, own=index, peer=peer, ctx2=view.ctx2)
+            .reveal()
+            .hex()
+            for peer in sorted(cohort_with(index, view.cohorts) - {index})
+        },
+        "input": [x.hex() for x in vector.tolist()],
+        "tail": [x.hex() for x in tail.tolist()],
+        "encoded": _words(cohort.encoded(index)),
+        "masked": _words(cohort.vectors[index]),
+    }
+
+
+def _shares(cohort: Cohort, view: _View, master: Secret, self_secret: Secret, drawn: list[bytes]) -> dict[str, Any]:
+    """Who gets which shares, from the draws after the first four."""
+    xs, threshold, rest = [shamir.x_of(peer) for peer in sorted(view.keys)], cohort.header.body.threshold, iter(drawn)
+    of_master = shamir.split(master, threshold, xs, lambda _: next(rest))
+    of_self_secret = shamir.split(self_secret, threshold, xs, lambda _: next(rest))
+    return {
+        str(x - 1): {"master": of_master[x].reveal().hex(), "self_secret": of_self_secret[x].reveal().hex()} for x in xs
+    }
+
+
+def _box_keys(view: _View, index: int, pair: KeyPair) -> dict[str, str]:
+    return {
+        str(peer): agreement.box_key(pair, view.keys[peer].box_key, BoxAddress(view.ctx1, index, peer)).reveal().hex()
+        for peer in sorted(view.keys)
+        if peer != index
+    }
+
+
+def _words(vector: RingVector) -> str:
+    return vector.astype(vector.dtype.newbyteorder("<")).tobytes().hex()
+
+
+def _messages(cohort: VectorCohort, seen: list[tuple[int, int, AnySigned, bool]]) -> list[dict[str, Any]]:
+    """Each message once, with all its recipients, in the order in which they were sent."""
+    listed: dict[bytes, dict[str, Any]] = {}
+    for sender, recipient, message, arrived in seen:
+        entry = listed.setdefault(
+            message.signed_bytes,
+            {"type": message.type_name, "from": sender, "to": [], "arrives": arrived, **signed(message)},
+        )
+        entry["to"].append(recipient)
+        if message.type_name == "MaskedInput":
+            entry["vector"] = _words(cohort.vectors[sender])
+    return list(listed.values())
+
+
+def _sum(cohort: Cohort, one: Any) -> dict[str, Any]:
+    return {
+        "survivors": sorted(one.survivors),
+        "words": _words(cohort.sum_of(sorted(one.survivors))),
+        "vector": [x.hex() for x in one.decoded.vector.tolist()],
+        "tail": [x.hex() for x in one.decoded.tail.tolist()],
+    }
+
+
+def sessions() -> object:
+    """All of them."""
+    return {"valid": [session(name) for name in PLANS]}
+
+
+SETS: dict[str, Callable[[], object]] = {"sessions": sessions}
