@@ -23,6 +23,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python tests/vectors/generate.py --check
+	$(BIN)/python -m threat_model.generate --check
 
 $(READY): requirements.lock pyproject.toml
 	@python=; for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11; do \

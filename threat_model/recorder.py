@@ -7,8 +7,8 @@ to leave something out adds what it ran to that file, and is judged by its own t
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -117,13 +117,14 @@ class _Recorder:
 
     def _write(self, run: LastRun) -> None:
         path = self._folder / LAST_RUN_FILE
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         try:
-            descriptor, name = tempfile.mkstemp(prefix=LAST_RUN_FILE, dir=self._folder)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(run.model_dump_json(by_alias=True, indent=1) + "\n")
-            Path(name).replace(path)
+            unfinished.write_text(run.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
+            unfinished.replace(path)
         except OSError as error:
             self._verdict = f"{path} is not written: {error.strerror}"
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
 
 
 def _recorded(reports: list[pytest.TestReport], time: datetime) -> RecordedTest | None:

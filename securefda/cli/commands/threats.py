@@ -126,7 +126,7 @@ def _when(last: LastRun | None) -> str:
         return "The tests of this have not run here: make test"
     if last.full_run is None:
         return f"Some tests ran, up to {_minute(latest)}; never all of them: make test"
-    again = f"; some ran again, up to {_minute(latest)}" if latest > last.full_run else ""
+    again = f", some again up to {_minute(latest)}" if latest > last.full_run else ""
     return f"All tests ran on {_minute(last.full_run)}{again}."
 
 
