@@ -16,7 +16,7 @@ import pytest
 
 from securefda.cli.threats import LAST_RUN_FILE, LastRun, RecordedTest, load_last_run, load_register
 from securefda.errors import ConfigError
-from threat_model.register import CONTROL_MARK, MACHINERY_MARK, MARKS, THREAT_MARK, gaps
+from threat_model.register import CONTROL_MARK, MACHINERY_MARK, MARKS, THREAT_MARK, misnamed, unshown
 
 _THREATS, _KIND = "threats", "threat-kind"
 _NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "setuponly", "collectonly")
@@ -60,7 +60,7 @@ class _Recorder:
         self._unmarked: set[str] = set()
         self._crashed: set[str] = set()
         self._problems: list[str] = []
-        self._verdict = ""
+        self._notes: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what belongs to the register."""
@@ -76,43 +76,49 @@ class _Recorder:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write what ran; after a full run, also fail it where the register promises more than was shown."""
         recorded = {name: _recorded(reports, self._began) for name, reports in self._reports.items()}
-        ran = {name: record for name, record in recorded.items() if record is not None}
-        if _is_full(session, exitstatus):
-            run = LastRun(full_run=self._began, tests=ran)
-            self._judge(run)
+        run = LastRun(tests={name: record for name, record in recorded.items() if record is not None})
+        is_full = _is_full(session, exitstatus)
+        self._judge(run, is_full=is_full)
+        if is_full:
+            self._write(run.model_copy(update={"full_run": self._began}))
             if self._problems:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            self._write(run)
-        elif ran or self._crashed:
+        elif run.tests or self._crashed:
             before = self._before()
             kept = {name: record for name, record in before.tests.items() if name not in self._crashed}
-            self._write(LastRun(full_run=before.full_run, tests=kept | ran))
+            self._write(LastRun(full_run=before.full_run, tests=kept | run.tests))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say what is unproven, or that nothing is."""
-        if self._problems or self._verdict:
+        """Say what is wrong, or after a full run that nothing is."""
+        if self._problems or self._notes:
             terminalreporter.section("threat model")
         for line in self._problems:
             terminalreporter.write_line(f"FAILED {line}", red=True)
-        if self._verdict:
-            terminalreporter.write_line(self._verdict)
+        for line in self._notes:
+            terminalreporter.write_line(line)
 
-    def _judge(self, run: LastRun) -> None:
+    def _judge(self, run: LastRun, *, is_full: bool) -> None:
+        if not (is_full or run.tests or self._unmarked):
+            return
         try:
             register = load_register(self._folder)
         except ConfigError as error:
-            self._problems = [str(error)]
+            (self._problems if is_full else self._notes).append(str(error))
             return
-        self._problems = gaps(register, run, self._unmarked)
+        wrong = misnamed(register, run, self._unmarked)
+        if not is_full:
+            self._notes += wrong
+            return
+        self._problems += unshown(register, run) + wrong
         seconds = sum(record.seconds for record in run.tests.values())
         claims = sum(threat.status == "mitigated" for threat in register.threat)
-        self._verdict = f"{claims} mitigated threats, {len(run.tests)} tests of threats in {seconds:.0f} s"
+        self._notes.append(f"{claims} mitigated threats, {len(run.tests)} tests of threats in {seconds:.0f} s")
 
     def _before(self) -> LastRun:
         try:
             return load_last_run(self._folder) or LastRun()
         except ConfigError as error:
-            self._verdict = f"begun anew: {error}"
+            self._notes.append(f"begun anew: {error}")
             return LastRun()
 
     def _write(self, run: LastRun) -> None:
@@ -122,7 +128,7 @@ class _Recorder:
             unfinished.write_text(run.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
             unfinished.replace(path)
         except OSError as error:
-            self._verdict = f"{path} is not written: {error.strerror}"
+            self._notes.append(f"{path} is not written: {error.strerror}")
             with contextlib.suppress(OSError):
                 unfinished.unlink()
 
@@ -149,6 +155,7 @@ def _is_full(session: pytest.Session, exitstatus: int) -> bool:
     """Whether every test of the configured paths was to run, and the run came to its end."""
     config = session.config
     narrowed = any(getattr(config.option, name, None) for name in _NARROWING)
+    narrowed |= any(setting.startswith("testpaths") for setting in config.option.override_ini or ())
     ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
     stopped = bool(session.shouldstop or session.shouldfail)
     return config.args_source is pytest.Config.ArgsSource.TESTPATHS and ended and not narrowed and not stopped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from securefda.cli.threats import Kind, LastRun, Register, load_register, unproven, verdict
@@ -51,24 +51,21 @@ def _marked(source: str) -> Iterator[str]:
             yield from (str(item.value) for item in node.args if isinstance(item, ast.Constant))
 
 
-def gaps(known: Register, run: LastRun, unmarked: Collection[str] = ()) -> list[str]:
-    """What a full run leaves unproven, one line each; empty where every claim held.
-
-    Args:
-        known: the register.
-        run: the tests of threats that ran, by pytest id.
-        unmarked: pytest ids of the tests that should name a threat and do not.
-    """
-    lines = [
+def unshown(known: Register, run: LastRun) -> list[str]:
+    """What a full run promised and did not show, one line each: the tests that every mitigation needs."""
+    return [
         f"{threat.id} is mitigated, and {_NEEDED[kind]}: {verdict(run, threat.id, kind).outcome}"
         for kind in _NEEDED
         for threat in unproven(known, run, kind)
     ]
-    return [*lines, *_unknown(known, run), *(f"{name} names no threat: mark it so" for name in sorted(unmarked))]
 
 
-def _unknown(known: Register, run: LastRun) -> Iterator[str]:
+def misnamed(known: Register, run: LastRun, unmarked: Iterable[str]) -> list[str]:
+    """Tests that are marked with no threat of the register, or not at all where they should be, one line each."""
     ids = {threat.id for threat in known.threat}
-    for name, record in sorted(run.tests.items()):
-        for threat_id in sorted(set(record.threats) - ids):
-            yield f"{name} is marked {threat_id}, which is no threat of the register"
+    unknown = [
+        f"{name} is marked {threat_id}, which is no threat of the register"
+        for name, record in sorted(run.tests.items())
+        for threat_id in sorted(set(record.threats) - ids)
+    ]
+    return unknown + [f"{name} names no threat: mark it so" for name in sorted(unmarked)]

@@ -148,6 +148,7 @@ NARROWED = {
     "a mark": ["-m", "threat and not control", "-k", "attack"],
     "deselected": ["--deselect", "threat_model/tests/test_attacks.py::test_attack_succeeds"],
     "ignored": ["--ignore", "tests"],
+    "other paths": ["-o", "testpaths=threat_model/tests"],
 }
 
 
@@ -158,6 +159,13 @@ def test_partial_run_neither_fails_nor_counts_as_full(project: Project, argument
     assert result.ret == pytest.ExitCode.OK
     assert project.outcomes()["test_attack_fails"] == ("adversary", "passed")
     assert not project.was_full()
+
+
+def test_partial_run_says_what_is_marked_wrong_and_does_not_fail(project: Project) -> None:
+    project.tests("test_attacks.py", PLANNED.replace("T02", "T99").replace("@", "import pytest\n\n@") + OTHER)
+    result = project.run("threat_model/tests")
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["*is marked T99, which is no threat of the register", "*_else names no threat: *"])
 
 
 def test_partial_run_changes_only_what_it_ran(project: Project) -> None:
