@@ -48,6 +48,12 @@ PLANS = {
     "five-cohorts": Plan("five sources in a cohort of two and one of three", 5, {}, _cohorts(2, 2)),
     "six": Plan("six sources of which four must stay, one is lost in R2", 6, {5: 2}, {"threshold": 4}),
     "six-cohorts": Plan("six sources in two cohorts of three, one is lost in R2", 6, {6: 2}, _cohorts(3, 2)),
+    "seven-lost": Plan(
+        "seven sources of which four must stay, one each is lost in R0, R1 and R2",
+        7,
+        {0: 0, 3: 1, 5: 2},
+        {"threshold": 4},
+    ),
     "seven-given-up": Plan(
         "seven sources in two cohorts, one of which loses too many and is given up",
         7,
@@ -115,7 +121,7 @@ def session(name: str) -> dict[str, Any]:
     seen: list[tuple[int, int, AnySigned, bool]] = []
     cohort = VectorCohort(PLANS[name], seen)
     opened = cohort.finish()
-    view = _View.of(cohort, [message for _, _, message, _ in seen])
+    view = _View.of(cohort, [message for _, _, message, arrived in seen if arrived])
     return {
         "name": name,
         "claim": PLANS[name].claim,
@@ -180,26 +186,34 @@ class _View:
 
 
 def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
+    """What a source drew and computed, as far as it got."""
     drawn = cohort.random[index].drawn  # type: ignore[attr-defined]
     master, self_secret, channel, nonce = (Secret(one) for one in drawn[:4])
     pair, box_pair = agreement.mask_pair(master, own=index, ctx=view.ctx), KeyPair(channel)
-    vector, tail = cohort.reals(index)
-    return {
+    fields = {
         "random": [one.hex() for one in drawn],
         "mask_private_key": pair.private.reveal().hex(),
         "mask_key": pair.public.hex(),
         "box_key": box_pair.public.hex(),
         "self_mask_commitment": agreement.commitment(self_secret, own=index, ctx=view.ctx).hex(),
         "nonce_commitment": nonce_commitment(nonce.reveal(), own=index, ctx=view.ctx).hex(),
-        "shares": _shares(cohort, view, master, self_secret, drawn[4:]),
-        "box_keys": _box_keys(view, index, box_pair),
+    }
+    if index in view.keys:
+        fields["shares"] = _shares(cohort, view, master, self_secret, drawn[4:])
+        fields["box_keys"] = _box_keys(view, index, box_pair)
+    return {**fields, **(_masking(cohort, view, index, pair, self_secret) if index in view.u2 else {})}
+
+
+def _masking(cohort: VectorCohort, view: _View, index: int, pair: KeyPair, self_secret: Secret) -> dict[str, Any]:
+    """The input of a source, the keys of its masks, and what became of it."""
+    vector, tail = cohort.reals(index)
+    seeds = {
+        peer: agreement.pair_seed(pair, view.keys[peer].mask_key, own=index, peer=peer, ctx2=view.ctx2)
+        for peer in sorted(cohort_with(index, view.cohorts) - {index})
+    }
+    return {
         "self_seed": agreement.self_seed(self_secret, own=index, ctx2=view.ctx2).reveal().hex(),
-        "pair_seeds": {
-            str(peer): agreement.pair_seed(pair, view.keys[peer].mask_key, own=index, peer=peer, ctx2=view.ctx2)
-            .reveal()
-            .hex()
-            for peer in sorted(cohort_with(index, view.cohorts) - {index})
-        },
+        "pair_seeds": {str(peer): seed.reveal().hex() for peer, seed in seeds.items()},
         "input": [x.hex() for x in vector.tolist()],
         "tail": [x.hex() for x in tail.tolist()],
         "encoded": _words(cohort.encoded(index)),

@@ -1,0 +1,392 @@
+"""SFDA-SA/1 a second time, written from ``threat_model/sfda-sa-1.md`` without a line of the library.
+
+It shares no code with ``securefda``: its own protobuf writer and reader, plain integers for the curve and the field,
+AES block by block. Only Ed25519 and the AES block are those of ``cryptography``. It is given what a session is made
+of (identities, draws, inputs, the header, who is lost) and writes down every message that passes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import secagg_oracles as oracle
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+BASE_POINT = (9).to_bytes(32, "little")
+BODY = {
+    "Header": 16,
+    "Advertise": 17,
+    "KeyList": 18,
+    "ShareBundle": 19,
+    "ShareDelivery": 20,
+    "MaskedInput": 21,
+    "Survivors": 23,
+    "SurvivorSignature": 24,
+    "Consistency": 25,
+    "Unmask": 26,
+    "Result": 27,
+}
+COHORT = 2
+
+
+# Protobuf.
+
+
+def varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+
+def put(number: int, value: int | bytes, *, always: bool = False) -> bytes:
+    """One field; a default is left out unless the field is repeated or in a oneof."""
+    if not value and not always:
+        return b""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def read(data: bytes) -> dict[int, list[Any]]:
+    """The fields of a message by number; of 64-bit fields the eight bytes."""
+    fields: dict[int, list[Any]] = {}
+    place = 0
+
+    def number() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = data[place]
+            place += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while place < len(data):
+        tag = number()
+        if tag & 7 == 0:
+            fields.setdefault(tag >> 3, []).append(number())
+            continue
+        length = 8 if tag & 7 == 1 else number()
+        fields.setdefault(tag >> 3, []).append(data[place : place + length])
+        place += length
+    return fields
+
+
+def numbers(packed: bytes) -> list[int]:
+    values, value, shift = [], 0, 0
+    for byte in packed:
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            values.append(value)
+            value = shift = 0
+    return values
+
+
+# Derivations.
+
+
+def labelled(label: str, *parts: bytes) -> bytes:
+    framed = b"".join(struct.pack(">Q", len(part)) + part for part in parts)
+    return hashlib.sha256(b"securefda/1/" + label.encode() + b"\0" + framed).digest()
+
+
+def index(number: int) -> bytes:
+    return struct.pack(">I", number)
+
+
+def derive(secret: bytes, salt: bytes, label: str, *parties: int) -> bytes:
+    info = oracle.fields(b"securefda/1/" + label.encode(), len(parties), *parties, 0)
+    return oracle.hkdf_sha256(secret, salt, info, 32)
+
+
+def public(private: bytes) -> bytes:
+    return oracle.x25519(private, BASE_POINT)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the header says that the session depends on."""
+
+    session_id: bytes
+    visibility: int
+    participants: list[int]
+    threshold: int
+    bits: int
+    n_max: int
+    clips: list[float]
+    cohort_size: int
+    cohort_quorum: int
+
+    @classmethod
+    def of(cls, header: bytes) -> Terms:
+        envelope = read(header)
+        body = read(envelope[16][0])
+        clips: list[float] = []
+        for layer in map(read, body[7]):
+            size = 1
+            for side in numbers(layer[2][0]) if 2 in layer else []:
+                size *= side
+            clips += [struct.unpack("<d", layer[3][0])[0]] * size
+        return cls(
+            envelope[2][0],
+            body[4][0],
+            numbers(body[11][0]),
+            body[12][0],
+            body[13][0],
+            body[14][0],
+            clips,
+            body.get(20, [0])[0],
+            body.get(21, [0])[0],
+        )
+
+    @property
+    def q_max(self) -> int:
+        return int(min((2 ** (self.bits - 1) - 1) // self.n_max, 2**40))
+
+    @property
+    def quorum(self) -> int:
+        return self.cohort_quorum if self.visibility == COHORT else self.threshold
+
+    def split(self, ctx1: bytes, nonces: Mapping[int, bytes]) -> list[list[int]]:
+        members = sorted(nonces)
+        if self.visibility != COHORT:
+            return [members]
+        key = labelled("cohort-key", ctx1, *(index(one) + nonces[one] for one in members))
+        members.sort(key=lambda one: labelled("cohort-place", key, index(one)))
+        count = max(1, len(members) // self.cohort_size)
+        bounds = [place * len(members) // count for place in range(count + 1)]
+        return [sorted(members[start:end]) for start, end in itertools.pairwise(bounds)]
+
+    def encode(self, reals: Iterable[float]) -> list[int]:
+        """Clip, scale, round to the nearest with ties to even; the tail has clip 1."""
+        words = []
+        for x, clip in zip(reals, [*self.clips, 1.0, 1.0], strict=True):
+            words.append(round(min(max(x, -clip), clip) * (self.q_max / clip)) % 2**self.bits)
+        return words
+
+    def decode(self, words: list[int]) -> list[float]:
+        centred = [word - 2**self.bits * (word >> (self.bits - 1)) for word in words]
+        layers = [value * (clip / self.q_max) for value, clip in zip(centred, self.clips, strict=False)]
+        return layers + [value / self.q_max for value in centred[-2:]]
+
+    def to_bytes(self, words: Iterable[int]) -> bytes:
+        return b"".join(word.to_bytes(self.bits // 8, "little") for word in words)
+
+
+class Source:
+    """One source: its draws in order, and all that follows from them."""
+
+    def __init__(self, own: int, draws: list[bytes], ctx: bytes) -> None:
+        self.own, self.ctx = own, ctx
+        self.master, self.self_secret, self.channel, self.nonce = draws[:4]
+        self.rest = draws[4:]
+        self.mask_private = derive(self.master, ctx, "mask-sk", own)
+        self.mask_key, self.box_key = public(self.mask_private), public(self.channel)
+        preimage = oracle.fields(b"securefda/1/self-commitment", ctx, own, self.self_secret)
+        self.self_mask_commitment = hashlib.sha256(preimage).digest()
+        self.nonce_commitment = labelled("nonce", ctx, index(own), self.nonce)
+
+    def advertise(self) -> bytes:
+        return b"".join(
+            put(number, value)
+            for number, value in enumerate(
+                (self.mask_key, self.box_key, self.self_mask_commitment, self.nonce_commitment), start=1
+            )
+        )
+
+    def deal(self, threshold: int, u1: list[int]) -> dict[int, tuple[bytes, bytes]]:
+        """For each holder its share of the master secret and of the self secret."""
+        dealt = [self._polynomial(secret, threshold, u1) for secret in (self.master, self.self_secret)]
+        return {holder: (dealt[0][holder], dealt[1][holder]) for holder in u1}
+
+    def _polynomial(self, secret: bytes, threshold: int, u1: list[int]) -> dict[int, bytes]:
+        coefficients = [int.from_bytes(secret, "big")]
+        while len(coefficients) < threshold:
+            coefficients += oracle.field_elements(self.rest.pop(0))
+        return {
+            holder: (sum(c * (holder + 1) ** power for power, c in enumerate(coefficients)) % oracle.PRIME).to_bytes(
+                33, "big"
+            )
+            for holder in u1
+        }
+
+    def channel_key(self, peer: Source, ctx1: bytes) -> bytes:
+        return derive(oracle.x25519(self.channel, peer.box_key), ctx1, "share-box", self.own, peer.own)
+
+    def box(self, peer: Source, shares: tuple[bytes, bytes], ctx1: bytes) -> bytes:
+        nonce = self.rest.pop(0)
+        plaintext = ctx1 + index(self.own) + index(peer.own) + shares[0] + shares[1]
+        associated = oracle.fields(b"securefda/1/share-box", ctx1, self.own, peer.own)
+        return nonce + oracle.aes_gcm(self.channel_key(peer, ctx1), nonce, plaintext, associated)
+
+    def self_seed(self, ctx2: bytes) -> bytes:
+        return derive(self.self_secret, ctx2, "self-mask", self.own)
+
+    def pair_seed(self, peer: Source, ctx2: bytes) -> bytes:
+        low, high = sorted((self.own, peer.own))
+        return derive(oracle.x25519(self.mask_private, peer.mask_key), ctx2, "pair-mask", low, high)
+
+
+def add(words: list[int], seed: bytes, sign: int, bits: int) -> list[int]:
+    stream = oracle.keystream_words(seed, bits, len(words))
+    return [(word + sign * mask) % 2**bits for word, mask in zip(words, stream, strict=True)]
+
+
+class Replica:
+    """A whole session: every site of it, and the list of what they send.
+
+    Args:
+        one: a session of ``sessions.json``; of its sources only ``random``, ``input`` and ``tail`` are read.
+        arrives: whether a message (type, sender) reaches the aggregator.
+    """
+
+    def __init__(self, one: Mapping[str, Any], arrives: Callable[[str, int], bool]) -> None:
+        self.header = bytes.fromhex(one["header"]["signed_bytes"])
+        self.terms, self.ctx = Terms.of(self.header), hashlib.sha256(self.header).digest()
+        self.target, self._arrives = one["target"], arrives
+        self._keys = {
+            int(site): Ed25519PrivateKey.from_private_bytes(bytes.fromhex(seed))
+            for site, seed in one["identities"].items()
+        }
+        self.sources = {
+            own: Source(own, [bytes.fromhex(draw) for draw in one["sources"][str(own)]["random"]], self.ctx)
+            for own in self.terms.participants
+        }
+        self._inputs = {
+            int(own): [float.fromhex(text) for text in (*fields["input"], *fields["tail"])]
+            for own, fields in one["sources"].items()
+            if "input" in fields
+        }
+        self.messages: list[dict[str, Any]] = []
+        self._keys_and_shares()
+        self._masked_inputs()
+        self._unmasking()
+
+    def _send(self, kind: str, sender: int, to: list[int], context: bytes, body: bytes, **more: Any) -> bytes:
+        """Sign and note a message; returns it as one travels, or nothing where it is lost."""
+        data = put(1, 1) + put(2, self.terms.session_id) + put(3, sender) + put(4, context)
+        data += put(BODY[kind], body, always=True)
+        statement = b"securefda/1/" + kind.encode() + b"\0" + hashlib.sha256(data).digest()
+        signature = self._keys[sender].sign(statement)
+        arrived = sender == self.target or self._arrives(kind, sender)
+        self.messages.append(
+            {"type": kind, "from": sender, "to": to, "arrives": arrived}
+            | {"signed_bytes": data.hex(), "signature": signature.hex()}
+            | more
+        )
+        return put(1, data) + put(2, signature) if arrived else b""
+
+    def _tell(self, kind: str, to: list[int], context: bytes, body: bytes) -> None:
+        self._send(kind, self.target, to, context, body)
+
+    def _keys_and_shares(self) -> None:
+        """R0 and R1."""
+        heard = {
+            own: self._send("Advertise", own, [self.target], self.ctx, source.advertise())
+            for own, source in self.sources.items()
+        }
+        self.u1 = [own for own, message in heard.items() if message]
+        self._tell("KeyList", self.u1, self.ctx, b"".join(put(1, heard[own]) for own in self.u1))
+        parts = [part for own in self.u1 for part in (read(heard[own])[1][0], read(heard[own])[2][0])]
+        self.ctx1 = labelled("ctx1", self.ctx, *parts)
+        self.shares = {own: self.sources[own].deal(self.terms.threshold, self.u1) for own in self.u1}
+        boxes = {own: self._boxes(own) for own in self.u1}
+        heard = {own: self._send("ShareBundle", own, [self.target], self.ctx1, boxes[own][0]) for own in self.u1}
+        self.u2 = [own for own in self.u1 if heard[own]]
+        for own in self.u2:
+            others = [
+                put(1, peer) + put(2, boxes[peer][1][own]) + put(3, self.sources[peer].nonce)
+                for peer in self.u2
+                if peer != own
+            ]
+            body = b"".join(put(1, one) for one in others)
+            self._tell("ShareDelivery", [own], self.ctx1, body)
+        self.ctx2 = labelled("ctx2", self.ctx1, b"".join(index(own) for own in self.u2))
+        self.cohorts = self.terms.split(self.ctx1, {own: self.sources[own].nonce for own in self.u2})
+
+    def _boxes(self, own: int) -> tuple[bytes, dict[int, bytes]]:
+        source = self.sources[own]
+        boxes = {
+            peer: source.box(self.sources[peer], self.shares[own][peer], self.ctx1) for peer in self.u1 if peer != own
+        }
+        body = b"".join(put(1, put(1, peer) + put(2, box)) for peer, box in boxes.items())
+        return body + put(2, source.nonce), boxes
+
+    def masked(self, own: int) -> list[int]:
+        """The masked input of a source."""
+        words = self.terms.encode(self._inputs[own])
+        words = add(words, self.sources[own].self_seed(self.ctx2), 1, self.terms.bits)
+        for peer in self.cohort_of(own):
+            if peer != own:
+                seed = self.sources[own].pair_seed(self.sources[peer], self.ctx2)
+                words = add(words, seed, 1 if peer < own else -1, self.terms.bits)
+        return words
+
+    def cohort_of(self, own: int) -> list[int]:
+        return next(cohort for cohort in self.cohorts if own in cohort)
+
+    def _masked_inputs(self) -> None:
+        """R2 and the lists of R3."""
+        self.inputs = {own: self.terms.to_bytes(self.masked(own)) for own in self.u2}
+        digests = {own: hashlib.sha256(data).digest() for own, data in self.inputs.items()}
+        there = []
+        for own, data in self.inputs.items():
+            body = put(1, digests[own]) + put(2, len(data))
+            if self._send("MaskedInput", own, [self.target], self.ctx2, body, vector=data.hex()):
+                there.append(own)
+        opened = [own for own in there if len(set(self.cohort_of(own)) & set(there)) >= self.terms.quorum]
+        self.u3, self.dropped = opened, [own for own in self.u2 if own not in opened]
+        body = b"".join(put(1, put(1, own) + put(2, digests[own])) for own in self.u3)
+        packed = b"".join(varint(own) for own in self.dropped)
+        self._tell("Survivors", self.u3, self.ctx2, body + put(2, packed))
+        alive = b"".join(index(own) + digests[own] for own in self.u3)
+        self.survivors_digest = labelled("survivors", self.ctx2, alive, b"".join(index(own) for own in self.dropped))
+
+    def _unmasking(self) -> None:
+        """R3 and R4."""
+        body = put(1, self.survivors_digest)
+        heard = {own: self._send("SurvivorSignature", own, [self.target], self.ctx2, body) for own in self.u3}
+        asked = [own for own in self.u3 if heard[own]]
+        self._tell("Consistency", asked, self.ctx2, b"".join(put(1, heard[own]) for own in asked))
+        self.answers: list[int] = []
+        for own in asked:
+            mine = [put(1, owner) + put(2, self.shares[owner][own][1]) for owner in self.u3]
+            mine += [put(1, owner) + put(3, self.shares[owner][own][0]) for owner in self.dropped]
+            if self._send("Unmask", own, [self.target], self.ctx2, b"".join(put(1, one) for one in mine)):
+                self.answers.append(own)
+        self.sums = [self._open(cohort) for cohort in self.cohorts if set(cohort) & set(self.u3)]
+        self.sum_digest = hashlib.sha256(b"".join(map(self.terms.to_bytes, self.sums))).digest()
+        body = put(1, self.sum_digest) + put(2, len(self.u3)) + put(3, hashlib.sha256(b"next model").digest())
+        self._tell("Result", asked, self.ctx2, body)
+
+    def _open(self, cohort: list[int]) -> list[int]:
+        """The sum of a cohort, from the masked inputs that arrived and the shares of t answers alone."""
+        alive = [own for own in cohort if own in self.u3]
+        masked = [[int.from_bytes(word, "little") for word in self._split(self.inputs[own])] for own in alive]
+        total = [sum(column) % 2**self.terms.bits for column in zip(*masked, strict=True)]
+        for own in alive:
+            seed = derive(self._reconstruct(own, 1), self.ctx2, "self-mask", own)
+            total = add(total, seed, -1, self.terms.bits)
+        for lost in (own for own in cohort if own in self.dropped):
+            private = derive(self._reconstruct(lost, 0), self.ctx, "mask-sk", lost)
+            for own in alive:
+                low, high = sorted((lost, own))
+                shared = oracle.x25519(private, self.sources[own].mask_key)
+                seed = derive(shared, self.ctx2, "pair-mask", low, high)
+                total = add(total, seed, 1 if own < lost else -1, self.terms.bits)
+        return total
+
+    def _split(self, data: bytes) -> list[bytes]:
+        width = self.terms.bits // 8
+        return [data[start : start + width] for start in range(0, len(data), width)]
+
+    def _reconstruct(self, owner: int, kind: int) -> bytes:
+        holders = self.answers[: self.terms.threshold]
+        points = {holder + 1: int.from_bytes(self.shares[owner][holder][kind], "big") for holder in holders}
+        return oracle.polynomial_through(points)[0].to_bytes(32, "big")

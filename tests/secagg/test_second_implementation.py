@@ -1,0 +1,110 @@
+"""A second implementation, written from the specification, gives the published sessions byte for byte."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import secagg_oracles
+import second_implementation
+from published import load, session
+from second_implementation import Replica
+
+SESSIONS = [one["name"] for one in load("sessions")["valid"]]
+
+
+@cache
+def replica(name: str) -> Replica:
+    lost = {(entry["type"], entry["from"]) for entry in session(name)["messages"] if not entry["arrives"]}
+    return Replica(session(name), lambda kind, sender: (kind, sender) not in lost)
+
+
+@pytest.mark.parametrize("module", [second_implementation, secagg_oracles])
+def test_second_implementation_imports_nothing_of_the_library(module: Any) -> None:
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    froms = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert {name.split(".")[0] for name in froms | names} <= {
+        "__future__",
+        "collections",
+        "cryptography",
+        "dataclasses",
+        "fractions",
+        "hashlib",
+        "hmac",
+        "itertools",
+        "random",
+        "secagg_oracles",
+        "struct",
+        "typing",
+    }
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_every_message_of_a_session_is_the_published_one(name: str) -> None:
+    assert replica(name).messages == session(name)["messages"]
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_every_transcript_hash_and_the_cohorts_are_the_published_ones(name: str) -> None:
+    one, other = session(name), replica(name)
+    for field in ("ctx", "ctx1", "ctx2", "survivors_digest", "sum_digest"):
+        assert getattr(other, field).hex() == one[field], field
+    assert [other.cohorts, other.u3, other.dropped] == [one["cohorts"], one["survivors"], one["dropped"]]
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_every_key_share_and_seed_of_a_source_is_the_published_one(name: str) -> None:
+    one, other = session(name), replica(name)
+    for text, published in one["sources"].items():
+        source = other.sources[int(text)]
+        found: dict[str, Any] = {
+            "mask_private_key": source.mask_private.hex(),
+            "mask_key": source.mask_key.hex(),
+            "box_key": source.box_key.hex(),
+            "self_mask_commitment": source.self_mask_commitment.hex(),
+            "nonce_commitment": source.nonce_commitment.hex(),
+        }
+        if source.own in other.u1:
+            dealt = other.shares[source.own].items()
+            found["shares"] = {str(i): {"master": a.hex(), "self_secret": b.hex()} for i, (a, b) in dealt}
+            peers = [other.sources[peer] for peer in other.u1 if peer != source.own]
+            found["box_keys"] = {str(peer.own): source.channel_key(peer, other.ctx1).hex() for peer in peers}
+        if source.own in other.u2:
+            peers = [other.sources[peer] for peer in other.cohort_of(source.own) if peer != source.own]
+            found["self_seed"] = source.self_seed(other.ctx2).hex()
+            found["pair_seeds"] = {str(peer.own): source.pair_seed(peer, other.ctx2).hex() for peer in peers}
+            reals = [float.fromhex(x) for x in (*published["input"], *published["tail"])]
+            found["encoded"] = other.terms.to_bytes(other.terms.encode(reals)).hex()
+            found["masked"] = other.inputs[source.own].hex()
+        given = {"random", "input", "tail"}
+        assert found == {field: value for field, value in published.items() if field not in given}
+        assert source.rest == []
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_every_sum_is_that_of_the_survivors_inputs_and_the_published_one(name: str) -> None:
+    one, other = session(name), replica(name)
+    assert len(other.sums) == len(one["sums"])
+    for words, published in zip(other.sums, one["sums"], strict=True):
+        clear = [one["sources"][str(own)]["encoded"] for own in published["survivors"]]
+        width = other.terms.bits // 4
+        columns = zip(*([text[at : at + width] for at in range(0, len(text), width)] for text in clear), strict=True)
+        total = [sum(int.from_bytes(bytes.fromhex(x), "little") for x in column) for column in columns]
+        assert words == [value % 2**other.terms.bits for value in total]
+        assert other.terms.to_bytes(words).hex() == published["words"]
+        assert [x.hex() for x in other.terms.decode(words)] == [*published["vector"], *published["tail"]]
+
+
+def test_sessions_cover_both_rings_cohorts_and_a_loss_in_every_phase() -> None:
+    headers = [one["header_fields"] for one in load("sessions")["valid"]]
+    assert {header["modulus_bits"] for header in headers} == {32, 64}
+    assert {header["visibility"] for header in headers} == {2, 3}
+    lost = {entry["type"] for one in load("sessions")["valid"] for entry in one["messages"] if not entry["arrives"]}
+    assert lost >= {"Advertise", "ShareBundle", "MaskedInput", "Unmask"}
+    given_up = session("seven-given-up")
+    arrived = {entry["from"] for entry in given_up["messages"] if entry["type"] == "MaskedInput" and entry["arrives"]}
+    assert arrived > set(given_up["survivors"])
