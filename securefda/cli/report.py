@@ -203,7 +203,9 @@ def _beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
     mean = [(line["round"], beta) for line in rounds if (beta := line.get("mean_beta")) is not None]
     if not mean:
         return None
-    caption = "Mean over the sources by samples; each source keeps its own."
+    caption = "Mean by samples; the β of single sources are not known here."
+    if any(line.get("cohorts") for line in rounds):
+        caption = "Mean by samples, over the cohorts: the rule was evaluated on the mean of each."
     return Chart("Mean β", caption, beta_figure({"mean": mean}))
 
 
@@ -251,6 +253,8 @@ def _row(line: RoundLine) -> dict[str, str]:
     remarks = ["lost"] if lost else []
     if line.get("attempts", 1) > 1:
         remarks.append(f"{line['attempts']} attempts")
+    if cohorts := line.get("cohorts"):
+        remarks.append(f"cohorts of {_listed(str(len(members)) for members in cohorts)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
     remarks.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())
     return {
@@ -263,6 +267,11 @@ def _row(line: RoundLine) -> dict[str, str]:
         "seconds": f"{sum(line.get('seconds', {}).values()):.2f}",
         "remarks": ", ".join(remarks),
     }
+
+
+def _listed(parts: Iterable[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _number(value: float | None, places: int) -> str:

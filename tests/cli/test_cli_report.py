@@ -244,3 +244,14 @@ def test_mixed_levels_name_who_was_seen() -> None:
     levels = {"source-1": "sum", "source-2": "individual"}
     assert "the update of source-1 left it only under masks" in protected(levels, "fedgp_auto")
     assert "every single update of source-2" in unprotected(levels, "fedgp_auto")
+
+
+def test_a_run_in_cohorts_says_how_large_they_were_and_whose_beta_it_shows(tmp_path: Path) -> None:
+    levels = dict.fromkeys(SITES, "cohort")
+    write_run(tmp_path, [line(1, cohorts=[["source-1", "source-2"], ["source-10", "a", "b"]])], level="cohort")
+    text = page_of(tmp_path).text
+    assert "cohorts of 2 and 3" in text
+    assert "evaluated on the mean of each" in text
+    assert "one weighted sum per cohort" in protected(levels, "fedgp_auto")
+    assert "drawn anew in every round" in unprotected(levels, "fedgp_auto")
+    assert "saw the target's own update" not in unprotected(levels, "fedgp_auto")
