@@ -18,6 +18,9 @@ CLIP = 1.0
 SAMPLES = 1000
 """Rows that every source claims, which is also the unit of the weights."""
 
+MOST_IN_PROCESSES = 120_000_000
+"""Parameters of all sources up to which each is a real process: at about seven vectors each, 3.4 GB of memory."""
+
 TARGET = "target"
 KITS = "kits"
 
@@ -51,6 +54,16 @@ class Job:
     def threshold(self) -> int:
         """t of its sessions."""
         return default_threshold(self.sources, K_MIN, 0)
+
+    @property
+    def fits_processes(self) -> bool:
+        """Whether this machine is asked to hold all sources' vectors at the same time."""
+        return self.sources * self.params <= MOST_IN_PROCESSES
+
+    @property
+    def usual_repeats(self) -> int:
+        """How often such a session is measured where nobody says: what takes minutes once."""
+        return 5 if self.sources * self.params <= MOST_IN_PROCESSES // 4 else 3 if self.fits_processes else 1
 
     @property
     def site_ids(self) -> list[str]:

@@ -13,7 +13,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -49,6 +50,7 @@ from securefda.transport.limits import TransportSettings
 from securefda.transport.observer import Direction
 from securefda.transport.offload import in_thread
 from securefda.transport.server import AggregatorServer
+from securefda.transport.site import Traffic
 from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin
 from securefda.transport.wire import encode
 
@@ -84,23 +86,37 @@ def transport_of(job: Job) -> TransportSettings:
 
 
 class _Stopwatch(SilentReporter):
-    """Times a round from its header, as it is handed to the transport, to its result."""
+    """Times a round from its header, as it is handed to the transport, to its result.
+
+    ``cpu_seconds`` is the processor time of this process by phase, of all its threads.
+    """
 
     def __init__(self) -> None:
         self.began = 0.0
         self.ended = 0.0
         self.line: RoundLine = {}
+        self.cpu_seconds: defaultdict[str, float] = defaultdict(float)
+        self._phase = ""
+        self._cpu = 0.0
 
     def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
         """The round's first phase begins when the header goes out."""
         del waiting_for
         if not self.began and name != "join":
             self.began = time.monotonic()
+        self._lap(name)
 
     def round_finished(self, line: RoundLine) -> None:
         """The result is signed, and the model is on the disk."""
         self.ended = time.monotonic()
         self.line = line
+        self._lap("")
+
+    def _lap(self, following: str) -> None:
+        now = time.process_time()
+        if self._phase not in ("", "join"):
+            self.cpu_seconds[self._phase] += now - self._cpu
+        self._phase, self._cpu = following, now
 
 
 class _Aggregator:
@@ -134,7 +150,7 @@ class _Aggregator:
         store = AggregatorStore(Path(self._job.folder) / f"run-{self._rounds}.sqlite")
         watch, kit = _Stopwatch(), self._kit
         run = AggregatorRun(self._site(), settings_of(visibility), store, watch)
-        before, memory = self._received(), PeakGrowth()
+        before, memory = self._server.traffic(), PeakGrowth()
         try:
             await RunDriver(run, self._server, kit.roster, watch).drive()
         finally:
@@ -143,12 +159,12 @@ class _Aggregator:
         if watch.line.get("status") != "finished":
             raise SecureFdaError(f"a round of visibility {visibility.label} ended without a result")
         survivors = watch.line["survivors"]
-        uploaded = [count - before.get(site, 0) for site, count in self._received().items() if site in survivors]
         return {
             "seconds": watch.ended - watch.began,
             "phases": watch.line["seconds"],
+            "cpu_seconds": watch.cpu_seconds,
             "survivors": survivors,
-            "upload_bytes": statistics.median(uploaded),
+            "upload_bytes": self._uploaded_since(before, survivors),
             "peak_growth_bytes": growth,
             "error": self._error(run.model, survivors),
         }
@@ -165,10 +181,14 @@ class _Aggregator:
             traffic=lambda: ({}, {}),
         )
 
-    def _received(self) -> dict[str, int]:
-        """Everything that came from each source so far: messages, vectors and their frames."""
-        roster = self._kit.roster
-        return {roster.by_index(index).site_id: count.up for index, count in self._server.traffic().items()}
+    def _uploaded_since(self, before: Mapping[int, Traffic], survivors: list[str]) -> float:
+        """Median of all bytes from a survivor: messages, vectors and their frames."""
+        gone, roster = Traffic(), self._kit.roster
+        return statistics.median(
+            now.up - before.get(index, gone).up
+            for index, now in self._server.traffic().items()
+            if roster.by_index(index).site_id in survivors
+        )
 
     def _error(self, model: Vector, survivors: list[str]) -> float:
         """Largest difference between the model, which began as zeros, and the mean of what the survivors sent."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from securefda.cli.bench.job import K_MIN, TARGET, Job
+from securefda.cli.bench.memory import cpu_seconds
 from securefda.cli.run import free_address
 from securefda.config import child_environment
 from securefda.errors import SecureFdaError
@@ -45,18 +46,36 @@ class Parties:
         self._sources: dict[Group, subprocess.Popen[str]] = {}
 
     def round(self, visibility: str) -> dict[str, Any]:
-        """Run a round, with every source there at its header; returns the aggregator's figures.
+        """Run a round, with every source there at its header.
+
+        Returns:
+            The aggregator's figures, and ``source_cpu_seconds``: the processor time that the processes of those that
+            stay took meanwhile, for each source; None where it is unknown or one of them was only started.
 
         Raises:
             SecureFdaError: the aggregator ended, with what the processes said last.
         """
+        before = self._cpu_seconds()
         for group in self._groups:
             if group not in self._sources:
                 self._sources[group] = self._spawn("sources", *group)
         figures = self._ask_aggregator(visibility)
+        after, staying = self._cpu_seconds(), self._job.sources - self._job.dropped
+        figures["source_cpu_seconds"] = None if before is None or after is None else (after - before) / staying
         if visibility == "sum":
             self._await_leaving()
         return figures
+
+    def _cpu_seconds(self) -> float | None:
+        """Of all processes of sources that stay."""
+        total = 0.0
+        for group in self._groups:
+            if group[0] not in self._job.leaving:
+                taken = cpu_seconds(self._sources[group].pid) if group in self._sources else None
+                if taken is None:
+                    return None
+                total += taken
+        return total
 
     def _await_leaving(self) -> None:
         for group in self._groups:

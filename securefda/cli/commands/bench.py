@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from securefda.cli.options import OutputFormat
 from securefda.cli.output import Format, aligned, print_result
 
+if TYPE_CHECKING:
+    from securefda.cli.bench.job import Job
+
 app = typer.Typer(help="Measure on this machine.")
+
+_COLUMNS = {
+    "sources": "N",
+    "params": "m",
+    "dropped": "dropped",
+    "source_cpu_session_ms": "source CPU, ms",
+    "source_message_bytes_up": "source up, bytes",
+    "source_message_bytes_down": "source down, bytes",
+    "aggregator_cpu_session_ms": "aggregator CPU, ms",
+    "aggregator_session_growth_mb": "aggregator memory, MB",
+    "session_s": "session of processes, s",
+}
+"""Of a cell of a grid, as text; JSON has every figure."""
 
 
 @app.callback()
@@ -19,20 +37,66 @@ def _bench() -> None:
 
 @app.command("secagg")
 def secagg(
-    sources: Annotated[int, typer.Option("--sources", min=3, help="Number of sources.")] = 10,
-    params: Annotated[int, typer.Option("--params", min=1, help="Number of model parameters.")] = 1_100_000,
-    dropped: Annotated[int, typer.Option("--dropped", min=0, help="Sources that leave after their shares.")] = 0,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds of each kind; figures are medians.")] = 5,
+    sources: Annotated[str, typer.Option("--sources", metavar="N[,N...]", help="Number of sources.")] = "10",
+    params: Annotated[
+        str, typer.Option("--params", metavar="M[,M...]", help="Number of model parameters.")
+    ] = "1100000",
+    dropped: Annotated[
+        str,
+        typer.Option(
+            "--dropped",
+            metavar="D[,D...]",
+            help="Sources that leave after their shares: one number, or one for each N.",
+        ),
+    ] = "0",
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", min=1, help="How often; default: 5, fewer where a session is large.")
+    ] = None,
     processes: Annotated[
         int | None, typer.Option("--processes", min=2, help="Processes of the sources; default: one each, up to 16.")
     ] = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Measure a masking session of real processes beside the raw cipher and a plain round."""
-    from securefda.cli.bench.secagg import bench_secagg
+    """Measure a masking session: every step's cost, and real processes beside a plain round. Lists make a grid."""
+    from securefda.cli.bench.secagg import bench_secagg, jobs_of
 
-    figures = bench_secagg(sources, params, dropped, repeats=repeats, processes=processes)
-    print_result(output, figures, aligned([(key.replace("_", " "), _text(value)) for key, value in figures.items()]))
+    jobs = jobs_of(
+        _numbers("--sources", sources, least=3),
+        _numbers("--params", params, least=1),
+        _numbers("--dropped", dropped, least=0),
+    )
+    cells = []
+    for job in jobs:
+        began = time.monotonic()
+        cells.append(bench_secagg(job, repeats=repeats, processes=processes))
+        if len(jobs) > 1:
+            _tell(job, time.monotonic() - began)
+    if len(jobs) == 1:
+        print_result(
+            output, cells[0], aligned([(key.replace("_", " "), _text(value)) for key, value in cells[0].items()])
+        )
+    else:
+        print_result(output, {"cells": cells}, aligned([list(_COLUMNS.values()), *map(_row, cells)]))
+
+
+def _numbers(option: str, text: str, *, least: int) -> list[int]:
+    try:
+        numbers = [int(one) for one in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers", param_hint=option) from None
+    if min(numbers) < least:
+        raise typer.BadParameter(f"{min(numbers)} is not in the range x>={least}", param_hint=option)
+    return numbers
+
+
+def _tell(job: Job, seconds: float) -> None:
+    """A grid takes minutes."""
+    sys.stderr.write(f"measured N = {job.sources}, m = {job.params} in {seconds:.0f} s\n")
+    sys.stderr.flush()
+
+
+def _row(cell: dict[str, Any]) -> list[str]:
+    return [_text(cell.get(name, "-")) for name in _COLUMNS]
 
 
 def _text(value: object) -> str:
