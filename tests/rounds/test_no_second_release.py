@@ -1,12 +1,9 @@
-"""No second input of one round, and no session that goes on elsewhere: after a crash, in a fork, on a full disk."""
+"""No second input of one round, whatever is lost, killed, restarted or full."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import pickle
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +13,7 @@ import pytest
 from rounds_federation import TARGET, Federation, secrets_in, signer, until
 
 from securefda.errors import SecureFdaError
-from securefda.rounds.process_guard import CopiedProcess, ProcessGuard
 from securefda.rounds.source import SourceRounds
-from securefda.secagg import source as session_steps
 from securefda.secagg.messages import (
     NO_CONTEXT,
     SESSION_ID_BYTES,
@@ -26,7 +21,6 @@ from securefda.secagg.messages import (
     Consistency,
     Header,
     KeyList,
-    MaskedInput,
     Parcel,
     Refusal,
     Result,
@@ -216,153 +210,6 @@ def test_a_restarted_source_does_not_resume_the_session(federation: Federation, 
     assert checks(federation) == ["ORDER"]
     assert me.deadline_s() is None
     assert released(federation) == before
-
-
-# A copy of the process
-
-
-def in_a_fork(work: Callable[[], Any], fork: Callable[[], int] = os.fork) -> Any:
-    """What ``work`` returns in a forked copy of this process, which ends with it."""
-    reading, writing = os.pipe()
-    child = fork()
-    if child == 0:
-        try:
-            with os.fdopen(writing, "wb") as pipe:
-                pickle.dump(work(), pipe)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        data = pipe.read()
-    os.waitpid(child, 0)
-    return pickle.loads(data)
-
-
-def outcome(work: Callable[[], Any]) -> str:
-    """The name of the error that ``work`` raises, or what it returns."""
-    try:
-        return repr(work())
-    except (SecureFdaError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-@pytest.mark.parametrize("next_is", [*BEFORE_RELEASE, *AFTER_RELEASE])
-def test_a_fork_cannot_go_on_with_the_session_and_the_original_can(federation: Federation, next_is: type) -> None:
-    _, message = header_until(federation, next_is)
-    me, state = federation.sources[ME], federation.stores[ME]
-    secrets = secrets_in(me._round.phase if me._round else None)
-    lengths = [len(secret) for secret in secrets]
-    run_id = bytes.fromhex(federation.run.run_id)
-
-    def try_all() -> dict[str, Any]:
-        tried = {
-            "handle": lambda: me.handle(message),
-            "expire": me.expire,
-            "join": me.join,
-            "fuse": lambda: state.burn_fuse(run_id, 3),
-            "history": lambda: state.history(bytes(32), run_id, 1),
-            "close": state.close,
-        }
-        return {name: outcome(work) for name, work in tried.items()} | {"left": [len(secret) for secret in secrets]}
-
-    found = in_a_fork(try_all)
-    assert found.pop("left") == [0] * len(secrets)
-    assert found.pop("close") == "None"
-    assert {text.split(":")[0] for text in found.values()} == {"CopiedProcess"}
-    assert [len(secret) for secret in secrets] == lengths
-    for answer in me.handle(message):
-        federation.submit(ME, answer)
-    federation.go()
-    assert federation.statuses == ["finished"] * 3
-    assert checks(federation) == []
-
-
-def test_a_fork_that_holds_all_secrets_still_masks_nothing(federation: Federation) -> None:
-    """The phase itself, taken past the guard: what it would need has been erased."""
-    _, message = header_until(federation, ShareDelivery)
-    phase = federation.sources[ME]._round.phase  # type: ignore[union-attr]
-    text = in_a_fork(lambda: outcome(lambda: session_steps.receive_shares(phase, message.message)))
-    assert text == "ValueError: this secret has been erased"
-    (answer,) = federation.sources[ME].handle(message)
-    assert isinstance(answer.message.body, MaskedInput)
-
-
-def test_a_fork_below_python_is_found_too(federation: Federation) -> None:
-    """C code that forks runs none of Python's hooks: the number of the process tells."""
-    _, message = header_until(federation, ShareDelivery)
-    me = federation.sources[ME]
-    text = in_a_fork(lambda: outcome(lambda: me.handle(message)), fork=ctypes.PyDLL(None).fork)
-    assert text.startswith("CopiedProcess: ")
-    assert not released(federation)
-
-
-def test_of_a_task_that_forks_in_training_only_the_original_releases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The copy returns from training as the original does, with the update and all that it needs to send it."""
-    federation = Federation(tmp_path, visibility=Visibility.INDIVIDUAL).open()
-    header = until(federation, ME, Header)
-    me, trainer = federation.sources[ME], federation.sources[ME]._site.trainer
-    train, children, (reading, writing) = trainer.train, [], os.pipe()
-
-    def forking(*arguments: Any, **options: Any) -> Any:
-        result = train(*arguments, **options)
-        children.append(os.fork())
-        return result
-
-    monkeypatch.setattr(trainer, "train", forking)
-    text = ""
-    try:
-        text = outcome(lambda: bodies(me.handle(header)))
-    finally:
-        if children == [0]:
-            os.write(writing, text.encode())
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        assert pipe.read().startswith("CopiedProcess: ")
-    os.waitpid(children[0], 0)
-    assert text.startswith("[Update(")
-    assert released(federation)
-    federation.close()
-
-
-def test_a_guard_names_both_processes_and_keeps_nothing_alive() -> None:
-    class Owner:
-        def forget(self) -> None:
-            raise AssertionError("an owner that is gone has nothing to forget")
-
-    guard = ProcessGuard("the work", Owner().forget)
-    guard.require_original()
-
-    def refused() -> tuple[bool, str, str]:
-        try:
-            guard.require_original()
-        except CopiedProcess as error:
-            return guard.is_copy, str(error), error.hint
-        return guard.is_copy, "", ""
-
-    is_copy, text, hint = in_a_fork(refused)
-    assert is_copy
-    assert text.startswith(f"the work belongs to process {os.getpid()}; process ")
-    assert hint
-    assert not guard.is_copy
-
-
-def test_the_copy_of_a_copy_is_none_though_it_has_the_number_of_the_original(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Owner:
-        def forget(self) -> None: ...
-
-    owner = Owner()
-    guard, number = ProcessGuard("the work", owner.forget), os.getpid()
-
-    def with_the_number_of_the_original() -> bool:
-        monkeypatch.setattr(os, "getpid", lambda: number)
-        return guard.is_copy
-
-    assert in_a_fork(with_the_number_of_the_original)
 
 
 # A disk that is full
