@@ -101,10 +101,6 @@ SHORTFALLS = {
         ATTACK + CONTROL + OTHER,
         "FAILED threat_model/tests/test_attacks.py::test_something_else names no threat: mark it so",
     ),
-    "a control of nothing": (
-        ATTACK + CONTROL + "@pytest.mark.control\n" + OTHER,
-        "FAILED threat_model/tests/test_attacks.py::test_something_else names no threat: mark it so",
-    ),
     "unknown": (
         ATTACK + CONTROL + PLANNED.replace("T02", "T99"),
         "FAILED threat_model/tests/test_attacks.py::test_what_is_there_of_it is marked T99,"
@@ -120,6 +116,35 @@ def test_full_run_fails_with_a_line_for_what_is_not_shown(project: Project, sour
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines([line])
     assert project.was_full()
+
+
+def test_control_of_no_threat_fails_a_full_run_wherever_it_is(project: Project) -> None:
+    project.tests("test_others.py", f"import pytest\n\n\n@pytest.mark.control\n{OTHER}", folder="tests")
+    result = project.run()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["FAILED tests/test_others.py::test_something_else names no threat: mark it so"])
+
+
+WATCH = """
+from pathlib import Path
+
+import pytest
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # innermost: before a worker tells that it has finished
+def pytest_sessionfinish(session):
+    yield
+    if hasattr(session.config, "workerinput"):
+        written = (session.config.rootpath / "threat_model" / ".last-run.json").exists()
+        (session.config.rootpath / "seen").write_text(str(written))
+"""
+
+
+def test_workers_write_nothing(project: Project, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(WATCH)
+    assert project.run("-n", "1").ret == pytest.ExitCode.OK
+    assert (pytester.path / "seen").read_text() == "False"
+    assert project.outcomes() == ALL_PASSED
 
 
 def test_full_run_on_two_workers_fails_likewise(project: Project) -> None:
