@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 import securefda.secagg
-from securefda.secagg import checks, masking
+from securefda.secagg import checks, masking, parameters
 from securefda.secagg.messages import Unmask
 from securefda.secagg.prg import Mask, RingVector, add_masks
 from securefda.secagg.roster import Roster
@@ -210,3 +210,6 @@ SELF_MASK = replaced("the self mask", masking, "mask", _mask_without_self_mask)
 
 ONE_SHARE_PER_OWNER = method_replaced("one share per owner in an answer", Unmask, "__post_init__", lambda _: None)
 """An answer of R4 may hold both kinds of shares of one owner."""
+
+THRESHOLD_BOUND = replaced("2t > n + n_c", parameters, "threshold_is_sound", lambda _: lambda *_: True)
+"""Neither header check nor policy asks of the threshold that two views cannot both gather it."""

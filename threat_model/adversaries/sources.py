@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
 from securefda.secagg import source as steps
 from securefda.secagg.agreement import SharePair
-from securefda.secagg.messages import Body, Parcel
+from securefda.secagg.messages import Body, Parcel, Signer
 from securefda.secagg.secret import Secret
 
 
@@ -43,6 +43,11 @@ class ColludingSource(SourceRounds):
     def secrets_of(self, session_id: bytes) -> Copied:
         """What it knows of a session; nothing where it took no part."""
         return self.copied.get(session_id, Copied())
+
+    @property
+    def signer(self) -> Signer:
+        """Its signing key, which the attacker holds as well."""
+        return self._site.signer
 
     @property
     def phase(self) -> object:
