@@ -1,0 +1,95 @@
+"""T04: masks that are weaker than their keys, by their seeds or by their words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securefda.secagg.prg import RingVector
+from threat_model.adversaries.base import MaliciousAggregator
+from threat_model.adversaries.masks import Vector64, decode
+from threat_model.scores import cosine
+from threat_model.sites import AggregatorSeat
+from threat_model.weak_masks import Words, first_word_of_every_seed, twister_words
+
+
+class FoldedSeedSearch(MaliciousAggregator):
+    """Tries every seed of 24 bits for the one mask that is left on an input of which it knows a few words.
+
+    Powers: the target's key, and the self secret of the victim, which the protocol opens for whoever is in the sum. It
+    follows the protocol; no source colludes. In a sum of two, one pairwise mask is left then.
+    Goal: the victim's update, from coordinates of which everybody knows that they do not move.
+    Source: an implementation of SecAgg+ in use elsewhere, whose masks come from 32 bits of a seed.
+
+    Args:
+        seat: of the target.
+        victim: roster index.
+        partner: the only other source.
+        still: how many coordinates at the beginning of the update are zero.
+    """
+
+    threat = "T04"
+
+    def __init__(self, seat: AggregatorSeat, *, victim: int, partner: int, still: int) -> None:
+        super().__init__(seat)
+        self.victim, self.partner, self.still = victim, partner, still
+        self.searched = 0
+
+    def attack(self) -> Vector64 | None:
+        """The victim's update, if one of the seeds explains the known words."""
+        left = self.one_mask_left()
+        mask = left if self.partner < self.victim else np.negative(left)
+        for seed in self._candidates(mask[0]):
+            if np.array_equal(twister_words(seed, self.still), mask[: self.still]):
+                opened = mask - twister_words(seed, mask.size)
+                clear = opened if self.partner < self.victim else np.negative(opened)
+                return decode(self.heard.header, clear).update
+        return None
+
+    def one_mask_left(self) -> Words:
+        """The victim's input without its self mask: the pairwise mask alone, where the input is zero."""
+        return self._peeled(self.victim, {}).astype(np.uint32, copy=False)
+
+    def _candidates(self, word: np.uint32) -> Iterator[int]:
+        table = first_words()
+        self.searched = table.size
+        yield from (int(seed) for seed in np.flatnonzero(table == word))
+
+
+@cache
+def first_words() -> Words:
+    """Made once, 64 MiB: it depends on no session."""
+    return first_word_of_every_seed()
+
+
+class MaskStatistics:
+    """Looks at one long masked input as numbers, and at how its bytes are distributed.
+
+    Powers: the masked input of one source. It follows the protocol.
+    Goal: anything about the input behind it; whoever scores it knows that input.
+    Source: mask words made by generators of non-negative integers, or by rounding of floats, in research code.
+    """
+
+    threat = "T04"
+
+    def __init__(self, masked: RingVector) -> None:
+        self._masked = masked
+
+    def attack(self) -> NDArray[np.float64]:
+        """The best guess without a key: the masked words as signed numbers."""
+        return self._masked.view(np.int32).astype(np.float64)
+
+    def correlation(self, encoded: RingVector) -> float:
+        """Of the guess with the encoded input, in units of ``1 / sqrt(m)``, its deviation where nothing shows."""
+        guess, secret = self.attack(), encoded.view(np.int32).astype(np.float64)
+        return cosine(guess - guess.mean(), secret - secret.mean()) * math.sqrt(guess.size)
+
+    def byte_chi_squares(self) -> list[float]:
+        """Of the 256 values of a byte, for each of the four places in a word; 255 degrees of freedom."""
+        places = self._masked.view(np.uint8).reshape(-1, 4).T
+        expected = self._masked.size / 256
+        return [float(np.sum((np.bincount(place, minlength=256) - expected) ** 2) / expected) for place in places]
