@@ -23,6 +23,12 @@ The cosine of a fixed vector and a random direction in m dimensions exceeds c in
 ``2 exp(-m c^2 / 2)``: 2.6e-9 for m = 4096, so one false alarm in 10^8 tests.
 """
 
+
+def cosine_of_one_in(k: int) -> float:
+    """Up to here nothing is learnt of one direction but that it is one of ``k`` in a sum, of about equal weight."""
+    return float(1 / np.sqrt(k)) + NOTHING_LEARNT_COSINE
+
+
 RECOVERED_AUC = 0.9
 """From here on an attacker tells members from others."""
 

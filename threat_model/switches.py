@@ -25,9 +25,10 @@ from typing import Any
 
 import securefda.secagg
 from securefda.secagg import checks, masking, parameters
+from securefda.secagg import roster as roster_module
 from securefda.secagg.messages import Unmask
 from securefda.secagg.prg import Mask, RingVector, add_masks
-from securefda.secagg.roster import Roster
+from securefda.secagg.roster import Roster, SignedRoster
 from securefda.secagg.secret import Secret
 from threat_model.sites import published_public_keys
 
@@ -213,3 +214,16 @@ ONE_SHARE_PER_OWNER = method_replaced("one share per owner in an answer", Unmask
 
 THRESHOLD_BOUND = replaced("2t > n + n_c", parameters, "threshold_is_sound", lambda _: lambda *_: True)
 """Neither header check nor policy asks of the threshold that two views cannot both gather it."""
+
+MEMBER_SIGNATURES = method_replaced("signatures of the members", SignedRoster, "missing_signatures", lambda _, __: ())
+"""A roster counts as soon as the CA has signed it."""
+
+
+def _distinct_but_for_entities(original: Callable[..., None]) -> Callable[..., None]:
+    return lambda what, pairs: None if what == "legal entity" else original(what, pairs)
+
+
+ONE_SITE_PER_LEGAL_ENTITY = replaced(
+    "one site per legal entity", roster_module, "_require_distinct", _distinct_but_for_entities
+)
+"""One organisation can have any number of sites."""

@@ -1,0 +1,78 @@
+"""T10: sources that the attacker made up fill the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.secagg.roster import Roster, RosterEntry, SignedRoster, sign_roster
+from threat_model.adversaries.colluders import SubtractsColluders
+
+
+class IsolatesAmongSybils(SubtractsColluders):
+    """Invites the victim and sources of its own, and subtracts what those put into the sum.
+
+    Powers: the target's key, the relay, and every key of the ``colluders``, which are made-up sites of the roster.
+    Goal: the victim's update.
+    Source: Douceur, The Sybil attack, 2002; Pasquini et al. 2022, section 6, on one honest user among Sybils.
+    """
+
+    threat = "T10"
+
+    def participants(self) -> set[int]:
+        """Nobody else."""
+        return {self.victim, *self.colluders}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class EnrolsSybils:
+    """Makes a roster with sites of its own in it.
+
+    Powers: the keys of the target and of the made-up sites, and ``ca_key``: a key of its own, or the CA's where the
+    CA helps. It holds no key of an honest member.
+    Goal: a roster that an honest site takes, in which the made-up sites are most of the sources.
+
+    Attributes:
+        ca_key: signs as the CA.
+        target_key: the target's.
+    """
+
+    ca_key: Ed25519PrivateKey
+    target_key: Ed25519PrivateKey
+
+    threat = "T10"
+
+    def proposal(self, honest: Roster, sybils: Mapping[str, Ed25519PrivateKey], legal_entity: str = "") -> SignedRoster:
+        """The next epoch, with the sybils (site id -> key) at its end and all signatures that the attacker can make.
+
+        Args:
+            honest: the roster that it goes on from.
+            sybils: of the attacker.
+            legal_entity: of all sybils; by default each has one of its own.
+
+        Raises:
+            ConfigError: no such roster can exist.
+        """
+        entries = list(honest.entries)
+        entries += [
+            _made_up(len(entries) + i, name, sybils[name], legal_entity or f"The {name}")
+            for i, name in enumerate(sybils)
+        ]
+        roster = replace(honest, epoch=honest.epoch + 1, entries=tuple(entries))
+        return sign_roster(roster, self.ca_key, {honest.target.site_id: self.target_key, **sybils})
+
+
+def _made_up(index: int, site_id: str, key: Ed25519PrivateKey, legal_entity: str) -> RosterEntry:
+    return RosterEntry(
+        index=index,
+        site_id=site_id,
+        role="source",
+        legal_entity=legal_entity,
+        signing_key=key.public_key().public_bytes_raw(),
+        tls_pin=sha256(site_id.encode()).digest(),
+        not_before=0,
+        not_after=2**32,
+    )

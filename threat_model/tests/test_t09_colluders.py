@@ -1,0 +1,84 @@
+"""T09: whoever colludes, what the aggregator learns is one sum over the victim and k-min others or more."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securefda.policy import default_policy
+from securefda.secagg.messages import Advertise, MaskedInput, ShareBundle, Visibility
+from threat_model.adversaries.colluders import SubtractsColluders
+from threat_model.adversaries.sources import ColludingSource
+from threat_model.scores import NOTHING_LEARNT_COSINE, cosine, cosine_of_one_in, is_recovered
+from threat_model.sites import CLIP, MAX_SAMPLES
+from threat_model.stage import MakesStage, Stage
+
+VICTIM, K_MIN = 1, 2
+
+
+def colluding_stage(staged: MakesStage, n: int, colluders: set[int], n_c: int, **options: Any) -> Stage:
+    """A stage in which ``colluders`` collude and every policy allows for ``n_c`` of them, with k-min = 2."""
+    return staged(
+        n,
+        aggregator=partial(SubtractsColluders, victim=VICTIM),
+        sources=dict.fromkeys(colluders, ColludingSource),
+        settings={"n_c": n_c, "k_min": K_MIN},
+        **options,
+    )
+
+
+def mean_of(stage: Stage, members: set[int]) -> Any:
+    total = sum(stage.weight(index) * stage.update(index).astype(np.float64) for index in members)
+    return total / sum(stage.weight(index) for index in members)
+
+
+CASES = [
+    (5, set(), Visibility.SUM),
+    (7, {6, 7}, Visibility.SUM),
+    (10, {8, 9, 10}, Visibility.SUM),
+    (10, {10}, Visibility.COHORT),
+]
+
+
+@pytest.mark.threat("T09")
+@pytest.mark.parametrize(("n", "colluders", "visibility"), CASES, ids=str)
+def test_aggregator_and_all_colluders_learn_one_sum_over_k_min_others_and_no_part_of_it(
+    staged: MakesStage, n: int, colluders: set[int], visibility: Visibility
+) -> None:
+    stage = colluding_stage(staged, n, colluders, len(colluders), visibility=visibility).play()
+    rest = stage.adversary.summed - colluders
+    assert VICTIM in rest
+    assert len(rest) >= 1 + K_MIN
+    assert len(stage.adversary.summed) < n
+    opened = stage.adversary.attack().update
+    assert is_recovered(opened, mean_of(stage, rest), 2 * len(rest) * stage.precision(VICTIM))
+    for index in stage.sources:
+        bound = cosine_of_one_in(len(rest)) if index in rest else NOTHING_LEARNT_COSINE
+        assert abs(cosine(opened, stage.update(index))) < bound
+
+
+@pytest.mark.threat("T09")
+@pytest.mark.parametrize("allowed_for", [1, 2, 3])
+def test_header_over_too_few_honest_others_is_refused_before_training(staged: MakesStage, allowed_for: int) -> None:
+    """Four sources of which three collude; the run says that none does, the victim's policy knows better."""
+    policy = default_policy("sum", K_MIN, allowed_for, 2, clip=CLIP, max_samples=MAX_SAMPLES)
+    stage = colluding_stage(staged, 4, {2, 3, 4}, 0, policies={VICTIM: policy}).play()
+    assert stage.refusals(VICTIM) == ["k-min"]
+    assert not any(stage.said(VICTIM, kind) for kind in (Advertise, ShareBundle, MaskedInput))
+    assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T09")
+@pytest.mark.control
+@pytest.mark.parametrize("n", [4, 7])
+def test_all_others_colluding_recover_the_input_of_a_victim_that_allows_for_no_colluder(
+    staged: MakesStage, n: int
+) -> None:
+    """No switch: the victim's own n-c is 0."""
+    stage = colluding_stage(staged, n, set(range(2, n + 1)), 0).play()
+    assert stage.refusals(VICTIM) == []
+    assert is_recovered(stage.adversary.attack().update, stage.update(VICTIM), n * stage.precision(VICTIM))
+    assert not is_recovered(stage.adversary.attack().update, stage.update(2), n * stage.precision(VICTIM))
