@@ -1,0 +1,204 @@
+"""The page that specifies the protocol says what the code does: names, labels, numbers and sizes cannot drift apart."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from published import session
+from second_implementation import index, labelled
+
+from securefda.secagg import agreement, messages, roster, shamir
+from securefda.secagg.messages import (
+    Advertise,
+    Body,
+    Consistency,
+    DeliveredBox,
+    KeyList,
+    MaskedInput,
+    Result,
+    SelfMaskShare,
+    ShareBox,
+    ShareBundle,
+    ShareDelivery,
+    Signed,
+    Step,
+    Survivor,
+    Survivors,
+    SurvivorSignature,
+    Unmask,
+    Visibility,
+)
+from securefda.transport import wire, wire_decode, wire_encode
+from securefda.v1 import messages_pb2 as pb
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "threat_model" / "sfda-sa-1.md").read_text(encoding="utf-8")
+ROOMS = ("secagg", "rounds", "transport")
+NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
+NOT_CHECKS = {"B", "COMMIT", "GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY", "NFKC", "NONE", "Q", "ROLLBACK"}
+"""Strings in these rooms that look like names of checks: formats, SQL, settings of libraries."""
+
+
+def section(title: str) -> str:
+    """The text of a section, from its heading to the next of its level."""
+    return PAGE.split(f"\n## {title}")[1].split("\n## ")[0]
+
+
+def first_cells(title: str) -> list[str]:
+    """What stands in code style in the first column of a section's tables."""
+    return re.findall(r"^\| `([^`]+)` \|", section(title), flags=re.MULTILINE)
+
+
+def nodes_of(room: str) -> Iterator[ast.AST]:
+    for path in sorted((ROOT / "securefda" / room).glob("*.py")):
+        yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def test_every_check_of_the_code_is_in_the_tables_and_no_other() -> None:
+    constants = [node for room in ROOMS for node in nodes_of(room) if isinstance(node, ast.Constant)]
+    in_code = {node.value for node in constants if isinstance(node.value, str) and NAME.fullmatch(node.value)}
+    assert in_code >= NOT_CHECKS
+    assert set(first_cells("12. Every check")) == in_code - NOT_CHECKS
+
+
+def test_every_name_that_the_page_uses_is_in_the_tables() -> None:
+    used = {name for name in re.findall(r"`([A-Z]+(?:_[A-Z]+)*)`", PAGE) if len(name) > 1}
+    assert used == set(first_cells("12. Every check"))
+
+
+def test_header_checks_are_in_both_tables_in_one_order() -> None:
+    in_order = [name for name in first_cells("6. Header") if name.startswith("HEADER") or name == "RELEASE_FUSE"]
+    listed = [name for name in first_cells("12. Every check") if name in in_order]
+    assert listed == in_order
+
+
+def test_every_label_is_in_the_table_and_has_one_use() -> None:
+    calls = [node for node in nodes_of("secagg") if isinstance(node, ast.Call)]
+    used = [node.args[0] for node in calls if getattr(node.func, "id", "") == "labelled_digest"]
+    digests = [node.value for node in used if isinstance(node, ast.Constant)]
+    assert len(digests) == len(used)
+    listed = first_cells("4. Labels and transcript hashes")
+    assert sorted(listed) == sorted([*digests, *(label.value.decode() for label in agreement.Label)])
+    assert len(set(listed)) == len(listed)
+
+
+def numbered(first: str) -> dict[str, int]:
+    """Names and numbers of the table whose first row begins with ``first``; a row may hold several of both."""
+    lines = PAGE.splitlines()
+    start = next(place for place, line in enumerate(lines) if re.match(rf"\| {first}[ ,]", line))
+    found: dict[str, int] = {}
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        names, numbers = (cell.strip().split(", ") for cell in line.split("|")[1:3])
+        found.update({name: int(number) for name, number in zip(names, numbers, strict=True)})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [("run_id", pb.Header), ("mask_key", pb.Advertise), ("sum_digest", pb.Result)],
+    ids=["Header", "Advertise", "Result"],
+)
+def test_fields_have_the_numbers_of_the_schema(first: str, message: Any) -> None:
+    assert numbered(first) == {field.name: field.number for field in message.DESCRIPTOR.fields}
+
+
+def test_envelope_and_bodies_have_the_numbers_of_the_schema() -> None:
+    by_name = pb.Envelope.DESCRIPTOR.fields_by_name
+    bodies = {kind.__name__: by_name[field].number for kind, field in wire_encode.BODY_FIELDS.items()}
+    assert numbered("Header") == bodies
+    for name in ("suite", "session_id", "sender", "context"):
+        assert f"| {name} | {by_name[name].number} |" in PAGE
+
+
+def test_enums_have_the_numbers_of_the_code() -> None:
+    assert ", ".join(f"{level.value} `{level.label}`" for level in Visibility) in PAGE
+    steps = ", ".join(f"{step.value} {step.name.lower().replace('_', ' ')}" for step in Step)
+    assert f"Steps of an Abort: {steps}." in PAGE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"at most {wire_decode.MAX_ENVELOPE_BYTES} bytes ({wire_decode.MAX_ENVELOPE_BYTES / 2**20:g} MiB)",
+        f"have at most {roster.MAX_SITES} entries",
+        f"list of 1 to {roster.MAX_SITES} entries",
+        f"the layer table 1 to {wire_decode.MAX_LAYERS}",
+        f"at most {wire_decode.MAX_SIDES} sides",
+        f"A checkpoint has at most {wire_decode.MAX_CHECKPOINT_BYTES} bytes",
+        f"other names of the header 1 to {wire_decode.MAX_NAME_BYTES}",
+        f"a signature exactly {messages.SIGNATURE_BYTES}",
+        f"Every roster index is below 2^{wire_decode.MAX_INDEX.bit_length() - 1}",
+        f"A box has {agreement.BOX_BYTES} bytes",
+        f"32 + 4 + 4 + {shamir.SHARE_BYTES} + {shamir.SHARE_BYTES} bytes",
+        f"as {shamir.SHARE_BYTES} bytes, big-endian",
+        f"p = 2^256 + {shamir.PRIME - 2**256}",
+        f"t is at least {shamir.MINIMUM_THRESHOLD}",
+        f"at most {roster._MAX_NUMBER})",
+    ],
+)
+def test_numbers_are_those_of_the_code(text: str) -> None:
+    assert text in PAGE
+
+
+def test_example_of_the_cohorts_is_that_of_the_published_session() -> None:
+    one, page = session("six-cohorts"), section("8. Cohorts")
+    ctx1 = bytes.fromhex(one["ctx1"])
+    nonces = {int(own): bytes.fromhex(fields["random"][3]) for own, fields in one["sources"].items()}
+    key = labelled("cohort-key", ctx1, *(index(own) + nonces[own] for own in sorted(nonces)))
+    places = {own: labelled("cohort-place", key, index(own)) for own in nonces}
+    order = ", ".join(f"{own} (`{places[own].hex()[:8]}`...)" for own in sorted(places, key=lambda own: places[own]))
+    cohorts = ", ".join("{" + ", ".join(map(str, cohort)) + "}" for cohort in one["cohorts"])
+    for cells in (
+        f"| ctx1 | `{ctx1.hex()}` |",
+        f"| K | `{key.hex()}` |",
+        f"places | {order} |",
+        f"| cohorts | {cohorts} |",
+    ):
+        assert cells in page
+
+
+def sizes(n: int) -> dict[str, int]:
+    """Bytes of the Envelope of each message in a session of sources 1 to n with target 0."""
+    digest, everyone, box = bytes(range(1, 33)), range(1, n + 1), bytes(agreement.BOX_BYTES)
+
+    def envelope(sender: int, body: Any) -> Signed[Any]:
+        whole = messages.Envelope(digest, sender, digest, body)
+        return Signed(whole, wire.encode(whole), bytes(messages.SIGNATURE_BYTES))
+
+    advertise, signature = Advertise(digest, digest, digest, digest), SurvivorSignature(digest)
+    bodies: list[tuple[int, Body]] = [
+        (1, advertise),
+        (0, KeyList(tuple(envelope(own, advertise) for own in everyone))),
+        (1, ShareBundle(tuple(ShareBox(peer, box) for peer in everyone[1:]), digest)),
+        (0, ShareDelivery(tuple(DeliveredBox(peer, box, digest) for peer in everyone[1:]))),
+        (1, MaskedInput(digest, 4 * 1_100_002)),
+        (0, Survivors(tuple(Survivor(own, digest) for own in everyone), ())),
+        (1, signature),
+        (0, Consistency(tuple(envelope(own, signature) for own in everyone))),
+        (1, Unmask(tuple(SelfMaskShare(own, bytes(shamir.SHARE_BYTES)) for own in everyone))),
+        (0, Result(digest, n, digest, b"")),
+    ]
+    return {type(body).__name__: len(envelope(sender, body).signed_bytes) for sender, body in bodies}
+
+
+def test_sizes_are_those_of_real_messages() -> None:
+    by_n = {n: sizes(n) for n in (3, 10, 100)}
+    for name in by_n[3]:
+        assert f"| {name} | " + " | ".join(str(by_n[n][name]) for n in (3, 10, 100)) + " |" in PAGE
+
+
+def test_links_lead_somewhere() -> None:
+    titles = re.findall(r"^#+ (.*)$", PAGE, flags=re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+    targets = re.findall(r"\]\(([^)]+)\)", PAGE)
+    assert len(targets) > 20
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        assert (ROOT / "threat_model" / path).exists() if path else anchor in anchors, target
