@@ -1,14 +1,22 @@
 """``securefda bench secagg``: real processes, figures that count only where the sum is right."""
 
 import json
+import os
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from securefda.cli import main
+from securefda.cli.bench import job as job_module
+from securefda.cli.bench.crowd import STEPS, Setting, crowd
 from securefda.cli.bench.job import Job, update_of
+from securefda.cli.bench.memory import cpu_seconds
+from securefda.cli.bench.primitives import identities
 from securefda.cli.bench.processes import groups_of
-from securefda.cli.bench.secagg import _checked
+from securefda.cli.bench.secagg import _check_sum, _checked, jobs_of
+from securefda.cli.bench.session import PHASES, measured_session
 from securefda.errors import ConfigError, SecureFdaError
 
 
@@ -29,8 +37,101 @@ def test_bench_measures_a_session_of_real_processes_with_a_source_that_leaves(ca
     phases = [value for name, value in figures.items() if name.startswith("phase_")]
     assert 0 < sum(phases) <= figures["session_s"] * 1.5
     assert 0 < figures["largest_error_of_the_mean"] < 1e-7
-    for name in ("raw_aes_ctr_gb_per_s", "keystream_add_over_raw", "aggregator_unmask_ms", "plain_round_s"):
+    for name in ("raw_aes_ctr_gb_per_s", "keystream_add_over_raw", "plain_round_s", "aggregator_process_cpu_s"):
         assert figures[name] > 0
+    for name in (*(f"source_cpu_{step}_ms" for step in STEPS), *(f"aggregator_cpu_{phase}_ms" for phase in PHASES)):
+        assert figures[name] > 0
+    assert figures["run_as"] == "processes and state machines"
+
+
+def test_a_grid_has_a_cell_for_each_pair_and_says_which_are_no_processes(capsys, monkeypatch):
+    monkeypatch.setattr(job_module, "MOST_IN_PROCESSES", 0)
+    lists = ["--sources", "3,4", "--params", "100", "--dropped", "0,1"]
+    assert main(["bench", "secagg", *lists, "--repeats", "1", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    cells = json.loads(out)["data"]["cells"]
+    assert [(cell["sources"], cell["params"], cell["dropped"]) for cell in cells] == [(3, 100, 0), (4, 100, 1)]
+    for cell in cells:
+        assert cell["run_as"] == "state machines"
+        assert "session_s" not in cell
+        assert cell["source_cpu_session_ms"] > 0
+    assert len(err.splitlines()) == len(cells)
+
+
+def test_every_source_that_stays_does_every_step_and_one_that_leaves_only_two():
+    costs = measured_session(Job("", 4, 1000, 1))
+    assert costs.survivors == (1, 2, 3)
+    for index in costs.survivors:
+        assert tuple(costs.sources[index]) == STEPS
+        assert min(costs.sources[index].values()) > 0
+    assert tuple(costs.sources[4]) == STEPS[:2]
+    assert min(costs.aggregator[phase] for phase in PHASES) > 0
+    assert costs.error < 1e-7
+
+
+def test_a_source_sends_its_masked_input_once_and_its_messages_are_counted():
+    short, long = (measured_session(Job("", 3, params, 0)) for params in (1000, 2000))
+    masked = 4 * (1000 + 2)
+    assert masked < short.up[1] < masked + 2000
+    assert 4000 <= long.up[1] - short.up[1] < 4010  # the vector alone grew, but for the length that is announced
+    assert 0 <= long.down[1] - short.down[1] < 10
+
+
+def test_a_session_ends_with_an_error_where_the_process_of_the_sources_does(capfd):
+    job = Job("", 3, 10, 0)
+    roster, signers = identities(job)
+    keys = {index: signers[index].private_key.private_bytes_raw() for index in (1, 2, 3)}
+    with crowd(Setting(job, roster, keys)) as sources, pytest.raises(SecureFdaError, match="ended"):
+        list(sources.answers({1: b"no message"}, bytearray()))
+    assert "malformed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("found", "error"), [(2, 0.0), (4, 0.0), (3, 1e-6)])
+def test_a_session_with_another_sum_is_no_measurement(found, error):
+    with pytest.raises(SecureFdaError):
+        _check_sum(Job("", 4, 10, 1), found, error, 3, 1e-9)
+    _check_sum(Job("", 4, 10, 1), 3, 1e-9, 3, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("dropped", "expected"),
+    [([0], [(3, 5, 0), (3, 6, 0), (10, 5, 0), (10, 6, 0)]), ([0, 2], [(3, 5, 0), (3, 6, 0), (10, 5, 2), (10, 6, 2)])],
+)
+def test_dropouts_are_one_number_for_all_or_one_for_each_number_of_sources(dropped, expected):
+    jobs = jobs_of([3, 10], [5, 6], dropped)
+    assert [(job.sources, job.params, job.dropped) for job in jobs] == expected
+
+
+def test_neither_one_number_of_dropouts_nor_one_for_each_is_refused(capsys):
+    code, envelope = bench(capsys, "--sources", "10,20,30", "--dropped", "1,2")
+    assert code == 4
+    assert envelope["message"].startswith("--dropped")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--sources", "3,x"), ("--sources", ""), ("--params", "0"), ("--dropped", "0,-1")]
+)
+def test_a_list_with_another_thing_in_it_is_refused_by_the_name_of_its_option(option, value, capsys):
+    code, envelope = bench(capsys, option, value)
+    assert code == 4
+    assert option in envelope["message"]
+
+
+def test_sessions_too_large_for_processes_are_told_apart_and_measured_once():
+    assert Job("", 100, 1_100_000, 0).fits_processes
+    assert not Job("", 30, 11_000_000, 0).fits_processes
+    assert Job("", 30, 11_000_000, 0).usual_repeats == 1
+    assert Job("", 10, 1_100_000, 0).usual_repeats == 5
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processor time is read from /proc")
+def test_processor_time_of_a_process_is_read_from_outside_it():
+    before, meanwhile = cpu_seconds(os.getpid()), time.process_time()
+    while time.process_time() < meanwhile + 0.05:
+        pass
+    assert before is not None
+    assert cpu_seconds(os.getpid()) - before > 0.02
+    assert cpu_seconds(2**22 + 1) is None  # above the largest process id
 
 
 def test_more_dropouts_than_the_threshold_allows_are_refused_before_anything_starts(capsys):
