@@ -11,13 +11,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
 from securefda.adaptation import Strategy
-from securefda.policy import SourcePolicy, check_header, default_policy
+from securefda.policy import SourcePolicy, default_policy, verdict
 from securefda.rounds.attempts import Send
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run import AggregatorRun
@@ -176,7 +175,7 @@ class Stage:
             signer=signer_of(index),
             roster=self.roster,
             limits=policy.session_limits(self.roster),
-            check_policy=partial(check_header, policy),
+            check_policy=lambda header: verdict.check_header(policy, header),  # looked up late: it can be switched off
             trainer=KnownUpdates(index, self.updates),
             store=self._stores[index],
             random_bytes=os.urandom,

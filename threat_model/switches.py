@@ -24,6 +24,8 @@ from types import ModuleType
 from typing import Any
 
 import securefda.secagg
+from securefda.policy import verdict
+from securefda.rounds.store import SourceStore
 from securefda.secagg import checks, masking, parameters
 from securefda.secagg import roster as roster_module
 from securefda.secagg.messages import Unmask
@@ -227,3 +229,9 @@ ONE_SITE_PER_LEGAL_ENTITY = replaced(
     "one site per legal entity", roster_module, "_require_distinct", _distinct_but_for_entities
 )
 """One organisation can have any number of sites."""
+
+RELEASE_FUSE = method_replaced("the release fuse", SourceStore, "burn_fuse", lambda *_: None)
+"""A source does not remember for which rounds and runs an update has left."""
+
+POLICY = replaced("the policy of the site", verdict, "check_header", lambda _: lambda *_: None)
+"""A source does not compare headers with its policy; what the session checks for itself it still checks."""

@@ -1,0 +1,85 @@
+"""T11: a round is asked for again without one source; what the two sums differ by is that source's update."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from securefda.rounds.attempts import Send
+from securefda.rounds.headers import Place
+from securefda.secagg.messages import Header, Join, Parcel, Result
+from securefda.secagg.secret import draw
+from threat_model.adversaries.base import MaliciousAggregator
+from threat_model.adversaries.masks import Decoded, Vector64
+from threat_model.sites import AggregatorSeat
+
+Way = Literal["attempt", "place", "run", "header"]
+
+
+class RoundAgain(MaliciousAggregator):
+    """Subtracts two sums over the same updates, the second without the victim: training from one model repeats.
+
+    Powers: the target's key and the relay. It follows every step of both sessions, but for the first one's result,
+    which it keeps: a header behind a result would have to continue it. The victim has no part in the second session.
+    Goal: the victim's update, exactly.
+    Source: tracker attacks on statistical databases (Denning, Denning and Schwartz 1979); for secure aggregation the
+    reason that Bonawitz et al. 2017 ask for fresh inputs in every execution.
+
+    Args:
+        seat: of the target.
+        victim: roster index, in the first session only.
+        way: how the second session is named: the next ``"attempt"`` at the round, the same ``"place"``, another
+            ``"run"``, or by the first session's own ``"header"``, word for word.
+        after_restart: whether it waits for every source to have started anew.
+    """
+
+    threat = "T11"
+
+    def __init__(self, seat: AggregatorSeat, *, victim: int, way: Way = "attempt", after_restart: bool = False) -> None:
+        super().__init__(seat)
+        self.victim, self.way = victim, way
+        self.sums: dict[bytes, Decoded | None] = {}
+        self._headers: dict[int, Parcel] = {}
+        self._missing = set(seat.site.sources) if after_restart else set()
+
+    def next_place(self) -> Place | None:
+        """Round 1, and round 1 again."""
+        if not self.sessions:
+            return super().next_place()
+        self.sums[self.heard.session_id] = self.aggregate()
+        if self._missing or len(self.sessions) > 1:
+            return None
+        run_id = draw(self.seat.site.random_bytes, 16) if self.way == "run" else self.run_id
+        return Place(run_id, 1, 2 if self.way == "attempt" else 1, b"")
+
+    def participants(self) -> set[int]:
+        """Everyone, then everyone else."""
+        return self.joined - {self.victim} if self.sessions else set(self.joined)
+
+    def result_for(self, index: int) -> Result | None:
+        """None: the round stays open."""
+
+    def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
+        """The first header in place of the second, where that is the way."""
+        if not isinstance(parcel.message.body, Header) or self.way != "header":
+            return [parcel]
+        return [self._headers.setdefault(index, parcel)]
+
+    def receive(self, parcel: Parcel) -> list[Send]:
+        """As always; and when the last source is back, the second session begins."""
+        if not self.sessions or not isinstance(parcel.message.body, Join):
+            return super().receive(parcel)
+        self._missing.discard(parcel.message.sender)
+        if self._missing or len(self.sessions) > 1:
+            return []
+        self.done = False
+        return self._begin()
+
+    def attack(self) -> Vector64 | None:
+        """What the sums differ by; None where one of them was not to be had."""
+        sums = [one for one in self.sums.values() if one is not None]
+        if len(sums) < 2:
+            return None
+        with_victim, without = sums
+        weight = with_victim.weight - without.weight
+        return replace(with_victim, vector=with_victim.vector - without.vector, weight=weight).update
