@@ -1,0 +1,128 @@
+"""T16: inputs beyond what an honest source can send, and a ring without room for honest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+
+from securefda.rounds.site import vector_from_wire, vector_to_wire
+from securefda.rounds.source import SourceReporter, SourceSite
+from securefda.secagg.checks import quantisation
+from securefda.secagg.messages import Header, Parcel, ShareDelivery, Update
+from securefda.secagg.prg import RingVector
+from threat_model.adversaries.base import MaliciousAggregator
+from threat_model.adversaries.masks import Vector64
+from threat_model.adversaries.sources import MaliciousSource
+from threat_model.sites import AggregatorSeat
+
+Falsify = Callable[[Header, RingVector], None]
+"""Changes an encoded input in place, before it is masked."""
+
+
+class FalseInput(MaliciousSource):
+    """Masks another vector than its training gave, by the protocol otherwise.
+
+    Powers: the real key of its site.
+    Goal: a wrong sum, or a model further off than the clip permits, without an alarm.
+    Source: Bonawitz et al. 2017, section 6: nothing is proven of what is masked.
+
+    Args:
+        site: its site.
+        reporter: hears nothing of it.
+        falsify: what it does to its encoded input.
+    """
+
+    threat = "T16"
+
+    def __init__(self, site: SourceSite, reporter: SourceReporter, *, falsify: Falsify) -> None:
+        super().__init__(site, reporter)
+        self._falsify = falsify
+
+    def handle(self, parcel: Parcel) -> list[Parcel]:
+        """As an honest source; when the masks are due, its vector is another one."""
+        current = self._round
+        if isinstance(parcel.message.body, ShareDelivery) and current is not None and current.encoded is not None:
+            self._falsify(current.header.body, current.encoded)
+        return super().handle(parcel)
+
+
+def added(amount: int, coordinates: int) -> Falsify:
+    """Add an amount of the ring to the first coordinates."""
+
+    def falsify(_: Header, encoded: RingVector) -> None:
+        encoded[:coordinates] += np.asarray(amount % 2**32, encoded.dtype)
+
+    return falsify
+
+
+def at_the_limit(header: Header, encoded: RingVector) -> None:
+    """The largest input there is: every coordinate at the clip, + and - by turns, at the largest weight."""
+    q_max = quantisation(header).q_max
+    encoded[:-2:2] = q_max
+    encoded[1:-2:2] = 2**header.modulus_bits - q_max
+    encoded[-2:] = (0, q_max)
+
+
+class TightRing(MaliciousAggregator):
+    """Lays the ring out for fewer inputs than it sums up.
+
+    Powers: the target's key and the relay; no source colludes.
+    Goal: a sum that wraps, so that it is wrong although every source is honest.
+    Source: a modulus that is taken from the server without a floor, in implementations in use elsewhere.
+
+    Args:
+        seat: of the target.
+        n_max: what the header says.
+    """
+
+    threat = "T16"
+
+    def __init__(self, seat: AggregatorSeat, *, n_max: int) -> None:
+        super().__init__(seat)
+        self._n_max = n_max
+
+    def header_for(self, index: int) -> Header | None:
+        """The same to everyone, and the attacker decodes by it."""
+        self.heard.header = replace(self.heard.header, n_max=self._n_max)
+        return super().header_for(index)
+
+    def attack(self) -> Vector64 | None:
+        """The sum of all inputs as the header has it decoded, each weighted."""
+        total = self.aggregate()
+        return None if total is None else total.vector
+
+
+class NotFinite(MaliciousSource):
+    """Sends an update in clear, at visibility ``individual``, of which one coordinate is not a number.
+
+    Powers: the real key of its site.
+    Goal: a model that is of no use to anybody, since whatever is added to NaN is NaN.
+    Source: known of every averaging of floats.
+
+    Args:
+        site: its site.
+        reporter: hears nothing of it.
+        value: NaN or an infinity.
+    """
+
+    threat = "T16"
+
+    def __init__(self, site: SourceSite, reporter: SourceReporter, *, value: float) -> None:
+        super().__init__(site, reporter)
+        self._value = value
+
+    def answers(self, parcel: Parcel, honest: list[Parcel]) -> list[Parcel]:  # noqa: ARG002 - of the base
+        """The honest answers, but for one coordinate of the update."""
+        return [self._spoilt(one) for one in honest]
+
+    def _spoilt(self, parcel: Parcel) -> Parcel:
+        body = parcel.message.body
+        if not isinstance(body, Update):
+            return parcel
+        vector = vector_from_wire(bytes(parcel.vectors[0])).copy()
+        vector[7] = self._value
+        data = vector_to_wire(vector).tobytes()
+        return self.resigned(parcel, replace(body, digest=sha256(data).digest()), data)

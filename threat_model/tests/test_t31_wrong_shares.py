@@ -1,0 +1,118 @@
+"""T31: wrong shares give no wrong sum; with an answer to spare the sum is right and their sender named."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securefda.secagg.messages import Abort, MaskedInput, Result, Unmask
+from threat_model.adversaries.wrong_shares import WrongShares
+from threat_model.scores import NOTHING_LEARNT_COSINE, cosine
+from threat_model.stage import MakesStage, Passed, Stage
+from threat_model.switches import switched_off
+from threat_model.unchecked_sums import COMMITMENTS, RANGE
+from threat_model.watched import WatchedAggregator
+
+LIAR, LOST, ALL = 1, 5, [1, 2, 3, 4, 5, 6]
+
+
+def loses_input_of_5(passed: Passed) -> list[Passed]:
+    return [] if passed.sender == LOST and isinstance(passed.message.body, MaskedInput) else [passed]
+
+
+def liars(*indices: int, of: int | None = None) -> dict[str, Any]:
+    return {"sources": {index: partial(WrongShares, of=of) for index in indices}}
+
+
+def played(staged: MakesStage, **options: Any) -> Stage:
+    settings = {"threshold": 4} | options.pop("settings", {})
+    return staged(6, aggregator=WatchedAggregator, settings=settings, **options).play()
+
+
+def results(stage: Stage) -> set[Result]:
+    return {one.message.body for one in stage.said(0, Result)}
+
+
+def fails(names: str, check: str) -> str:
+    return f"source {names} fails check {check}: "
+
+
+@pytest.mark.threat("T31")
+@pytest.mark.parametrize("network", [lambda passed: [passed], loses_input_of_5], ids=["nobody lost", "one lost"])
+@pytest.mark.parametrize("of", [None, 3, LOST])
+def test_holder_of_wrong_shares_is_named_and_the_sum_is_right(staged: MakesStage, network: Any, of: int | None) -> None:
+    honest, stage = played(staged, network=network), played(staged, network=network, **liars(LIAR, of=of))
+    (alarm,) = stage.aggregator.operator.alarms
+    assert alarm.startswith("alarm: " + fails("source-1", "UNMASK_SHARE"))
+    assert_same_sum(stage, honest)
+
+
+def assert_same_sum(stage: Stage, honest: Stage) -> None:
+    assert results(stage) == results(honest) != set()
+    assert [stage.accepted(index) for index in ALL] == [honest.accepted(index) for index in ALL]
+    assert np.array_equal(stage.aggregator.model, honest.aggregator.model)
+
+
+@pytest.mark.threat("T31")
+def test_two_holders_of_wrong_shares_are_named_and_the_sum_is_right(staged: MakesStage) -> None:
+    """More than decoding can find with two answers to spare, so sets of four are tried against the commitments."""
+    honest, stage = played(staged), played(staged, **liars(LIAR, 4))
+    alarms = stage.aggregator.operator.alarms
+    assert [alarm.split(": ")[1] for alarm in alarms] == [fails(f"source-{i}", "UNMASK_SHARE")[:-2] for i in (LIAR, 4)]
+    assert_same_sum(stage, honest)
+
+
+@pytest.mark.threat("T31")
+def test_with_exactly_t_answers_a_wrong_share_opens_nothing(staged: MakesStage) -> None:
+    stage = played(staged, settings={"threshold": 6}, **liars(LIAR, of=3))
+    (alarm,) = stage.aggregator.operator.alarms
+    assert fails("source-3", "SHARE_COMMITMENT") in alarm
+    assert "it dealt wrong shares, or holders sent wrong ones" in alarm
+    assert_lost(stage, "SHARE_COMMITMENT")
+
+
+def assert_lost(stage: Stage, check: str) -> None:
+    """Everyone is told why; the model stays as it was, and there is no second try after inputs have left."""
+    assert results(stage) == set()
+    assert {one.message.body.check for one in stage.said(0, Abort)} == {check}
+    assert len(stage.said(0, Abort)) == 6
+    assert not np.any(stage.aggregator.model)
+    assert [line["status"] for line in stage.aggregator.operator.lines] == ["lost"]
+    assert len(stage.said(LIAR, Unmask)) == 1
+
+
+@pytest.mark.threat("T31")
+@pytest.mark.control
+def test_without_commitments_a_wrong_share_costs_the_sum_and_nobody_is_named(staged: MakesStage) -> None:
+    stage = staged(6, aggregator=WatchedAggregator, settings={"threshold": 4}, **liars(LIAR, of=3))
+    with switched_off(COMMITMENTS, roster=stage.roster):
+        stage.play()
+    (alarm,) = stage.aggregator.operator.alarms
+    assert fails(" or ".join(f"source-{index}" for index in ALL), "RANGE") in alarm
+    assert_lost(stage, "RANGE")
+
+
+@pytest.mark.threat("T31")
+@pytest.mark.control
+def test_without_commitments_and_range_a_wrong_share_gives_a_wrong_sum_and_no_alarm(staged: MakesStage) -> None:
+    honest = played(staged, settings={"threshold": 6})
+    stage = staged(6, aggregator=WatchedAggregator, settings={"threshold": 6}, **liars(LIAR, of=3))
+    with switched_off(COMMITMENTS, RANGE, roster=stage.roster):
+        stage.play()
+    assert stage.aggregator.operator.alarms == []
+    assert [stage.accepted(index) for index in ALL] == [1] * 6
+    assert abs(cosine(stage.aggregator.model, honest.aggregator.model)) < NOTHING_LEARNT_COSINE
+
+
+@pytest.mark.threat("T31")
+@pytest.mark.control
+def test_without_commitments_and_range_the_honest_are_accused_of_wrong_shares(staged: MakesStage) -> None:
+    """The first t answers give the secret, right or wrong, and whoever does not agree with it is named."""
+    stage = staged(6, aggregator=WatchedAggregator, settings={"threshold": 4}, **liars(LIAR, of=3))
+    with switched_off(COMMITMENTS, RANGE, roster=stage.roster):
+        stage.play()
+    alarms = stage.aggregator.operator.alarms
+    assert [alarm.split(": ")[1] for alarm in alarms] == [fails(f"source-{i}", "UNMASK_SHARE")[:-2] for i in (5, 6)]

@@ -1,0 +1,69 @@
+"""Taking away what an aggregator checks of a sum: the secrets behind it, its range, its encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from securefda.adaptation import checks as rule_checks
+from securefda.rounds import terms
+from securefda.secagg import agreement, fixed_point, masking
+from securefda.secagg.agreement import KeyPair
+from securefda.secagg.secret import Secret
+from threat_model.switches import Switch, replaced
+
+
+def _nothing(_: object) -> Callable[..., None]:
+    return lambda *_arguments, **_options: None
+
+
+def _all_of(mitigation: str, *switches: Switch) -> Switch:
+    return Switch(mitigation, lambda: [one for switch in switches for one in switch.replacements()])
+
+
+def _pair_without_check(_: object) -> Callable[..., KeyPair]:
+    def opened_mask_pair(master: Secret, *, owner: int, ctx: bytes, **_advertised: bytes) -> KeyPair:
+        return agreement.mask_pair(master, own=owner, ctx=ctx)
+
+    return opened_mask_pair
+
+
+COMMITMENTS = _all_of(
+    "commitments to secrets",
+    replaced("commitments to self secrets", agreement, "check_self_secret", _nothing),
+    replaced("mask keys as commitments to masters", agreement, "opened_mask_pair", _pair_without_check),
+)
+"""Whatever t shares give is taken for the secret that their owner dealt."""
+
+SUM_AT_THE_CLIP = replaced("sums are within the clip at their weight", terms, "check_sum", _nothing)
+"""The weight that came with a sum may be any."""
+
+RANGE = _all_of(
+    "range of sums",
+    replaced("ring sums are what so many inputs reach", fixed_point, "_check_range", _nothing),
+    SUM_AT_THE_CLIP,
+    replaced(
+        "weights of a sum are weights",
+        rule_checks,
+        "number_between",
+        lambda _: lambda _name, value, *_bounds, **_options: float(value),
+    ),
+)
+"""Whatever a ring vector decodes to is taken for the sum."""
+
+
+def _float_sum(_: object) -> Callable[[Any, Any], None]:
+    def accumulate(total: Any, part: Any) -> None:
+        with_part = total.view(np.int32).astype(np.float32) + part.view(np.int32).astype(np.float32)
+        total[:] = with_part.astype(np.int64).astype(np.uint32)
+
+    return accumulate
+
+
+INTEGER_SUMS = replaced("sums of integers", masking, "accumulate", _float_sum)
+"""Parts are added up as float32, as they would be without the ring."""
+
+WRAP_CHECKS = ("HEADER_WRAP",)
+"""Names of the checks that a sum of as many inputs as take part cannot leave the ring."""

@@ -1,0 +1,37 @@
+"""The operator of an honest aggregator: reads what it notes down."""
+
+from __future__ import annotations
+
+from securefda.rounds.progress import SilentReporter
+from securefda.rounds.records import RoundLine
+from securefda.rounds.run import AggregatorRun
+from threat_model.sites import AggregatorSeat
+
+
+class Operator(SilentReporter):
+    """Keeps the notes and the lines of finished and lost rounds."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.lines: list[RoundLine] = []
+
+    def note(self, text: str) -> None:
+        """Keep it."""
+        self.notes.append(text)
+
+    def round_finished(self, line: RoundLine) -> None:
+        """Keep it."""
+        self.lines.append(line)
+
+    @property
+    def alarms(self) -> list[str]:
+        """What was noted as an alarm, and why a round was given up."""
+        return [note for note in self.notes if note.startswith("alarm: ") or "without a result" in note]
+
+
+class WatchedAggregator(AggregatorRun):
+    """The real aggregator, with an operator who reads."""
+
+    def __init__(self, seat: AggregatorSeat) -> None:
+        self.operator = Operator()
+        super().__init__(seat.site, seat.settings, seat.store, self.operator)
