@@ -40,7 +40,7 @@ def load(name: str) -> Any:
 @cache
 def session(name: str) -> Entry:
     """One published session."""
-    return next(one for one in load("sessions")["valid"] if one["name"] == name)  # type: ignore[no-any-return]
+    return {one["name"]: one for one in load("sessions")["valid"]}[name]  # type: ignore[no-any-return]
 
 
 def received(entry: Entry) -> Signed[Any]:
@@ -135,7 +135,8 @@ class SourceUnderTest:
 
     def receive(self, entry: Entry) -> dict[str, str] | None:
         """The answer to a message."""
-        message, answer = received(entry), None
+        message = received(entry)
+        answer: Signed[Any] | None = None
         match self.phase:
             case src.AwaitingKeyList() as phase:
                 self.phase, answer = src.receive_key_list(phase, message, self._random)
@@ -185,6 +186,7 @@ class AggregatorUnderTest:
 
     def close(self) -> list[dict[str, str]]:
         """End the phase; what is sent to sources."""
+        message: Signed[Any]
         match self.phase:
             case agg.CollectingKeys() as phase:
                 self.phase, message = agg.close_keys(phase)

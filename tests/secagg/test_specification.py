@@ -80,7 +80,7 @@ def test_header_checks_are_in_both_tables_in_one_order() -> None:
 def test_every_label_is_in_the_table_and_has_one_use() -> None:
     calls = [node for node in nodes_of("secagg") if isinstance(node, ast.Call)]
     used = [node.args[0] for node in calls if getattr(node.func, "id", "") == "labelled_digest"]
-    digests = [node.value for node in used if isinstance(node, ast.Constant)]
+    digests = [str(node.value) for node in used if isinstance(node, ast.Constant)]
     assert len(digests) == len(used)
     listed = first_cells("4. Labels and transcript hashes")
     assert sorted(listed) == sorted([*digests, *(label.value.decode() for label in agreement.Label)])

@@ -162,7 +162,8 @@ Event = tuple[AnySigned, RingVector | None] | None
 
 def _collecting(name: str, slot: int, without: Iterable[int]) -> VectorCohort:
     """A session whose aggregator has the answers of a slot, 0 to 4, but for those of some sources."""
-    cohort = begun(name).until(slot)
+    cohort = begun(name)
+    cohort.until(slot)
     for index in without:
         cohort.outbox.pop(index, None)
     cohort.collect()
@@ -233,7 +234,8 @@ def _lies_to_aggregator() -> Iterable[dict[str, Any]]:
 
 def _liar_at(slot: int) -> tuple[VectorCohort, AnySigned]:
     """A session in which all but the liar have answered in a slot, and the liar's honest message."""
-    cohort = begun(WITH_A_LOSS).until(slot)
+    cohort = begun(WITH_A_LOSS)
+    cohort.until(slot)
     honest = cohort.outbox.pop(LIAR)
     cohort.collect()
     return cohort, honest
@@ -335,7 +337,7 @@ def _out_of_range() -> dict[str, Any]:
     honest = cohort.encoded
 
     def encoded(index: int) -> RingVector:
-        return honest(index) + np.uint32(1 << 31) if index == LIAR else honest(index)  # type: ignore[no-any-return]
+        return honest(index) + np.uint32(1 << 31) if index == LIAR else honest(index)
 
     cohort.encoded = encoded  # type: ignore[method-assign]
     events = _rest(cohort.until(false_source.INPUT), {LIAR})

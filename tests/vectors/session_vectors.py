@@ -88,7 +88,7 @@ class VectorCohort(Cohort):
             return arrived
 
         super().__init__(plan.n, link, {"n_max": 2 * plan.n, **plan.changes})
-        self.random = {index: Draws(Bytes("source", index)) for index in self.indices}  # type: ignore[assignment]
+        self.random = {index: Draws(Bytes("source", index)) for index in self.indices}  # type: ignore[misc]
 
     def reals(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Input and tail of a source: exact multiples of 2^-15, in part beyond the clip."""
@@ -190,7 +190,7 @@ def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
     drawn = cohort.random[index].drawn  # type: ignore[attr-defined]
     master, self_secret, channel, nonce = (Secret(one) for one in drawn[:4])
     pair, box_pair = agreement.mask_pair(master, own=index, ctx=view.ctx), KeyPair(channel)
-    fields = {
+    fields: dict[str, Any] = {
         "random": [one.hex() for one in drawn],
         "mask_private_key": pair.private.reveal().hex(),
         "mask_key": pair.public.hex(),
