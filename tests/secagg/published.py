@@ -98,23 +98,23 @@ def words_of(text: str, modulus_bits: int) -> RingVector:
 class SourceUnderTest:
     """A source of a published session, with the recorded draws as its randomness."""
 
-    def __init__(self, one: Entry, index: int) -> None:
+    def __init__(self, one: Entry, index: int, limits: Entry | None = None) -> None:
         self._fields, self.index = one["sources"][str(index)], index
         self._draws = [bytes.fromhex(text) for text in self._fields["random"]]
         self.vector: RingVector | None = None
         header, roster = received(one["header"]), Roster.from_canonical_bytes(one["roster"].encode())
-        limits = limits_of(one["limits"])
+        asked = limits_of(limits or one["limits"])
         layers = layer_names_and_shapes(header.body.layers)
         check_header(
             header,
             own_index=index,
             roster=roster,
-            limits=limits,
+            limits=asked,
             history=History(),
             own_layers=layers,
             unix_s=one["unix_s"],
         )
-        self._session = src.Session(signer_of(one, index), roster, limits, header)
+        self._session = src.Session(signer_of(one, index), roster, asked, header)
         self.phase: Any = None
 
     @property
@@ -217,9 +217,9 @@ def from_source(one: Entry, index: int) -> list[Entry]:
     return [entry for entry in one["messages"] if entry["from"] == index]
 
 
-def waiting_source(one: Entry, index: int, due: str) -> SourceUnderTest:
+def waiting_source(one: Entry, index: int, due: str, limits: Entry | None = None) -> SourceUnderTest:
     """A source of a session that has had every message before the one of type ``due``."""
-    source = SourceUnderTest(one, index)
+    source = SourceUnderTest(one, index, limits)
     source.start()
     for entry in to_source(one, index):
         if entry["type"] == due:

@@ -77,7 +77,7 @@ def test_aggregator_sends_the_published_bytes_and_opens_the_published_sums(name:
 
 @pytest.mark.parametrize("case", TO_SOURCE, ids=name_of)
 def test_source_refuses_published_lie(case: Entry) -> None:
-    source = waiting_source(session(case["session"]), case["source"], case["waits_for"])
+    source = waiting_source(session(case["session"]), case["source"], case["waits_for"], case.get("limits"))
     *accepted, lie = case["deliver"]
     for entry in accepted:
         source.receive(entry)

@@ -13,7 +13,8 @@ from typing import Any
 import lies_of_aggregator as false_aggregator
 import lies_of_source as false_source
 import numpy as np
-from cohort import TARGET, AnySigned, Cohort, forged, identity, over_the_wire, resigned
+from cohort import TARGET, AnySigned, Cohort, forged, identity, limits_of, over_the_wire, resigned
+from message_vectors import plain
 from session_vectors import PLANS, VectorCohort, begun, signed
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError, ProtocolError, QuorumLost
@@ -148,9 +149,32 @@ def _low_order_mask_key() -> dict[str, Any]:
     return _source_case(USUAL, "KEY_INVALID", "mask key of low order", untouched, 1, key_list, delivery)
 
 
+def _too_few_that_count() -> Iterable[dict[str, Any]]:
+    """An honest delivery, with which the source's own cohort holds too few for what it asks."""
+    name, usual = "five-cohorts", limits_of(5)
+    asks = {
+        "two others in a sum that opens over two": replace(usual, k_min=2),
+        "a cohort in which one colluder may be": replace(usual, n_c=1),
+        "a cohort in which I trust nobody": replace(usual, trusted=frozenset({VICTIM})),
+    }
+    for claim, limits in asks.items():
+        cohort = _awaiting(name, false_aggregator.DELIVERY)
+        phase = cohort.phases[VICTIM]
+        cohort.phases[VICTIM] = replace(phase, session=replace(phase.session, limits=limits))
+        delivery = cohort.inbox[VICTIM]
+        case = _source_case(name, "SHARE_QUORUM", claim, cohort, false_aggregator.DELIVERY, delivery)
+        yield {**case, "limits": plain(limits)}
+
+
 def lies_to_source() -> object:
     """What a source refuses."""
-    cases = [*_lies_to_source(), *_false_outsides_to_source(), *_replays_to_source(), _low_order_mask_key()]
+    cases = [
+        *_lies_to_source(),
+        *_false_outsides_to_source(),
+        *_replays_to_source(),
+        *_too_few_that_count(),
+        _low_order_mask_key(),
+    ]
     return {"valid": [], "invalid": cases}
 
 

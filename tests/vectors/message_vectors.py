@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -11,6 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.secagg import messages as m
 from securefda.secagg.signatures import sign_bytes
 from securefda.transport.wire import encode, encode_signed
+from securefda.transport.wire_encode import BODY_FIELDS
+from securefda.v1 import messages_pb2 as pb
 
 SESSION_ID = bytes(range(32))
 CONTEXT = bytes(range(32, 64))
@@ -139,7 +142,109 @@ def malformed() -> list[dict[str, str]]:
     cases += [
         case for index, body in _bodies() for case in _malformed_ways(signer(index).sign(SESSION_ID, CONTEXT, body))
     ]
+    cases += _broken_fields()
     return [{"name": name, "reason": reason, "envelope": data.hex()} for name, reason, data in cases]
+
+
+def _broken_fields() -> list[tuple[str, str, bytes]]:
+    """Well-formed envelopes with one field outside its bounds."""
+    valid = {type(body): signer(index).sign(SESSION_ID, CONTEXT, body).signed_bytes for index, body in _bodies()}
+    cases = []
+    for body, name, reason, change in _CHANGES:
+        envelope = pb.Envelope.FromString(valid[body])
+        change(getattr(envelope, BODY_FIELDS[body]))
+        cases.append((f"{body.__name__} with {name}", reason, envelope.SerializeToString(deterministic=True)))
+    return cases
+
+
+def _set(path: str, value: object) -> Callable[[Any], None]:
+    """Set a field by its path; a number in the path is a place in a list."""
+
+    def change(message: Any) -> None:
+        *way, last = path.split(".")
+        for step in way:
+            message = message[int(step)] if step.isdecimal() else getattr(message, step)
+        if last.isdecimal():
+            message[int(last)] = value
+        else:
+            setattr(message, last, value)
+
+    return change
+
+
+def _more(path: str, *values: object) -> Callable[[Any], None]:
+    return lambda message: getattr(message, path).extend(values)
+
+
+def _clear(path: str) -> Callable[[Any], None]:
+    return lambda message: message.ClearField(path)
+
+
+_CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
+    (m.Header, "a run id of 15 bytes", "run_id", _set("run_id", bytes(15))),
+    (m.Header, "round 0", "round and attempt", _clear("round")),
+    (m.Header, "attempt 0", "round and attempt", _clear("attempt")),
+    (m.Header, "no visibility", "Visibility", _clear("visibility")),
+    (m.Header, "no rule", "rule", _clear("rule")),
+    (m.Header, "a rule without a name", "rule must have", _set("rule.rule", "")),
+    (m.Header, "beta above 1", "beta", _set("rule.beta", 1.5)),
+    (m.Header, "beta that is no number", "beta", _set("rule.beta", float("nan"))),
+    (m.Header, "a learning rate factor of 0", "learning_rate_factor", _set("rule.learning_rate_factor", 0.0)),
+    (m.Header, "an infinite rate factor", "learning_rate_factor", _set("rule.learning_rate_factor", float("inf"))),
+    (m.Header, "no steps of the target", "steps", _set("target.steps", 0)),
+    (m.Header, "an update digest of 31 bytes", "update_digest", _set("target.update_digest", bytes(31))),
+    (m.Header, "a scatter below 0", "scatter", _set("target.scatter", -1.0)),
+    (m.Header, "no layers", "at least one layer", _clear("layers")),
+    (m.Header, "two layers of one name", "layer names", _set("layers.1.name", "linear.weight")),
+    (m.Header, "a layer without a name", "name", _set("layers.1.name", "")),
+    (m.Header, "a layer name of 201 characters", "name", _set("layers.1.name", "w" * 201)),
+    (m.Header, "a side of 0", "side", _set("layers.0.shape.0", 0)),
+    (m.Header, "a side of 2^31", "side", _set("layers.0.shape.0", 2**31)),
+    (m.Header, "17 sides", "shape", lambda message: message.layers[0].shape.extend([1] * 15)),
+    (m.Header, "a clip of 0", "clip", _set("layers.0.clip", 0.0)),
+    (m.Header, "a clip below 0", "clip", _set("layers.0.clip", -1.0)),
+    (m.Header, "a clip that is no number", "clip", _set("layers.0.clip", float("nan"))),
+    (m.Header, "an infinite clip", "clip", _set("layers.0.clip", float("inf"))),
+    (m.Header, "a model digest of 31 bytes", "model_digest", _set("model_digest", bytes(31))),
+    (m.Header, "participants that do not rise", "participants", _set("participants.0", 3)),
+    (m.Header, "one participant twice", "participants", _set("participants.0", 2)),
+    (m.Header, "1025 participants", "participants", _more("participants", *range(201, 201 + 1021))),
+    (m.Header, "a participant beyond 2^31", "participants", _more("participants", 2**31)),
+    (m.Header, "no room for a sample", "max_samples", _clear("max_samples")),
+    (m.Header, "no time to train", "deadlines", _clear("training_deadline_ms")),
+    (m.Header, "no time for a phase", "deadlines", _clear("phase_deadline_ms")),
+    (m.Header, "a result digest of 31 bytes", "previous_result_digest", _set("previous_result_digest", bytes(31))),
+    (m.Header, "a checkpoint of 4097 bytes", "checkpoint", _set("previous_checkpoint", bytes(4097))),
+    (m.Advertise, "no box key", "box_key", _clear("box_key")),
+    (m.Advertise, "a commitment of 33 bytes", "self_mask_commitment", _set("self_mask_commitment", bytes(33))),
+    (m.Advertise, "no commitment to a nonce", "nonce_commitment", _clear("nonce_commitment")),
+    (m.KeyList, "a signature of 63 bytes", "signature", _set("advertisements.0.signature", bytes(63))),
+    (m.ShareBundle, "an empty box", "share box", _set("boxes.0.box", b"")),
+    (m.ShareBundle, "a box of 1025 bytes", "share box", _set("boxes.0.box", bytes(1025))),
+    (m.ShareBundle, "a box for nobody", "peer", _set("boxes.0.peer", 2**31)),
+    (m.ShareBundle, "a nonce of 31 bytes", "nonce", _set("nonce", bytes(31))),
+    (m.ShareDelivery, "a nonce of 33 bytes", "nonce", _set("boxes.1.nonce", bytes(33))),
+    (m.MaskedInput, "a digest of 31 bytes", "digest", _set("digest", bytes(31))),
+    (m.MaskedInput, "a vector of no bytes", "length_bytes", _clear("length_bytes")),
+    (m.Update, "no samples", "samples", _clear("samples")),
+    (m.Survivors, "a digest of 31 bytes", "input_digest", _set("survivors.0.input_digest", bytes(31))),
+    (m.Survivors, "a survivor beyond 2^31", "survivor", _set("survivors.0.index", 2**31)),
+    (m.Survivors, "a dropped source beyond 2^31", "dropped", _set("dropped.0", 2**31)),
+    (m.SurvivorSignature, "no digest", "survivors_digest", _clear("survivors_digest")),
+    (m.Consistency, "a signature of no bytes", "signature", _set("signatures.0.signature", b"")),
+    (m.Unmask, "a share of 32 bytes", "share", _set("shares.0.self_mask", bytes(32))),
+    (m.Unmask, "a share of 34 bytes", "share", _set("shares.1.master", bytes(34))),
+    (m.Unmask, "an owner beyond 2^31", "owner", _set("shares.0.owner", 2**31)),
+    (m.Result, "a sum digest of 31 bytes", "sum_digest", _set("sum_digest", bytes(31))),
+    (m.Result, "no model digest", "model_digest", _clear("model_digest")),
+    (m.Abort, "no step", "Step", _clear("step")),
+    (m.Abort, "a step that does not exist", "Step", _set("step", 9)),
+    (m.Abort, "a check of 65 characters", "check", _set("check", "X" * 65)),
+    (m.Abort, "an accused beyond 2^31", "accused", _set("accused", 2**31)),
+    (m.Join, "a digest of 31 bytes", "architecture_digest", _set("architecture_digest", bytes(31))),
+    (m.Join, "a version of 65 characters", "software_version", _set("software_version", "1" * 65)),
+    (m.Goodbye, "a reason of 501 characters", "reason", _set("reason", "x" * 501)),
+]
 
 
 def _malformed_ways(message: m.Signed[Any]) -> list[tuple[str, str, bytes]]:
