@@ -25,6 +25,7 @@ from typing import Any
 
 import securefda.secagg
 from securefda.policy import verdict
+from securefda.rounds import terms
 from securefda.rounds.store import SourceStore
 from securefda.secagg import checks, masking, parameters
 from securefda.secagg import roster as roster_module
@@ -235,3 +236,8 @@ RELEASE_FUSE = method_replaced("the release fuse", SourceStore, "burn_fuse", lam
 
 POLICY = replaced("the policy of the site", verdict, "check_header", lambda _: lambda *_: None)
 """A source does not compare headers with its policy; what the session checks for itself it still checks."""
+
+UPDATE_AT_THE_CLIP = replaced(
+    "keeping back an update that is at its clip", terms, "clip_contribution", lambda clip: lambda *a: 0 * clip(*a)
+)
+"""A source clips and does not count how many coordinates that changes."""

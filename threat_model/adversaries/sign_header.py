@@ -1,0 +1,91 @@
+"""T15: a header with numbers so weak that a sum of updates tells the sign of every coordinate of every source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securefda.rounds.headers import Place
+from securefda.secagg.checks import quantisation
+from securefda.secagg.messages import Header
+from threat_model.adversaries.base import MaliciousAggregator
+from threat_model.adversaries.masks import Decoded
+from threat_model.sites import AggregatorSeat
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What a sum tells: ``of`` has the best guess at each source's signs, (m,) of -1 and 1, by roster index.
+
+    ``certain`` (m,) marks the coordinates whose sum is, to the last step, one that bare signs give.
+    """
+
+    of: Mapping[int, NDArray[np.float64]]
+    certain: NDArray[np.bool_]
+
+
+class SignHeader(MaliciousAggregator):
+    """Looks for the smallest clip that the sources still take part under, and reads signs from the sum.
+
+    Where every coordinate is at its clip, a sum is one of 2^n combinations of the sources' weights. With row counts
+    whose signed sums differ, the combination is the signs of all of them: masks hide nothing of it.
+
+    Powers: the target's key, the relay, and every source's number of rows, which sites publish with their studies. It
+    opens a round for each clip that it tries.
+    Goal: the signs of each source's update, which are enough to invert it (as signSGD is enough to train).
+    Source: the downgrade of parameters that an implementation in use elsewhere takes from its server without a floor.
+
+    Args:
+        seat: of the target.
+        rows: number of rows of each source, by roster index.
+        clips: what it tries, the worst first.
+    """
+
+    threat = "T15"
+
+    def __init__(self, seat: AggregatorSeat, *, rows: Mapping[int, int], clips: Sequence[float]) -> None:
+        super().__init__(seat)
+        self.rows, self.clips = dict(rows), tuple(clips)
+
+    def next_place(self) -> Place | None:
+        """The round of the next clip; none when one was accepted."""
+        tried = len(self.sessions)
+        if tried == len(self.clips) or (tried and self.heard.advertised):
+            return None
+        return Place(self.run_id, tried + 1, 1, b"")
+
+    @property
+    def clip(self) -> float:
+        """What the session in progress asks for."""
+        return self.clips[len(self.sessions) - 1]
+
+    def header_for(self, index: int) -> Header | None:
+        """Every layer with this clip."""
+        header = super().header_for(index)
+        if header is None:
+            return None
+        self.heard.header = replace(
+            self.heard.header, layers=tuple(replace(layer, clip=self.clip) for layer in header.layers)
+        )
+        return replace(header, layers=self.heard.header.layers)
+
+    def attack(self) -> Signs | None:
+        """The signs behind the sum; None without one."""
+        total = self.aggregate() if self.sessions else None
+        return None if total is None else self._read(total)
+
+    def _read(self, total: Decoded) -> Signs:
+        """Every combination of signs has its own sum of weights: take the nearest."""
+        header, owners = self.heard.header, sorted(self.rows)
+        weights = np.array([self.rows[owner] for owner in owners]) / header.max_samples
+        choices = np.array(list(product((-1.0, 1.0), repeat=len(owners))))
+        distances = np.abs((total.vector / self.clip)[:, None] - (choices @ weights)[None, :])
+        nearest = np.argmin(distances, axis=1)
+        rounding = len(owners) / quantisation(header).q_max
+        signs = choices[nearest]
+        certain = distances[np.arange(nearest.size), nearest] <= rounding
+        return Signs({owner: signs[:, place] for place, owner in enumerate(owners)}, certain)
