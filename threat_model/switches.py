@@ -131,6 +131,11 @@ def method_replaced(mitigation: str, owner: type, name: str, stand_in: Any) -> S
     return Switch(mitigation, lambda: [replacement])
 
 
+def all_of(mitigation: str, *switches: Switch) -> Switch:
+    """One switch for a mitigation that stands in several places."""
+    return Switch(mitigation, lambda: [one for switch in switches for one in switch.replacements()])
+
+
 def _modules() -> list[ModuleType]:
     """The code of the federation, and that of the attackers, who know what it does and run the same."""
     names = sorted(name for name in sys.modules if name.startswith(_CODE))
