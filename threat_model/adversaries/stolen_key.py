@@ -1,0 +1,95 @@
+"""T34: a thief holds a source's keys, and the federation has struck or renewed that source since."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from securefda.errors import AuthenticationError
+from securefda.federation.kit import STARTUP, load_kit
+from securefda.secagg.messages import Header
+from securefda.secagg.roster import Roster
+from securefda.transport.client import SourceChannel
+from securefda.transport.limits import TransportSettings
+from securefda.transport.startup import credentials_of, endpoint_of
+from threat_model.adversaries.base import MaliciousAggregator
+from threat_model.adversaries.masks import Vector64
+from threat_model.sites import AggregatorSeat, known_update, samples_of
+
+
+@dataclass(frozen=True, slots=True)
+class StolenKit:
+    """A copy of all files of a source, from before it was struck or renewed.
+
+    Powers: the source's signing key, TLS key and certificate, and the roster of that time with its signatures. It
+    reaches the network; with ``put_back`` it also talks an operator into an old folder, or finds one who errs.
+    Goal: a place in the federation.
+    Source: rollback of revocation, as of old lists of revoked certificates.
+    """
+
+    threat = "T34"
+    folder: Path
+
+    @classmethod
+    def steal(cls, site: Path, into: Path) -> StolenKit:
+        """Copy the files of a site."""
+        return cls(Path(shutil.copytree(site, into)))
+
+    async def connects(self, address: str, now: datetime) -> bool:
+        """Whether the aggregator at an address lets the thief in."""
+        kit = load_kit(self.folder, now)
+        endpoint = replace(endpoint_of(kit), address=address)
+        channel = SourceChannel(
+            endpoint, credentials_of(kit), max_vector_bytes=64, settings=TransportSettings(heartbeat_s=20.0)
+        )
+        try:
+            await channel.open()
+        except AuthenticationError:
+            return False
+        finally:
+            await channel.close()
+        return True
+
+    @staticmethod
+    def put_back(startup_then: Path, site: Path) -> None:
+        """Put another site's ``startup/`` of that time in place of the one it has."""
+        shutil.rmtree(site / STARTUP)
+        shutil.copytree(startup_then, site / STARTUP)
+
+
+class PlaceForThief(MaliciousAggregator):
+    """A target that goes on counting a source whose key was stolen; the thief is its colluder.
+
+    Powers: the target's key, the relay, and the stolen key: the colluder ``thief`` signs with it.
+    Goal: a sum in which the thief is one of those that the others count on, less the thief's part.
+    Source: Sybils by stolen identity (Douceur 2002).
+
+    Args:
+        seat: of the target.
+        thief: roster index in the roster of the time before the theft was known.
+        claim: what the header says that it goes by.
+    """
+
+    threat = "T34"
+
+    def __init__(self, seat: AggregatorSeat, *, thief: int, claim: Roster) -> None:
+        super().__init__(seat)
+        self.thief, self._claim = thief, claim
+
+    def header_for(self, index: int) -> Header | None:
+        """Over the roster that it claims, with the thief among the participants."""
+        header = super().header_for(index)
+        return header and replace(header, roster_digest=self._claim.digest())
+
+    def attack(self) -> Vector64 | None:
+        """The mean of the others, of a sum that the thief was part of; None without such a sum."""
+        total = self.aggregate()
+        if total is None or self.thief not in self.heard.vectors:
+            return None
+        weight = samples_of(self.thief) / self.heard.header.max_samples
+        own = np.asarray(known_update(self.thief, 1, self.model), np.float64)
+        return replace(total, vector=total.vector - weight * own, weight=total.weight - weight).update
