@@ -18,7 +18,7 @@ from securefda.secagg import agreement
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.agreement import KeyAgreementError
 from securefda.secagg.checks import quantisation
-from securefda.secagg.cohorts import Cohorts, cohorts_of, nonce_fits, quorum_of
+from securefda.secagg.cohorts import cohorts_of, nonce_fits, quorum_of
 from securefda.secagg.fixed_point import Decoded, RangeAlarm
 from securefda.secagg.masking import accumulate, unmask
 from securefda.secagg.messages import (
@@ -212,12 +212,14 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
 
     Raises:
         FaultySourceError: the envelope is not right, the recipients are not (SHARE_RECIPIENTS), or the nonce is not
-            the one of R0 (SHARE_NONCE).
+            the one of R0 (SHARE_NONCE), or a box is none by its length (SHARE_BOX).
     """
     state.session.admit(signed, state.ctx1, state.u1, state.received, ShareBundle)
     recipients = [box.peer for box in signed.body.boxes]
     if sorted(recipients) != sorted(set(state.u1) - {signed.sender}):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_RECIPIENTS")
+    if any(len(box.box) != agreement.BOX_BYTES for box in signed.body.boxes):
+        raise FaultySourceError(state.session.name(signed.sender), "SHARE_BOX", "a box of another length")
     committed = state.u1[signed.sender].nonce_commitment
     if not nonce_fits(signed.body.nonce, committed, owner=signed.sender, ctx=state.session.ctx):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_NONCE")
@@ -241,12 +243,10 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
                 inbox[box.peer].append(DeliveredBox(sender, box.box, bundle.nonce))
     deliveries = {index: session.sign(state.ctx1, ShareDelivery(tuple(boxes))) for index, boxes in inbox.items()}
     nonces = {index: bundle.body.nonce for index, bundle in state.received.items()}
-    totals = _empty_totals(session.header.body, cohorts_of(session.header.body, state.ctx1, nonces))
+    header = session.header.body
+    cohorts = cohorts_of(header, state.ctx1, nonces)
+    totals = {cohort: _ring_view(bytearray(input_bytes(header)), header.modulus_bits) for cohort in cohorts}
     return CollectingInputs(session, members_context(state.ctx1, u2), state.u1, totals, {}), deliveries
-
-
-def _empty_totals(header: Header, cohorts: Cohorts) -> Totals:
-    return {cohort: _ring_view(bytearray(input_bytes(header)), header.modulus_bits) for cohort in cohorts}
 
 
 def _ring_view(buffer: bytes | bytearray | memoryview, modulus_bits: int) -> RingVector:

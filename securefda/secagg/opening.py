@@ -1,9 +1,10 @@
 """Reconstruction in R4: from the survivors' shares to secrets that match what their owners committed to.
 
 A wrong share is never silent: the self mask secret must hash to the advertised commitment, and the master must give
-the advertised mask key. Where more than t answers are there, the shares off the dealt polynomial are told apart from
-the rest, and the secret opens all the same. Who is to blame for one is between two: its holder, if it sent something
-else than it got, or its owner, if it dealt it so. With exactly t answers nothing opens, and any of them may have lied.
+the advertised mask key. Where more than t answers are there, the secret opens all the same, and decoding tells the
+shares off the dealt polynomial from the rest, as long as they are few enough. Who is to blame for one is between two:
+its holder, if it sent something else than it got, or its owner, if it dealt it so. With exactly t answers nothing
+opens, and any of them may have lied.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import comb
 
 from securefda.secagg import agreement
 from securefda.secagg.agreement import CommitmentError, KeyPair
@@ -100,8 +102,36 @@ def _open_one(
         secret = _attempt(weights, shares, check)
         if secret is not None:
             others = set(shares) - set(weights.xs)
-            return secret, {x for x in others if not _lies_on_polynomial(x, weights.xs, shares, secret)}
+            all_agree = all(_lies_on_polynomial(x, weights.xs, shares, secret) for x in others)
+            return secret, set() if all_agree else _wrong_points(shares, len(weights.xs), secret)
     raise UnopenedError(owner)
+
+
+def _wrong_points(shares: Mapping[int, Secret], threshold: int, secret: Secret) -> set[int]:
+    """The points off the dealt polynomial, as far as it can be told; otherwise none.
+
+    That t shares give the right secret does not say that they are right: errors of two holders can cancel, and then
+    every honest share beside them looks wrong. Decoding finds the dealt polynomial for as long as at most
+    ``(len(shares) - t) // 2`` shares are wrong. Beyond that the one is taken that makes the fewest of them wrong, if
+    so few sets of t are there that all of them can be looked at.
+    """
+    agreeing = points_on_polynomial(shares, threshold)
+    if len(agreeing) < threshold or not _gives(secret, tuple(sorted(agreeing)[:threshold]), shares):
+        agreeing = _largest_agreement(shares, threshold, secret)
+    return set(shares) - agreeing if agreeing else set()
+
+
+def _largest_agreement(shares: Mapping[int, Secret], threshold: int, secret: Secret) -> frozenset[int]:
+    if comb(len(shares), threshold) > MOST_SUBSETS:
+        return frozenset()
+    agreements = {
+        frozenset(xs) | {x for x in set(shares) - set(xs) if _lies_on_polynomial(x, xs, shares, secret)}
+        for xs in itertools.combinations(sorted(shares), threshold)
+        if _gives(secret, xs, shares)
+    }
+    largest = max(map(len, agreements))
+    found = [agreement for agreement in agreements if len(agreement) == largest]
+    return found[0] if len(found) == 1 else frozenset()
 
 
 def _other_weights(shares: Mapping[int, Secret], threshold: int) -> Iterator[LagrangeAtZero]:
@@ -113,7 +143,7 @@ def _other_weights(shares: Mapping[int, Secret], threshold: int) -> Iterator[Lag
         yield _weights(subset)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=MOST_SUBSETS)
 def _weights(xs: tuple[int, ...]) -> LagrangeAtZero:
     """Weights depend on public points alone, and the same few sets serve every owner."""
     return LagrangeAtZero.over(xs)
@@ -130,7 +160,11 @@ def _attempt(weights: LagrangeAtZero, shares: Mapping[int, Secret], check: Calla
 
 def _lies_on_polynomial(x: int, good: tuple[int, ...], shares: Mapping[int, Secret], secret: Secret) -> bool:
     """Whether ``x`` in place of one good share gives the same secret, which a point off the polynomial cannot."""
+    return _gives(secret, (*good[1:], x), shares)
+
+
+def _gives(secret: Secret, xs: tuple[int, ...], shares: Mapping[int, Secret]) -> bool:
     try:
-        return _weights((*good[1:], x)).reconstruct(shares) == secret
+        return _weights(xs).reconstruct(shares) == secret
     except ShareError:
         return False

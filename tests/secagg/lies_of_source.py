@@ -91,6 +91,7 @@ LIES = [
     SourceLie("KEY_INVALID", "mask key of low order", KEYS, _keys(mask_key=lambda c, m: bytes(32))),
     SourceLie("KEY_INVALID", "box key of low order", KEYS, _keys(box_key=lambda c, m: b"\1" + bytes(31))),
     SourceLie("SHARE_NONCE", "another nonce", SHARES, lambda c, m: resigned(m, replace(m.body, nonce=bytes(32)))),
+    SourceLie("SHARE_BOX", "a box cut short", SHARES, _boxes(lambda b: [replace(b[0], box=b[0].box[:-1]), *b[1:]])),
     SourceLie("SHARE_RECIPIENTS", "no box for one", SHARES, _boxes(lambda b: b[1:])),
     SourceLie("SHARE_RECIPIENTS", "two boxes for one", SHARES, _boxes(lambda b: [*b, b[0]])),
     SourceLie("SHARE_RECIPIENTS", "one twice, one not", SHARES, _boxes(lambda b: [b[0], *b[:-1]])),

@@ -14,8 +14,8 @@ from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultySourceError
 from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import MasterShare, SelfMaskShare
-from securefda.secagg.shamir import PRIME
+from securefda.secagg.messages import MasterShare, SelfMaskShare, Unmask
+from securefda.secagg.shamir import PRIME, LagrangeAtZero, x_of
 
 # Six sources, t = 4: one is lost between R1 and R2, so that both kinds of shares are asked for in R4.
 DROPS = {DROPPED: 2}
@@ -140,6 +140,34 @@ def test_four_wrong_holders_of_twenty_with_the_lowest_indices_are_named_and_the_
     opened = cohort.finish()
     assert [fault.source_id for fault in opened.faults] == [f"source-{index}" for index in liars]
     total = quantisation(cohort.header.body).decode(cohort.sum_of(cohort.indices), 20).vector
+    assert np.array_equal(opened.sums[0].decoded.vector, total)
+
+
+@pytest.mark.parametrize(("n", "threshold", "named"), [(9, 5, True), (7, 4, True), (20, 17, False)])
+def test_two_holders_whose_errors_cancel_do_not_make_honest_ones_look_like_liars(
+    n: int, threshold: int, named: bool
+) -> None:
+    """Errors that cancel in the secret of the t lowest holders leave every share beside them off that polynomial.
+
+    Nine answers tell two wrong ones apart by decoding, seven with t = 4 since all sets of four can be tried. Of twenty
+    with t = 17 neither works, and nobody is named.
+    """
+    cohort = Cohort(n, changes={"threshold": threshold})
+    first, second = cohort.indices[:2]
+    weights = LagrangeAtZero.over([x_of(index) for index in cohort.indices[:threshold]]).weights
+    errors = {first: 1, second: -weights[0] * pow(weights[1], -1, PRIME)}
+    cohort.until(UNMASK)
+    for liar, error in errors.items():
+        honest = cohort.outbox[liar]
+        shares = tuple(
+            type(share)(share.owner, ((int.from_bytes(share.share, "big") + error) % PRIME).to_bytes(33, "big"))
+            for share in honest.body.shares
+        )
+        cohort.outbox[liar] = resigned(honest, Unmask(shares))
+    opened = cohort.finish()
+    liars = [f"source-{index}" for index in errors] if named else []
+    assert [fault.source_id for fault in opened.faults] == liars
+    total = quantisation(cohort.header.body).decode(cohort.sum_of(cohort.indices), n).vector
     assert np.array_equal(opened.sums[0].decoded.vector, total)
 
 
