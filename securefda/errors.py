@@ -6,7 +6,7 @@ of this module ever holds a secret, a vector or a value of a data row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
 
@@ -84,17 +84,36 @@ class RunEnded(SecureFdaError):
 
 
 class QuorumLost(SecureFdaError):
-    """Fewer sources than the threshold are left, so nothing may be opened."""
+    """Fewer sources than the threshold are left, so nothing may be opened.
+
+    ``why`` says of some of the missing which check they failed, or how they were lost.
+    """
 
     exit_code = ExitCode.QUORUM
 
-    def __init__(self, phase: str, needed: int, have: Iterable[str], missing: Iterable[str], *, hint: str = "") -> None:
+    def __init__(
+        self,
+        phase: str,
+        needed: int,
+        have: Iterable[str],
+        missing: Iterable[str],
+        *,
+        why: Mapping[str, str] | None = None,
+        hint: str = "",
+    ) -> None:
         self.phase = phase
         self.needed = needed
         self.have = tuple(have)
         self.missing = tuple(missing)
-        names = ", ".join(self.missing) or "nobody known"
-        super().__init__(f"{phase}: {len(self.have)} of at least {needed} sources; missing: {names}", hint=hint)
+        self.why = {name: why[name] for name in self.missing if name in why} if why else {}
+        names = ", ".join(f"{name} ({self.why[name]})" if name in self.why else name for name in self.missing)
+        text = f"{phase}: {len(self.have)} of at least {needed} sources; missing: {names or 'nobody known'}"
+        super().__init__(text, hint=hint)
+
+    def because(self, why: Mapping[str, str], *, hint: str = "") -> QuorumLost:
+        """The same error with reasons for those that are missing; what it knows already is kept."""
+        known = {**why, **self.why}
+        return QuorumLost(self.phase, self.needed, self.have, self.missing, why=known, hint=hint or self.hint)
 
 
 class PolicyRefusal(SecureFdaError):
@@ -110,11 +129,21 @@ class PolicyRefusal(SecureFdaError):
 
 
 class ProtocolError(SecureFdaError):
-    """A peer broke the protocol. ``check`` is the stable name of the check that found it."""
+    """A peer broke the protocol. ``check`` is the stable name of the check that found it.
+
+    ``place`` is the round and the phase, where whoever caught the error knew them.
+    """
+
+    exit_code = ExitCode.CONNECTION
 
     def __init__(self, check: str, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.check = check
+        self.place = ""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text} ({self.place})" if self.place else text
 
 
 class FaultyAggregatorError(ProtocolError):

@@ -149,7 +149,10 @@ class SessionSection(Settings):
 
 
 class TransportSection(Settings):
-    """Address, sizes in bytes and deadlines in seconds of the network."""
+    """Address, sizes in bytes and deadlines in seconds of the network.
+
+    ``idle_deadline_s`` is a source's: how long between rounds the aggregator may live and yet say nothing.
+    """
 
     listen: Address = "127.0.0.1:0"
     chunk_bytes: Annotated[int, Field(ge=1024)] = 1_048_576
@@ -159,6 +162,7 @@ class TransportSection(Settings):
     training_deadline_s: Positive = 600.0
     phase_deadline_s: Positive = 30.0
     reconnect_deadline_s: Positive = 60.0
+    idle_deadline_s: Positive = 86_400.0
 
     @model_validator(mode="after")
     def _a_chunk_fits_a_message(self) -> Self:

@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from securefda.errors import FaultySourceError, ProtocolError, SecureFdaError
+from securefda.errors import FaultySourceError, ProtocolError, QuorumLost, SecureFdaError
 from securefda.rounds.terms import Vector64
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import envelope_fault
@@ -67,6 +68,8 @@ class Attempt(Protocol):
     header: Signed[Header]
     refused: dict[int, str]
     alarms: list[SecureFdaError]
+    why: dict[int, str]
+    """What became of those that are gone; refusals apart, since other sources read it in the last goodbye."""
 
     @property
     def outcome(self) -> RoundSum | SecureFdaError | None:
@@ -94,11 +97,16 @@ class Attempt(Protocol):
     def receive(self, parcel: Parcel) -> list[Send]:
         """Process a message."""
 
-    def lose(self, index: int) -> list[Send]:
+    def lose(self, index: int, why: str) -> list[Send]:
         """A source went away."""
 
     def expire(self) -> list[Send]:
         """The phase's deadline passed: go on with who answered."""
+
+
+def name_of(step: Step) -> str:
+    """A step in words."""
+    return step.name.lower().replace("_", " ")
 
 
 class Members:
@@ -110,6 +118,21 @@ class Members:
         self.gone: set[int] = set()
         self.refused: dict[int, str] = {}
         self.alarms: list[SecureFdaError] = []
+        self.why: dict[int, str] = {}
+
+    def lose(self, index: int, why: str) -> None:
+        """The connection to a source is gone."""
+        self.gone.add(index)
+        self.why.setdefault(index, why)
+
+    def give_up_on(self, waiting: Iterable[int]) -> None:
+        """Sources did not answer before the deadline."""
+        for index in waiting:
+            self.lose(index, "no answer in time")
+
+    def explained(self, error: QuorumLost) -> QuorumLost:
+        """The error, with what became of each source that is gone."""
+        return error.because({self._session.name(index): why for index, why in self.why.items()})
 
     def leave(self, message: Signed[Body]) -> None:
         """A source refuses or aborts; it is asked nothing more in this attempt."""
@@ -126,16 +149,19 @@ class Members:
         if isinstance(body, Refusal):
             self.refused[index] = body.key
         elif isinstance(body, Abort):
-            step = body.step.name.lower().replace("_", " ")
+            step = name_of(body.step)
             text = f"source {name} aborted at {step}: check {body.check} failed"
             if body.accused in self.header.body.participants:
                 text += f"; it accuses {self._session.name(body.accused)}"
             self.alarms.append(ProtocolError(body.check, text))
+            self.why[index] = f"aborted at {step}: check {body.check} failed"
 
     def expel(self, index: int, error: FaultySourceError, step: Step) -> list[Send]:
         """A source lied: nothing of its message is kept, and it is told which check found it."""
         self.gone.add(index)
+        error.place = name_of(step)
         self.alarms.append(error)
+        self.why[index] = f"fails check {error.check} at {error.place}"
         return [self.abort(index, step, error.check, index)]
 
     def abort(self, to: int, step: Step, check: str, accused: int | None) -> Send:

@@ -45,6 +45,7 @@ class ClearAttempt:
         self.header = session.header
         self.refused = self._members.refused
         self.alarms = self._members.alarms
+        self.why = self._members.why
 
     @property
     def outcome(self) -> RoundSum | SecureFdaError | None:
@@ -91,14 +92,14 @@ class ClearAttempt:
             return self._members.expel(message.sender, error, Step.MASKED_INPUT) + self._go_on()
         return self._go_on()
 
-    def lose(self, index: int) -> list[Send]:
+    def lose(self, index: int, why: str) -> list[Send]:
         """A source went away."""
-        self._members.gone.add(index)
+        self._members.lose(index, why)
         return [] if self._outcome is not None else self._go_on()
 
     def expire(self) -> list[Send]:
         """The deadline passed: who has not answered is gone."""
-        self._members.gone |= self.waiting_for
+        self._members.give_up_on(self.waiting_for)
         return [] if self._outcome is not None else self._go_on()
 
     def _add(self, message: Signed[Any], parcel: Parcel) -> None:
@@ -131,7 +132,7 @@ class ClearAttempt:
             return []
         if not self._answered:
             names = [self._session.name(index) for index in self.header.body.participants]
-            error = QuorumLost(self.phase, 1, [], names)
+            error = self._members.explained(QuorumLost(self.phase, 1, [], names))
             self._outcome = error
             return self._members.abort_all(Step.MASKED_INPUT, error)
         decoded = self._encoding.decode(self._total, len(self._answered))

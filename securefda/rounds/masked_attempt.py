@@ -58,6 +58,7 @@ class MaskedAttempt:
         self.header = session.header
         self.refused = self._members.refused
         self.alarms = self._members.alarms
+        self.why = self._members.why
 
     @property
     def outcome(self) -> RoundSum | SecureFdaError | None:
@@ -107,14 +108,14 @@ class MaskedAttempt:
             return self._members.expel(message.sender, error, rules.step) + self._go_on()
         return self._go_on()
 
-    def lose(self, index: int) -> list[Send]:
+    def lose(self, index: int, why: str) -> list[Send]:
         """A source went away."""
-        self._members.gone.add(index)
+        self._members.lose(index, why)
         return [] if self._outcome is not None else self._go_on()
 
     def expire(self) -> list[Send]:
         """The phase's deadline passed: who has not answered is gone."""
-        self._members.gone |= self.waiting_for
+        self._members.give_up_on(self.waiting_for)
         return [] if self._outcome is not None else self._go_on()
 
     @staticmethod
@@ -148,7 +149,7 @@ class MaskedAttempt:
                     break
                 sends += self._close()
             except (QuorumLost, FaultySourceError) as error:
-                self._outcome = error
+                self._outcome = self._members.explained(error) if isinstance(error, QuorumLost) else error
                 sends += self._members.abort_all(step, error)
         return sends
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from securefda.rounds.records import RoundLine
+from securefda.errors import SecureFdaError
+from securefda.rounds.records import RoundLine, SiteLine
 
 
 class Reporter(Protocol):
@@ -38,3 +39,16 @@ class SilentReporter:
 
     def note(self, text: str) -> None:
         """Ignore it."""
+
+
+class SourceReporter(Protocol):
+    """Told what happens at a source, for its operator."""
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None:
+        """A header was accepted."""
+
+    def round_finished(self, record: SiteLine) -> None:
+        """A result was accepted; ``record`` has the round, beta, samples, loss and clipped coordinates."""
+
+    def alarm(self, error: SecureFdaError) -> None:
+        """A check failed or the policy refused; the source goes on with the next header."""

@@ -11,9 +11,11 @@ from hashlib import sha256
 
 import numpy as np
 
+from securefda import __version__
 from securefda.adaptation import round_plan
 from securefda.errors import ProtocolError, QuorumLost, SecureFdaError
 from securefda.rounds.attempts import Attempt, RoundSum, Send
+from securefda.rounds.attendance import Attendance
 from securefda.rounds.clear_attempt import ClearAttempt
 from securefda.rounds.current import CurrentRound
 from securefda.rounds.headers import Place, Quorum, make_header
@@ -25,7 +27,6 @@ from securefda.rounds.store import AggregatorStore, Position
 from securefda.rounds.target import train_target
 from securefda.rounds.totals import total_of, update_of
 from securefda.secagg.aggregator_session import AggregatorSession
-from securefda.secagg.checks import envelope_fault
 from securefda.secagg.messages import (
     NO_CONTEXT,
     NO_SESSION,
@@ -58,8 +59,7 @@ class AggregatorRun:
     def __init__(self, site: TargetSite, settings: RunSettings, store: AggregatorStore, reporter: Reporter) -> None:
         self._site, self._settings, self._store, self._reporter = site, settings, store, reporter
         self._quorum = Quorum(settings)
-        self._present: set[int] = set()
-        self._joined: set[int] = set()
+        self._attendance = Attendance(site, __version__, reporter)
         self._attempt: Attempt | None = None
         self._round: CurrentRound | None = None
         self._last_begun = 0
@@ -87,7 +87,7 @@ class AggregatorRun:
 
     def waiting_for(self) -> tuple[str, ...]:
         """Site ids that the current phase waits for."""
-        waiting = self._attempt.waiting_for if self._attempt else self._expected() - self._present
+        waiting = self._attempt.waiting_for if self._attempt else self._expected() - self._attendance.present
         return tuple(self._site.name(index) for index in sorted(waiting))
 
     def expected_upload(self, index: int) -> int:
@@ -110,20 +110,19 @@ class AggregatorRun:
             return self._join(parcel.message)
         return self._after(self._attempt.receive(parcel)) if self._attempt and not self.done else []
 
-    def left(self, index: int) -> list[Send]:
+    def left(self, index: int, why: str = "its connection ended") -> list[Send]:
         """The connection to a source is gone for good."""
-        if index in self._present:
-            self._present.discard(index)
-            self._reporter.note(f"{self._site.name(index)} left")
-        return self._after(self._attempt.lose(index)) if self._attempt and not self.done else []
+        self._attendance.went(index, why)
+        return self._after(self._attempt.lose(index, why)) if self._attempt and not self.done else []
+
+    def misbehaved(self, index: int, check: str, detail: str) -> list[Send]:
+        """The transport refused what a source sent. Nothing of it is here; should the source be missed, this is why."""
+        self._attendance.heard(index, f"fails check {check}: {detail}")
+        return []
 
     def returned(self, index: int) -> list[Send]:
         """A source that had left is back as the same process; it takes part again from the next header on."""
-        if index not in self._joined:
-            return []
-        self._present.add(index)
-        self._reporter.note(f"{self._site.name(index)} is back")
-        return self._start_if_ready()
+        return self._start_if_ready() if self._attendance.came_back(index) else []
 
     def expire(self) -> list[Send]:
         """The deadline passed: go on with who is there."""
@@ -159,35 +158,23 @@ class AggregatorRun:
         return self._end_round()
 
     def _join(self, message: Signed[Body]) -> list[Send]:
-        site, index, body = self._site, message.sender, message.body
-        known = index in self._site.sources
-        fault = self._join_fault(message) if known else "not a source"
-        if fault or not isinstance(body, Join):
-            self._reporter.note(f"{self._site.name(index)}: join refused ({fault})")
+        index, body, attendance = message.sender, message.body, self._attendance
+        if attendance.refuses(message) or not isinstance(body, Join):
             return []
-        if body.architecture_digest != site.trainer.architecture_digest:
-            self._reporter.note(f"{site.name(index)}: its model has other layers; it needs the same task and version")
+        if body.architecture_digest != self._site.trainer.architecture_digest:
+            attendance.turned_away(index)
             return [self._turn_away(index)]
         if self.done:
             return [self._goodbye(index)]
-        again = self._after(self._attempt.lose(index)) if self._attempt and index in self._present else []
-        self._present.add(index)
-        self._joined.add(index)
-        self._reporter.note(f"{self._site.name(index)} joined ({len(self._present)} of {len(self._site.sources)})")
+        began_anew = self._attempt is not None and index in attendance.present
+        again = self._after(self._attempt.lose(index, "it began anew")) if self._attempt and began_anew else []
+        attendance.came(index, body)
         return again + self._start_if_ready()
 
     def _turn_away(self, index: int) -> Send:
         """Answer a join with which no round can work; the source ends with a clear error."""
         body = Abort(Step.HEADER, "HEADER_ARCHITECTURE", index)
         return Send(index, Parcel(self._site.signer.sign(NO_SESSION, NO_CONTEXT, body)))
-
-    def _join_fault(self, message: Signed[Body]) -> str | None:
-        roster = self._site.roster
-        if not self._site.admits(message.sender):
-            return "by this clock its roster entry is not valid now"
-        return envelope_fault(
-            message, roster=roster, sender=message.sender, session_id=NO_SESSION, context=NO_CONTEXT, kind=Join
-        )
 
     def _begin_round(self, number: int, attempts: int = 0) -> list[Send]:
         """Go to a round, of which ``attempts`` were begun before a restart. The target's own rounds need nobody."""
@@ -227,14 +214,14 @@ class AggregatorRun:
     def _start_if_ready(self) -> list[Send]:
         if self.done or self._attempt is not None or self._round is None:
             return []
-        able, expected = self._expected() & self._present, self._expected()
+        able, expected = self._expected() & self._attendance.present, self._expected()
         ready = able == expected or (self._began_before and self._quorum.is_met(len(able)))
         return self._start_attempt() if ready else []
 
     def _start_attempt(self) -> list[Send]:
-        able = self._expected() & self._present
+        able = self._expected() & self._attendance.present
         if self._round is None or not self._quorum.is_met(len(able)):
-            return self._fail(self._quorum.error(self._site, able))
+            return self._fail(self._attendance.explained(self._quorum.error(self._site, able)))
         current, self._began_before = self._round, True
         self._train_target(current)
         current.attempt += 1
@@ -300,6 +287,8 @@ class AggregatorRun:
             self._reporter.note(f"{self._site.name(index)} refused: {key}")
         for alarm in attempt.alarms:
             self._reporter.note(f"alarm: {alarm}")
+        for index, why in attempt.why.items():
+            self._attendance.heard(index, why)
 
     def _lose_attempt(self, attempt: Attempt, error: SecureFdaError) -> list[Send]:
         """Try again without those that refused, where no update can have left and enough others remain."""
@@ -329,7 +318,7 @@ class AggregatorRun:
         if not isinstance(error, QuorumLost) or not current.refused:
             return error
         refused = ", ".join(f"{self._site.name(index)} refused {key}" for index, key in sorted(current.refused.items()))
-        return QuorumLost(error.phase, error.needed, error.have, error.missing, hint=refused)
+        return error.because({}, hint=refused)
 
     def _finish_round(self, attempt: Attempt, outcome: RoundSum) -> list[Send]:
         current, header = self._round, attempt.header
@@ -349,6 +338,7 @@ class AggregatorRun:
         body = Result(outcome.digest, len(outcome.survivors), digest, b"")
         result = self._site.signer.sign(header.envelope.session_id, outcome.context, body)
         self._result_digest = result.digest()
+        self._attendance.kept(outcome.survivors)
         self._record_round(current, header.body.participants, outcome, total.mean_beta)
         sends = [Send(index, Parcel(result)) for index in sorted(outcome.survivors - attempt.gone)]
         return sends + self._end_round()
@@ -392,7 +382,7 @@ class AggregatorRun:
     def _end(self, completed: bool, reason: str) -> list[Send]:
         self.done, self.deadline, self._attempt = True, None, None
         self._farewell = Goodbye(completed, self._last_begun, reason)
-        return [self._goodbye(index) for index in sorted(self._present)]
+        return [self._goodbye(index) for index in sorted(self._attendance.present)]
 
     def _goodbye(self, index: int) -> Send:
         return Send(index, Parcel(self._site.signer.sign(NO_SESSION, NO_CONTEXT, self._farewell)))

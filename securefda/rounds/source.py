@@ -10,9 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from securefda.adaptation import Contribution
 from securefda.errors import (
@@ -23,19 +21,23 @@ from securefda.errors import (
     SecureFdaError,
     TrainingError,
 )
+from securefda.rounds.attempts import name_of
+from securefda.rounds.patience import Patience
 from securefda.rounds.process_guard import ProcessGuard
+from securefda.rounds.progress import SourceReporter
 from securefda.rounds.records import SiteLine
-from securefda.rounds.site import Trainer, vector_from_wire, vector_to_wire
+from securefda.rounds.site import Trainer, vector_to_wire
 from securefda.rounds.store import SourceStore
 from securefda.rounds.terms import (
     aligned_update,
+    checked_vectors,
     clip_contribution,
     contribution_at_source,
     encode_contribution,
     plan_of,
 )
 from securefda.secagg import source as session_steps
-from securefda.secagg.checks import PastResult, check_header, check_vectors, envelope_fault
+from securefda.secagg.checks import PastResult, check_header, envelope_fault
 from securefda.secagg.messages import (
     NO_CONTEXT,
     NO_SESSION,
@@ -61,20 +63,9 @@ from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.prg import RingVector, available_threads
 from securefda.secagg.roster import Roster
 from securefda.secagg.secret import RandomBytes
-from securefda.training import LocalResult, Vector
+from securefda.training import LocalResult
 
-
-class SourceReporter(Protocol):
-    """Told what happens at a source, for its operator."""
-
-    def round_started(self, round_number: int, visibility: str, rule: str) -> None:
-        """A header was accepted."""
-
-    def round_finished(self, record: SiteLine) -> None:
-        """A result was accepted; ``record`` has the round, beta, samples, loss and clipped coordinates."""
-
-    def alarm(self, error: SecureFdaError) -> None:
-        """A check failed or the policy refused; the source goes on with the next header."""
+__all__ = ["SourceReporter", "SourceRounds", "SourceSite"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +114,9 @@ _STEP_OF_PHASE: dict[type, Step] = {
 class SourceRounds:
     """Takes part in the rounds of one run.
 
-    ``refusal`` is the last refusal by this site's policy, ``goodbye`` the aggregator's last word, if it came, and
-    ``failure`` what this site cannot go on with: the driver sends what :meth:`handle` returned, then ends with it.
+    ``refusal`` is the last refusal by this site's policy, ``fault`` the last check that the aggregator failed,
+    ``goodbye`` its last word, if it came, and ``failure`` what this site cannot go on with, or will not: the driver
+    sends what :meth:`handle` returned, then ends with it.
 
     It belongs to the process that made it. In a copy of that process ``join``, ``handle`` and ``expire`` raise
     :class:`CopiedProcess` and return nothing that could be sent; the secrets of a session are erased there.
@@ -136,9 +128,15 @@ class SourceRounds:
         self._process = ProcessGuard(f"the session of {self._name(site.signer.index)}", self._drop_round)
         self._round: _Round | None = None
         self._ended_session = NO_SESSION
+        self._patience = Patience()
         self.refusal: PolicyRefusal | None = None
         self.goodbye: Goodbye | None = None
         self.failure: SecureFdaError | None = None
+
+    @property
+    def fault(self) -> FaultyAggregatorError | None:
+        """The last check that the aggregator failed."""
+        return self._patience.last
 
     def join(self) -> Parcel:
         """The first message to an aggregator: who I am and which architecture I built."""
@@ -160,12 +158,11 @@ class SourceRounds:
         waits_for_training = isinstance(self._round.phase, (session_steps.AwaitingKeyList, _AwaitingClearResult))
         return 2 * phase_s + training_s if waits_for_training else 3 * phase_s
 
-    def waiting_for(self) -> str:
-        """What this source waits for, in words."""
+    def place(self) -> str:
+        """Where this source is, in words."""
         if self._round is None:
-            return "the next header"
-        step = _STEP_OF_PHASE[type(self._round.phase)].name.lower().replace("_", " ")
-        return f"the aggregator after {step} of round {self._round.header.body.round}"
+            return "between rounds"
+        return f"round {self._round.header.body.round}, {name_of(_STEP_OF_PHASE[type(self._round.phase)])}"
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
         """Process one message with its vectors; returns what to send.
@@ -181,7 +178,8 @@ class SourceRounds:
             self._reporter.alarm(refusal)
             return [self._refuse(parcel, refusal.key)]
         except FaultyAggregatorError as error:
-            self._reporter.alarm(error)
+            body = parcel.message.body
+            self._fault(error, f"header of round {body.round}" if isinstance(body, Header) else self.place())
             return self._abort(parcel, error)
         except SecureFdaError as error:
             self._process.require_original()  # code of the task may have forked on the way here
@@ -193,6 +191,8 @@ class SourceRounds:
     def expire(self) -> list[Parcel]:
         """The deadline passed without a message: the session is dead, and the aggregator is told so."""
         self._process.require_original()
+        if self._round is not None:
+            self._fault(FaultyAggregatorError("DEADLINE", "no word in time"), self.place())
         return self._end_session("DEADLINE")
 
     def forget(self) -> None:
@@ -234,7 +234,7 @@ class SourceRounds:
         plan_of(body.rule)
         self._drop_round()
         site.store.accept_header(header.envelope.session_id, body.run_id, body.round, body.attempt)
-        model, target_update = _checked_vectors(body, parcel)
+        model, target_update = checked_vectors(body, parcel)
         self._reporter.round_started(body.round, body.visibility.label, body.rule.rule)
         result = site.trainer.train(model, body.round, body.rule.learning_rate_factor)
         record = SiteLine(round=body.round, beta=None, samples=result.samples, loss=result.loss, clipped=0)
@@ -324,6 +324,7 @@ class SourceRounds:
         header = current.header.body
         past = PastResult(header.round, message.digest(), message.body.model_digest)
         self._site.store.record_result(header.run_id, past)
+        self._patience.kept()
         self._reporter.round_finished(current.record)
         return []
 
@@ -352,13 +353,20 @@ class SourceRounds:
             return []
         self._drop_round()
         accused = "" if body.accused is None else f", accused: {self._name(body.accused)}"
-        step = body.step.name.lower().replace("_", " ")
-        self._reporter.alarm(ProtocolError(body.check, f"the aggregator aborted at {step}: {body.check}{accused}"))
+        text = f"the aggregator aborted at {name_of(body.step)}: {body.check}{accused}"
+        self._reporter.alarm(ProtocolError(body.check, text))
         return []
 
     def _refuse(self, parcel: Parcel, key: str) -> Parcel:
         envelope = parcel.message.envelope
         return Parcel(self._site.signer.sign(envelope.session_id, parcel.message.digest(), Refusal(key)))
+
+    def _fault(self, error: FaultyAggregatorError, place: str) -> None:
+        suspect = "" if error.suspect is None else f"; {self._name(error.suspect)} may have done it in its place"
+        error.place = place + suspect
+        self._reporter.alarm(error)
+        self._patience.broken(error)
+        self.failure = self._patience.failure or self.failure
 
     def _abort(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
         """Kill the session, if the message belongs to it or no other is open, and say which check failed."""
@@ -386,13 +394,3 @@ class SourceRounds:
     def _name(self, index: int) -> str:
         entries = self._site.roster.entries
         return entries[index].site_id if 0 <= index < len(entries) else f"index {index}"
-
-
-def _checked_vectors(header: Header, parcel: Parcel) -> tuple[Vector, Vector | None]:
-    target_update = parcel.vectors[1] if len(parcel.vectors) == 2 else None
-    model = parcel.vectors[0] if parcel.vectors else b""
-    check_vectors(header, model, target_update)
-    weights = vector_from_wire(model)
-    if not np.all(np.isfinite(weights)):
-        raise FaultyAggregatorError("HEADER_MODEL", "the model holds NaN or infinity")
-    return weights, None if target_update is None else vector_from_wire(target_update)

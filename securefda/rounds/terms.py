@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from securefda.adaptation import Contribution, RoundPlan, TargetStatistics, alignment_factor, contribute
 from securefda.errors import ConfigError, FaultyAggregatorError
-from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Header, RuleTerms, TargetTerms, Visibility
+from securefda.rounds.site import vector_from_wire
+from securefda.secagg.checks import check_vectors, quantisation
+from securefda.secagg.messages import Header, Parcel, RuleTerms, TargetTerms, Visibility
 from securefda.secagg.prg import RingVector
 from securefda.training import LocalResult, Vector
 
@@ -48,6 +49,21 @@ def plan_of(terms: RuleTerms) -> RoundPlan:
         )
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_RULE", str(error)) from None
+
+
+def checked_vectors(header: Header, parcel: Parcel) -> tuple[Vector, Vector | None]:
+    """The model and, where the header names one, the target's update that came with it.
+
+    Raises:
+        FaultyAggregatorError: HEADER_MODEL or HEADER_TARGET, they are not the ones that the header names.
+    """
+    target_update = parcel.vectors[1] if len(parcel.vectors) == 2 else None
+    model = parcel.vectors[0] if parcel.vectors else b""
+    check_vectors(header, model, target_update)
+    weights = vector_from_wire(model)
+    if not np.all(np.isfinite(weights)):
+        raise FaultyAggregatorError("HEADER_MODEL", "the model holds NaN or infinity")
+    return weights, None if target_update is None else vector_from_wire(target_update)
 
 
 def learning_rate_ratio(target: TargetTerms, result: LocalResult) -> float:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from securefda.errors import SecureFdaError
+from securefda.errors import FaultyAggregatorError, SecureFdaError
 from securefda.heap import give_free_memory_back
 from securefda.rounds.attempts import Send
+from securefda.rounds.patience import HINT
 from securefda.rounds.progress import Reporter
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.source import SourceRounds
@@ -68,12 +69,14 @@ class RunDriver:
                 return partial(self._run.receive, parcel)
             case Left(site=site, why=why):
                 self._reporter.note(f"{self._roster.by_index(site).site_id}: {why}")
-                return partial(self._run.left, site)
+                return partial(self._run.left, site, why)
             case Joined(site=site, resumed=True):
                 return partial(self._run.returned, site)
             case Misbehaved(site=site, check=check, detail=detail):
                 name = "an unknown peer" if site is None else self._roster.by_index(site).site_id
                 self._reporter.note(f"alarm: {name} fails check {check}: {detail}")
+                if site is not None:
+                    return partial(self._run.misbehaved, site, check, detail)
         return list
 
     async def _step(self, work: Callable[[], list[Send]]) -> None:
@@ -95,12 +98,18 @@ class RunDriver:
 
 
 class SourceDriver:
-    """Connects a source's rounds with an open channel; whoever opened the channel closes it."""
+    """Connects a source's rounds with an open channel; whoever opened the channel closes it.
 
-    def __init__(self, rounds: SourceRounds, channel: SourceChannel, reporter: Reporter) -> None:
+    Between rounds the aggregator may be silent for ``idle_deadline_s`` seconds; None means for ever.
+    """
+
+    def __init__(
+        self, rounds: SourceRounds, channel: SourceChannel, reporter: Reporter, idle_deadline_s: float | None = None
+    ) -> None:
         self._rounds = rounds
         self._channel = channel
         self._reporter = reporter
+        self._idle_deadline_s = idle_deadline_s
         self._joined = False
 
     @property
@@ -112,10 +121,14 @@ class SourceDriver:
         """Join, and take part until it is over.
 
         Raises:
-            SecureFdaError: the aggregator did not come back, or it refuses this site.
+            SecureFdaError: the aggregator did not come back, it refuses this site, or it broke the protocol.
         """
-        while not self.is_over:
-            await self.step()
+        try:
+            while not self.is_over:
+                await self.step()
+        except FaultyAggregatorError as error:
+            error.place, error.hint = error.place or self._rounds.place(), error.hint or HINT
+            raise
 
     async def step(self) -> None:
         """Wait for one message, or for the end of its deadline, and answer it; the first step joins before."""
@@ -130,11 +143,14 @@ class SourceDriver:
             self._joined = False
 
     async def _answers(self) -> list[Parcel]:
+        deadline_s = self._rounds.deadline_s()
         try:
-            async with asyncio.timeout(self._rounds.deadline_s()):
+            async with asyncio.timeout(self._idle_deadline_s if deadline_s is None else deadline_s):
                 parcel = await self._channel.receive()
         except TimeoutError:
-            self._reporter.note(f"no word from {self._rounds.waiting_for()} in time; the session is over")
+            if deadline_s is None:
+                detail = f"no word for {self._idle_deadline_s:g} s"
+                raise FaultyAggregatorError("DEADLINE", detail) from None
             return self._rounds.expire()
         if parcel.vectors:
             give_free_memory_back()  # before training, which needs most

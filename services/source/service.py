@@ -33,6 +33,7 @@ def main(config: SourceConfig, reporter: Reporter) -> None:
 
     Raises:
         PolicyRefusal: this site's policy allowed none of the rounds.
+        FaultyAggregatorError: the aggregator failed a check, and no round was finished.
         RunEnded: the aggregator ended the run early.
         SecureFdaError: what this site cannot go on with.
     """
@@ -78,6 +79,8 @@ def _raise_outcome(rounds: SourceRounds, shown: _SourceReporter) -> None:
         raise rounds.failure
     if rounds.refusal is not None and shown.rounds_finished == 0:
         raise rounds.refusal
+    if rounds.fault is not None and shown.rounds_finished == 0:
+        raise rounds.fault
     if rounds.goodbye is not None and not rounds.goodbye.completed:
         raise RunEnded(f"the aggregator ended the run: {rounds.goodbye.reason}")
 
@@ -88,6 +91,7 @@ class _Service:
     def __init__(self, config: SourceConfig, kit: Kit, rounds: SourceRounds, reporter: Reporter) -> None:
         self._rounds = rounds
         self._reporter = reporter
+        self._idle_deadline_s = config.transport.idle_deadline_s
         self._endpoint = endpoint_of(kit)
         self._channel = SourceChannel(
             self._endpoint,
@@ -102,7 +106,7 @@ class _Service:
         self._reporter.note(f"connected to the aggregator at {self._endpoint.address}")
         grace = None
         try:
-            await SourceDriver(self._rounds, self._channel, self._reporter).drive()
+            await SourceDriver(self._rounds, self._channel, self._reporter, self._idle_deadline_s).drive()
         except asyncio.CancelledError:
             grace = INTERRUPTED_GRACE_S
             raise

@@ -282,15 +282,15 @@ def test_silence_ends_the_session_with_a_word_and_erases_its_secrets(
     assert [len(secret) for secret in secrets] == [0] * len(secrets)
     assert me.handle(honest) == []
     assert me.expire() == []
-    assert federation.watch.alarms[ME] == []
+    assert [error.check for error in federation.watch.alarms[ME]] == ["DEADLINE"]
 
 
 def test_how_long_a_source_waits_follows_the_header(federation: Federation, me: SourceRounds) -> None:
     assert me.deadline_s() is None
-    assert me.waiting_for() == "the next header"
+    assert me.place() == "between rounds"
     me.handle(until(federation, ME, Header))
     assert me.deadline_s() == 600 + 2 * 30
-    assert me.waiting_for() == "the aggregator after advertise of round 1"
+    assert me.place() == "round 1, advertise"
 
 
 def test_a_message_outside_a_session_is_answered_with_nothing(federation: Federation, me: SourceRounds) -> None:

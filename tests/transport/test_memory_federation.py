@@ -173,7 +173,7 @@ def test_a_source_that_never_answers_a_phase_is_named_when_the_run_ends(tmp_path
     def delivers(sender: int, to: int, message: Signed[Body]) -> bool:
         return not (sender == 3 and isinstance(message.body, kind))
 
-    with pytest.raises(QuorumLost, match=r"missing: source-3$"):
+    with pytest.raises(QuorumLost, match=r"missing: source-3 \(no answer in time\)$"):
         play(tmp_path, "digits", *THREE, "strategy.rounds=5", "strategy.warm-up-rounds=1", delivers=delivers)
     assert [line["status"] for line in read_run(tmp_path).rounds] == ["lost"] * 3
 

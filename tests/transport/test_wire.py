@@ -201,7 +201,7 @@ def test_known_malformed_envelope_is_refused(case: dict[str, str]) -> None:
         decode(data)
     assert caught.value.check == "WIRE"
     assert isinstance(caught.value, ProtocolError)
-    assert caught.value.exit_code == ExitCode.FAILED
+    assert caught.value.exit_code == ExitCode.CONNECTION
 
 
 def _plain(value: Any) -> Any:

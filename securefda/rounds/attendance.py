@@ -1,0 +1,82 @@
+"""Which sources are there, and what was last heard of those that are not: the run's error names both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from securefda.errors import QuorumLost
+from securefda.rounds.progress import Reporter
+from securefda.rounds.run_settings import TargetSite
+from securefda.secagg.checks import envelope_fault
+from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Body, Join, Signed
+
+
+class Attendance:
+    """Sources of a run by roster index; ``present`` have joined and not left."""
+
+    def __init__(self, site: TargetSite, software_version: str, reporter: Reporter) -> None:
+        self._site, self._version, self._reporter = site, software_version, reporter
+        self._joined: set[int] = set()
+        self._why: dict[int, str] = {}
+        self.present: set[int] = set()
+
+    def refuses(self, message: Signed[Body]) -> bool:
+        """Whether a message is no join of a source that may take part now; the operator is told."""
+        index, site = message.sender, self._site
+        if index not in site.sources:
+            fault: str | None = "not a source"
+        elif not site.admits(index):
+            fault = "by this clock its roster entry is not valid now"
+        else:
+            fault = envelope_fault(
+                message, roster=site.roster, sender=index, session_id=NO_SESSION, context=NO_CONTEXT, kind=Join
+            )
+        if fault:
+            self.heard(index, f"join refused: {fault}")
+            self._reporter.note(f"{site.name(index)}: join refused ({fault})")
+        return fault is not None
+
+    def turned_away(self, index: int) -> None:
+        """A source reported with another model."""
+        self.heard(index, "fails check HEADER_ARCHITECTURE: its model has other layers")
+        name = self._site.name(index)
+        self._reporter.note(f"{name}: its model has other layers; it needs the same task and version")
+
+    def came(self, index: int, body: Join) -> None:
+        """A source reported. Another version is worth a word: it may be why something fails later."""
+        self.present.add(index)
+        self._joined.add(index)
+        self._why.pop(index, None)
+        name = self._site.name(index)
+        self._reporter.note(f"{name} joined ({len(self.present)} of {len(self._site.sources)})")
+        if body.software_version != self._version:
+            self._reporter.note(f"{name} runs securefda {body.software_version}, the aggregator {self._version}")
+
+    def came_back(self, index: int) -> bool:
+        """A source that had left is back as the same process; False where it never joined."""
+        if index in self._joined:
+            self.present.add(index)
+            self._why.pop(index, None)
+            self._reporter.note(f"{self._site.name(index)} is back")
+        return index in self._joined
+
+    def went(self, index: int, why: str) -> None:
+        """The connection to a source is gone."""
+        self.heard(index, why)
+        if index in self.present:
+            self.present.discard(index)
+            self._reporter.note(f"{self._site.name(index)} left")
+
+    def heard(self, index: int, why: str) -> None:
+        """Why a source may be missing soon; a failed check is not replaced by the end of the connection after it."""
+        if "check" not in self._why.get(index, ""):
+            self._why[index] = why
+
+    def kept(self, indices: Iterable[int]) -> None:
+        """Sources are in the sum of a round: whatever was heard of them before is over."""
+        for index in indices:
+            self._why.pop(index, None)
+
+    def explained(self, error: QuorumLost) -> QuorumLost:
+        """The error, with what was last heard of each source that is missing."""
+        return error.because({self._site.name(index): why for index, why in self._why.items()})
