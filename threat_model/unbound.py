@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 from securefda.secagg import agreement, transcript
+from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.agreement import BoxAddress
-from securefda.secagg.messages import Header, Signed
+from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Envelope, Header, Signed, Signer
+from securefda.secagg.signatures import sign_bytes, signature_is_valid
 from securefda.transport import wire
-from threat_model.switches import replaced
+from threat_model.switches import all_of, checks_off, method_replaced, replaced
 
 
 def _context_without_model(_: object) -> Callable[[Signed[Header]], bytes]:
@@ -31,3 +34,41 @@ def _without_transcript(original: Callable[..., BoxAddress]) -> Callable[..., Bo
 
 BOXES_IN_CONTEXT = replaced("the transcript in share boxes", agreement, "BoxAddress", _without_transcript)
 """Share boxes say from whom to whom they are, and not in which session."""
+
+
+def _bare(envelope: Envelope[Any]) -> bytes:
+    return wire.encode(replace(envelope, session_id=NO_SESSION, context=NO_CONTEXT))
+
+
+def _sign_body(self: Signer, session_id: bytes, context: bytes, body: Any) -> Signed[Any]:
+    envelope = Envelope(session_id=session_id, sender=self.index, context=context, body=body)
+    signature = sign_bytes(self.private_key, type(body).__name__, _bare(envelope))
+    return Signed(envelope, wire.encode(envelope), signature)
+
+
+def _verify_body(self: Signed[Any], public_key: bytes) -> bool:
+    return signature_is_valid(public_key, self.type_name, _bare(self.envelope), self.signature)
+
+
+SIGNATURE_CONTEXT = all_of(
+    "session and context under every signature",
+    method_replaced("session and context in what is signed", Signer, "sign", _sign_body),
+    method_replaced("session and context in what is verified", Signed, "verify", _verify_body),
+)
+"""Signatures cover type, sender and body, and hold in every session."""
+
+
+def _admit_again(original: Callable[..., None]) -> Callable[..., None]:
+    def admit(self: Any, signed: Any, context: bytes, members: Any, _done: Any, kind: type | None = None) -> None:
+        original(self, signed, context, members, (), kind)
+
+    return admit
+
+
+ONCE_PER_PHASE = method_replaced(
+    "one message of a source in a phase", AggregatorSession, "admit", _admit_again(AggregatorSession.admit)
+)
+"""An aggregator takes every message that is valid, also for the second time."""
+
+MONOTONE_ROUNDS = checks_off("HEADER_REPLAY", "HEADER_ORDER", "HEADER_CHAIN", "HEADER_RUN", "RELEASE_FUSE")
+"""A source does not compare a header with what it has seen and done before."""

@@ -12,15 +12,11 @@ from securefda.rounds import terms
 from securefda.secagg import agreement, fixed_point, masking
 from securefda.secagg.agreement import KeyPair
 from securefda.secagg.secret import Secret
-from threat_model.switches import Switch, replaced
+from threat_model.switches import all_of, replaced
 
 
 def _nothing(_: object) -> Callable[..., None]:
     return lambda *_arguments, **_options: None
-
-
-def _all_of(mitigation: str, *switches: Switch) -> Switch:
-    return Switch(mitigation, lambda: [one for switch in switches for one in switch.replacements()])
 
 
 def _pair_without_check(_: object) -> Callable[..., KeyPair]:
@@ -30,7 +26,7 @@ def _pair_without_check(_: object) -> Callable[..., KeyPair]:
     return opened_mask_pair
 
 
-COMMITMENTS = _all_of(
+COMMITMENTS = all_of(
     "commitments to secrets",
     replaced("commitments to self secrets", agreement, "check_self_secret", _nothing),
     replaced("mask keys as commitments to masters", agreement, "opened_mask_pair", _pair_without_check),
@@ -40,7 +36,7 @@ COMMITMENTS = _all_of(
 SUM_AT_THE_CLIP = replaced("sums are within the clip at their weight", terms, "check_sum", _nothing)
 """The weight that came with a sum may be any."""
 
-RANGE = _all_of(
+RANGE = all_of(
     "range of sums",
     replaced("ring sums are what so many inputs reach", fixed_point, "_check_range", _nothing),
     SUM_AT_THE_CLIP,

@@ -1,0 +1,140 @@
+"""Honest endpoints that a test can probe: they are shown a message, say what became of it, and are as they were.
+
+A check that fails ends a session for good, so that without this every probe would need a play of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from securefda.errors import ProtocolError
+from securefda.rounds.attempts import Send
+from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
+from securefda.secagg.messages import Abort, Parcel, Refusal
+from securefda.secagg.secret import Secret
+from threat_model.adversaries.replay import Replay, Replayed
+from threat_model.sites import AggregatorSeat, SiteWatch
+from threat_model.watched import WatchedAggregator
+
+What = Literal["refused", "ignored", "ended", "accepted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a replayed message.
+
+    Attributes:
+        due: type of the message that was due.
+        replayed: what came in its place.
+        what: ``"refused"`` by a named check, ``"ignored"`` without a trace, ``"ended"``: the receiver takes no part any
+            more, of a session or of the run, or ``"accepted"``.
+        check: name of the check or of the policy's key.
+    """
+
+    due: str
+    replayed: Replayed
+    what: What
+    check: str = ""
+
+
+class ProbedSource(SourceRounds):
+    """The real source; before each message that is due, it is shown all that the attacker has in its place."""
+
+    def __init__(self, site: SourceSite, reporter: SourceReporter, *, replay: Replay) -> None:
+        super().__init__(site, reporter)
+        self._replay = replay
+        self.outcomes: list[Outcome] = []
+
+    def handle(self, parcel: Parcel) -> list[Parcel]:
+        """Probe, then go on as if nothing had been."""
+        due = parcel.message
+        self.outcomes += [self._probe(due.type_name, replayed) for replayed in self._replay.instead_of(due)]
+        return super().handle(parcel)
+
+    def _probe(self, due: str, replayed: Replayed) -> Outcome:
+        saved, watch = dict(vars(self)), SiteWatch()
+        self._round, self._patience, self._reporter = again(self._round), copy(self._patience), watch
+        before = self._round
+        try:
+            answers = super().handle(Parcel(replayed.passed.message, replayed.passed.vectors))
+            is_ended = self.goodbye is not saved["goodbye"] or any(type(one) is ProtocolError for one in watch.alarms)
+            only_words = all(isinstance(one.message.body, (Abort, Refusal)) for one in answers)
+            if is_ended and not answers:
+                return Outcome(due, replayed, "ended")
+            if watch.alarms and only_words:
+                (alarm,) = watch.alarms
+                return Outcome(due, replayed, "refused", getattr(alarm, "check", getattr(alarm, "key", "")))
+            is_ignored = not answers and self._round is before
+            return Outcome(due, replayed, "ignored" if is_ignored else "accepted")
+        finally:
+            vars(self).update(saved)
+
+
+class ProbedAggregator(WatchedAggregator):
+    """The real aggregator; in each phase, before its last message, it is shown all that the attacker has."""
+
+    def __init__(self, seat: AggregatorSeat, *, replay: Replay) -> None:
+        super().__init__(seat)
+        self._replay = replay
+        self.outcomes: list[Outcome] = []
+
+    def receive(self, parcel: Parcel) -> list[Send]:
+        """Probe, then go on as if nothing had been."""
+        due = parcel.message
+        if self._attempt is not None and self._attempt.waiting_for == {due.sender}:
+            self.outcomes += [self._probe(due.type_name, replayed) for replayed in self._replay.instead_of(due)]
+        return super().receive(parcel)
+
+    def _probe(self, due: str, replayed: Replayed) -> Outcome:
+        attempt: Any = _copied(self._attempt)
+        attempt._members = _copied(attempt._members)
+        members, before = attempt._members, _progress(attempt)
+        gone, alarms = set(members.gone), len(members.alarms)
+        sends = attempt.receive(Parcel(replayed.passed.message, replayed.passed.vectors))
+        if _progress(attempt) != before:
+            return Outcome(due, replayed, "accepted")
+        found = members.alarms[alarms:]
+        if found and members.gone - gone == {replayed.passed.message.sender}:
+            return Outcome(due, replayed, "refused", found[0].check)
+        return Outcome(due, replayed, "ended" if sends or members.gone != gone else "ignored")
+
+
+def _progress(attempt: Any) -> tuple[object, ...]:
+    """What an attempt has collected: whose messages, and what they add up to."""
+    state = getattr(attempt, "_state", None)
+    if state is None:
+        return frozenset(attempt._answered), attempt._total.tobytes()
+    totals = tuple(total.tobytes() for total in getattr(state, "totals", {}).values())
+    return type(state), frozenset(state.received), totals
+
+
+def _copied(one: Any) -> Any:
+    """An object with its own containers and arrays, so that what it collects is not collected by the other."""
+    other = copy(one)
+    for name, value in vars(one).items():
+        if isinstance(value, (set, dict, list, np.ndarray)):
+            setattr(other, name, value.copy())
+        elif hasattr(value, "totals"):
+            setattr(other, name, replace(value, totals={key: total.copy() for key, total in value.totals.items()}))
+    return other
+
+
+def again(value: Any) -> Any:
+    """The same value with secrets and vectors of its own; what holds none of them is not copied."""
+    if isinstance(value, Secret):
+        return Secret(value.reveal()) if len(value) else value
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {key: again(item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        old = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        new = {name: again(item) for name, item in old.items()}
+        changed = {name: item for name, item in new.items() if item is not old[name]}
+        return replace(value, **changed) if changed else value
+    return value
