@@ -60,6 +60,3 @@ def _float_sum(_: object) -> Callable[[Any, Any], None]:
 
 INTEGER_SUMS = replaced("sums of integers", masking, "accumulate", _float_sum)
 """Parts are added up as float32, as they would be without the ring."""
-
-WRAP_CHECKS = ("HEADER_WRAP",)
-"""Names of the checks that a sum of as many inputs as take part cannot leave the ring."""

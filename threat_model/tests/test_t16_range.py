@@ -14,7 +14,7 @@ from threat_model.scores import cosine
 from threat_model.sites import CLIP, N_PARAMS, known_update
 from threat_model.stage import MakesStage, Stage
 from threat_model.switches import checks_off, switched_off
-from threat_model.unchecked_sums import RANGE, SUM_AT_THE_CLIP, WRAP_CHECKS
+from threat_model.unchecked_sums import RANGE, SUM_AT_THE_CLIP
 from threat_model.watched import WatchedAggregator
 
 LIAR, ALL = 3, [1, 2, 3, 4, 5]
@@ -68,7 +68,7 @@ def test_sum_of_honest_inputs_comes_out_with_its_signs_turned_where_the_ring_may
     staged: MakesStage,
 ) -> None:
     stage = staged(5, aggregator=partial(TightRing, n_max=2), updates=near_the_clip)
-    with switched_off(checks_off(*WRAP_CHECKS), roster=stage.roster):
+    with switched_off(checks_off("HEADER_WRAP"), roster=stage.roster):
         stage.play()
     assert [stage.alarms(index) for index in ALL] == [[]] * 5
     assert cosine(stage.adversary.attack(), mean_of(stage, ALL)) < -0.99
