@@ -19,20 +19,27 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from hashlib import shake_256
 from inspect import getsource
+from itertools import count
 from types import ModuleType
 from typing import Any
 
 import securefda.secagg
 from securefda.policy import verdict
 from securefda.rounds import terms
+from securefda.rounds.process_guard import ProcessGuard
+from securefda.rounds.restore_guard import ReleaseMarker
 from securefda.rounds.store import SourceStore
 from securefda.secagg import checks, masking, parameters
 from securefda.secagg import roster as roster_module
+from securefda.secagg import source as source_steps
+from securefda.secagg.checks import History
 from securefda.secagg.messages import Unmask
 from securefda.secagg.prg import Mask, RingVector, add_masks
 from securefda.secagg.roster import Roster, SignedRoster
 from securefda.secagg.secret import Secret
+from securefda.transport import limits
 from threat_model.sites import published_public_keys
 
 OUTSIDE = ("TYPE", "SENDER", "SESSION", "CONTEXT", "SIGNATURE")
@@ -246,3 +253,45 @@ UPDATE_AT_THE_CLIP = replaced(
     "keeping back an update that is at its clip", terms, "clip_contribution", lambda clip: lambda *a: 0 * clip(*a)
 )
 """A source clips and does not count how many coordinates that changes."""
+
+
+def _with_compression(original: Callable[..., list[tuple[str, int]]]) -> Callable[..., list[tuple[str, int]]]:
+    refused = "grpc.compression_enabled_algorithms_bitset"
+    return lambda settings: [option for option in original(settings) if option[0] != refused]
+
+
+NO_COMPRESSION = replaced("no compression", limits, "_common_options", _with_compression)
+"""Server and channel take what is compressed."""
+
+COPIED_PROCESS = Switch(
+    "that only the original goes on",
+    lambda: [
+        Replacement(ProcessGuard, "is_copy", property(lambda _: False)),
+        Replacement(ProcessGuard, "_mark", lambda _: None),
+    ],
+)
+"""A copy of a source's process keeps the secrets of the session and goes on with it."""
+
+STATE_PUT_BACK = method_replaced("the count of releases beside the state", ReleaseMarker, "check", lambda *_: None)
+"""A source starts with a state file that has forgotten what left, as after a snapshot of the disk was taken back."""
+
+
+def _with_secrets_on_disk(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The first step, with secrets that are the same whenever the session is begun again: as good as read back."""
+
+    def advertise(session: Any, _: object) -> Any:
+        numbers, name = count(), session.header.envelope.session_id + bytes([session.signer.index])
+        return original(session, lambda length: shake_256(name + bytes([next(numbers)])).digest(length))
+
+    return advertise
+
+
+def _resuming() -> list[Replacement]:
+    forgetful = {"history": lambda *_: History(), "accept_header": lambda *_: None, "burn_fuse": lambda *_: None}
+    in_store = [Replacement(SourceStore, name, stand_in) for name, stand_in in forgetful.items()]
+    on_disk = replaced("secrets in memory alone", source_steps, "advertise", _with_secrets_on_disk)
+    return [*in_store, *on_disk.replacements()]
+
+
+SESSION_DIES = Switch("that a session dies with its process", _resuming)
+"""A source keeps the secrets of a session on disk and takes part in it again after a crash, with a new update."""
