@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.secagg import prg, secret
+from securefda.secagg import agreement, prg, secret
 from securefda.secagg.prg import Mask, RingVector
+from securefda.secagg.secret import Secret
 from threat_model.switches import Switch, replaced
 
 Words = NDArray[np.uint32]
@@ -93,6 +95,14 @@ UNIFORM_WORDS: Switch = replaced(
     lambda original: _masks_of(partial(_positive_stream, original=original))(None),
 )
 """Words of masks are below 2^31, as those of generators of non-negative integers are; the keystream is AES's still."""
+
+
+def _derive_folded(original: Callable[..., Secret]) -> Callable[..., Secret]:
+    return lambda *arguments, **options: Secret(sha256(original(*arguments, **options).reveal()[:4]).digest())
+
+
+KEY_SPACE = replaced("derived keys of 256 bits", agreement, "derive", _derive_folded)
+"""Derived keys have 32 bytes and look random, but there are 2^32 of them."""
 
 
 def _seeded_draw(_: object) -> Callable[[Any, int], bytes]:

@@ -9,7 +9,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from securefda.secagg import agreement
 from securefda.secagg.prg import RingVector
+from securefda.secagg.secret import Secret
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64, decode
 from threat_model.scores import cosine
@@ -64,6 +66,28 @@ class FoldedSeedSearch(MaliciousAggregator):
 def first_words() -> Words:
     """Made once, 64 MiB: it depends on no session."""
     return first_word_of_every_seed()
+
+
+class KeyBirthday:
+    """Derives keys of masks from secrets of its own until two are equal.
+
+    Powers: none but the code that everybody has.
+    Goal: to know that there are few keys, whatever they look like: of 2^b keys, some 2^(b/2) secrets hit one twice.
+    Source: as :class:`FoldedSeedSearch`; the birthday bound.
+    """
+
+    threat = "T04"
+
+    def attack(self, most: int) -> int | None:
+        """How many keys it took until one came again; None where ``most`` are all different."""
+        seen: set[bytes] = set()
+        for number in range(most):
+            secret = Secret(number.to_bytes(32, "little"))
+            key = agreement.self_seed(secret, own=1, ctx2=bytes(32)).reveal()
+            if key in seen:
+                return number + 1
+            seen.add(key)
+        return None
 
 
 class MaskStatistics:

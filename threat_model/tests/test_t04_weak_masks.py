@@ -18,17 +18,18 @@ from securefda.secagg import agreement, masking, prg
 from securefda.secagg.prg import Mask
 from securefda.secagg.secret import Secret
 from threat_model.adversaries.base import MaliciousAggregator
-from threat_model.adversaries.mask_search import FoldedSeedSearch, MaskStatistics, first_words
+from threat_model.adversaries.mask_search import FoldedSeedSearch, KeyBirthday, MaskStatistics, first_words
 from threat_model.adversaries.masks import Decoded, decode
 from threat_model.scores import NOTHING_LEARNT_COSINE, cosine, is_recovered
 from threat_model.sites import known_update, roster_of
 from threat_model.stage import MakesStage, Stage
 from threat_model.switches import switched_off
-from threat_model.weak_masks import FULL_KEYS, SEEDS, SYSTEM_RANDOMNESS, UNIFORM_WORDS, twister_words
+from threat_model.weak_masks import FULL_KEYS, KEY_SPACE, SEEDS, SYSTEM_RANDOMNESS, UNIFORM_WORDS, twister_words
 
 VICTIM = 2
 STILL = 4
 M = 1_000_000
+MOST_KEYS = 2**18
 FIVE_SIGMA = 5.0
 CHI_SQUARE_255 = 377.1
 """Upper 10^-6 quantile with 255 degrees of freedom; five standard deviations are 6e-7. Keys are fixed here."""
@@ -146,14 +147,16 @@ def test_masks_from_a_folded_seed_cannot_be_made_since_keys_have_32_bytes() -> N
 
 
 @pytest.mark.threat("T04")
-def test_masks_from_a_folded_seed_cannot_be_made_since_every_bit_of_a_secret_reaches_the_key() -> None:
-    key, seeds = int.from_bytes(bytes(range(32)), "little"), set()
-    for flip in [0, *(1 << bit for bit in range(256))]:
-        secret = Secret((key ^ flip).to_bytes(32, "little"))
-        seeds.add(agreement.self_seed(secret, own=1, ctx2=bytes(32)).reveal())
-    assert len(seeds) == 257
-    ones = [bin(int.from_bytes(seed, "big")).count("1") for seed in seeds]
-    assert 120 < np.mean(ones) < 136  # of 256 bits; 16 standard deviations of the mean
+def test_masks_from_a_folded_seed_cannot_be_made_since_there_are_more_than_2_to_the_32_keys() -> None:
+    """Of 2^32 keys, as many draws hit one twice with probability 0.9997; of 2^256 with 2^-221."""
+    assert KeyBirthday().attack(MOST_KEYS) is None
+
+
+@pytest.mark.threat("T04")
+@pytest.mark.control
+def test_of_keys_that_were_folded_to_32_bits_one_comes_twice() -> None:
+    with switched_off(KEY_SPACE, roster=roster_of(3)):
+        assert KeyBirthday().attack(MOST_KEYS) is not None
 
 
 def played_with_seeds(staged: MakesStage, updates: Any, switches: tuple[Any, ...]) -> Stage:
