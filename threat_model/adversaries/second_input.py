@@ -1,0 +1,140 @@
+"""T30: the attacker wants a second masked input under the masks of the first."""
+
+from __future__ import annotations
+
+from securefda.rounds.attempts import Send
+from securefda.secagg.messages import (
+    Abort,
+    Advertise,
+    Header,
+    Join,
+    KeyList,
+    MaskedInput,
+    MasterShare,
+    Parcel,
+    Refusal,
+    ShareBundle,
+    ShareDelivery,
+    Signed,
+    Survivors,
+    SurvivorSignature,
+    Unmask,
+)
+from securefda.secagg.messages import Consistency as ConsistencyList
+from securefda.secagg.prg import RingVector
+from threat_model.adversaries.base import MaliciousAggregator, ShareKind
+from threat_model.adversaries.masks import Vector64, decode, ring_vector
+from threat_model.adversaries.split_view import SplitView
+from threat_model.sites import AggregatorSeat
+
+_NEXT: dict[type, type] = {Advertise: KeyList, ShareBundle: ShareDelivery}
+
+
+class SecondInput(MaliciousAggregator):
+    """Shows a source that comes back after a crash the same session once more, word for word.
+
+    Powers: the target's key and the relay; it sees when the source's process ends and when it reports again.
+    Goal: two inputs under one set of masks. Their difference is that of the two updates: where rows came or went
+    between two trainings, it is what these rows did.
+    Source: two-time pads; state that is restored from a snapshot (Ristenpart and Yilek 2010).
+    """
+
+    threat = "T30"
+
+    def __init__(self, seat: AggregatorSeat, *, victim: int) -> None:
+        super().__init__(seat)
+        self.victim = victim
+        self.inputs: list[RingVector] = []
+        self._told: dict[type, Parcel] = {}
+        self._is_again = False
+
+    def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
+        """Keep what the victim is told."""
+        if index == self.victim:
+            self._told[type(parcel.message.body)] = parcel
+        return [parcel]
+
+    def receive(self, parcel: Parcel) -> list[Send]:
+        """As always; but a victim that reports anew hears all that it was told before."""
+        body = parcel.message.body
+        if parcel.message.sender != self.victim or not self.sessions:
+            return super().receive(parcel)
+        if isinstance(body, MaskedInput):
+            self.inputs.append(ring_vector(self.heard.header, bytes(parcel.vectors[0])))
+        if isinstance(body, Join):
+            self._is_again = True
+            return [Send(self.victim, self._told[Header])]
+        if not self._is_again or isinstance(body, (Refusal, Abort)):
+            self._is_again = False
+            return super().receive(parcel)
+        following = self._told.get(_NEXT.get(type(body), Join))
+        return [] if following is None else [Send(self.victim, following)]
+
+    def attack(self) -> Vector64 | None:
+        """The weighted difference of the two updates, (m,); None with fewer than two inputs."""
+        if len(self.inputs) < 2:
+            return None
+        first, second = self.inputs[:2]
+        return decode(self.heard.header, first - second).vector
+
+
+class ForkedView(SplitView):
+    """Two views of one session, with a copied process that gives an answer to each of them.
+
+    Powers: as :class:`SplitView`, with no more colluders than the threshold allows for; and one honest source's process
+    was copied by fork when it waited for the lists. The original is shown the first view, its copy the second.
+    Goal: the victim's update: a copy that answers is worth one more colluder.
+    Source: Bonawitz et al. 2017, section 6.2; fork and reused randomness (Ristenpart and Yilek 2010).
+    """
+
+    threat = "T30"
+
+    def __init__(self, seat: AggregatorSeat, *, victim: int, second: frozenset[int], forked: int) -> None:
+        super().__init__(seat, victim=victim, second=second)
+        self.forked = forked
+        self.signed_by_copy: Signed[SurvivorSignature] | None = None
+        self.given_by_copy: Signed[Unmask] | None = None
+
+    def _lists(self, index: int, *, second: bool) -> Survivors | None:
+        """Those of the second view have dropped out of the first."""
+        lists = super()._lists(index, second=second)
+        if lists is None or second:
+            return lists
+        alive = tuple(item for item in lists.survivors if item.index not in self.second)
+        return Survivors(alive, tuple(sorted({*lists.dropped, *self.second})))
+
+    def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
+        """To the original, and right behind it to its copy."""
+        if index != self.forked:
+            return [parcel]
+        body: Survivors | ConsistencyList | None = None
+        if isinstance(parcel.message.body, Survivors):
+            body = self._lists(index, second=True)
+        elif isinstance(parcel.message.body, ConsistencyList):
+            body = self.consistency_for(min(self.second))
+        return [parcel] if body is None else [parcel, Parcel(self.sign(index, self.heard.views[index].ctx2, body))]
+
+    def consistency_for(self, index: int) -> ConsistencyList | None:
+        """With the copy's signature for the second view."""
+        shown = super().consistency_for(index)
+        if shown is None or index not in self.second or self.signed_by_copy is None:
+            return shown
+        return ConsistencyList(tuple(sorted((*shown.signatures, self.signed_by_copy), key=lambda one: one.sender)))
+
+    def _keep(self, sender: int, parcel: Parcel) -> None:
+        """What comes of a type that the original has answered with already comes from the copy."""
+        message = parcel.message
+        if sender == self.forked and isinstance(message.body, SurvivorSignature) and sender in self.heard.signatures:
+            self.signed_by_copy = message  # type: ignore[assignment]
+        elif sender == self.forked and isinstance(message.body, Unmask) and sender in self.heard.unmaskings:
+            self.given_by_copy = message  # type: ignore[assignment]
+        else:
+            super()._keep(sender, parcel)
+
+    def held_shares(self, owner: int, kind: ShareKind) -> dict[int, bytes]:
+        """With what the copy gave away: a share of the victim's master."""
+        shares = super().held_shares(owner, kind)
+        for share in self.given_by_copy.body.shares if self.given_by_copy and kind is MasterShare else ():
+            if isinstance(share, kind) and share.owner == owner:
+                shares[self.forked] = share.share
+        return shares

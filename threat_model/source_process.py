@@ -1,0 +1,129 @@
+"""A source in a process of its own, made by fork from the test's: it can be killed at any moment, and be copied.
+
+The process runs the real :class:`SourceRounds` on its own state file. The stage sees an endpoint like any other.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from securefda.errors import SecureFdaError
+from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.rounds.store import SourceStore
+from securefda.secagg.messages import Parcel
+from securefda.transport import wire
+from threat_model.sites import SiteWatch
+
+_FORK = multiprocessing.get_context("fork")
+Sent = list[tuple[bytes, tuple[bytes, ...]]]
+
+
+class SourceProcess:
+    """The endpoint of a source that runs in a process of its own.
+
+    Attributes:
+        alarms: names of the checks that failed in the process.
+        refused_to_copy: names of the errors with which the copy of the process answered.
+    """
+
+    def __init__(self, site: SourceSite, reporter: Any, *, forks_before: type | None = None) -> None:
+        """Start the process; ``reporter`` hears nothing, since what happens does so elsewhere.
+
+        With ``forks_before`` the process is copied just before it gets its first message of this type. From then on a
+        message of a type that the original has had goes to the copy.
+        """
+        del reporter
+        path = Path(site.store._path)  # the file is for the process to open
+        site.store.close()
+        self.alarms: list[str] = []
+        self.refused_to_copy: list[str] = []
+        self._forks_before, self._has_had = forks_before, set[type]()
+        self._original, theirs = _FORK.Pipe()
+        self._copy, copys = _FORK.Pipe()
+        self._process = _FORK.Process(
+            target=_serve, args=(site, path, (theirs, copys), (self._original, self._copy)), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        copys.close()
+
+    def join(self) -> Parcel:
+        """The first message, of the process."""
+        (parcel,) = self._ask(self._original, "join")
+        return parcel
+
+    def handle(self, parcel: Parcel) -> list[Parcel]:
+        """What the process answers; nothing once it is dead."""
+        kind = type(parcel.message.body)
+        if kind is self._forks_before and kind not in self._has_had:
+            self._ask(self._original, "fork")
+        to = self._copy if self._forks_before in self._has_had and kind in self._has_had else self._original
+        self._has_had.add(kind)
+        return self._ask(to, "handle", parcel)
+
+    def expire(self) -> list[Parcel]:
+        """Nothing came for too long."""
+        return self._ask(self._original, "expire")
+
+    def kill(self) -> None:
+        """``kill -9``, and wait until it is dead; a copy ends by itself when nobody talks to it any more."""
+        self._process.kill()
+        self._process.join()
+        self._original.close()
+        self._copy.close()
+
+    def _ask(self, to: Connection, what: str, parcel: Parcel | None = None) -> list[Parcel]:
+        try:
+            to.send((what, parcel and _packed([parcel])))
+            sent, alarms, error = to.recv()
+        except (EOFError, OSError):
+            return []
+        self.alarms += alarms
+        self.refused_to_copy += [error] if error else []
+        return _unpacked(sent)
+
+
+def _packed(parcels: list[Parcel]) -> Sent:
+    return [(wire.encode_signed(one.message), tuple(bytes(vector) for vector in one.vectors)) for one in parcels]
+
+
+def _unpacked(sent: Sent) -> list[Parcel]:
+    return [Parcel(wire.decode_signed(data), vectors) for data, vectors in sent]
+
+
+def _serve(
+    site: SourceSite, path: Path, ends: tuple[Connection, Connection], others: tuple[Connection, Connection]
+) -> None:
+    """The life of the process, until the other end of its pipe is closed."""
+    for other in others:
+        other.close()  # inherited; while it is open here, this end would never hear that the test is over
+    watch = SiteWatch()
+    rounds = SourceRounds(replace(site, store=SourceStore(path)), watch)
+    connection, copy = ends
+    while True:
+        try:
+            what, sent = connection.recv()
+        except EOFError:
+            os._exit(0)
+        if what == "fork" and os.fork() == 0:
+            connection = copy
+            continue
+        known, answers, error = len(watch.alarms), [], ""
+        try:
+            answers = _answers(rounds, what, sent)
+        except (SecureFdaError, ValueError) as caught:
+            error = type(caught).__name__
+        connection.send((_packed(answers), [getattr(one, "check", "") for one in watch.alarms[known:]], error))
+
+
+def _answers(rounds: SourceRounds, what: str, sent: Sent | None) -> list[Parcel]:
+    if what == "join":
+        return [rounds.join()]
+    if what == "expire":
+        return rounds.expire()
+    return [answer for parcel in _unpacked(sent or []) for answer in rounds.handle(parcel)]
