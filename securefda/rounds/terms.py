@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securefda.adaptation import Contribution, RoundPlan, TargetStatistics, alignment_factor, contribute
-from securefda.errors import ConfigError, FaultyAggregatorError
+from securefda.errors import ConfigError, FaultyAggregatorError, TrainingError
 from securefda.rounds.site import vector_from_wire
 from securefda.secagg.checks import check_vectors, quantisation
 from securefda.secagg.messages import Header, Parcel, RuleTerms, TargetTerms, Visibility
@@ -79,8 +79,11 @@ def aligned_update(header: Header, result: LocalResult) -> Vector:
     and no step count has to leave the source where the aggregator evaluates it.
 
     Raises:
+        TrainingError: the update itself holds NaN or infinity.
         FaultyAggregatorError: HEADER_TARGET where the published numbers leave no update to be aligned.
     """
+    if not np.all(np.isfinite(result.update)):
+        raise TrainingError("the update holds NaN or infinity", hint="lower training.learning-rate at this site")
     target = header.target
     if target is None or not header.rule.align:
         return result.update

@@ -697,7 +697,7 @@ class Update(_message.Message):
     length_bytes: _builtins.int
     """Length of that vector in bytes; above 0."""
     samples: _builtins.int
-    """Number of samples behind the update; at least 1."""
+    """Number of samples behind the update; at least 1. Of fixed width, so that the length of the message is no hint."""
     def __init__(
         self,
         *,

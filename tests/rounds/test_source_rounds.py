@@ -380,3 +380,25 @@ def test_a_result_of_a_round_in_clear_must_be_of_its_session(tmp_path: Path) -> 
     assert federation.watch.records[ME] == []
     assert [type(error) for error in federation.watch.alarms[ME]] == [FaultyAggregatorError]
     federation.close()
+
+
+@pytest.mark.parametrize("level", [Visibility.INDIVIDUAL, Visibility.COHORT, Visibility.SUM])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_update_that_is_not_finite_ends_the_source_before_anything_leaves(
+    tmp_path: Path, level: Visibility, value: float
+) -> None:
+    """Also of a trainer that does not look at what it made."""
+    federation = Federation(tmp_path, 4, visibility=level, rule="source_only", rounds=1)
+    source = federation.sources[ME]
+    honest = source._site.trainer.train
+
+    def train(*args: Any, **options: Any) -> Any:
+        result = honest(*args, **options)
+        result.update[0] = value
+        return result
+
+    source._site.trainer.train = train  # type: ignore[method-assign]
+    federation.open().go()
+    assert isinstance(source.failure, TrainingError)
+    assert federation.names(sender=ME) == ["Join", "Refusal"]
+    federation.close()
