@@ -13,7 +13,7 @@ import numpy as np
 
 from securefda import __version__
 from securefda.adaptation import round_plan
-from securefda.errors import ProtocolError, QuorumLost, SecureFdaError
+from securefda.errors import ProtocolError, QuorumLost, RunEnded, SecureFdaError
 from securefda.rounds.attempts import Attempt, RoundSum, Send
 from securefda.rounds.attendance import Attendance
 from securefda.rounds.clear_attempt import ClearAttempt
@@ -67,6 +67,7 @@ class AggregatorRun:
         self._phase_began = site.clock()
         self._began_before = False
         self._lost_in_a_row = 0
+        self._last_loss: SecureFdaError = RunEnded("every round was lost", hint="a new run needs another folder")
         self._farewell = Goodbye(True, 0, "")
         self._result_digest = b""
         self._run_id = b""
@@ -179,7 +180,8 @@ class AggregatorRun:
     def _begin_round(self, number: int, attempts: int = 0) -> list[Send]:
         """Go to a round, of which ``attempts`` were begun before a restart. The target's own rounds need nobody."""
         if number > self._settings.strategy.rounds:
-            return self._complete()
+            finished = any(record["status"] == "finished" for record in self._store.records())
+            return self._complete() if finished else self._fail(self._last_loss)
         current = self._enter_round(number, attempts)
         if current.plan.rule.needs_sources:
             return self._gather()
@@ -304,17 +306,17 @@ class AggregatorRun:
     def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> list[Send]:
         self._write_lost(current, participants)
         self._lost_in_a_row += 1
-        if self._lost_in_a_row >= MOST_LOST_IN_A_ROW:
-            return self._fail(self._with_refusals(error, current))
-        return self._end_round()
+        self._last_loss = self._with_mend(error, current)
+        return self._fail(self._last_loss) if self._lost_in_a_row >= MOST_LOST_IN_A_ROW else self._end_round()
 
     def _write_lost(self, current: CurrentRound, participants: Iterable[int]) -> None:
         line = current.lost_line(self._site, self.model, participants)
         self._store.lose_round(dict(line))
         self._reporter.round_finished(line)
 
-    def _with_refusals(self, error: SecureFdaError, current: CurrentRound) -> SecureFdaError:
-        """The error, with what the sources refused as its mend."""
+    def _with_mend(self, error: SecureFdaError, current: CurrentRound) -> SecureFdaError:
+        """The error, with what the sources refused as its mend, or whom to ask."""
+        error.hint = error.hint or "ask the sites that are named what happened there"
         if not isinstance(error, QuorumLost) or not current.refused:
             return error
         refused = ", ".join(f"{self._site.name(index)} refused {key}" for index, key in sorted(current.refused.items()))
