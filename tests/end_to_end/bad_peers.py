@@ -1,0 +1,212 @@
+"""Peers that lie, stall or speak another version, and honest ones beside them: over real gRPC, from real kits.
+
+They run on an event loop in a thread of the test, so that only the honest side under test costs a process. What they
+send is what the honest code says, unless ``lie`` makes something else of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from e2e_processes import Kits
+
+from securefda.config import load_aggregator, load_source
+from securefda.errors import SecureFdaError
+from securefda.federation.kit import Kit, load_kit
+from securefda.policy import load_policy
+from securefda.rounds.composition import Member, run_settings, source_site, target_site
+from securefda.rounds.progress import SilentReporter
+from securefda.rounds.records import SiteLine
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.source import SourceRounds
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.secagg.messages import Body, Header, KeyList, Parcel, ShareBundle, Signed, Signer
+from securefda.secagg.signatures import sign_bytes
+from securefda.transport.client import SourceChannel
+from securefda.transport.driver import RunDriver, SourceDriver
+from securefda.transport.meter import TrafficMeter
+from securefda.transport.server import AggregatorServer
+from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin, transport_settings
+from securefda.transport.wire import encode
+from securefda.v1 import messages_pb2 as pb
+
+Lie = Callable[[Signer, Parcel], Awaitable[Parcel | None]]
+"""What a peer sends in the place of a parcel, with its real key; None for nothing."""
+
+
+async def honest(_: Signer, parcel: Parcel) -> Parcel | None:
+    """Everything as it is."""
+    return parcel
+
+
+def signed_anew(signer: Signer, parcel: Parcel, body: Body) -> Parcel:
+    """The parcel with another body and a good signature over it."""
+    envelope = parcel.message.envelope
+    return Parcel(signer.sign(envelope.session_id, envelope.context, body), parcel.vectors)
+
+
+async def another_nonce(signer: Signer, parcel: Parcel) -> Parcel | None:
+    """A source reveals another nonce in R1 than it committed to in R0."""
+    body = parcel.message.body
+    if not isinstance(body, ShareBundle):
+        return parcel
+    return signed_anew(signer, parcel, replace(body, nonce=bytes(32)))
+
+
+async def broken_key_list(signer: Signer, parcel: Parcel) -> Parcel | None:
+    """The aggregator relays keys under signatures that do not fit."""
+    body = parcel.message.body
+    if not isinstance(body, KeyList):
+        return parcel
+    first, *others = body.advertisements
+    return signed_anew(signer, parcel, KeyList((replace(first, signature=bytes(64)), *others)))
+
+
+async def first_header_only(_: Signer, parcel: Parcel) -> Parcel | None:
+    """The aggregator opens the first round, lives on, and says nothing any more."""
+    body = parcel.message.body
+    return parcel if isinstance(body, Header) and (body.round, body.attempt) == (1, 1) else None
+
+
+async def stalled(_: Signer, parcel: Parcel) -> Parcel | None:
+    """A source reports, and then lives on without an answer."""
+    if parcel.message.type_name != "Join":
+        await asyncio.Event().wait()
+    return parcel
+
+
+async def of_suite_2(signer: Signer, parcel: Parcel) -> Parcel | None:
+    """A peer of a later version, which knows another cryptographic suite."""
+    message = parcel.message
+    proto = pb.Envelope.FromString(message.signed_bytes)
+    proto.suite = 2
+    data = proto.SerializeToString()
+    return replace(
+        parcel, message=Signed(message.envelope, data, sign_bytes(signer.private_key, message.type_name, data))
+    )
+
+
+class _Channel(SourceChannel):
+    """A source's end of the transport that may lie."""
+
+    def tell(self, signer: Signer, lie: Lie) -> None:
+        self._signer, self._lie = signer, lie
+
+    async def send(self, parcel: Parcel) -> None:
+        told = await self._lie(self._signer, parcel)
+        if told is not None:
+            await super().send(told)
+
+
+class _Server(AggregatorServer):
+    """The aggregator's end of the transport that may lie."""
+
+    def tell(self, signer: Signer, lie: Lie) -> None:
+        self._signer, self._lie = signer, lie
+
+    async def send(self, site: int, parcel: Parcel) -> None:
+        told = await self._lie(self._signer, parcel)
+        if told is not None:
+            await super().send(site, told)
+
+
+class _Unheard:
+    """A source's reporter that shows nothing."""
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None: ...
+
+    def round_finished(self, record: SiteLine) -> None: ...
+
+    def alarm(self, error: SecureFdaError) -> None: ...
+
+
+class Peers:
+    """Peers of one federation; they are gone when the block ends."""
+
+    def __init__(self, federation: Kits) -> None:
+        self._federation = federation
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._running: list[Future[None]] = []
+
+    def __enter__(self) -> Peers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for future in self._running:
+            future.cancel()
+        asyncio.run_coroutine_threadsafe(self._all_ended(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+
+    async def _all_ended(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def source(self, site: str, lie: Lie = honest) -> None:
+        """Start a source."""
+        self._start(self._source(site, lie))
+
+    def aggregator(self, lie: Lie = honest) -> None:
+        """Start the aggregator; returns when it listens."""
+        listens = threading.Event()
+        self._start(self._aggregator(lie, listens))
+        assert listens.wait(60)
+
+    def _start(self, peer: Coroutine[Any, Any, None]) -> None:
+        self._running.append(asyncio.run_coroutine_threadsafe(peer, self._loop))
+
+    def _kit(self, site: str) -> tuple[Kit, Member]:
+        kit = load_kit(self._federation.kit(site), datetime.now(UTC))
+        return kit, Member(kit.roster, kit.site_id, kit.signing_key, encode)
+
+    async def _source(self, site: str, lie: Lie) -> None:
+        kit, member = self._kit(site)
+        config = load_source(kit.local / "settings.toml")
+        with closing(SourceStore(self._federation.root / f"{site}.sqlite")) as store:
+            rounds = SourceRounds(
+                source_site(config, load_policy(kit.local / "policy.toml"), member, store), _Unheard()
+            )
+            channel = _Channel(
+                endpoint_of(kit),
+                credentials_of(kit),
+                max_vector_bytes=rounds.vector_bytes(),
+                settings=transport_settings(config.transport),
+            )
+            channel.tell(member.signer, lie)
+            await channel.open()
+            try:
+                await SourceDriver(rounds, channel, SilentReporter()).drive()
+            finally:
+                await channel.close(1.0)
+
+    async def _aggregator(self, lie: Lie, listens: threading.Event) -> None:
+        kit, member = self._kit(self._federation.target)
+        config = load_aggregator(kit.local / "settings.toml")
+        server = _Server(
+            config.transport.listen,
+            credentials_of(kit),
+            partial(source_of_pin, kit),
+            settings=transport_settings(config.transport),
+        )
+        server.tell(member.signer, lie)
+        with closing(AggregatorStore(self._federation.root / "target.sqlite")) as store:
+            site = target_site(config, member, TrafficMeter().counts)
+            run = AggregatorRun(site, run_settings(config, kit.roster), store, SilentReporter())
+            await server.start()
+            listens.set()
+            try:
+                await RunDriver(run, server, kit.roster, SilentReporter()).drive()
+            finally:
+                await server.stop(1.0)

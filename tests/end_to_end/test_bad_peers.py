@@ -1,0 +1,102 @@
+"""Peers that lie, fall silent, are slow or of another version: the honest side ends in time, and says who and why.
+
+The honest side is a process, started as people start it; it ends with 12 or 2 and one line that names the phase, the
+check and the accused, or goes on without the accused where enough others are left.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from bad_peers import Lie, Peers, another_nonce, broken_key_list, first_header_only, of_suite_2, stalled
+from e2e_processes import assert_one_clear_line, kits
+
+from securefda.errors import ExitCode
+
+SHORT = (
+    "strategy.rounds=4",
+    "strategy.warm-up-rounds=0",
+    "session.attempts=1",
+    "transport.training-deadline-s=3",
+    "transport.phase-deadline-s=2",
+    "transport.join-deadline-s=8",
+)
+
+
+def test_a_source_that_lies_is_named_and_the_round_goes_on_without_it(tmp_path: Path) -> None:
+    settings = ("strategy.rounds=1", "strategy.warm-up-rounds=0")
+    with kits(tmp_path, 4, settings=settings) as federation, Peers(federation) as peers:
+        aggregator = federation.start("target")
+        for site in federation.names[:3]:
+            peers.source(site)
+        peers.source("source-4", another_nonce)
+        assert aggregator.end() == ExitCode.OK, aggregator.text
+        assert "alarm: source source-4 fails check SHARE_NONCE (shares)" in aggregator.text
+        (line,) = federation.rounds()
+        assert (line["survivors"], line["dropped"], line["attempts"]) == (federation.names[:3], ["source-4"], 1)
+
+
+@pytest.mark.parametrize(
+    ("lie", "phase", "fault"),
+    [
+        (another_nonce, "R1 shares", "fails check SHARE_NONCE at shares"),
+        (stalled, "R0 advertise", "no answer in time"),
+        (of_suite_2, "join", "fails check WIRE: suite 2 is not known here"),
+    ],
+    ids=["lying", "slow", "of another version"],
+)
+def test_a_source_without_which_no_round_works_ends_the_run_and_is_named(
+    tmp_path: Path, lie: Lie, phase: str, fault: str
+) -> None:
+    with kits(tmp_path, settings=SHORT) as federation, Peers(federation) as peers:
+        aggregator = federation.start("target", "strategy.rounds=1")
+        for site in federation.names[:2]:
+            peers.source(site)
+        peers.source("source-3", lie)
+        expected = (phase, "2 of at least 3", f"missing: source-3 ({fault})")
+        assert_one_clear_line(aggregator, ExitCode.QUORUM, *expected)
+        assert federation.summary()["error"]["code"] == "QuorumLost"
+
+
+def test_a_source_that_falls_silent_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    with kits(tmp_path, settings=SHORT) as federation, Peers(federation) as peers:
+        aggregator = federation.start("target")
+        silent = federation.start("source-3")
+        aggregator.until("source-3 joined")
+        silent.process.send_signal(signal.SIGSTOP)
+        for site in federation.names[:2]:
+            peers.source(site)
+        assert_one_clear_line(aggregator, ExitCode.QUORUM, "join", "missing: source-3 (silent for 1.5 s)")
+
+
+@pytest.mark.parametrize(
+    ("lie", "expected"),
+    [
+        (broken_key_list, ("aggregator fails check KEY_SIGNATURE", "(round 3, advertise)")),
+        (of_suite_2, ("aggregator fails check WIRE: suite 2 is not known here", "(between rounds)")),
+        (first_header_only, ("aggregator fails check DEADLINE: no word for 6 s", "(between rounds)")),
+    ],
+    ids=["lying", "of another version", "slow"],
+)
+def test_a_source_leaves_an_aggregator_that_breaks_the_protocol_and_names_it(
+    tmp_path: Path, lie: Lie, expected: tuple[str, ...]
+) -> None:
+    with kits(tmp_path, settings=SHORT) as federation, Peers(federation) as peers:
+        peers.aggregator(lie)
+        for site in federation.names[1:]:
+            peers.source(site)
+        source = federation.start("source-1", "transport.idle-deadline-s=6")
+        assert_one_clear_line(source, ExitCode.CONNECTION, *expected, hint="target")
+        if lie is first_header_only:
+            assert "aggregator fails check DEADLINE: no word in time (round 1, advertise)" in source.text
+
+
+def test_a_source_gives_up_on_an_aggregator_that_falls_silent(tmp_path: Path) -> None:
+    with kits(tmp_path) as federation:
+        aggregator = federation.start("target").until("listens on")
+        source = federation.start("source-1", "transport.reconnect-deadline-s=2")
+        aggregator.until("source-1 joined")
+        aggregator.process.send_signal(signal.SIGSTOP)
+        assert_one_clear_line(source, ExitCode.CONNECTION, str(federation.port), "gave up after 2 s", hint="runs")
