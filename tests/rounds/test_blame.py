@@ -1,0 +1,153 @@
+"""Who is to blame when a run does not get on: named at the aggregator, and left by a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rounds_federation import TARGET, AnySigned, Federation
+
+from securefda.errors import FaultyAggregatorError, QuorumLost
+from securefda.rounds.patience import HINT, MOST_BROKEN_IN_A_ROW
+from securefda.secagg.messages import Header, KeyList, Refusal, ShareBundle
+
+VICTIM = 2
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
+    made: list[Federation] = []
+
+    def new(n: int = 3, **options: Any) -> Federation:
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(Federation(folder, n, **options))
+        return made[-1]
+
+    yield new
+    for federation in made:
+        federation.close()
+
+
+def unsigned(kind: type, *, by: int, to: int | None = None) -> Callable[[int, int, AnySigned], AnySigned]:
+    """A link on which messages of this kind carry no good signature."""
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+        hit = sender == by and to in (None, recipient) and isinstance(message.body, kind)
+        return replace(message, signature=bytes(64)) if hit else message
+
+    return link
+
+
+def test_a_run_whose_rounds_were_all_lost_has_failed_and_names_check_and_liar(build: Callable[..., Federation]) -> None:
+    federation = build(rounds=1)
+    federation.link = unsigned(ShareBundle, by=VICTIM)
+    federation.open().go()
+    assert federation.statuses == ["lost"]
+    error = federation.run.error
+    assert isinstance(error, QuorumLost)
+    assert str(error) == ("R1 shares: 2 of at least 3 sources; missing: source-2 (fails check SIGNATURE at shares)")
+    assert error.hint
+    goodbye = federation.sources[1].goodbye
+    assert goodbye is not None
+    assert not goodbye.completed
+    assert goodbye.reason == str(error)
+
+
+def test_a_run_that_lost_its_last_round_alone_is_complete(build: Callable[..., Federation]) -> None:
+    federation = build(rounds=2)
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+        later = federation.statuses == ["finished"]
+        return None if later and sender == VICTIM and isinstance(message.body, ShareBundle) else message
+
+    federation.link = link
+    federation.open().go()
+    assert federation.statuses == ["finished", "lost"]
+    assert federation.run.error is None
+
+
+def test_what_was_heard_of_a_source_is_forgotten_once_it_is_in_a_sum(build: Callable[..., Federation]) -> None:
+    """It lies in the first round and is lost after the second: only the loss is the reason."""
+    federation = build(4, rounds=4)
+    lying = unsigned(ShareBundle, by=VICTIM)
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+        return message if federation.statuses else lying(sender, recipient, message)
+
+    federation.link = link
+    federation.open()
+    while federation.statuses != ["finished", "finished"]:
+        if federation.queue:
+            federation.deliver()
+        else:
+            federation.post(federation.run.expire())
+    for index in (1, VICTIM):
+        federation.reached.discard(index)
+        federation.post(federation.run.left(index, "silent for 15 s"))
+    federation.go()
+    gone = "source-1 (silent for 15 s), source-2 (silent for 15 s)"
+    assert str(federation.run.error) == f"join: 2 of at least 3 sources; missing: {gone}"
+
+
+def test_what_the_transport_refused_is_the_reason_for_which_a_source_is_missing(
+    build: Callable[..., Federation],
+) -> None:
+    federation = build()
+    federation.reached.discard(3)
+    federation.open()
+    federation.post(federation.run.misbehaved(3, "WIRE", "suite 2 is not known here"))
+    federation.post(federation.run.left(3, "the stream broke"))
+    federation.go()
+    assert str(federation.run.error).endswith("missing: source-3 (fails check WIRE: suite 2 is not known here)")
+
+
+def test_a_refusal_is_not_told_to_other_sources(build: Callable[..., Federation]) -> None:
+    federation = build(rounds=1)
+    federation.link = unsigned(Header, by=TARGET, to=VICTIM)
+    federation.open().go()
+    assert Refusal("SIGNATURE") in [message.body for sender, _, message in federation.passed if sender == VICTIM]
+    goodbye = federation.sources[1].goodbye
+    assert goodbye is not None
+    assert "SIGNATURE" not in goodbye.reason
+
+
+def test_another_version_of_a_source_is_worth_a_word(build: Callable[..., Federation]) -> None:
+    federation = build(rounds=1)
+    federation.open().go()
+    assert "source-1 runs securefda 1, the aggregator " in federation.watch.text
+    assert federation.statuses == ["finished"]
+
+
+def test_a_source_leaves_after_three_broken_sessions_in_a_row(build: Callable[..., Federation]) -> None:
+    federation = build(4, rounds=MOST_BROKEN_IN_A_ROW + 1)
+    federation.link = unsigned(KeyList, by=TARGET, to=VICTIM)
+    federation.open()
+    me = federation.sources[VICTIM]
+    while me.failure is None:
+        federation.deliver() if federation.queue else federation.post(federation.run.expire())
+    alarms = federation.watch.alarms[VICTIM]
+    assert [alarm.check for alarm in alarms] == ["SIGNATURE"] * MOST_BROKEN_IN_A_ROW
+    assert isinstance(me.failure, FaultyAggregatorError)
+    assert str(me.failure) == "aggregator fails check SIGNATURE: KeyList (round 3, advertise)"
+    assert (me.failure.exit_code, me.failure.hint) == (2, HINT)
+
+
+def test_a_finished_round_starts_the_count_of_broken_sessions_anew(build: Callable[..., Federation]) -> None:
+    federation = build(4, rounds=2 * MOST_BROKEN_IN_A_ROW)
+    broken = unsigned(KeyList, by=TARGET, to=VICTIM)
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+        every_third_is_whole = len(federation.statuses) % MOST_BROKEN_IN_A_ROW == MOST_BROKEN_IN_A_ROW - 1
+        return message if every_third_is_whole else broken(sender, recipient, message)
+
+    federation.link = link
+    federation.open().go()
+    me = federation.sources[VICTIM]
+    assert me.failure is None
+    assert me.fault is not None
+    assert len(federation.watch.records[VICTIM]) == 2
+    assert len(federation.watch.alarms[VICTIM]) == 4
