@@ -335,13 +335,14 @@ class Replica:
         """R2 and the lists of R3."""
         self.inputs = {own: self.terms.to_bytes(self.masked(own)) for own in self.u2}
         digests = {own: hashlib.sha256(data).digest() for own, data in self.inputs.items()}
-        there = []
+        there: dict[int, bytes] = {}
         for own, data in self.inputs.items():
             body = put(1, digests[own]) + put(2, len(data))
-            if self._send("MaskedInput", own, [self.target], self.ctx2, body, vector=data.hex()):
-                there.append(own)
+            if message := self._send("MaskedInput", own, [self.target], self.ctx2, body, vector=data.hex()):
+                there[own] = message
         opened = [own for own in there if len(set(self.cohort_of(own)) & set(there)) >= self.terms.quorum]
         self.u3, self.dropped = opened, [own for own in self.u2 if own not in opened]
+        self.listed = [there[own] for own in self.u3]
         body = b"".join(put(1, put(1, own) + put(2, digests[own])) for own in self.u3)
         packed = b"".join(varint(own) for own in self.dropped)
         self._tell("Survivors", self.u3, self.ctx2, body + put(2, packed))
@@ -353,7 +354,8 @@ class Replica:
         body = put(1, self.survivors_digest)
         heard = {own: self._send("SurvivorSignature", own, [self.target], self.ctx2, body) for own in self.u3}
         asked = [own for own in self.u3 if heard[own]]
-        self._tell("Consistency", asked, self.ctx2, b"".join(put(1, heard[own]) for own in asked))
+        body = b"".join(put(1, heard[own]) for own in asked) + b"".join(put(2, message) for message in self.listed)
+        self._tell("Consistency", asked, self.ctx2, body)
         self.answers: list[int] = []
         for own in asked:
             mine = [put(1, owner) + put(2, self.shares[owner][own][1]) for owner in self.u3]

@@ -173,15 +173,16 @@ def sizes(n: int) -> dict[str, int]:
         return Signed(whole, wire.encode(whole), bytes(messages.SIGNATURE_BYTES))
 
     advertise, signature = Advertise(digest, digest, digest, digest), SurvivorSignature(digest)
+    masked = MaskedInput(digest, 4 * 1_100_002)
     bodies: list[tuple[int, Body]] = [
         (1, advertise),
         (0, KeyList(tuple(envelope(own, advertise) for own in everyone))),
         (1, ShareBundle(tuple(ShareBox(peer, box) for peer in everyone[1:]), digest)),
         (0, ShareDelivery(tuple(DeliveredBox(peer, box, digest) for peer in everyone[1:]))),
-        (1, MaskedInput(digest, 4 * 1_100_002)),
+        (1, masked),
         (0, Survivors(tuple(Survivor(own, digest) for own in everyone), ())),
         (1, signature),
-        (0, Consistency(tuple(envelope(own, signature) for own in everyone))),
+        (0, Consistency(*(tuple(envelope(own, body) for own in everyone) for body in (signature, masked)))),
         (1, Unmask(tuple(SelfMaskShare(own, bytes(shamir.SHARE_BYTES)) for own in everyone))),
         (0, Result(digest, n, digest, b"")),
     ]

@@ -69,6 +69,7 @@ headers = st.builds(
     previous_checkpoint=checkpoints,
 )
 advertisements = st.builds(m.Advertise, digests, digests, digests, digests)
+masked_inputs = st.builds(m.MaskedInput, digests, some_uint64)
 survivor_signatures = st.builds(m.SurvivorSignature, digests)
 delivered = st.builds(m.DeliveredBox, indices, st.binary(min_size=1, max_size=120), digests)
 boxes = st.lists(st.builds(m.ShareBox, indices, st.binary(min_size=1, max_size=120)), max_size=5).map(tuple)
@@ -92,7 +93,7 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
     m.KeyList: st.builds(m.KeyList, st.lists(signed(advertisements), max_size=3).map(tuple)),
     m.ShareBundle: st.builds(m.ShareBundle, boxes, digests),
     m.ShareDelivery: st.builds(m.ShareDelivery, st.lists(delivered, max_size=5).map(tuple)),
-    m.MaskedInput: st.builds(m.MaskedInput, digests, some_uint64),
+    m.MaskedInput: masked_inputs,
     m.Update: st.builds(m.Update, digests, some_uint64, some_uint32),
     m.Survivors: st.builds(
         m.Survivors,
@@ -100,7 +101,11 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
         st.lists(indices, max_size=4).map(tuple),
     ),
     m.SurvivorSignature: survivor_signatures,
-    m.Consistency: st.builds(m.Consistency, st.lists(signed(survivor_signatures), max_size=3).map(tuple)),
+    m.Consistency: st.builds(
+        m.Consistency,
+        st.lists(signed(survivor_signatures), max_size=3).map(tuple),
+        st.lists(signed(masked_inputs), max_size=3).map(tuple),
+    ),
     m.Unmask: st.builds(m.Unmask, shares),
     m.Result: st.builds(m.Result, st.one_of(st.just(b""), digests), uint32, digests, checkpoints),
     m.Abort: st.builds(m.Abort, st.sampled_from(m.Step), words, st.none() | indices),
@@ -253,7 +258,9 @@ def test_a_list_of_signed_messages_holds_only_its_own_type() -> None:
     with pytest.raises(WireError, match="only Advertise may be listed"):
         encode(m.Envelope(bytes(32), 0, b"", m.KeyList((other,))))  # type: ignore[arg-type]
     with pytest.raises(WireError, match="only SurvivorSignature may be listed"):
-        encode(m.Envelope(bytes(32), 0, b"", m.Consistency((other,))))  # type: ignore[arg-type]
+        encode(m.Envelope(bytes(32), 0, b"", m.Consistency((other,), ())))  # type: ignore[arg-type]
+    with pytest.raises(WireError, match="only MaskedInput may be listed"):
+        encode(m.Envelope(bytes(32), 0, b"", m.Consistency((), (other,))))  # type: ignore[arg-type]
 
 
 def test_a_damaged_message_inside_a_list_is_refused() -> None:

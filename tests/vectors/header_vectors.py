@@ -89,6 +89,7 @@ ACCEPTED: Mapping[str, tuple[Terms, Terms]] = {
     "a ring of 64 bits": ({"modulus_bits": 64}, {}),
     "fewer than all": ({"participants": (0, 2, 4), "threshold": 3}, {}),
     "the least threshold": ({"threshold": 3}, {}),
+    "the least learning rate": ({"rule": replace(table.header().body.rule, learning_rate_factor=1e-6)}, {}),
     "as many that count as I ask for": ({}, {"limits": limits_of(table.N, k_min=3)}),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -53,23 +53,27 @@ def _header() -> m.Header:
     )
 
 
+def _signed_by(indices: Iterable[int], body: m.BodyT) -> tuple[m.Signed[m.BodyT], ...]:
+    return tuple(signer(index).sign(SESSION_ID, CONTEXT, body) for index in indices)
+
+
 def _bodies() -> list[tuple[int, m.Body]]:
     """Sender and body, every type once."""
     advertise = m.Advertise(_digest(10), _digest(11), _digest(12), _digest(13))
-    signature = m.SurvivorSignature(_digest(14))
+    signature, masked = m.SurvivorSignature(_digest(14)), m.MaskedInput(_digest(20), 2604)
     boxes = (m.ShareBox(2, b"\x15" * 90), m.ShareBox(3, b"\x16" * 90))
     delivered = tuple(m.DeliveredBox(box.peer, box.box, _digest(17 + box.peer)) for box in boxes)
     return [
         (0, _header()),
         (1, advertise),
-        (0, m.KeyList(tuple(signer(index).sign(SESSION_ID, CONTEXT, advertise) for index in (1, 2)))),
+        (0, m.KeyList(_signed_by((1, 2), advertise))),
         (1, m.ShareBundle(boxes, _digest(17))),
         (0, m.ShareDelivery(delivered)),
-        (1, m.MaskedInput(_digest(20), 2604)),
+        (1, masked),
         (1, m.Update(_digest(21), 2600, 199)),
         (0, m.Survivors((m.Survivor(1, _digest(22)), m.Survivor(3, _digest(23))), (2,))),
         (1, signature),
-        (0, m.Consistency(tuple(signer(index).sign(SESSION_ID, CONTEXT, signature) for index in (1, 3)))),
+        (0, m.Consistency(_signed_by((1, 3), signature), _signed_by((1, 3), masked))),
         (1, m.Unmask((m.SelfMaskShare(3, b"\x24" * 33), m.MasterShare(2, b"\x25" * 33)))),
         (0, m.Result(_digest(26), 2, _digest(27), b"")),
         (0, m.Abort(m.Step.SHARES, "KEY_SIGNATURE", 0)),
@@ -180,6 +184,7 @@ def _clear(path: str) -> Callable[[Any], None]:
     return lambda message: message.ClearField(path)
 
 
+_NOT_HERE = "may be listed here"
 _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Header, "a run id of 15 bytes", "run_id", _set("run_id", bytes(15))),
     (m.Header, "round 0", "round and attempt", _clear("round")),
@@ -232,6 +237,9 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Survivors, "a dropped source beyond 2^31", "dropped", _set("dropped.0", 2**31)),
     (m.SurvivorSignature, "no digest", "survivors_digest", _clear("survivors_digest")),
     (m.Consistency, "a signature of no bytes", "signature", _set("signatures.0.signature", b"")),
+    (m.Consistency, "an input that is not signed", "signature", _set("inputs.0.signature", b"")),
+    (m.Consistency, "a signature among the inputs", _NOT_HERE, lambda body: body.inputs.append(body.signatures[0])),
+    (m.Consistency, "an input among the signatures", _NOT_HERE, lambda body: body.signatures.append(body.inputs[0])),
     (m.Unmask, "a share of 32 bytes", "share", _set("shares.0.self_mask", bytes(32))),
     (m.Unmask, "a share of 34 bytes", "share", _set("shares.1.master", bytes(34))),
     (m.Unmask, "an owner beyond 2^31", "owner", _set("shares.0.owner", 2**31)),

@@ -46,6 +46,7 @@ PLANS = {
     "five": Plan("five sources, nobody is lost", 5),
     "five-lost": Plan("five sources, one is lost in R2 and one is silent in R4", 5, {3: 2, 5: 4}, {"threshold": 3}),
     "five-cohorts": Plan("five sources in a cohort of two and one of three", 5, {}, _cohorts(2, 2)),
+    "five-unsigned": Plan("five sources in two cohorts, a survivor does not sign the lists", 5, {2: 3}, _cohorts(2, 2)),
     "six": Plan("six sources of which four must stay, one is lost in R2", 6, {5: 2}, {"threshold": 4}),
     "six-cohorts": Plan("six sources in two cohorts of three, one is lost in R2", 6, {6: 2}, _cohorts(3, 2)),
     "seven-lost": Plan(
