@@ -250,9 +250,9 @@ POLICY = replaced("the policy of the site", verdict, "check_header", lambda _: l
 """A source does not compare headers with its policy; what the session checks for itself it still checks."""
 
 UPDATE_AT_THE_CLIP = replaced(
-    "keeping back an update that is at its clip", terms, "clip_contribution", lambda clip: lambda *a: 0 * clip(*a)
+    "keeping back an update that is at its clip", terms, "require_few_at_the_clip", lambda _: lambda *_: None
 )
-"""A source clips and does not count how many coordinates that changes."""
+"""A source clips and lets any number of coordinates be at the clip."""
 
 
 def _with_compression(original: Callable[..., list[tuple[str, int]]]) -> Callable[..., list[tuple[str, int]]]:

@@ -123,9 +123,16 @@ class MaliciousAggregator:
         alive = tuple(Survivor(sender, inputs[sender].body.digest) for sender in sorted(inputs))
         return Survivors(alive, tuple(sorted(set(self.heard.bundles) - set(inputs))))
 
-    def consistency_for(self, index: int) -> Consistency | None:  # noqa: ARG002 - for overriding
+    def consistency_for(self, index: int) -> Consistency | None:
         """R3': all signatures."""
-        return Consistency(tuple(self.heard.signatures[sender] for sender in sorted(self.heard.signatures)))
+        signed = self.heard.signatures
+        return Consistency(tuple(signed[sender] for sender in sorted(signed)), self.inputs_for(index))
+
+    def inputs_for(self, index: int) -> tuple[Signed[MaskedInput], ...]:
+        """R3': the inputs that came of those whom this source was told to have survived."""
+        lists, inputs = self.heard.views[index].survivors, self.heard.inputs
+        alive = lists.body.survivors if lists else ()
+        return tuple(inputs[item.index] for item in alive if item.index in inputs)
 
     def result_for(self, index: int) -> Result | None:
         """The result: over as many as the source was told, and the model that comes next."""

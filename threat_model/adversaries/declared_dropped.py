@@ -55,7 +55,7 @@ class DeclaredDropped(MaliciousAggregator):
             for sender in sorted(signed)
             if signed[sender].body == own or (index == self.victim and self._signatures == "all")
         ]
-        return Consistency(tuple(shown))
+        return Consistency(tuple(shown), self.inputs_for(index))
 
     def attack(self) -> Vector64 | None:
         """What is left of the victim's input without all masks that could be opened."""

@@ -63,7 +63,8 @@ class ModelInconsistency(MaliciousAggregator):
     def consistency_for(self, index: int) -> Consistency | None:
         """The signatures of those with the same header: others would be found at once."""
         items = self.heard.signatures
-        return Consistency(tuple(items[sender] for sender in sorted(items) if self._is_alike(sender, index)))
+        alike = tuple(items[sender] for sender in sorted(items) if self._is_alike(sender, index))
+        return Consistency(alike, self.inputs_for(index))
 
     def _is_shown(self, sender: int, index: int) -> bool:
         return self._shown == "all" or self._is_alike(sender, index)

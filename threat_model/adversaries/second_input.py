@@ -119,7 +119,8 @@ class ForkedView(SplitView):
         shown = super().consistency_for(index)
         if shown is None or index not in self.second or self.signed_by_copy is None:
             return shown
-        return ConsistencyList(tuple(sorted((*shown.signatures, self.signed_by_copy), key=lambda one: one.sender)))
+        signatures = sorted((*shown.signatures, self.signed_by_copy), key=lambda one: one.sender)
+        return ConsistencyList(tuple(signatures), shown.inputs)
 
     def _keep(self, sender: int, parcel: Parcel) -> None:
         """What comes of a type that the original has answered with already comes from the copy."""

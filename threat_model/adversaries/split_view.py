@@ -38,6 +38,8 @@ class SplitView(MaliciousAggregator):
             second view lacks ``missing``; ``"survivors"``, the lists. With ``"again"`` the second half is first shown
             the lists of the first one, and when it has signed those, its own.
         missing: roster index; not the victim.
+        listed: whom lists name as survivors: those who gave their input in the ``"same"`` view, whose signed inputs
+            can be shown, or ``"all"`` who gave one.
     """
 
     threat = "T08"
@@ -50,9 +52,11 @@ class SplitView(MaliciousAggregator):
         second: frozenset[int],
         parting: Parting = "survivors",
         missing: int | None = None,
+        listed: Literal["same", "all"] = "same",
     ) -> None:
         super().__init__(seat)
         self.victim, self.second, self.parting, self._missing = victim, second, parting, missing
+        self._listed = listed
 
     def key_list_for(self, index: int) -> KeyList | None:
         """The same keys, to the second half in another order where the key lists are to differ."""
@@ -79,9 +83,16 @@ class SplitView(MaliciousAggregator):
         lists, members = super().survivors_for(index), self.heard.views[index].members
         if lists is None:
             return None
-        dropped = {self.victim} & members if second else set()
-        alive = tuple(item for item in lists.survivors if item.index in members - dropped)
-        return Survivors(alive, tuple(sorted(dropped | {item for item in lists.dropped if item in members})))
+        hidden = {self.victim} if second else set()
+        alive = tuple(
+            item
+            for item in lists.survivors
+            if item.index in members - hidden and (self._listed == "all" or self._masked_alike(item.index, index))
+        )
+        return Survivors(alive, tuple(sorted(members - {item.index for item in alive})))
+
+    def _masked_alike(self, sender: int, index: int) -> bool:
+        return self.heard.views[sender].ctx2 == self.heard.views[index].ctx2
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
         """The second half is asked to sign twice, where that is the way."""
@@ -100,7 +111,7 @@ class SplitView(MaliciousAggregator):
             if one.sender not in self.colluders and (one.body, one.envelope.context) == (own.body, own.envelope.context)
         ]
         shown += [self._signed_by(colluder, view.ctx2, own.body) for colluder in self.colluders]
-        return Consistency(tuple(sorted(shown, key=lambda one: one.sender)))
+        return Consistency(tuple(sorted(shown, key=lambda one: one.sender)), self.inputs_for(index))
 
     def _signed_by(self, colluder: int, context: bytes, body: SurvivorSignature) -> Signed[SurvivorSignature]:
         return self.colluders[colluder].signer.sign(self.heard.session_id, context, body)

@@ -18,6 +18,7 @@ from securefda.secagg import source as steps
 from securefda.secagg.agreement import SharePair
 from securefda.secagg.messages import (
     Consistency,
+    MaskedInput,
     MasterShare,
     SelfMaskShare,
     Signed,
@@ -99,6 +100,7 @@ class WaitingSources:
         self.phases: dict[int, steps.AwaitingSurvivors] = adversary.phases
         self.digests = {index: signed.body.digest for index, signed in adversary.heard.inputs.items()}
         self._session_id = adversary.heard.session_id
+        self._length_bytes = adversary.heard.inputs[1].body.length_bytes
         self._shares = {i: one.secrets_of(self._session_id).shares for i, one in adversary.colluders.items()}
 
     def fresh(self, index: int) -> steps.AwaitingSurvivors:
@@ -114,13 +116,18 @@ class WaitingSources:
         message = signer_of(sender).sign(self._session_id, self.phases[1].ctx2, body)
         return wire.decode_signed(wire.encode_signed(message))
 
+    def inputs_of(self, lists: Survivors) -> tuple[Signed[MaskedInput], ...]:
+        """An input of everyone on the lists, with the digest that they name."""
+        named = [(item.index, MaskedInput(item.input_digest, self._length_bytes)) for item in lists.survivors]
+        return tuple(self.signed(index, body) for index, body in named)
+
     def answer(self, phase: steps.AwaitingSurvivors, lists: Survivors) -> Unmask:
         """What the source gives away where everyone on the lists signs whatever the aggregator wants."""
         waiting, _ = steps.receive_survivors(phase, self.signed(TARGET, lists))
         view = SurvivorSignature(survivors_digest(phase.ctx2, lists))
         signers = sorted({item.index for item in lists.survivors} & set(ALL))
-        signatures = Consistency(tuple(self.signed(index, view) for index in signers))
-        _, answer = steps.receive_consistency(waiting, self.signed(TARGET, signatures))
+        consistency = Consistency(tuple(self.signed(index, view) for index in signers), self.inputs_of(lists))
+        _, answer = steps.receive_consistency(waiting, self.signed(TARGET, consistency))
         return answer.body
 
 

@@ -21,7 +21,7 @@ from threat_model.adversaries.split_view import SplitView
 from threat_model.scores import NOTHING_LEARNT_COSINE, cosine, is_recovered
 from threat_model.sites import CLIP, MAX_SAMPLES, roster_of, signer_of
 from threat_model.stage import MakesStage, Stage
-from threat_model.switches import THRESHOLD_BOUND, switched_off
+from threat_model.switches import THRESHOLD_BOUND, checks_off, switched_off
 
 VICTIM = 1
 MOST = 7
@@ -85,9 +85,27 @@ def test_no_random_split_of_20_sources_opens_the_victim(staged: MakesStage, seed
 
 
 @pytest.mark.threat("T08")
-def test_half_that_is_shown_another_u2_gives_nothing_and_its_masks_do_not_cancel(staged: MakesStage) -> None:
+def test_half_that_is_shown_another_u2_gives_nothing_and_the_others_sum_without_it(staged: MakesStage) -> None:
     stage = split_stage(staged, 5, second={5}, parting="members", missing=2).play()
     assert stage.alarms(5) == ["SURVIVOR_QUORUM"]
+    assert [len(stage.said(index, Unmask)) for index in (1, 2, 3, 4)] == [1] * 4
+    assert_nothing_was_learnt(stage)
+
+
+@pytest.mark.threat("T08")
+def test_source_whose_input_was_masked_in_another_u2_is_no_survivor_to_the_others(staged: MakesStage) -> None:
+    stage = split_stage(staged, 5, second={5}, parting="members", missing=2, listed="all").play()
+    assert [stage.alarms(index) for index in (1, 2, 3, 4)] == [["CONSISTENCY_INPUT"]] * 4
+    assert stage.alarms(5) == ["SURVIVOR_QUORUM"]
+    assert not any(stage.said(index, Unmask) for index in stage.sources)
+    assert_nothing_was_learnt(stage)
+
+
+@pytest.mark.threat("T08")
+def test_masks_of_another_u2_do_not_cancel_though_the_input_was_accepted(staged: MakesStage) -> None:
+    stage = split_stage(staged, 5, second={5}, parting="members", missing=2, listed="all")
+    with switched_off(checks_off("CONSISTENCY_INPUT"), roster=stage.roster):
+        stage.play()
     assert [len(stage.said(index, Unmask)) for index in (1, 2, 3, 4)] == [1] * 4
     assert_nothing_was_learnt(stage)
     assert abs(cosine(stage.adversary.aggregate().update, mean_of_all(stage))) < NOTHING_LEARNT_COSINE
@@ -167,7 +185,7 @@ def unmasks(signers: frozenset[int], threshold: int) -> bool:
     signatures = {index: signer_of(index).sign(bytes(32), bytes(32), VIEW) for index in signers}
     try:
         check_consistency(
-            Consistency(tuple(signatures.values())),
+            Consistency(tuple(signatures.values()), ()),
             own=signatures[min(signers)],
             survivors=range(1, MOST + 1),
             threshold=threshold,

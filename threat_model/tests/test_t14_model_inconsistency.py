@@ -86,9 +86,22 @@ def test_shares_of_sources_with_another_model_are_refused_though_their_keys_were
 
 
 @pytest.mark.threat("T14")
-def test_sum_over_different_models_is_uniform_noise_though_keys_and_boxes_were_accepted(staged: MakesStage) -> None:
+def test_input_of_a_source_with_another_model_is_refused_though_keys_and_boxes_were_accepted(
+    staged: MakesStage,
+) -> None:
     stage = attacked(staged)
     with switched_off(checks_off("KEY_SIGNATURE", "SHARE_NONCE"), BOXES_IN_CONTEXT, roster=stage.roster):
+        stage.play()
+    assert [stage.alarms(index) for index in OTHERS] == [["CONSISTENCY_INPUT"]] * 4
+    assert_nothing_left(stage, *ALL, kinds=(Unmask,))
+    assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T14")
+def test_sum_over_different_models_is_uniform_noise_though_keys_and_boxes_were_accepted(staged: MakesStage) -> None:
+    stage = attacked(staged)
+    accepted = checks_off("KEY_SIGNATURE", "SHARE_NONCE", "CONSISTENCY_INPUT")
+    with switched_off(accepted, BOXES_IN_CONTEXT, roster=stage.roster):
         stage.play()
     assert all(stage.said(index, MaskedInput) for index in ALL)
     assert all(stage.said(index, Unmask) for index in OTHERS)
