@@ -178,7 +178,7 @@ class Members:
         return [self.abort(index, step, check, accused) for index in sorted(alive)]
 
     def _accused(self, error: SecureFdaError) -> int | None:
-        if isinstance(error, FaultySourceError):
+        if isinstance(error, FaultySourceError) and error.check != "SHARE_COMMITMENT":  # it may be a holder that lied
             for entry in self._session.roster.sources:
                 if entry.site_id == error.source_id:
                     return entry.index

@@ -35,6 +35,7 @@ from securefda.rounds.terms import (
     contribution_at_source,
     encode_contribution,
     plan_of,
+    require_few_at_the_clip,
 )
 from securefda.secagg import source as session_steps
 from securefda.secagg.checks import PastResult, check_header, envelope_fault
@@ -247,11 +248,9 @@ class SourceRounds:
     def _open_session(self, header: Signed[Header], contribution: Contribution, record: SiteLine) -> list[Parcel]:
         site = self._site
         clipped = clip_contribution(header.body, contribution)
-        if 2 * clipped > header.body.n_params:
-            # Sums of bare signs, weighted by samples, would tell the sites of a federation apart.
-            raise FaultyAggregatorError("CLIPPED", f"{clipped} of {header.body.n_params} coordinates are at the clip")
+        require_few_at_the_clip(header.body, clipped)
         encoded = encode_contribution(header.body, contribution, record["samples"])
-        record["beta"], record["clipped"] = contribution.beta, clipped
+        record["beta"], record["clipped"] = contribution.beta, sum(clipped)
         session = session_steps.Session(site.signer, site.roster, site.limits, header, available_threads())
         phase, advertise = session_steps.advertise(session, site.random_bytes)
         self._round = _Round(header, phase, encoded, record)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +18,8 @@ from securefda.training import LocalResult, Vector
 Vector64 = NDArray[np.float64]
 StepUpdates = NDArray[np.float32]
 _BLOCK = 1 << 16
+MOST_CLIPPED = 8
+"""At most one in so many coordinates of a layer may be at the clip."""
 
 
 def terms_of(plan: RoundPlan) -> RuleTerms:
@@ -146,16 +150,33 @@ def contribution_at_source(header: Header, target_update: Vector | None, update:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
 
 
-def clip_contribution(header: Header, contribution: Contribution) -> int:
-    """Clip a contribution in place to the header's bounds; returns how many coordinates changed.
+def clip_contribution(header: Header, contribution: Contribution) -> tuple[int, ...]:
+    """Clip a contribution in place to the header's bounds; returns how many coordinates of each layer changed.
 
     The same bounds hold at every visibility, so that levels differ in what is seen and not in what is computed.
     """
-    start = clipped = 0
+    start, clipped = 0, []
     for layer in header.layers:
-        clipped += _clip_in_place(contribution.vector[start : start + layer.size], layer.clip)
+        clipped.append(_clip_in_place(contribution.vector[start : start + layer.size], layer.clip))
         start += layer.size
-    return clipped
+    return tuple(clipped)
+
+
+def require_few_at_the_clip(header: Header, clipped: Iterable[int]) -> None:
+    """Refuse to release a layer of which more than one coordinate in eight is at the clip.
+
+    Where all sources are at the clip, a sum is one of bare signs weighted by rows, and tells the sites apart.
+
+    Args:
+        header: of the attempt; its clips are the aggregator's choice, layer by layer.
+        clipped: what :func:`clip_contribution` returned.
+
+    Raises:
+        FaultyAggregatorError: CLIPPED.
+    """
+    for layer, count in zip(header.layers, clipped, strict=True):
+        if count > max(1, layer.size // MOST_CLIPPED):
+            raise FaultyAggregatorError("CLIPPED", f"{count} of {layer.size} coordinates of layer {layer.name}")
 
 
 def _clip_in_place(part: Vector64, clip: float) -> int:

@@ -83,7 +83,7 @@ class CollectingInputs:
     ctx2: bytes
     u1: Mapping[int, Advertise]
     totals: Totals
-    received: Mapping[int, bytes]
+    received: Mapping[int, Signed[MaskedInput]]
 
     @property
     def u2(self) -> frozenset[int]:
@@ -104,6 +104,7 @@ class CollectingSignatures:
     ctx2: bytes
     u1: Mapping[int, Advertise]
     lists: Survivors
+    inputs: tuple[Signed[MaskedInput], ...]
     received: Mapping[int, Signed[SurvivorSignature]]
     totals: Totals
 
@@ -278,7 +279,7 @@ def add_input(
         raise FaultySourceError(name, "INPUT_DIGEST")
     masked = _ring_view(vector, session.header.body.modulus_bits)
     accumulate(total, masked)
-    return replace(state, received={**state.received, signed.sender: signed.body.digest})
+    return replace(state, received={**state.received, signed.sender: signed})
 
 
 def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[Survivors]]:
@@ -295,9 +296,10 @@ def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[
     delivered = [cohort & set(state.received) for cohort in state.totals]
     survivors: frozenset[int] = frozenset().union(*(members for members in delivered if len(members) >= quorum))
     session.require_quorum("R2 masked input", survivors, state.u2)
-    alive = tuple(Survivor(index, state.received[index]) for index in sorted(survivors))
+    inputs = tuple(state.received[index] for index in sorted(survivors))
+    alive = tuple(Survivor(item.sender, item.body.digest) for item in inputs)
     lists = Survivors(alive, tuple(sorted(state.u2 - survivors)))
-    following = CollectingSignatures(session, state.ctx2, state.u1, lists, {}, state.totals)
+    following = CollectingSignatures(session, state.ctx2, state.u1, lists, inputs, {}, state.totals)
     return following, session.sign(state.ctx2, lists)
 
 
@@ -314,7 +316,7 @@ def add_signature(state: CollectingSignatures, signed: Signed[SurvivorSignature]
 
 
 def close_signatures(state: CollectingSignatures) -> tuple[CollectingUnmask, Signed[Consistency]]:
-    """R3': shows every survivor that the others signed the same lists.
+    """R3': shows every survivor that the others signed the same lists, and that each signed its input in this view.
 
     Raises:
         QuorumLost: fewer than t signatures.
@@ -322,9 +324,10 @@ def close_signatures(state: CollectingSignatures) -> tuple[CollectingUnmask, Sig
     session = state.session
     session.require_quorum("R3 consistency", state.received, state.survivors)
     items = tuple(state.received[index] for index in sorted(state.received))
-    asked = frozenset(state.received)
-    following = CollectingUnmask(session, state.ctx2, state.u1, state.lists, asked, {}, state.totals)
-    return following, session.sign(state.ctx2, Consistency(items))
+    following = CollectingUnmask(
+        session, state.ctx2, state.u1, state.lists, frozenset(state.received), {}, state.totals
+    )
+    return following, session.sign(state.ctx2, Consistency(items, state.inputs))
 
 
 def add_unmask(state: CollectingUnmask, signed: Signed[Unmask]) -> CollectingUnmask:

@@ -23,6 +23,7 @@ from securefda.secagg.messages import (
     DeliveredBox,
     Header,
     KeyList,
+    MaskedInput,
     Signed,
     Survivors,
     SurvivorSignature,
@@ -134,6 +135,7 @@ def check_header(
     )
     # No schedule raises it. A huge one would drive every coordinate to its clip, so that sums tell signs apart.
     require(header.rule.learning_rate_factor <= 1, "HEADER_RATE", "a learning rate above this site's own")
+    require(header.rule.learning_rate_factor >= LEAST_RATE_FACTOR, "HEADER_RATE", "a learning rate of nothing")
     _check_target_terms(header)
     _check_cohort_plan(header)
     if header.visibility is not Visibility.INDIVIDUAL:
@@ -204,6 +206,9 @@ def _check_smallest_sum(
     detail = f"a sum over {quorum} may hold {others} others that count, and {limits.k_min} are needed"
     require(others >= limits.k_min, check, detail)
 
+
+LEAST_RATE_FACTOR = 1e-6
+"""Smallest factor on a site's own learning rate: no schedule is near it, and far below it training breaks down."""
 
 TAIL = 2
 """Elements behind the parameters in the vector that is summed: n_i (1 - β_i) and n_i, in units of max_samples."""
@@ -316,6 +321,28 @@ def check_survivors(lists: Survivors, *, own_index: int, own_digest: bytes, coho
         count = len(cohort & set(alive))
         detail = f"a sum over {count} of a cohort, which opens over {quorum_of(header)}"
         require(count == 0 or count >= quorum_of(header), "SURVIVOR_COHORT", detail)
+
+
+def check_inputs(
+    inputs: Sequence[Signed[MaskedInput]], *, own: Signed[SurvivorSignature], lists: Survivors, roster: Roster
+) -> None:
+    """R3': every survivor signed the input that the lists name, under the members and cohorts that I know.
+
+    A source signs one input per session, and pair masks run inside a cohort. Whoever masked among other members than
+    mine is therefore no survivor to me: my shares would take off its self mask here, and those of the few it masked
+    with, whom I was told to be dropped, its pairwise masks.
+
+    Raises:
+        FaultyAggregatorError: CONSISTENCY_INPUT.
+    """
+    listed = [(item.index, item.input_digest) for item in lists.survivors]
+    require([(item.sender, item.body.digest) for item in inputs] == listed, "CONSISTENCY_INPUT", "not those listed")
+    session_id, ctx2 = own.envelope.session_id, own.envelope.context
+    for item in inputs:
+        fault = envelope_fault(
+            item, roster=roster, sender=item.sender, session_id=session_id, context=ctx2, kind=MaskedInput
+        )
+        require(fault is None, "CONSISTENCY_INPUT", f"input of {roster.by_index(item.sender).site_id}: {fault}")
 
 
 def check_consistency(

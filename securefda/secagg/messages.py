@@ -292,9 +292,10 @@ class SurvivorSignature:
 
 @dataclass(frozen=True, slots=True)
 class Consistency:
-    """R3': the survivors' signatures, verbatim."""
+    """R3': the survivors' signatures and masked input messages, verbatim; the vectors stay where they are."""
 
     signatures: tuple[Signed[SurvivorSignature], ...]
+    inputs: tuple[Signed[MaskedInput], ...]
 
 
 @dataclass(frozen=True, slots=True)

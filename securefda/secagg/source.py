@@ -18,6 +18,7 @@ from securefda.secagg import agreement
 from securefda.secagg.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, SharePair
 from securefda.secagg.checks import (
     check_consistency,
+    check_inputs,
     check_key_list,
     check_own_cohort,
     check_share_senders,
@@ -323,6 +324,7 @@ def receive_consistency(
     alive = [item.index for item in state.lists.survivors]
     threshold = session.header.body.threshold
     check_consistency(signed.body, own=state.own, survivors=alive, threshold=threshold, roster=session.roster)
+    check_inputs(signed.body.inputs, own=state.own, lists=state.lists, roster=session.roster)
     shares: list[SelfMaskShare | MasterShare] = [
         SelfMaskShare(owner, state.shares[owner].self_secret.reveal()) for owner in alive
     ]

@@ -236,7 +236,9 @@ _DECODERS: dict[str, Callable[[Any], m.Body]] = {
     "update": lambda proto: m.Update(digest=proto.digest, length_bytes=proto.length_bytes, samples=proto.samples),
     "survivors": _survivors,
     "survivor_signature": lambda proto: m.SurvivorSignature(proto.survivors_digest),
-    "consistency": lambda proto: m.Consistency(_signed_all(proto.signatures, m.SurvivorSignature)),
+    "consistency": lambda proto: m.Consistency(
+        signatures=_signed_all(proto.signatures, m.SurvivorSignature), inputs=_signed_all(proto.inputs, m.MaskedInput)
+    ),
     "unmask": lambda proto: m.Unmask(tuple(_share(share) for share in _few(proto.shares, MAX_SITES, "shares"))),
     "result": _result,
     "abort": _abort,

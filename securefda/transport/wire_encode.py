@@ -150,7 +150,10 @@ _ENCODERS: dict[type, Callable[[Any], Message]] = {
     m.Update: lambda body: pb.Update(digest=body.digest, length_bytes=body.length_bytes, samples=body.samples),
     m.Survivors: _survivors,
     m.SurvivorSignature: lambda body: pb.SurvivorSignature(survivors_digest=body.survivors_digest),
-    m.Consistency: lambda body: pb.Consistency(signatures=[signed_to_proto(one) for one in body.signatures]),
+    m.Consistency: lambda body: pb.Consistency(
+        signatures=[signed_to_proto(one) for one in body.signatures],
+        inputs=[signed_to_proto(one) for one in body.inputs],
+    ),
     m.Unmask: lambda body: pb.Unmask(shares=[_share(share) for share in body.shares]),
     m.Result: _result,
     m.Abort: _abort,

@@ -798,18 +798,24 @@ class Consistency(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SIGNATURES_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedMessage]:
         """Signed SurvivorSignature messages, verbatim; at most 1024."""
+
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedMessage]:
+        """The signed MaskedInput message of every survivor, verbatim and in the order of the lists; at most 1024."""
 
     def __init__(
         self,
         *,
         signatures: _abc.Iterable[Global___SignedMessage] | None = ...,
+        inputs: _abc.Iterable[Global___SignedMessage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["signatures", b"signatures"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "signatures", b"signatures"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -149,3 +149,16 @@ def test_who_deals_a_box_that_does_not_open_is_accused_and_not_only_its_victim(t
     assert federation.store.records()[0]["dropped"] == ["source-2"]
     assert "source source-2 aborted at shares: check SHARE_BOX failed; it accuses source-1" in federation.watch.text
     federation.close()
+
+
+def test_a_layer_that_the_header_drives_to_the_clip_does_not_leave_though_most_of_the_model_is_free(
+    tmp_path: Path,
+) -> None:
+    """Clips differ by layer, and so does what a sum over them tells: half of the model could be bare signs."""
+    federation = Federation(tmp_path, 4, rule="source_only")
+    header = until(federation.open(), ME, Header)
+    first, *others = body_of(header).layers
+    layers = (replace(first, clip=0.1), *(replace(layer, clip=10.0) for layer in others))
+    lie = Parcel(changed(header.message, layers=layers), header.vectors)
+    assert keys(federation.sources[ME].handle(lie)) == [Refusal("CLIPPED")]
+    federation.close()

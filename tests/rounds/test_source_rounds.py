@@ -248,7 +248,7 @@ def _any_body(kind: type) -> Any:
         KeyList: lambda: KeyList(()),
         ShareDelivery: lambda: ShareDelivery(()),
         Survivors: lambda: Survivors((), ()),
-        Consistency: lambda: Consistency(()),
+        Consistency: lambda: Consistency((), ()),
         Result: lambda: Result(b"", 0, bytes(32), b""),
     }
     return bodies[kind]()

@@ -15,7 +15,6 @@ from cohort import TARGET, AnySigned, Cohort, forged, resigned, signer
 from securefda.secagg.messages import (
     Abort,
     Advertise,
-    Consistency,
     DeliveredBox,
     KeyList,
     ShareDelivery,
@@ -238,7 +237,12 @@ def _signatures(
     change: Callable[[Cohort, list[AnySigned]], list[AnySigned]],
 ) -> Callable[[Cohort, AnySigned], AnySigned]:
     """A lie about the survivors' signatures."""
-    return lambda c, m: resigned(m, Consistency(tuple(change(c, list(m.body.signatures)))))
+    return lambda c, m: resigned(m, replace(m.body, signatures=tuple(change(c, list(m.body.signatures)))))
+
+
+def _inputs(change: Callable[[list[AnySigned]], list[AnySigned]]) -> Callable[[Cohort, AnySigned], AnySigned]:
+    """A lie about the masked input messages of the survivors."""
+    return lambda c, m: resigned(m, replace(m.body, inputs=tuple(change(list(m.body.inputs)))))
 
 
 def _signed_by_target(items: list[AnySigned]) -> AnySigned:
@@ -272,6 +276,29 @@ SIGNATURE_LIES = [
         _signatures(lambda c, s: _swapped(s, forged(_by(4, s), 4, session_id=STRANGER))),
     ),
     Lie("CONSISTENCY_VIEW", "of other lists", SIGNATURES, _signatures(lambda c, s: _other_view(s))),
+    Lie("CONSISTENCY_INPUT", "of one survivor not there", SIGNATURES, _inputs(lambda i: i[1:])),
+    Lie("CONSISTENCY_INPUT", "none at all", SIGNATURES, _inputs(lambda i: [])),
+    Lie("CONSISTENCY_INPUT", "one twice", SIGNATURES, _inputs(lambda i: [*i, i[0]])),
+    Lie("CONSISTENCY_INPUT", "in another order", SIGNATURES, _inputs(lambda i: i[::-1])),
+    Lie(
+        "CONSISTENCY_INPUT",
+        "with another digest",
+        SIGNATURES,
+        _inputs(lambda i: _swapped(i, resigned(_by(4, i), replace(_by(4, i).body, digest=STRANGER)))),
+    ),
+    Lie(
+        "CONSISTENCY_INPUT",
+        "signed among other members",
+        SIGNATURES,
+        _inputs(lambda i: _swapped(i, forged(_by(4, i), 4, context=STRANGER))),
+    ),
+    Lie(
+        "CONSISTENCY_INPUT",
+        "of another session",
+        SIGNATURES,
+        _inputs(lambda i: _swapped(i, forged(_by(4, i), 4, session_id=STRANGER))),
+    ),
+    Lie("CONSISTENCY_INPUT", "forged", SIGNATURES, _inputs(lambda i: _swapped(i, forged(_by(4, i), TARGET)))),
     Lie("CONSISTENCY_QUORUM", "fewer than t", SIGNATURES, _signatures(lambda c, s: s[:3])),
 ]
 

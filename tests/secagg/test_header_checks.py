@@ -112,6 +112,7 @@ LIES = [
         "my digest beside other layers",
         {"layers": LAYERS[:1], "architecture_digest": header_body(N).architecture_digest},
     ),
+    HeaderLie("HEADER_RATE", "steps of nothing", {"rule": replace(header_body(N).rule, learning_rate_factor=9e-7)}),
     HeaderLie("HEADER_RATE", "steps above my own", {"rule": replace(header_body(N).rule, learning_rate_factor=1.0001)}),
     HeaderLie("HEADER_TARGET", "fedgp without the target's terms", {"rule": FEDGP}),
     HeaderLie("HEADER_TARGET", "fedgp in clear without them", {"rule": FEDGP, "visibility": Visibility.INDIVIDUAL}),
