@@ -21,7 +21,7 @@ from federation_builder import make
 from securefda.adaptation import Rule, Strategy
 from securefda.cli.bench.job import SAMPLES
 from securefda.cli.bench.trainer import RandomTrainer
-from securefda.errors import AuthenticationError, SecureFdaError
+from securefda.errors import AuthenticationError, QuorumLost, SecureFdaError
 from securefda.federation.enrolment import renew_site, revoke_site
 from securefda.federation.kit import Kit, load_kit
 from securefda.federation.sites import SiteSpec
@@ -166,7 +166,8 @@ async def one_round(target: Kit, others: list[Kit], struck: list[Kit], folder: P
                     await in_time(take_part(kit, address, rounds_of(kit, folder / "struck", watch, stack)))
                 assert server.connected() == set()
             parts = [take_part(kit, address, rounds_of(kit, folder, watch, stack)) for kit in others]
-            await in_time(asyncio.gather(driven, *parts))
+            await in_time(asyncio.gather(asyncio.wait([driven]), *parts))
+            assert driven.exception() is run.error
         finally:
             await server.stop(0.0)
     return run, watch
@@ -201,6 +202,7 @@ def test_source_with_the_roster_of_before_is_connected_and_releases_nothing(root
     run, watch = asyncio.run(one_round(kit_of(root, "geneva"), [behind, *others], [], tmp_path))
     (line,) = watch.lines
     assert (line["status"], line["refused"]) == ("lost", {"lyon": "HEADER_ROSTER"})
+    assert isinstance(run.error, QuorumLost)
     assert [alarm for alarm in watch.alarms if "HEADER_ROSTER" in alarm]
     assert not np.any(run.model)
     store = SourceStore(tmp_path / "lyon")

@@ -10,6 +10,7 @@ import json
 import random
 import resource
 import struct
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -46,8 +47,8 @@ TYPES = sorted(kind.__name__ for kind in BODY_FIELDS)
 COUNT = 100_000
 """Malformed messages of each type."""
 
-GROWTH_BYTES = 12 << 20
-"""What reading ``COUNT`` messages may leave in memory. To keep the bytes alone of each would take more."""
+GROWTH_BYTES, GROWTH_OBJECTS = 12 << 20, COUNT // 10
+"""What reading ``COUNT`` messages may leave in memory, and in Python's share of it: far from one object for each."""
 
 DERIVED = 24
 """Starting points beside the valid message: so many other valid ones that changes led to, half as many that are not."""
@@ -358,10 +359,10 @@ def has_lists(name: str) -> bool:
     return any(one.is_repeated and one.message_type is not None for one in body.fields)
 
 
-def resident_bytes() -> int:
-    """Memory that this process has in use now."""
+def in_use() -> tuple[int, int]:
+    """Memory that this process has in use now, in bytes, and Python's small objects in it."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+    return pages * resource.getpagesize(), sys.getallocatedblocks()
 
 
 def read_malformed(name: str, count: int = COUNT) -> Counter[str]:
@@ -372,7 +373,7 @@ def read_malformed(name: str, count: int = COUNT) -> Counter[str]:
         Exception: whatever a read raised that is no WireError; the note has the bytes.
     """
     verdicts: Counter[str] = Counter()
-    settled = 0
+    settled = (0, 0)
     for number, data in enumerate(malformed(name, count, seed=TYPES.index(name))):
         try:
             message = decode_signed(data)
@@ -385,6 +386,8 @@ def read_malformed(name: str, count: int = COUNT) -> Counter[str]:
             error.add_note(f"{name} {number}: {data.hex()}")
             raise
         if number == count // 10:
-            settled = resident_bytes()
-    assert resident_bytes() - settled < GROWTH_BYTES
+            settled = in_use()
+    now = in_use()
+    assert now[0] - settled[0] < GROWTH_BYTES
+    assert now[1] - settled[1] < GROWTH_OBJECTS
     return verdicts
