@@ -379,7 +379,8 @@ class AggregatorRun:
 
     def _fail(self, error: SecureFdaError) -> list[Send]:
         self.error = error
-        return self._end(False, str(error)[:500])
+        one_line = "".join(letter if letter.isprintable() else " " for letter in str(error))
+        return self._end(False, one_line[:500])
 
     def _end(self, completed: bool, reason: str) -> list[Send]:
         self.done, self.deadline, self._attempt = True, None, None

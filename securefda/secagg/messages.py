@@ -11,6 +11,7 @@ Sites are named by their roster index. All digests are SHA-256 (32 bytes).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -355,6 +356,7 @@ class Abort:
 
     def __post_init__(self) -> None:
         _require(0 < len(self.check) <= 64, "check must have 1 to 64 characters")
+        _require(re.fullmatch("[A-Z0-9_]+", self.check) is not None, "check must be a name of a check")
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +367,7 @@ class Refusal:
 
     def __post_init__(self) -> None:
         _require(0 < len(self.key) <= 64, "key must have 1 to 64 characters")
+        _require(re.fullmatch("[A-Za-z0-9_.-]+", self.key) is not None, "key must be a policy key or a name of a check")
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +380,7 @@ class Join:
     def __post_init__(self) -> None:
         _require_bytes(self.architecture_digest, DIGEST_BYTES, "architecture_digest")
         _require(len(self.software_version) <= 64, "software_version has at most 64 characters")
+        _require(self.software_version.isprintable(), "software_version must be printable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +393,7 @@ class Goodbye:
 
     def __post_init__(self) -> None:
         _require(len(self.reason) <= 500, "reason has at most 500 characters")
+        _require(self.reason.isprintable(), "reason must be printable")
 
 
 Body = (

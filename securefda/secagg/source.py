@@ -288,6 +288,7 @@ def masked_input(state: ReadyToMask, encoded: RingVector) -> tuple[AwaitingSurvi
             for peer in sorted(cohort_with(me, state.cohorts) - {me})
         }
     except KeyAgreementError as error:
+        _erase_shares(state.shares)  # the driver holds the phase before this one, whose shares these no longer are
         raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
     mask(encoded, own=me, self_seed=self_seed, pair_seeds=seeds, threads=session.threads)
     for secret in (self_seed, own_pair.private, *seeds.values(), state.master, state.self_secret):

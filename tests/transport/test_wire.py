@@ -68,6 +68,13 @@ headers = st.builds(
     previous_result_digest=st.one_of(st.just(b""), digests),
     previous_checkpoint=checkpoints,
 )
+
+
+def lines(longest: int) -> st.SearchStrategy[str]:
+    """Printable text: it is shown to people, and must not look like more than one line."""
+    return st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=longest)
+
+
 advertisements = st.builds(m.Advertise, digests, digests, digests, digests)
 masked_inputs = st.builds(m.MaskedInput, digests, some_uint64)
 survivor_signatures = st.builds(m.SurvivorSignature, digests)
@@ -108,10 +115,12 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
     ),
     m.Unmask: st.builds(m.Unmask, shares),
     m.Result: st.builds(m.Result, st.one_of(st.just(b""), digests), uint32, digests, checkpoints),
-    m.Abort: st.builds(m.Abort, st.sampled_from(m.Step), words, st.none() | indices),
-    m.Refusal: st.builds(m.Refusal, words),
-    m.Join: st.builds(m.Join, digests, st.text(st.characters(codec="utf-8"), max_size=64)),
-    m.Goodbye: st.builds(m.Goodbye, st.booleans(), uint32, st.text(st.characters(codec="utf-8"), max_size=500)),
+    m.Abort: st.builds(
+        m.Abort, st.sampled_from(m.Step), st.from_regex("[A-Z0-9_]{1,64}", fullmatch=True), st.none() | indices
+    ),
+    m.Refusal: st.builds(m.Refusal, st.from_regex("[A-Za-z0-9_.-]{1,64}", fullmatch=True)),
+    m.Join: st.builds(m.Join, digests, lines(64)),
+    m.Goodbye: st.builds(m.Goodbye, st.booleans(), uint32, lines(500)),
 }
 envelopes = st.builds(
     m.Envelope,
@@ -245,7 +254,7 @@ def test_fields_have_the_numbers_of_the_schema() -> None:
         (m.ShareBundle((m.ShareBox(2**31, b"x"),), bytes(32)), "peer"),
         (m.Survivors((), (2**31,)), "dropped"),
         (m.Abort(m.Step.HEADER, "CHECK", 2**31), "accused"),
-        (m.Refusal("\ud800"), "Refusal"),
+        (replace(header_body(b"m" * 32), layers=(m.Layer("\ud800", (1,), 1.0),)), "Header"),
     ],
 )
 def test_what_would_not_be_read_is_not_written(body: m.Body, text: str) -> None:
