@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from securefda.rounds.headers import Place
 from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Header
+from securefda.secagg.messages import Header, Layer
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Decoded
 from threat_model.sites import AggregatorSeat
@@ -68,10 +68,12 @@ class SignHeader(MaliciousAggregator):
         header = super().header_for(index)
         if header is None:
             return None
-        self.heard.header = replace(
-            self.heard.header, layers=tuple(replace(layer, clip=self.clip) for layer in header.layers)
-        )
+        self.heard.header = replace(self.heard.header, layers=self.layers_of(header))
         return replace(header, layers=self.heard.header.layers)
+
+    def layers_of(self, header: Header) -> tuple[Layer, ...]:
+        """The layer table of the session in progress."""
+        return tuple(replace(layer, clip=self.clip) for layer in header.layers)
 
     def attack(self) -> Signs | None:
         """The signs behind the sum; None without one."""
@@ -89,3 +91,49 @@ class SignHeader(MaliciousAggregator):
         signs = choices[nearest]
         certain = distances[np.arange(nearest.size), nearest] <= rounding
         return Signs({owner: signs[:, place] for place, owner in enumerate(owners)}, certain)
+
+
+class LayerSigns(SignHeader):
+    """Drives one layer to its clip and lets no coordinate of any other reach its own.
+
+    Clips are named layer by layer, and a source scales its update to the target's learning rate: within the bounds of
+    one factor that a policy sets, the two together put one layer where all is sign and leave the rest alone. A count
+    of clipped coordinates over the whole model then stays below any bound that the layer's size does not reach.
+
+    Powers, goal and source: as :class:`SignHeader`, with the rule as well, which is one that aligns updates.
+
+    Args:
+        seat: of the target.
+        rows: number of rows of each source, by roster index.
+        layer: name of the layer.
+        clips: the clip of this layer and that of all others.
+        rate: by how much the header overstates the target's learning rate.
+    """
+
+    def __init__(
+        self, seat: AggregatorSeat, *, rows: Mapping[int, int], layer: str, clips: tuple[float, float], rate: float
+    ) -> None:
+        super().__init__(seat, rows=rows, clips=clips[:1])
+        self.layer, self._others, self._rate = layer, clips[1], rate
+
+    def header_for(self, index: int) -> Header | None:
+        """With the rate of the target's terms raised."""
+        header = super().header_for(index)
+        if header is None or header.target is None:
+            return header
+        return replace(header, target=replace(header.target, learning_rate=self._rate * header.target.learning_rate))
+
+    def layers_of(self, header: Header) -> tuple[Layer, ...]:
+        """One layer under the smaller clip."""
+        return tuple(
+            replace(layer, clip=self.clip if layer.name == self.layer else self._others) for layer in header.layers
+        )
+
+    def attack(self) -> Signs | None:
+        """The signs in the one layer; None without a sum."""
+        signs = super().attack()
+        if signs is None:
+            return None
+        layers = self.heard.header.layers
+        part = np.repeat([layer.name == self.layer for layer in layers], [layer.size for layer in layers])
+        return Signs({owner: of[part] for owner, of in signs.of.items()}, signs.certain[part])

@@ -33,7 +33,9 @@ from securefda.secagg.messages import (
     TargetTerms,
     Visibility,
 )
-from threat_model.adversaries.sign_header import SignHeader
+from securefda.secagg.transcript import architecture_digest
+from threat_model.adversaries.sign_header import LayerSigns, SignHeader
+from threat_model.scores import cosine
 from threat_model.sites import (
     CLIP,
     MAX_SAMPLES,
@@ -51,8 +53,8 @@ from threat_model.stage import MakesStage, Stage, run_settings
 from threat_model.switches import POLICY, UPDATE_AT_THE_CLIP, switched_off
 
 N = 3
-CLIPS = (1e-9, 1e-4, 0.05, 0.1, 0.15, 0.2, 0.23, 0.27, 0.4, 1.0)
-"""From bare signs to all of the update, whose coordinates are uniform in [-0.5, 0.5]: 0.25 is their median."""
+CLIPS = (1e-9, 1e-4, 0.05, 0.1, 0.2, 0.3, 0.4, 0.46, 0.48, 1.0)
+"""From bare signs to all of the update, whose coordinates are uniform in [-0.5, 0.5]: 1 in 8 is beyond 0.4375."""
 
 
 def sign_stage(staged: MakesStage) -> Stage:
@@ -66,15 +68,15 @@ def true_signs(stage: Stage, index: int) -> np.ndarray:
 
 
 def assert_bare_signs_were_not_had(stage: Stage) -> None:
-    """Of the worst header that was accepted: signs of fewer than 1 in 2^n coordinates are certain."""
-    assert stage.adversary.clip == 0.27
-    assert np.mean(stage.adversary.attack().certain) < 0.5**N
+    """Of the worst header that was accepted: signs of fewer than 1 in 8^n coordinates are certain."""
+    assert stage.adversary.clip == 0.46
+    assert np.mean(stage.adversary.attack().certain) < 0.125**N
     for index in range(1, N + 1):
         assert len(stage.said(index, MaskedInput)) == 1
 
 
 @pytest.mark.threat("T15")
-def test_search_for_the_worst_clip_ends_where_half_of_an_update_is_within_it(staged: MakesStage) -> None:
+def test_search_for_the_worst_clip_ends_where_seven_eighths_of_every_layer_are_within_it(staged: MakesStage) -> None:
     stage = sign_stage(staged).play()
     for index in range(1, N + 1):
         by_key, by_clip = ["quantisation.clip-min"] * 3, ["CLIPPED"] * 4
@@ -102,6 +104,51 @@ def test_sum_under_a_tiny_clip_tells_every_sign_of_every_source(staged: MakesSta
     assert np.all(signs.certain)
     for index in range(1, N + 1):
         np.testing.assert_array_equal(signs.of[index], true_signs(stage, index))
+
+
+# One layer alone.
+
+HALVES = (("body", (2048,)), ("head", (2048,)))
+LEAST_CLIP, GREATEST_CLIP, RATE = CLIP / 10, CLIP * 10, 150.0
+"""The clips that a policy permits. Updates within 0.05, times the rate, are within the greater one."""
+
+
+@pytest.fixture
+def layer_stage(staged: MakesStage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """All sites train a model of two equal layers, and the second is driven to its clip."""
+    monkeypatch.setattr(KnownUpdates, "layers", HALVES)
+    monkeypatch.setattr(KnownUpdates, "sizes", (2048, 2048))
+    monkeypatch.setattr(KnownUpdates, "architecture_digest", architecture_digest(HALVES))
+    rows = {index: samples_of(index) for index in range(1, N + 1)}
+    adversary = partial(LayerSigns, rows=rows, layer="head", clips=(LEAST_CLIP, GREATEST_CLIP), rate=RATE)
+    strategy = Strategy(rule="fedda", beta=1.0, rounds=1)
+    return staged(N, aggregator=adversary, updates=small_update, settings={"strategy": strategy})
+
+
+def small_update(index: int, round_number: int, received: Any) -> Any:
+    return np.float32(0.1) * known_update(index, round_number, received)
+
+
+@pytest.mark.threat("T15")
+def test_layer_at_its_clip_keeps_the_whole_update_back_though_half_of_it_is_not(layer_stage: Stage) -> None:
+    stage = layer_stage.play()
+    for index in range(1, N + 1):
+        assert stage.refusals(index) == stage.alarms(index) == ["CLIPPED"]
+        assert not stage.said(index, Advertise)
+    assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T15")
+@pytest.mark.control
+def test_layer_at_its_clip_tells_the_signs_of_every_source_in_it(layer_stage: Stage) -> None:
+    with switched_off(UPDATE_AT_THE_CLIP, roster=layer_stage.roster):
+        stage = layer_stage.play()
+    signs = stage.adversary.attack()
+    assert np.mean(signs.certain) > 0.9
+    for index in range(1, N + 1):
+        update = stage.update(index)[2048:]
+        np.testing.assert_array_equal(signs.of[index][signs.certain], np.sign(update)[signs.certain])
+        assert cosine(signs.of[index], update) > 0.8  # bare signs of a uniform update have sqrt(3) / 2
 
 
 # Every header: what the victim accepts, against inequalities that are written down here once more.
@@ -199,7 +246,10 @@ CHANGES = st.one_of(
         st.one_of(st.integers(1, 10**9), st.sampled_from([MAX_SAMPLES - 1, MAX_SAMPLES, 10 * MAX_SAMPLES, 1001])),
     ),
     st.builds(lambda a: lambda h: replace(h, attempt=a), st.integers(1, 5)),
-    st.builds(lambda f: lambda h: _with_rule(h, learning_rate_factor=f), st.floats(1e-6, 10)),
+    st.builds(
+        lambda f: lambda h: _with_rule(h, learning_rate_factor=f),
+        st.one_of(st.sampled_from([1e-9, 9e-7, 1e-6, 1.0, 1.1]), st.floats(1e-12, 10)),
+    ),
     st.builds(lambda r: lambda h: _with_rule(h, rule=r), st.sampled_from(["fedavg", "fedda", "oracle", "none"])),
     st.builds(lambda f: lambda h: replace(_with_rule(h, rule="fedgp", filter=f), target=PUBLISHED), st.booleans()),
 )
@@ -223,7 +273,7 @@ def inequalities(header: Header, policy: SourcePolicy) -> dict[str, bool]:
         "clip": all(bounds.clip_min <= layer.clip <= bounds.clip_max for layer in header.layers),
         "rows": bounds.max_samples_min <= header.max_samples <= bounds.max_samples_max,
         "attempt": header.attempt <= policy.release.max_attempts,
-        "rate": header.rule.learning_rate_factor <= 1,
+        "rate": 1e-6 <= header.rule.learning_rate_factor <= 1,
         "rule": header.rule.rule in policy.allowed_rules,
         "filter": not (header.rule.rule.startswith("fedgp") and header.rule.filter and at_sum),
         "target": not at_sum or (header.rule.rule in ("source_only", "fedavg")) == (header.target is None),

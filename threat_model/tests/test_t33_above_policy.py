@@ -62,7 +62,7 @@ CASES = [
     Case("filtered-projection", ruled(rule="fedgp", filter=True), policy_alone=False),
     Case("architectures", asks(), {"architectures": ("00" * 32,)}),
     Case("quantisation.modulus-bits-min", asks(), bounds={"modulus_bits_min": 64}),
-    Case("quantisation.clip-min", clipped_at(0.4), bounds={"clip_min": 0.5}),
+    Case("quantisation.clip-min", clipped_at(0.48), bounds={"clip_min": 0.5}),
     Case("quantisation.clip-max", clipped_at(10 * CLIP + 0.1)),
     Case("quantisation.n-max", asks(n_max=1025)),
     Case("quantisation.max-samples-min", asks(max_samples=MAX_SAMPLES - 1)),
