@@ -126,7 +126,7 @@ async def test_a_source_refuses_a_message_that_the_aggregator_did_not_send() -> 
     sites = Sites()
     async with sites.listening() as (server, address), sites.connected(1, address) as channel:
         await joined(server, 1)
-        await server.send(1, message(2, Refusal("relayed without its envelope")))
+        await server.send(1, message(2, Refusal("relayed-without-its-envelope")))
         with pytest.raises(FaultyAggregatorError) as caught:
             await soon(channel.receive())
         assert caught.value.check == "SENDER"
