@@ -10,7 +10,7 @@ opens, and any of them may have lied.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
@@ -20,7 +20,8 @@ from securefda.secagg.agreement import CommitmentError, KeyPair
 from securefda.secagg.decoding import points_on_polynomial
 from securefda.secagg.messages import Advertise, SelfMaskShare, Unmask
 from securefda.secagg.secret import Secret
-from securefda.secagg.shamir import LagrangeAtZero, ShareError, x_of
+from securefda.secagg.shamir import PRIME, LagrangeAtZero, ShareError, element_of, evaluate, x_of
+from securefda.secagg.transcript import labelled_digest
 
 MOST_SUBSETS = 1000
 """How many sets of t shares are tried where more shares are wrong than decoding can find."""
@@ -60,13 +61,14 @@ def open_secrets(
     Raises:
         UnopenedError: a secret that no t shares open.
     """
-    usual = LagrangeAtZero.over([x_of(holder) for holder in sorted(answers)[:threshold]])
+    xs = [x_of(holder) for holder in sorted(answers)]
+    usual, parity = LagrangeAtZero.over(xs[:threshold]), _Parity.over(xs, threshold, _digest(answers))
     self_secrets: dict[int, Secret] = {}
     pairs: dict[int, KeyPair] = {}
     wrong_shares: dict[int, frozenset[int]] = {}
     for (owner, is_self_mask), shares in _by_owner(answers).items():
         check = _self_mask_check if is_self_mask else _master_check
-        secret, wrong = _open_one(owner, shares, usual, check(owner, advertised[owner], ctx))
+        secret, wrong = _open_one(owner, shares, usual, parity, check(owner, advertised[owner], ctx))
         if is_self_mask:
             self_secrets[owner] = secret
         else:
@@ -74,6 +76,50 @@ def open_secrets(
         for x in wrong:
             wrong_shares[x - 1] = wrong_shares.get(x - 1, frozenset()) | {owner}
     return OpenedSecrets(self_secrets, pairs, wrong_shares)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parity:
+    """A random parity check of the Reed-Solomon code that shares form, as in SCRAPE (Cascudo and David 2017).
+
+    Looking at every share on its own costs t products for each, which for all owners together grows as N^3. One sum
+    over all shares of an owner tells whether any of them is off the polynomial; only then each is looked at.
+    """
+
+    coefficients: Mapping[int, int]
+
+    @classmethod
+    def over(cls, xs: Sequence[int], threshold: int, seed: bytes) -> _Parity:
+        """A codeword of the dual code: ``f(x) / prod_{other} (x - other)`` with f of degree below ``len(xs) - t``.
+
+        ``seed`` is a digest of the shares that are checked, so that whoever sent them could not know f.
+        """
+        polynomial = [
+            int.from_bytes(labelled_digest("parity", seed, power.to_bytes(4, "big")), "big")
+            for power in range(len(xs) - threshold)
+        ]
+        return cls({x: evaluate(polynomial, x) * _inverse_of_differences(x, xs) % PRIME for x in xs})
+
+    def holds(self, shares: Mapping[int, Secret]) -> bool:
+        """Whether all shares lie on one polynomial of degree below t; wrong with probability 2^-256 where not."""
+        try:
+            return sum(self.coefficients[x] * element_of(share) for x, share in shares.items()) % PRIME == 0
+        except ShareError:
+            return False
+
+
+def _inverse_of_differences(x: int, xs: Sequence[int]) -> int:
+    product = 1
+    for other in xs:
+        if other != x:
+            product = product * (x - other) % PRIME
+    return pow(product, -1, PRIME)
+
+
+def _digest(answers: Mapping[int, Unmask]) -> bytes:
+    """Of every share that was sent."""
+    parts = [share.share for _, answer in sorted(answers.items()) for share in answer.shares]
+    return labelled_digest("answers", *parts)
 
 
 def _by_owner(answers: Mapping[int, Unmask]) -> dict[tuple[int, bool], dict[int, Secret]]:
@@ -95,15 +141,17 @@ def _master_check(owner: int, advertised: Advertise, ctx: bytes) -> Callable[[Se
 
 
 def _open_one(
-    owner: int, shares: Mapping[int, Secret], usual: LagrangeAtZero, check: Callable[[Secret], object]
+    owner: int,
+    shares: Mapping[int, Secret],
+    usual: LagrangeAtZero,
+    parity: _Parity,
+    check: Callable[[Secret], object],
 ) -> tuple[Secret, set[int]]:
     """The secret, and the points whose shares are not on its polynomial."""
     for weights in itertools.chain([usual], _other_weights(shares, len(usual.xs))):
         secret = _attempt(weights, shares, check)
         if secret is not None:
-            others = set(shares) - set(weights.xs)
-            all_agree = all(_lies_on_polynomial(x, weights.xs, shares, secret) for x in others)
-            return secret, set() if all_agree else _wrong_points(shares, len(weights.xs), secret)
+            return secret, set() if parity.holds(shares) else _wrong_points(shares, len(weights.xs), secret)
     raise UnopenedError(owner)
 
 

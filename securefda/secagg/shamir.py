@@ -7,7 +7,7 @@ of 33 big-endian bytes, the form in which it travels; its holder's x is the rost
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from securefda.secagg.secret import RandomBytes, Secret, draw
@@ -52,7 +52,7 @@ def split(secret: Secret, threshold: int, xs: Iterable[int], random_bytes: Rando
         raise ValueError(f"threshold {threshold} is not between {MINIMUM_THRESHOLD} and the {len(points)} holders")
     polynomial = [int.from_bytes(secret.reveal(), "big")]
     polynomial += [_uniform_element(random_bytes) for _ in range(threshold - 1)]
-    return {x: Secret(_evaluate(polynomial, x).to_bytes(SHARE_BYTES, "big")) for x in points}
+    return {x: Secret(evaluate(polynomial, x).to_bytes(SHARE_BYTES, "big")) for x in points}
 
 
 def reconstruct(shares: Mapping[int, Secret], threshold: int) -> Secret:
@@ -141,7 +141,8 @@ def _uniform_element(random_bytes: RandomBytes) -> int:
     raise ValueError(f"the random source gave {_MAX_DRAWS} values beyond the prime")
 
 
-def _evaluate(polynomial: list[int], x: int) -> int:
+def evaluate(polynomial: Sequence[int], x: int) -> int:
+    """Value at ``x`` modulo p of a polynomial with these coefficients, lowest first."""
     value = 0
     for coefficient in reversed(polynomial):
         value = (value * x + coefficient) % PRIME
