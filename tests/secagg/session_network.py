@@ -1,0 +1,266 @@
+"""A real aggregator and real sources, with every message between them as bytes in a queue that others schedule."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cohort import TARGET, AnySigned, Bytes, roster_of, signer
+from session_accusations import Accusations
+from session_lies import RING, Liar
+from session_sites import ROUNDS, WIDTH, HonestSource, Source, Terms, UnitTrainer, must, place_of
+
+from securefda.adaptation import Strategy
+from securefda.errors import FaultyAggregatorError
+from securefda.rounds.attempts import Attempt, RoundSum, Send
+from securefda.rounds.masked_attempt import MaskedAttempt
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.run_settings import RunSettings, TargetSite
+from securefda.rounds.store import AggregatorStore
+from securefda.secagg.checks import quantisation
+from securefda.secagg.messages import Abort, Parcel, ShareDelivery, Survivors
+from securefda.transport import wire
+
+Item = tuple[bytes, tuple[bytes, ...]]
+"""A parcel as it travels: the signed message, and the vectors beside it."""
+
+
+def item_of(parcel: Parcel) -> Item:
+    return wire.encode_signed(parcel.message), tuple(bytes(vector) for vector in parcel.vectors)
+
+
+def parcel_of(item: Item) -> Parcel | None:
+    """What the receiver makes of the bytes; None where the transport refuses them."""
+    try:
+        return Parcel(wire.decode_signed(item[0]), item[1])
+    except wire.WireError:
+        return None
+
+
+def _is_late_share(send: Send, attempt: Attempt | None) -> bool:
+    return isinstance(send.parcel.message.body, ShareDelivery) and attempt is not None and send.to in attempt.gone
+
+
+def _settings(terms: Terms) -> RunSettings:
+    return RunSettings(
+        strategy=Strategy(rule="source_only", rounds=ROUNDS),  # type: ignore[arg-type]
+        visibility=terms.visibility,
+        k_min=terms.k_min,
+        n_c=terms.n_c,
+        threshold=terms.threshold,
+        modulus_bits=32,
+        clip=1.0,
+        max_samples=1000,
+        attempts=2,
+        join_deadline_s=1.0,
+        training_deadline_s=1.0,
+        phase_deadline_s=1.0,
+        config_digest=bytes(32),
+        cohort_size=terms.cohort_size,
+    )
+
+
+class SessionNetwork:
+    """A run of some rounds. What an honest site does is judged when it does it; a :class:`Violation` says what failed.
+
+    Time stands still at 0, so a deadline at 0 is due and any other passes when :meth:`expire` says so.
+
+    Attributes:
+        up, down: messages under way from and to each source, in the order in which they were sent.
+        sent: every message that was ever sent, with its sender.
+        arrived: every message that a site has processed.
+        bent: sources whose channel was bent, see :mod:`session_accusations`.
+        quiet: nothing has gone wrong so far.
+        events: what happened, counted.
+        strict: whether boxes may go to nobody who left in R1, which does not hold; they are lost otherwise.
+    """
+
+    def __init__(self, terms: Terms, lying: Collection[int], events: Counter[str], *, strict: bool = False) -> None:
+        self.terms, self.roster, self.events, self.strict = terms, roster_of(terms.n), events, strict
+        self.indices = [entry.index for entry in self.roster.sources]
+        self.folder = Path(tempfile.mkdtemp(prefix="sessions-"))
+        self.sources: dict[int, Source] = {
+            index: (Source if index in lying else HonestSource)(index, self.folder, terms) for index in self.indices
+        }
+        self.liars = {index: Liar(self.sources[index]) for index in sorted(lying)}
+        self.up: dict[int, deque[Item]] = {index: deque() for index in self.indices}
+        self.down: dict[int, deque[Item]] = {index: deque() for index in self.indices}
+        self.sent: list[tuple[int, Item]] = []
+        self.arrived: list[AnySigned] = []
+        self.bent: set[int] = set()
+        self.quiet = True
+        self.finished: list[frozenset[int]] = []
+        self._lists: dict[bytes, Survivors] = {}
+        self._over: set[bytes] = set()
+        self._turned_away: set[tuple[bytes, int]] = set()
+        self._accusations = Accusations(self.liars.keys(), self.bent, terms.threshold)
+        self._open()
+
+    def _open(self) -> None:
+        site = TargetSite(
+            signer=signer(TARGET),
+            roster=self.roster,
+            trainer=UnitTrainer(TARGET),
+            test_data=None,  # type: ignore[arg-type]  # the trainer looks at none
+            random_bytes=Bytes("target"),
+            clock=lambda: 0.0,
+            traffic=lambda: ({}, {}),
+            unix_time=lambda: 1.0,
+        )
+        self.store = AggregatorStore(self.folder / "target.sqlite")
+        self.run = AggregatorRun(site, _settings(self.terms), self.store, self)
+        self.aggregator(self.run.open)
+        for index in self.indices:
+            self._submit(index, [self.sources[index].rounds.join()])
+        self.wave(self.indices)
+
+    def close(self) -> None:
+        self.store.close()
+        for source in self.sources.values():
+            source.close()
+        shutil.rmtree(self.folder)
+
+    # What the aggregator reports.
+
+    def round_started(self, round_number: int, rounds: int) -> None: ...
+
+    def phase(self, name: str, waiting_for: Iterable[str] = ()) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def round_finished(self, line: Any) -> None:
+        self.events[f"round {line['status']}"] += 1
+        if line["status"] == "finished":
+            self.finished.append(frozenset(self.roster.by_id(name).index for name in line["survivors"]))
+
+    # Moving messages.
+
+    @property
+    def attempt(self) -> MaskedAttempt | None:
+        """The attempt in progress."""
+        return self.run._attempt  # type: ignore[return-value]  # there are no others at these visibilities
+
+    def aggregator(self, act: Callable[[], list[Send]]) -> None:
+        """The aggregator does something; what it sends is under way then."""
+        attempt, finished = self.attempt, len(self.finished)
+        for send in act():
+            if not self.strict and _is_late_share(send, attempt):
+                continue
+            self._judge_send(send)
+            item = item_of(send.parcel)
+            self.down[send.to].append(item)
+            self.sent.append((TARGET, item))
+        if attempt is not None and attempt.outcome is not None:
+            self._over.add(attempt.header.envelope.session_id)
+            self._judge_attempt(attempt, accepted=len(self.finished) > finished)
+
+    def source(self, index: int, act: Callable[[], list[Parcel]]) -> None:
+        """A source does something; what it sends is under way then."""
+        alarms = len(self.sources[index].alarms)
+        answers = act()
+        if index not in self.liars:
+            self._accusations.by_source(index, answers, self.sources[index].alarms[alarms:])
+            failure = self.sources[index].rounds.failure
+            must(failure is None or isinstance(failure, FaultyAggregatorError), f"source {index} fails: {failure}")
+        self._submit(index, answers)
+
+    def _submit(self, index: int, parcels: list[Parcel]) -> None:
+        for parcel in parcels:
+            item = item_of(parcel)
+            self.up[index].append(item)
+            self.sent.append((index, item))
+
+    def deliver(self, index: int, *, upwards: bool) -> None:
+        """The oldest message of a channel arrives."""
+        queue = (self.up if upwards else self.down)[index]
+        parcel = parcel_of(queue.popleft()) if queue else None
+        if parcel is None or (upwards and parcel.message.sender != index):  # the transport refuses both
+            return
+        if not upwards and self.sources[index].rounds.failure is not None:  # it has left the run
+            return
+        self.arrived.append(parcel.message)
+        if upwards:
+            self.aggregator(lambda: self.run.receive(parcel))
+            return
+        if index in self.liars:
+            self.liars[index].overhear(parcel.message)
+        self.source(index, lambda: self.sources[index].handle(parcel))
+
+    def wave(self, order: Collection[int]) -> None:
+        """All that is under way arrives, channel by channel, and the deadlines that are due pass."""
+        if self.run.deadline == 0.0:
+            self.expire()
+        for index, down, up in [(index, len(self.down[index]), len(self.up[index])) for index in order]:
+            for _ in range(down):
+                self.deliver(index, upwards=False)
+            for _ in range(up):
+                self.deliver(index, upwards=True)
+
+    def expire(self) -> None:
+        self.aggregator(self.run.expire)
+
+    def finish(self) -> None:
+        """Nothing more goes wrong but what has: the run ends, and in full if nothing has."""
+        for _ in range(40 * ROUNDS):
+            if self.run.done:
+                break
+            if not any(self.up.values()) and not any(self.down.values()):
+                self.expire()
+            self.wave(self.indices)
+        must(self.run.done, f"the run does not end; it waits for {self.run.waiting_for()}")
+        if self.quiet:
+            must(self.finished == [frozenset(self.indices)] * ROUNDS, f"undisturbed, and yet {self.finished}")
+
+    # What an honest aggregator must and must not do.
+
+    def _judge_send(self, send: Send) -> None:
+        message = send.parcel.message
+        session, body = message.envelope.session_id, message.body
+        what = f"the aggregator sends {message.type_name} to {send.to}"
+        must(session not in self._over, f"{what} after the end of the session")
+        must((session, send.to) not in self._turned_away, f"{what}, which it has turned away")
+        if isinstance(body, Abort):
+            self._turned_away.add((session, send.to))
+        if isinstance(body, Survivors):
+            must(self._lists.setdefault(session, body) == body, "the aggregator shows two pairs of lists")
+
+    def _judge_attempt(self, attempt: Attempt, *, accepted: bool) -> None:
+        self._accusations.by_aggregator(attempt)
+        for alarm in attempt.alarms:
+            self.events[f"alarm {getattr(alarm, 'check', type(alarm).__name__)}"] += 1
+        outcome = attempt.outcome
+        if not isinstance(outcome, RoundSum):
+            self.events[f"end {getattr(outcome, 'check', type(outcome).__name__)}"] += 1
+            return
+        self.events["opened"] += 1
+        self._judge_sum(attempt, outcome)
+        must(accepted or bool(outcome.survivors & self.liars.keys()), "a sum of honest parts is refused")
+
+    def _judge_sum(self, attempt: Attempt, outcome: RoundSum) -> None:
+        header, lists = attempt.header.body, self._lists[attempt.header.envelope.session_id]
+        digests = {item.index: item.input_digest for item in lists.survivors}
+        must(set(digests) == outcome.survivors, "the sum is not over the survivors that signed")
+        q_max = quantisation(header).q_max
+        for part in outcome.parts:
+            total = np.zeros(WIDTH + 2, np.int64)
+            for member in part.members:
+                total[place_of(header.round, member)] += q_max
+                total[-1] += q_max
+                total += self._added(member, digests[member])
+            centred = ((total + RING // 2) % RING - RING // 2) / q_max
+            exact = bool(np.allclose(part.vector, centred[:WIDTH], rtol=0, atol=1e-9))
+            must(exact and abs(part.samples - centred[-1]) < 1e-9, f"the sum over {sorted(part.members)} is wrong")
+
+    def _added(self, member: int, digest: bytes) -> Any:
+        """What a member added to its unit vector; an honest one nothing, and its input is one that it sent."""
+        if member in self.liars:
+            return self.liars[member].added.get(digest, np.zeros(WIDTH + 2, np.uint32)).astype(np.int64)
+        vectors = [item[1][0] for sender, item in self.sent if sender == member and item[1]]
+        must(digest in {sha256(vector).digest() for vector in vectors}, f"source {member} never sent this input")
+        return np.zeros(WIDTH + 2, np.int64)
