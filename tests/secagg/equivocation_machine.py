@@ -12,6 +12,7 @@ from cohort import TARGET, AnySigned, forged, resigned, signer
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from lying_aggregator import LyingAggregator
+from session_lies import STRANGER, Draw
 from session_machine import terms_with
 
 from securefda.secagg.messages import (
@@ -26,9 +27,6 @@ from securefda.secagg.messages import (
     SurvivorSignature,
     Visibility,
 )
-
-STRANGER = sha256(b"a stranger").digest()
-Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
 class EquivocationMachine(RuleBasedStateMachine):

@@ -78,7 +78,7 @@ class SessionNetwork:
         bent: sources whose channel was bent, see :mod:`session_accusations`.
         quiet: nothing has gone wrong so far.
         events: what happened, counted.
-        strict: whether boxes may go to nobody who left in R1, which does not hold; they are lost otherwise.
+        strict: whether it is a fault to send boxes to a source that left in R1; otherwise they are lost.
     """
 
     def __init__(self, terms: Terms, lying: Collection[int], events: Counter[str], *, strict: bool = False) -> None:
@@ -227,6 +227,8 @@ class SessionNetwork:
         must((session, send.to) not in self._turned_away, f"{what}, which it has turned away")
         if isinstance(body, Abort):
             self._turned_away.add((session, send.to))
+            fair = body.accused is None or body.accused in self.bent or body.accused in self.liars
+            must(fair, f"{what} that accuses {body.accused}, which is honest, of {body.check}")
         if isinstance(body, Survivors):
             must(self._lists.setdefault(session, body) == body, "the aggregator shows two pairs of lists")
 
