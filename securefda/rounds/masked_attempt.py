@@ -172,7 +172,7 @@ class MaskedAttempt:
                 self._state, deliveries = steps.close_shares(shares)
                 self._released = True
                 self._before_release()
-                return [Send(to, Parcel(message)) for to, message in deliveries.items()]
+                return [Send(to, Parcel(one)) for to, one in deliveries.items() if to not in self._members.gone]
             case steps.CollectingInputs() as inputs:
                 self._state, lists = steps.close_inputs(inputs)
                 given_up = set(inputs.received) - self._state.survivors

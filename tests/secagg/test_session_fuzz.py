@@ -182,7 +182,6 @@ def until(net: SessionNetwork, kind: type) -> None:
         net.wave(net.indices)
 
 
-@pytest.mark.xfail(raises=Violation, reason="the boxes of R1 go also to sources that left after their own were in")
 def test_a_source_that_left_in_r1_is_sent_nothing_of_the_session_when_it_is_back() -> None:
     with closing(SessionNetwork(Terms(4, Visibility.SUM, 1, 0, 3), (), Counter(), strict=True)) as net:
         until(net, ShareBundle)
