@@ -24,7 +24,7 @@ from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.store import AggregatorStore
 from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Abort, Parcel, ShareDelivery, Survivors
+from securefda.secagg.messages import Abort, Parcel, Survivors
 from securefda.transport import wire
 
 Item = tuple[bytes, tuple[bytes, ...]]
@@ -41,10 +41,6 @@ def parcel_of(item: Item) -> Parcel | None:
         return Parcel(wire.decode_signed(item[0]), item[1])
     except wire.WireError:
         return None
-
-
-def _is_late_share(send: Send, attempt: Attempt | None) -> bool:
-    return isinstance(send.parcel.message.body, ShareDelivery) and attempt is not None and send.to in attempt.gone
 
 
 def _settings(terms: Terms) -> RunSettings:
@@ -78,11 +74,10 @@ class SessionNetwork:
         bent: sources whose channel was bent, see :mod:`session_accusations`.
         quiet: nothing has gone wrong so far.
         events: what happened, counted.
-        strict: whether it is a fault to send boxes to a source that left in R1; otherwise they are lost.
     """
 
-    def __init__(self, terms: Terms, lying: Collection[int], events: Counter[str], *, strict: bool = False) -> None:
-        self.terms, self.roster, self.events, self.strict = terms, roster_of(terms.n), events, strict
+    def __init__(self, terms: Terms, lying: Collection[int], events: Counter[str]) -> None:
+        self.terms, self.roster, self.events = terms, roster_of(terms.n), events
         self.indices = [entry.index for entry in self.roster.sources]
         self.folder = Path(tempfile.mkdtemp(prefix="sessions-"))
         self.sources: dict[int, Source] = {
@@ -150,8 +145,6 @@ class SessionNetwork:
         """The aggregator does something; what it sends is under way then."""
         attempt, finished = self.attempt, len(self.finished)
         for send in act():
-            if not self.strict and _is_late_share(send, attempt):
-                continue
             self._judge_send(send)
             item = item_of(send.parcel)
             self.down[send.to].append(item)
