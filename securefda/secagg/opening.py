@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from math import comb
 
 from securefda.secagg import agreement
@@ -21,7 +22,6 @@ from securefda.secagg.decoding import points_on_polynomial
 from securefda.secagg.messages import Advertise, SelfMaskShare, Unmask
 from securefda.secagg.secret import Secret
 from securefda.secagg.shamir import PRIME, LagrangeAtZero, ShareError, element_of, evaluate, x_of
-from securefda.secagg.transcript import labelled_digest
 
 MOST_SUBSETS = 1000
 """How many sets of t shares are tried where more shares are wrong than decoding can find."""
@@ -95,7 +95,7 @@ class _Parity:
         ``seed`` is a digest of the shares that are checked, so that whoever sent them could not know f.
         """
         polynomial = [
-            int.from_bytes(labelled_digest("parity", seed, power.to_bytes(4, "big")), "big")
+            int.from_bytes(sha256(seed + power.to_bytes(4, "big")).digest(), "big")
             for power in range(len(xs) - threshold)
         ]
         return cls({x: evaluate(polynomial, x) * _inverse_of_differences(x, xs) % PRIME for x in xs})
@@ -119,7 +119,7 @@ def _inverse_of_differences(x: int, xs: Sequence[int]) -> int:
 def _digest(answers: Mapping[int, Unmask]) -> bytes:
     """Of every share that was sent."""
     parts = [share.share for _, answer in sorted(answers.items()) for share in answer.shares]
-    return labelled_digest("answers", *parts)
+    return sha256(b"".join(parts)).digest()
 
 
 def _by_owner(answers: Mapping[int, Unmask]) -> dict[tuple[int, bool], dict[int, Secret]]:
