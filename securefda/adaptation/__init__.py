@@ -10,6 +10,7 @@ ICLR 2024.
 from securefda.adaptation.alignment import align_update, alignment_factor
 from securefda.adaptation.beta import BetaRule, Estimator, auto_beta
 from securefda.adaptation.contribution import Contribution, ContributionSum, combine, contribute
+from securefda.adaptation.energy import CapEffect, energy_caps, energy_row, scale_to_caps
 from securefda.adaptation.projection import Projection, project
 from securefda.adaptation.rules import fedda, fedgp
 from securefda.adaptation.statistics import StepStatistics, TargetStatistics
@@ -17,6 +18,7 @@ from securefda.adaptation.strategy import RoundPlan, Rule, Strategy, round_plan
 
 __all__ = [
     "BetaRule",
+    "CapEffect",
     "Contribution",
     "ContributionSum",
     "Estimator",
@@ -31,8 +33,11 @@ __all__ = [
     "auto_beta",
     "combine",
     "contribute",
+    "energy_caps",
+    "energy_row",
     "fedda",
     "fedgp",
     "project",
     "round_plan",
+    "scale_to_caps",
 ]

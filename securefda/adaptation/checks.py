@@ -38,13 +38,13 @@ def matrix(name: str, value: npt.ArrayLike, *, columns: int | None = None) -> Re
     return array
 
 
-def layer_sizes(layers: Sequence[int] | None, size: int) -> tuple[int, ...]:
+def layer_sizes(layers: Sequence[int] | None, size: int, *, name: str = "layers") -> tuple[int, ...]:
     """Return the layers' element counts, which are positive and sum to ``size``; None stands for one layer."""
     if layers is None:
         return (size,)
-    sizes = tuple(whole_number("layers", layer, least=1) for layer in layers)
+    sizes = tuple(whole_number(name, layer, least=1) for layer in layers)
     if sum(sizes) != size:
-        raise ValueError(f"layers: sizes must sum to {size}, they sum to {sum(sizes)}")
+        raise ValueError(f"{name}: sizes must sum to {size}, they sum to {sum(sizes)}")
     return sizes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 Row = Sequence[float]
 
@@ -101,3 +102,16 @@ def beta(rows: Sequence[Row], source: Row, rule: str, estimator: str = "exact") 
         centre = mean(rows)
         squared = delta * squared + (1 - delta) * inner(centre, centre)
     return 1.0 if variance + squared == 0 else variance / (variance + squared)
+
+
+def squares_hold(squares: Sequence[Fraction], kappa: float | Fraction, others: int) -> bool:
+    """For every i: the sum of the ``others`` smallest of the rest is at least kappa times its own. Exact."""
+    return all(
+        sum(sorted(squares[:index] + squares[index + 1 :])[:others]) >= Fraction(kappa) * own
+        for index, own in enumerate(squares)
+    )
+
+
+def energy_holds(column: Row, cap: float, kappa: float | Fraction, others: int) -> bool:
+    """The energy rule in one layer under a cap, from its definition. Exact."""
+    return squares_hold([Fraction(min(float(value), float(cap))) ** 2 for value in column], kappa, others)

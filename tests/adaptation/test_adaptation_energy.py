@@ -1,0 +1,361 @@
+"""The energy rule: its caps are the largest that are feasible, the same for everybody, and hold whoever is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from itertools import combinations
+
+import adaptation_definitions as definitions
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from securefda.adaptation import energy_caps, energy_row, scale_to_caps
+
+ROUNDING = Fraction(1, 10**12)
+ENERGIES = st.one_of(
+    st.sampled_from([0.0, 1.0, 2.0]),  # zeros and equal rows
+    st.floats(2.0**-10, 2.0**10, width=32),
+    st.floats(0, 2.0**100, width=32),
+)
+KAPPAS = st.one_of(st.sampled_from([0.5, 1.0, 2.0, 3.0]), st.floats(0.01, 8))
+
+
+def tables(least: int = 2, most: int = 8, layers: int = 3):
+    counts = st.integers(least, most)
+    return counts.flatmap(lambda count: st_numpy.arrays(np.float32, (count, layers), elements=ENERGIES))
+
+
+@st.composite
+def rules(draw, least: int = 2, most: int = 8):
+    """Rows of some sources, kappa, and how many others count."""
+    rows = draw(tables(least, most))
+    return rows, draw(KAPPAS), draw(st.integers(1, len(rows) - 1))
+
+
+@given(rule=rules())
+def test_caps_are_feasible(rule):
+    rows, kappa, others = rule
+
+    for column, cap in zip(rows.T, energy_caps(rows, kappa=kappa, others=others), strict=True):
+        assert definitions.energy_holds(column, cap, kappa * (1 - ROUNDING), others)
+
+
+@given(rule=rules())
+def test_no_larger_cap_is_feasible(rule):
+    rows, kappa, others = rule
+
+    for column, cap in zip(rows.T, energy_caps(rows, kappa=kappa, others=others), strict=True):
+        if cap == 0:
+            beyond = [min(float(value) for value in column if value > 0) / 1e9, 1.0, np.inf]
+        else:
+            beyond = [cap * (1 + 1e-9), cap * 1.5, np.inf] if cap < np.inf else []
+        for larger in beyond:
+            assert not definitions.energy_holds(column, larger, kappa, others)
+
+
+@given(rule=rules(), seed=st.integers(0, 10**6))
+def test_caps_are_the_same_to_the_last_bit_in_whatever_order_the_rows_come(rule, seed):
+    rows, kappa, others = rule
+    shuffled = np.random.default_rng(seed).permutation(rows, axis=0)
+
+    caps = energy_caps(rows, kappa=kappa, others=others)
+
+    assert energy_caps(shuffled, kappa=kappa, others=others).tobytes() == caps.tobytes()
+
+
+@given(seed=st.integers(0, 10**6))
+def test_caps_of_a_hundred_sources_do_not_depend_on_order_layout_or_type(seed):
+    generator = np.random.default_rng(seed)
+    rows = np.exp(generator.normal(scale=3, size=(100, 5))).astype(np.float32)
+    shuffled = generator.permutation(rows, axis=0)
+    other_layouts = (shuffled, np.asfortranarray(rows), rows.astype(np.float64), tuple(map(tuple, shuffled.tolist())))
+
+    caps = energy_caps(rows, kappa=1.0, others=60)
+
+    assert {energy_caps(other, kappa=1.0, others=60).tobytes() for other in other_layouts} == {caps.tobytes()}
+    for index in range(5):
+        assert energy_caps(rows[:, index : index + 1], kappa=1.0, others=60)[0] == caps[index]
+
+
+@given(rule=rules(), power=st.integers(-20, 20))
+def test_caps_scale_with_the_rows(rule, power):
+    rows, kappa, others = rule
+    rows = rows.astype(np.float64)
+
+    caps = energy_caps(rows, kappa=kappa, others=others)
+
+    assert np.array_equal(energy_caps(rows * 2.0**power, kappa=kappa, others=others), caps * 2.0**power)
+
+
+@given(rule=rules())
+def test_more_others_that_count_never_lower_a_cap_and_a_higher_kappa_never_raises_one(rule):
+    rows, kappa, others = rule
+
+    caps = energy_caps(rows, kappa=kappa, others=others)
+
+    assert np.all(energy_caps(rows, kappa=2 * kappa, others=others) <= caps)
+    if others > 1:
+        assert np.all(energy_caps(rows, kappa=kappa, others=others - 1) <= caps)
+
+
+@given(rule=rules())
+def test_the_rule_in_every_layer_is_the_rule_for_the_model(rule):
+    rows, kappa, others = rule
+
+    capped = np.minimum(rows.astype(np.float64), energy_caps(rows, kappa=kappa, others=others))
+
+    squares = [sum(Fraction(value) ** 2 for value in row) for row in capped.tolist()]
+    assert definitions.squares_hold(squares, kappa * (1 - ROUNDING), others)
+
+
+@given(rule=rules(least=3, most=6))
+def test_the_rule_holds_for_those_who_are_left_whoever_is_lost(rule):
+    rows, kappa, others = rule
+
+    capped = np.minimum(rows.astype(np.float64), energy_caps(rows, kappa=kappa, others=others))
+
+    for left in combinations(range(len(rows)), others + 1):
+        for column in capped.T:
+            squares = [Fraction(column[index]) ** 2 for index in left]
+            assert definitions.squares_hold(squares, kappa * (1 - ROUNDING), others)
+
+
+@given(data=st.data(), rule=rules(least=3, most=7))
+def test_whatever_others_claim_the_rule_holds_among_the_rest(data, rule):
+    true, kappa, others = rule
+    liars = len(true) - 1 - others
+    assume(liars > 0)
+    claimed = true.copy()
+    claimed[:liars] = data.draw(st_numpy.arrays(np.float32, (liars, true.shape[1]), elements=ENERGIES))
+
+    caps = energy_caps(claimed, kappa=kappa, others=others)
+
+    for column in np.minimum(true[liars:].astype(np.float64), caps).T:
+        squares = [Fraction(value) ** 2 for value in column.tolist()]
+        assert definitions.squares_hold(squares, kappa * (1 - ROUNDING), others)
+
+
+def test_one_liar_more_breaks_the_rule_among_the_rest():
+    """Companion to the test above: the bound on the number of liars is needed."""
+    true = np.array([[0.0], [0.0], [1.0], [10.0]])
+    claimed = np.array([[10.0], [10.0], [1.0], [10.0]])
+
+    caps = energy_caps(claimed, kappa=1.0, others=2)
+
+    assert not definitions.energy_holds(true[2:, 0], caps[0], 1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kappa", "others", "expected"),
+    [
+        ([0.0, 0.0, 0.0], 1.0, 2, np.inf),
+        ([0.0, 0.0, 5.0], 1.0, 2, 0.0),
+        ([0.0, 5.0, 5.0], 1.0, 2, np.inf),
+        ([0.0, 5.0, 5.0], 1.0, 1, 0.0),
+        ([2.0, 2.0, 2.0], 2.0, 2, np.inf),
+        ([2.0, 2.0, 2.0], 2.5, 2, 0.0),
+        ([0.0, 0.0, 0.0], 2.5, 2, np.inf),
+        ([3.0, 4.0, 9.0], 1.0, 2, 5.0),
+        ([3.0, 4.0, 5.0], 1.0, 2, np.inf),
+        ([3.0, 4.0, 5.0], 2.0, 2, 3.0),
+        ([3.0, 4.0, 9.0], 1.5, 2, np.sqrt(50 / 3)),
+        ([3.0, 4.0, 9.0], 1.875, 2, np.sqrt(9 / 0.875)),
+        ([1.0, 1.0, 1.0, 50.0], 3.0, 3, 1.0),
+        ([3.0, 4.0], 1.0, 2, 0.0),
+        ([0.0, 0.0], 1.0, 2, 0.0),
+        ([7.0], 1.0, 1, 0.0),
+    ],
+)
+def test_caps_worked_by_hand(rows, kappa, others, expected):
+    assert energy_caps(np.array(rows)[:, np.newaxis], kappa=kappa, others=others).tolist() == [expected]
+
+
+@pytest.mark.parametrize("kappa", [5e-324, 1e-300, 1e300])
+def test_an_extreme_kappa_gives_no_nan(kappa):
+    rows = np.array([[1e38], [1e38], [2e38], [3e38]], dtype=np.float32)
+
+    assert energy_caps(rows, kappa=kappa, others=2).tolist() == [np.inf if kappa < 1 else 0.0]
+
+
+def test_energies_are_the_norms_of_the_weighted_layers():
+    vector = np.array([3.0, 4.0, 0.0, -2.0])
+
+    row = energy_row(vector, (2, 1, 1), 0.5)
+
+    assert row.dtype == np.float32
+    assert row.tolist() == [2.5, 0.0, 1.0]
+    assert energy_row(vector, (4,), 1.0).tolist() == [np.float32(np.sqrt(29.0))]
+
+
+HASHED_ROW = """
+import numpy as np
+from securefda.adaptation import energy_row
+
+vector = np.random.default_rng(3).normal(size=300_001)
+print(energy_row(vector, (200_000, 100_000, 1), 0.3).tobytes().hex())
+"""
+
+
+def test_energies_are_the_same_to_the_last_bit_on_one_thread_and_on_four():
+    rows = set()
+    for threads in ("1", "4"):
+        environment = os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+        done = subprocess.run(
+            [sys.executable, "-c", HASHED_ROW], env=environment, capture_output=True, text=True, check=True
+        )
+        rows.add(done.stdout)
+
+    assert len(rows) == 1
+
+
+def test_scaling_brings_each_layer_to_its_cap_and_tells_which():
+    vector = np.array([3.0, 4.0, 1.0, -2.0, 6.0, 0.0])
+    sizes = (2, 1, 1, 1, 1)
+    row = energy_row(vector, sizes, 0.5)
+
+    effect = scale_to_caps(vector, sizes, row, [1.0, np.inf, 0.0, 3.0, 0.0])
+
+    np.testing.assert_allclose(vector, [1.2, 1.6, 1.0, 0.0, 6.0, 0.0], rtol=1e-15)
+    np.testing.assert_allclose(energy_row(vector, sizes, 0.5), [1.0, 0.5, 0.0, 3.0, 0.0])
+    assert (effect.capped, effect.zeroed) == ((0,), (2,))
+
+
+def test_a_layer_within_its_cap_is_left_to_the_last_bit():
+    vector = np.random.default_rng(1).normal(size=10)
+    before = vector.copy()
+    row = energy_row(vector, (4, 6), 1.0)
+
+    effect = scale_to_caps(vector, (4, 6), row, row.astype(np.float64))
+
+    assert np.array_equal(vector, before)
+    assert (effect.capped, effect.zeroed) == ((), ())
+
+
+def test_a_layer_with_cap_0_is_zeroed_even_where_its_energy_rounds_to_zero():
+    vector = np.array([1e-60, 1.0])
+    row = energy_row(vector, (1, 1), 1.0)
+
+    scale_to_caps(vector, (1, 1), row, [0.0, np.inf])
+
+    assert vector.tolist() == [0.0, 1.0]
+
+
+@given(seed=st.integers(0, 10**6), kappa=st.floats(0.1, 4), spread=st.floats(0, 4), whole=st.booleans())
+def test_sum_of_orthogonal_contributions_points_along_none_of_them(seed, kappa, spread, whole):
+    """Cosine at most 1 / sqrt(1 + kappa) with each, for the smallest sum that can open: others + 1 of them."""
+    count, size = 4, 8
+    others = count - 1
+    generator = np.random.default_rng(seed)
+    sizes = (size,) if whole else (size // 2, size // 2)
+    bases = [np.linalg.qr(generator.normal(size=(part, part)))[0][:count] for part in sizes]
+    contributions = np.hstack([base * np.exp(spread * generator.normal(size=(count, 1))) for base in bases])
+    rows = np.array([energy_row(vector, sizes, 1.0) for vector in contributions])
+
+    caps = energy_caps(rows, kappa=kappa, others=others)
+    for vector, row in zip(contributions, rows, strict=True):
+        scale_to_caps(vector, sizes, row, caps)
+
+    total = contributions.sum(axis=0)
+    for vector in contributions:
+        longest = np.linalg.norm(vector) * np.linalg.norm(total) / np.sqrt(1 + kappa)
+        assert vector @ total <= longest * (1 + 1e-6)
+
+
+def test_the_bound_on_the_cosine_is_reached_without_slack():
+    """Companion to the test above: with equal energies and kappa = others the bound is met, so it is not idle."""
+    contributions = np.eye(4)
+    caps = energy_caps(np.ones((4, 1)), kappa=3.0, others=3)
+
+    total = contributions.sum(axis=0)
+
+    assert caps.tolist() == [np.inf]
+    assert contributions[0] @ total / np.linalg.norm(total) == pytest.approx(1 / np.sqrt(1 + 3.0))
+
+
+def test_correlated_contributions_are_beyond_what_the_rule_says():
+    """Equal energies in one direction need no cap, and their sum points along each of them."""
+    contributions = np.ones((3, 4))
+    rows = [energy_row(vector, (4,), 1.0) for vector in contributions]
+
+    caps = energy_caps(rows, kappa=1.0, others=2)
+
+    assert caps.tolist() == [np.inf]
+
+
+GOOD_CAPS = {"rows": np.ones((3, 2)), "kappa": 1.0, "others": 2}
+BAD_CAPS = [
+    ("rows", [[1.0, -1.0], [1.0, 1.0]]),
+    ("rows", [[1.0, np.nan], [1.0, 1.0]]),
+    ("rows", [[1.0, np.inf], [1.0, 1.0]]),
+    ("rows", np.empty((0, 2))),
+    ("rows", np.ones(3)),
+    ("rows", [[1.0], [1.0, 2.0]]),
+    ("kappa", 0.0),
+    ("kappa", -1.0),
+    ("kappa", np.nan),
+    ("kappa", np.inf),
+    ("kappa", "1"),
+    ("others", 0),
+    ("others", -1),
+    ("others", 1.5),
+    ("others", True),
+]
+
+
+@pytest.mark.parametrize(("name", "bad"), BAD_CAPS)
+def test_bad_argument_of_the_caps_is_named(name, bad):
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        energy_caps(**(GOOD_CAPS | {name: bad}))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("vector", {"vector": [1.0, np.nan, 0.0]}),
+        ("vector", {"vector": [1e100, 0.0, 0.0]}),
+        ("vector", {"vector": []}),
+        ("sizes", {"sizes": (2,)}),
+        ("sizes", {"sizes": (4, -1)}),
+        ("weight", {"weight": -1.0}),
+        ("weight", {"weight": np.nan}),
+        ("weight", {"weight": np.inf}),
+    ],
+)
+def test_bad_argument_of_the_energies_is_named(name, changes):
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        energy_row(**({"vector": [1.0, 2.0, 3.0], "sizes": (1, 2), "weight": 1.0} | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("sizes", {"sizes": (2,)}),
+        ("row", {"row": [1.0]}),
+        ("row", {"row": [1.0, -1.0]}),
+        ("row", {"row": [1.0, np.nan]}),
+        ("caps", {"caps": [1.0]}),
+        ("caps", {"caps": [1.0, -1.0]}),
+        ("caps", {"caps": [1.0, np.nan]}),
+        ("caps", {"caps": None}),
+        ("caps", {"caps": ["a", "b"]}),
+    ],
+)
+def test_bad_argument_of_the_scaling_is_named_and_scales_nothing(name, changes):
+    vector = np.array([1.0, 2.0, 3.0])
+
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        scale_to_caps(vector, **({"sizes": (1, 2), "row": [1.0, 3.0], "caps": [0.0, 0.5]} | changes))
+
+    assert vector.tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("bad", [[1.0, 2.0], np.ones(2, dtype=np.float32), np.broadcast_to(1.0, 2), np.ones((1, 2))])
+def test_only_a_writable_float64_vector_is_scaled(bad):
+    with pytest.raises(ValueError, match=r"^vector: "):
+        scale_to_caps(bad, (1, 1), [1.0, 1.0], [0.5, 0.5])
