@@ -14,9 +14,10 @@ from securefda.adaptation.energy import CapEffect, energy_caps, energy_row, scal
 from securefda.adaptation.projection import Projection, project
 from securefda.adaptation.rules import fedda, fedgp
 from securefda.adaptation.statistics import StepStatistics, TargetStatistics
-from securefda.adaptation.strategy import RoundPlan, Rule, Strategy, round_plan
+from securefda.adaptation.strategy import CANDIDATES, RoundPlan, Rule, Strategy, choose_rule, round_plan
 
 __all__ = [
+    "CANDIDATES",
     "BetaRule",
     "CapEffect",
     "Contribution",
@@ -31,6 +32,7 @@ __all__ = [
     "align_update",
     "alignment_factor",
     "auto_beta",
+    "choose_rule",
     "combine",
     "contribute",
     "energy_caps",

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from securefda.adaptation import Estimator, Projection, RoundPlan, Rule, Strategy, round_plan
+from securefda.adaptation import CANDIDATES, Estimator, Projection, RoundPlan, Rule, Strategy, choose_rule, round_plan
 
 WITH_WARM_UP = [
     Rule.SOURCE_ONLY,
@@ -92,8 +92,99 @@ def test_single_steps_are_needed_where_an_estimate_depends_on_them(rule, estimat
 
 def test_rules_know_what_they_need():
     assert {rule for rule in Rule if not rule.needs_sources} == {Rule.TARGET_ONLY, Rule.ORACLE}
-    assert {rule for rule in Rule if rule.adapts} == set(WITH_WARM_UP) - {Rule.SOURCE_ONLY, Rule.FEDAVG}
+    assert {rule for rule in Rule if rule.adapts} == {*WITH_WARM_UP, Rule.AUTO} - {Rule.SOURCE_ONLY, Rule.FEDAVG}
     assert {rule for rule in Rule if rule.projects} == {Rule.FEDGP, Rule.FEDGP_AUTO, Rule.FEDGP_FILTERED_AUTO}
+
+
+ERRORS = {Rule.TARGET_ONLY: 4.0, Rule.SOURCE_ONLY: 3.0, Rule.FEDDA_AUTO: 2.0, Rule.FEDGP_AUTO: 5.0}
+
+
+def test_auto_warms_up_and_estimates_errors_from_the_last_warm_up_round_on():
+    strategy = Strategy(rule=Rule.AUTO, rounds=4, warm_up_rounds=2, lr_after_warm_up=0.25)
+
+    plans = [round_plan(strategy, number, ERRORS) for number in range(1, 5)]
+
+    assert [plan.rule for plan in plans] == [Rule.SOURCE_ONLY] * 2 + [Rule.FEDDA_AUTO] * 2
+    assert [plan.select for plan in plans] == [False, True, True, True]
+    assert [plan.learning_rate_factor for plan in plans] == [1.0, 1.0, 0.25, 0.25]
+
+
+@pytest.mark.parametrize("chosen", CANDIDATES)
+def test_auto_takes_the_candidate_with_the_smallest_error(chosen):
+    strategy = Strategy(rule="auto", rounds=2)
+
+    plan = round_plan(strategy, 2, ERRORS | {chosen: 1.0})
+
+    assert (plan.rule, plan.select, plan.learning_rate_factor) == (chosen, True, 1.0)
+
+
+def test_auto_without_estimated_errors_is_fedgp_auto_that_estimates_them():
+    assert round_plan(Strategy(rule="auto", rounds=1), 1) == RoundPlan(rule=Rule.FEDGP_AUTO, select=True)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in Rule if rule not in (Rule.AUTO, Rule.FINETUNE_OFFLINE)])
+def test_other_strategies_neither_estimate_errors_nor_listen_to_them(rule):
+    strategy = Strategy(rule=rule, rounds=2, warm_up_rounds=1)
+
+    for number in (1, 2):
+        assert round_plan(strategy, number, ERRORS) == round_plan(strategy, number)
+        assert round_plan(strategy, number).select is False
+
+
+def test_of_equal_errors_the_documented_order_decides():
+    assert CANDIDATES == (Rule.TARGET_ONLY, Rule.FEDGP_AUTO, Rule.FEDDA_AUTO, Rule.SOURCE_ONLY)
+    for start in range(4):
+        equal = dict.fromkeys(reversed(CANDIDATES[start:]), 0.0)
+        assert choose_rule(equal) is CANDIDATES[start]
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        {},
+        {Rule.FEDGP: 1.0},
+        {Rule.AUTO: 1.0},
+        ERRORS | {Rule.FEDDA_AUTO: float("nan")},
+        ERRORS | {Rule.TARGET_ONLY: float("inf")},
+        ERRORS | {Rule.TARGET_ONLY: None},
+    ],
+)
+def test_bad_errors_choose_no_rule(errors):
+    with pytest.raises(ValueError, match=r"^errors: "):
+        choose_rule(errors)
+    with pytest.raises(ValueError, match=r"^errors: "):
+        round_plan(Strategy(rule="auto", rounds=1), 1, errors)
+
+
+@pytest.mark.parametrize("rule", CANDIDATES)
+def test_a_round_that_estimates_errors_needs_sources_and_the_targets_statistics_whatever_its_rule(rule):
+    for estimator, steps in (("mean-field", False), ("exact", True)):
+        plan = RoundPlan(rule=rule, select=True, estimator=estimator)
+        assert (plan.needs_sources, plan.uses_target_statistics, plan.needs_step_updates) == (True, True, steps)
+
+
+@pytest.mark.parametrize("rule", CANDIDATES)
+def test_a_round_that_estimates_nothing_needs_what_its_rule_needs(rule):
+    plan = RoundPlan(rule=rule)
+
+    assert (plan.needs_sources, plan.uses_target_statistics) == (rule.needs_sources, rule.adapts)
+
+
+@pytest.mark.parametrize(("estimator", "needed"), [("mean-field", False), ("exact", True)])
+def test_auto_needs_single_steps_where_one_of_its_rules_may(estimator, needed):
+    assert Strategy(rule="auto", rounds=1, estimator=estimator).needs_step_updates is needed
+
+
+@pytest.mark.parametrize("rule", [Rule.FEDAVG, Rule.FEDDA, Rule.FEDGP, Rule.FEDGP_FILTERED_AUTO])
+def test_a_round_of_a_rule_that_is_never_chosen_estimates_no_errors(rule):
+    with pytest.raises(ValueError, match=r"^select: "):
+        RoundPlan(rule=rule, select=True)
+
+
+@pytest.mark.parametrize("bad", [1, "yes", None])
+def test_bad_select_is_refused_by_name(bad):
+    with pytest.raises(ValueError, match=r"^select: "):
+        RoundPlan(rule=Rule.FEDGP_AUTO, select=bad)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +220,7 @@ def test_offline_fine_tuning_needs_rounds_of_both_kinds(finetune_rounds):
         Strategy(rule="finetune_offline", rounds=10, finetune_rounds=finetune_rounds)
 
 
-@pytest.mark.parametrize("rule", [Rule.ORACLE, Rule.FINETUNE_OFFLINE])
+@pytest.mark.parametrize("rule", [Rule.ORACLE, Rule.FINETUNE_OFFLINE, Rule.AUTO])
 def test_rule_of_a_whole_run_is_no_rule_of_a_round(rule):
     with pytest.raises(ValueError, match=r"^rule: "):
         RoundPlan(rule=rule)
