@@ -1,4 +1,6 @@
-"""Rules of federated domain adaptation: FedDA, FedGP, auto-beta, their alignment, schedule and baselines.
+"""Rules of federated domain adaptation: FedDA, FedGP, auto-beta, their choice, alignment, schedule and baselines.
+
+The energy rule, which bounds what one contribution weighs in a sum, is here too.
 
 Pure functions of numpy arrays: no I/O, no clock, no random numbers. Updates come in as float32 or float64, all
 arithmetic is float64.
@@ -11,8 +13,9 @@ from securefda.adaptation.alignment import align_update, alignment_factor
 from securefda.adaptation.beta import BetaRule, Estimator, auto_beta
 from securefda.adaptation.contribution import Contribution, ContributionSum, combine, contribute
 from securefda.adaptation.energy import CapEffect, energy_caps, energy_row, scale_to_caps
-from securefda.adaptation.projection import Projection, project
+from securefda.adaptation.projection import Projection, cosine, project
 from securefda.adaptation.rules import fedda, fedgp
+from securefda.adaptation.selection import DeltaErrors, delta_errors, mean_errors, source_errors
 from securefda.adaptation.statistics import StepStatistics, TargetStatistics
 from securefda.adaptation.strategy import CANDIDATES, RoundPlan, Rule, Strategy, choose_rule, round_plan
 
@@ -22,6 +25,7 @@ __all__ = [
     "CapEffect",
     "Contribution",
     "ContributionSum",
+    "DeltaErrors",
     "Estimator",
     "Projection",
     "RoundPlan",
@@ -35,11 +39,15 @@ __all__ = [
     "choose_rule",
     "combine",
     "contribute",
+    "cosine",
+    "delta_errors",
     "energy_caps",
     "energy_row",
     "fedda",
     "fedgp",
+    "mean_errors",
     "project",
     "round_plan",
     "scale_to_caps",
+    "source_errors",
 ]

@@ -135,9 +135,7 @@ def source_beta(
     Raises:
         ValueError: ``along`` is missing.
     """
-    if along is None and needs_steps(rule, estimator):
-        raise ValueError(f"step_updates: {rule} with the {estimator} estimator needs the target's single steps")
-    variance = statistics.mean_variance
+    require_along(rule, estimator, along)
     if rule is BetaRule.FEDDA:
         distance = max(squared_distance(statistics, geometry), 0.0)
     else:
@@ -146,7 +144,22 @@ def source_beta(
     if rule is BetaRule.FEDGP_FILTERED and along is not None:
         delta = 1 - (1 - float(np.mean(along > 0))) / statistics.steps
         distance = delta * distance + (1 - delta) * geometry.mean_squared
+    return weight_of_source(statistics.mean_variance, distance)
+
+
+def weight_of_source(variance: float, distance: float) -> float:
+    """Return the beta in [0, 1] that minimises ``(1 - beta)^2 variance + beta^2 distance``; 1 where both are zero."""
     return variance / (variance + distance) if variance + distance > 0 else 1.0
+
+
+def require_along(rule: BetaRule, estimator: Estimator, along: Vector | None) -> None:
+    """Check that the products with the single steps are at hand where `needs_steps` says so.
+
+    Raises:
+        ValueError: they are not; the message starts with ``step_updates``.
+    """
+    if along is None and needs_steps(rule, estimator):
+        raise ValueError(f"step_updates: {rule} with the {estimator} estimator needs the target's single steps")
 
 
 def needs_steps(rule: BetaRule, estimator: Estimator) -> bool:

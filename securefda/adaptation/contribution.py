@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from securefda.adaptation import checks
-from securefda.adaptation.alignment import alignment_factor
-from securefda.adaptation.beta import StepGeometry, source_beta
-from securefda.adaptation.blocks import Reals, Vector, add_scaled, step_products
+from securefda.adaptation.beta import source_beta
+from securefda.adaptation.blocks import Reals, Vector, add_scaled
+from securefda.adaptation.comparison import Comparison, compare
 from securefda.adaptation.projection import Products, layer_multiples, scale_layers
+from securefda.adaptation.selection import DeltaErrors, source_errors
 from securefda.adaptation.statistics import TargetStatistics
-from securefda.adaptation.strategy import RoundPlan, Rule
+from securefda.adaptation.strategy import OF_A_WHOLE_RUN, RoundPlan, Rule
 
 KEEP_TOLERANCE = 1e-3
 """How far, relative to n, the sum w may lie outside [0, n]: it may come out of a fixed-point sum."""
@@ -35,11 +36,13 @@ class Contribution:
         vector: v_i, float64 ``(n_params,)``.
         keep: share of the target's update that stands beside it, in [0, 1].
         beta: weight of the source in [0, 1], for its own report; None for a rule without beta.
+        errors: estimated errors of the rules to choose from; None where the plan does not select.
     """
 
     vector: Vector = field(repr=False)
     keep: float = field(repr=False)
     beta: float | None = field(repr=False)
+    errors: DeltaErrors | None = field(default=None, repr=False)
 
 
 class ContributionSum:
@@ -105,9 +108,13 @@ def contribute(
 
     Beside its result it needs memory for some blocks of 8192 numbers, whatever the size of the model.
 
+    Where the plan selects, the contribution carries estimated errors as well. They are of the aligned update, while
+    the contribution to a source_only round is the update as it is, and to a target_only round it is zero.
+
     Args:
-        plan: the round's rule and its parameters.
-        statistics: of the target's steps in the round; None is permitted where ``plan.rule.adapts`` is false.
+        plan: the round's rule and its parameters; target_only just where it selects.
+        statistics: of the target's steps in the round; None is permitted where ``plan.uses_target_statistics`` is
+            false.
         target_update: g_T, the target's update of the round, ``(n_params,)``; None as for ``statistics``.
         source_update: u_i, the source's own update, not aligned, ``(n_params,)``.
         source_steps: steps that the source took, at least 1.
@@ -124,21 +131,27 @@ def contribute(
     """
     source = checks.vector("source_update", source_update)
     sizes = checks.layer_sizes(layers, source.size)
-    if plan.rule is Rule.TARGET_ONLY:
-        raise ValueError("plan: no source takes part in a target_only round")
-    if not plan.rule.adapts:
+    if not plan.needs_sources:
+        raise ValueError(f"plan: no source takes part in a {plan.rule} round")
+    if not plan.uses_target_statistics:
         return Contribution(vector=source.astype(np.float64), keep=0.0, beta=None)
-    if statistics is None or target_update is None:
-        raise ValueError(f"{'statistics' if statistics is None else 'target_update'}: {plan.rule} needs it")
-    target = checks.vector("target_update", target_update, size=source.size)
-    factor = alignment_factor(
-        target_steps=statistics.steps, source_steps=source_steps, learning_rate_ratio=learning_rate_ratio
+    comparison = compare(
+        plan,
+        statistics,
+        target_update,
+        source,
+        sizes,
+        source_steps=source_steps,
+        learning_rate_ratio=learning_rate_ratio,
+        step_updates=step_updates,
     )
-    factor = factor if plan.align else 1.0
-    products = Products.of(target, source, sizes).with_source_times(factor)
-    along = _along(plan, source, step_updates, statistics.steps, factor / statistics.steps)
-    beta = _beta(plan, statistics, products, source.size, along)
-    return weighted_update(plan, source, sizes, products=products, beta=beta, factor=factor)
+    errors = source_errors(comparison, plan.estimator) if plan.select else None
+    if plan.rule is Rule.TARGET_ONLY:
+        return Contribution(vector=np.zeros(source.size), keep=1.0, beta=None, errors=errors)
+    if not plan.rule.adapts:
+        return Contribution(vector=source.astype(np.float64), keep=0.0, beta=None, errors=errors)
+    beta, products, factor = _beta(plan, comparison), comparison.products, comparison.factor
+    return replace(weighted_update(plan, source, sizes, products=products, beta=beta, factor=factor), errors=errors)
 
 
 def weighted_update(
@@ -180,7 +193,7 @@ def combine(
     """Return the round's update of the model from the sums over all sources.
 
     Args:
-        rule: the round's rule, any but target_only, whose update is g_T itself.
+        rule: the round's rule, not the strategy of a whole run.
         weighted_sum: V = sum n_i v_i, ``(n_params,)``.
         kept: w = sum n_i keep_i.
         samples: n = sum n_i, positive.
@@ -188,13 +201,14 @@ def combine(
         target_samples: n_T, the target's number of samples; only for fedavg.
 
     Returns:
-        Float64 ``(n_params,)``: (w g_T + V) / n, for fedavg (n_T g_T + V) / (n_T + n), for source_only V / n.
+        Float64 ``(n_params,)``: (w g_T + V) / n, for fedavg (n_T g_T + V) / (n_T + n), for source_only V / n, for
+        target_only g_T itself.
 
     Raises:
         ValueError: an argument is missing or out of its range; the message starts with its name.
     """
-    if not rule.needs_sources:
-        raise ValueError(f"rule: {rule} has no sum over sources")
+    if rule in OF_A_WHOLE_RUN:
+        raise ValueError(f"rule: {rule} is a strategy of a whole run, no rule of a sum")
     total = checks.vector("weighted_sum", weighted_sum)
     count = checks.number_between("samples", samples, 0, math.inf, open_below=True)
     slack = KEEP_TOLERANCE * count
@@ -204,6 +218,8 @@ def combine(
     if target_update is None:
         raise ValueError(f"target_update: {rule} needs it")
     target = checks.vector("target_update", target_update, size=total.size)
+    if rule is Rule.TARGET_ONLY:
+        return target.astype(np.float64)
     if rule is Rule.FEDAVG:
         target_weight = checks.number_between("target_samples", target_samples, 0, math.inf)
         count += target_weight
@@ -212,21 +228,9 @@ def combine(
     return update
 
 
-def _along(
-    plan: RoundPlan, source: Reals, step_updates: npt.ArrayLike | None, count: int, step_factor: float
-) -> Vector | None:
-    """Return <x_j, gbar> of each step with ``gbar = step_factor * source``; None where the plan has no use for it."""
-    if step_updates is None or not plan.needs_step_updates:
-        return None
-    steps = checks.matrix("step_updates", step_updates, columns=source.size)
-    if steps.shape[0] != count:
-        raise ValueError(f"step_updates: must have {count} rows, has {steps.shape[0]}")
-    return step_products(steps, source) * step_factor
-
-
-def _beta(plan: RoundPlan, statistics: TargetStatistics, products: Products, size: int, along: Vector | None) -> float:
-    geometry = StepGeometry.of_round(products, steps=statistics.steps, size=size)
-    statistics.require_agreement(geometry.mean_squared)
+def _beta(plan: RoundPlan, comparison: Comparison) -> float:
     if plan.rule.beta_rule is None:
         return plan.beta
-    return source_beta(plan.rule.beta_rule, plan.estimator, statistics, geometry, along)
+    return source_beta(
+        plan.rule.beta_rule, plan.estimator, comparison.statistics, comparison.geometry, comparison.along
+    )

@@ -9,6 +9,7 @@ ICLR 2024, Definition 4.3 and Appendix C.9.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -122,3 +123,17 @@ def project(
     return scale_layers(
         source_vector, sizes, layer_multiples(products, form, negative=not checks.switch("filter", filter))
     )
+
+
+def cosine(left: npt.ArrayLike, right: npt.ArrayLike) -> float | None:
+    """Return the cosine of two vectors of equal length, in [-1, 1]; None where one of them is zero.
+
+    Raises:
+        ValueError: an argument is not a finite vector, or the lengths differ; the message starts with its name.
+    """
+    left_vector = checks.vector("left", left)
+    right_vector = checks.vector("right", right, size=left_vector.size)
+    left_squared, inner, right_squared = inner_products(left_vector, right_vector)
+    if min(left_squared, right_squared) <= SMALLEST_SQUARED_NORM:
+        return None
+    return min(max(inner / math.sqrt(left_squared) / math.sqrt(right_squared), -1.0), 1.0)

@@ -71,7 +71,8 @@ _BETA_RULES = {
 }
 _ADAPTING = frozenset({Rule.FEDDA, Rule.FEDGP, Rule.AUTO, *_BETA_RULES})
 _WARMS_UP = _ADAPTING | {Rule.SOURCE_ONLY, Rule.FEDAVG}
-_OF_A_WHOLE_RUN = frozenset({Rule.FINETUNE_OFFLINE, Rule.ORACLE, Rule.AUTO})
+OF_A_WHOLE_RUN = frozenset({Rule.FINETUNE_OFFLINE, Rule.ORACLE, Rule.AUTO})
+"""Strategies whose rounds follow other rules, which `round_plan` names."""
 
 CANDIDATES = (Rule.TARGET_ONLY, Rule.FEDGP_AUTO, Rule.FEDDA_AUTO, Rule.SOURCE_ONLY)
 """What `Rule.AUTO` chooses from. Of equal estimates the earlier wins: first the rule under which nothing of an update
@@ -143,7 +144,7 @@ class RoundPlan(RulePlan):
 
     def __post_init__(self) -> None:
         RulePlan.__post_init__(self)
-        if self.rule in _OF_A_WHOLE_RUN:
+        if self.rule in OF_A_WHOLE_RUN:
             raise ValueError(f"rule: {self.rule} is a strategy of a whole run, not the rule of one round")
         checks.number_between("learning_rate_factor", self.learning_rate_factor, 0, math.inf, open_below=True)
         if checks.switch("select", self.select) and self.rule not in CANDIDATES:

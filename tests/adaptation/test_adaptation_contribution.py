@@ -345,7 +345,11 @@ BAD_SUMS = {
     "target update of another length": ("target_update", {"target_update": [1.0]}),
     "fedavg without samples": ("target_samples", {"rule": Rule.FEDAVG}),
     "fedavg with negative samples": ("target_samples", {"rule": Rule.FEDAVG, "target_samples": -1}),
-    "target_only": ("rule", {"rule": Rule.TARGET_ONLY}),
+    "oracle": ("rule", {"rule": Rule.ORACLE}),
+    "auto": ("rule", {"rule": Rule.AUTO}),
+    "offline fine-tuning": ("rule", {"rule": Rule.FINETUNE_OFFLINE}),
+    "target_only without update": ("target_update", {"rule": Rule.TARGET_ONLY, "target_update": None}),
+    "target_only with NaN in the sum": ("weighted_sum", {"rule": Rule.TARGET_ONLY, "weighted_sum": [np.nan, 1.0]}),
 }
 
 

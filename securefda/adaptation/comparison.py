@@ -1,0 +1,89 @@
+"""A source's aligned update beside the target's, in one round: what beta, projection and estimated errors depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy.typing as npt
+
+from securefda.adaptation import checks
+from securefda.adaptation.alignment import alignment_factor
+from securefda.adaptation.beta import StepGeometry
+from securefda.adaptation.blocks import Reals, Vector, step_products
+from securefda.adaptation.projection import Products
+from securefda.adaptation.statistics import TargetStatistics
+from securefda.adaptation.strategy import RoundPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Inner products of the target's update and a source's aligned one, and the target's statistics.
+
+    Attributes:
+        statistics: of the target's steps.
+        factor: what aligns the source's update; 1 where the plan does not align.
+        products: in each layer, of the target's update and ``factor`` times the source's.
+        geometry: over the whole vector, of the target's mean step and the source's aligned step.
+        along: <x_j, gbar> of each step of the target ``(B,)``; None where the plan has no use for it, or where the
+            single steps are not at hand.
+    """
+
+    statistics: TargetStatistics
+    factor: float
+    products: Products
+    geometry: StepGeometry
+    along: Vector | None
+
+
+def compare(
+    plan: RoundPlan,
+    statistics: TargetStatistics | None,
+    target_update: npt.ArrayLike | None,
+    source: Reals,
+    sizes: Sequence[int],
+    *,
+    source_steps: int,
+    learning_rate_ratio: float,
+    step_updates: npt.ArrayLike | None = None,
+) -> Comparison:
+    """Compare a source's update with the target's under a plan.
+
+    Args:
+        plan: whether to align, and whether single steps are of use.
+        statistics: of the target's steps in the round.
+        target_update: g_T, ``(n_params,)``.
+        source: u_i, not aligned, finite, ``(n_params,)``.
+        sizes: the layers' sizes, which sum to n_params.
+        source_steps: steps that the source took, at least 1.
+        learning_rate_ratio: the target's learning rate of the round over the source's, within 1e-9 and 1e9.
+        step_updates: the target's single steps ``(B, n_params)``, only where ``plan.needs_step_updates``.
+
+    Raises:
+        ValueError: an argument is missing, has a wrong shape or value, is not finite, or contradicts another; the
+            message starts with the argument's name.
+    """
+    if statistics is None or target_update is None:
+        raise ValueError(f"{'statistics' if statistics is None else 'target_update'}: {plan.rule} needs it")
+    target = checks.vector("target_update", target_update, size=source.size)
+    factor = alignment_factor(
+        target_steps=statistics.steps, source_steps=source_steps, learning_rate_ratio=learning_rate_ratio
+    )
+    factor = factor if plan.align else 1.0
+    products = Products.of(target, source, sizes).with_source_times(factor)
+    along = _along(plan, source, step_updates, statistics.steps, factor / statistics.steps)
+    geometry = StepGeometry.of_round(products, steps=statistics.steps, size=source.size)
+    statistics.require_agreement(geometry.mean_squared)
+    return Comparison(statistics, factor, products, geometry, along)
+
+
+def _along(
+    plan: RoundPlan, source: Reals, step_updates: npt.ArrayLike | None, count: int, step_factor: float
+) -> Vector | None:
+    """Return <x_j, gbar> of each step with ``gbar = step_factor * source``; None where the plan has no use for it."""
+    if step_updates is None or not plan.needs_step_updates:
+        return None
+    steps = checks.matrix("step_updates", step_updates, columns=source.size)
+    if steps.shape[0] != count:
+        raise ValueError(f"step_updates: must have {count} rows, has {steps.shape[0]}")
+    return step_products(steps, source) * step_factor
