@@ -17,7 +17,7 @@ tie.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy.typing as npt
 
@@ -37,30 +37,37 @@ from securefda.adaptation.strategy import RoundPlan, Rule
 
 @dataclass(frozen=True, slots=True)
 class DeltaErrors:
-    """Estimated Delta errors of the rules that `Rule.AUTO` chooses from, of one source or the mean of several.
+    """Estimated Delta errors of the rules that need a source: of one source, or a sum or mean over several.
 
-    One source's are as private as what they are made of, and so are not in the repr.
+    One source's are as private as what they are made of, and so the repr is empty. The error of target_only,
+    sigma^2, is the same for every source: `TargetStatistics.mean_variance`.
 
     Attributes:
-        target_only: sigma^2, the same for every source.
         source_only: d_i^2 of the *aligned* update (where the plan aligns), although source_only itself does not align.
-        fedda: of fedda_auto, within [0, sigma^2].
-        fedgp: of fedgp_auto, within [0, sigma^2].
+        fedda: of fedda_auto; of one source or a mean at most sigma^2, and at most ``source_only``.
+        fedgp: of fedgp_auto; of one source or a mean at most sigma^2.
     """
 
-    target_only: float
-    source_only: float
-    fedda: float
-    fedgp: float
+    source_only: float = field(repr=False)
+    fedda: float = field(repr=False)
+    fedgp: float = field(repr=False)
 
-    def __repr__(self) -> str:
-        return "DeltaErrors()"
+    def times(self, factor: float) -> DeltaErrors:
+        """Return each error times ``factor``."""
+        return DeltaErrors(self.source_only * factor, self.fedda * factor, self.fedgp * factor)
 
-    @property
-    def by_rule(self) -> Mapping[Rule, float]:
-        """The errors by the rule they are of, as `choose_rule` and `round_plan` take them."""
+    def plus(self, other: DeltaErrors) -> DeltaErrors:
+        """Return the sum of both, rule by rule."""
+        return DeltaErrors(self.source_only + other.source_only, self.fedda + other.fedda, self.fedgp + other.fedgp)
+
+    def by_rule(self, mean_variance: float) -> Mapping[Rule, float]:
+        """Return the errors of all candidates, as `choose_rule` and `round_plan` take them.
+
+        Args:
+            mean_variance: sigma^2, the error of target_only.
+        """
         return {
-            Rule.TARGET_ONLY: self.target_only,
+            Rule.TARGET_ONLY: mean_variance,
             Rule.SOURCE_ONLY: self.source_only,
             Rule.FEDDA_AUTO: self.fedda,
             Rule.FEDGP_AUTO: self.fedgp,
@@ -84,7 +91,6 @@ def source_errors(comparison: Comparison, estimator: Estimator) -> DeltaErrors:
     exact_along = along if estimator is Estimator.EXACT else None
     across = max(projected_squared_distance(statistics, geometry, exact_along), 0.0)
     return DeltaErrors(
-        target_only=variance,
         source_only=distance,
         fedda=_least_error(variance, distance),
         fedgp=_least_error(variance, across),
@@ -147,13 +153,10 @@ def mean_errors(errors: Sequence[DeltaErrors], weights: npt.ArrayLike | None = N
     if not errors:
         raise ValueError("errors: must be of at least one source")
     samples = checks.source_weights(weights, len(errors))
-    parts = (samples / samples.sum()).tolist()
-    return DeltaErrors(
-        target_only=sum(part * one.target_only for part, one in zip(parts, errors, strict=True)),
-        source_only=sum(part * one.source_only for part, one in zip(parts, errors, strict=True)),
-        fedda=sum(part * one.fedda for part, one in zip(parts, errors, strict=True)),
-        fedgp=sum(part * one.fedgp for part, one in zip(parts, errors, strict=True)),
-    )
+    total = DeltaErrors(0.0, 0.0, 0.0)
+    for one, weight in zip(errors, samples.tolist(), strict=True):
+        total = total.plus(one.times(weight))
+    return total.times(1 / float(samples.sum()))
 
 
 def _least_error(variance: float, distance: float) -> float:
