@@ -81,17 +81,6 @@ class ContributionSum:
         self._kept += kept
         self._samples += samples
 
-    def add_sum(self, weighted_sum: npt.ArrayLike, kept: float, samples: float) -> None:
-        """Add a sum over some other sources: its V ``(n_params,)``, its w and its n, as `combine` takes them.
-
-        Raises:
-            ValueError: an argument is out of its range, see `combine`; nothing was added.
-        """
-        vector, share, weight = _checked_sum(weighted_sum, kept, samples, size=self._vector.size)
-        add_scaled(self._vector, vector, 1.0)
-        self._kept += share
-        self._samples += weight
-
     @property
     def vector(self) -> Vector:
         """V = sum n_i v_i, float64 ``(n_params,)``: the sum itself, not a copy."""
@@ -232,7 +221,10 @@ def combine(
     """
     if rule in OF_A_WHOLE_RUN:
         raise ValueError(f"rule: {rule} is a strategy of a whole run, no rule of a sum")
-    total, target_weight, count = _checked_sum(weighted_sum, kept, samples)
+    total = checks.vector("weighted_sum", weighted_sum)
+    count = checks.number_between("samples", samples, 0, math.inf, open_below=True)
+    slack = KEEP_TOLERANCE * count
+    target_weight = checks.number_between("kept", kept, -slack, count + slack)
     if rule is Rule.SOURCE_ONLY:
         return np.divide(total, count, dtype=np.float64)
     if target_update is None:
@@ -246,16 +238,6 @@ def combine(
     update = np.divide(total, count, dtype=np.float64)
     add_scaled(update, target, target_weight / count)
     return update
-
-
-def _checked_sum(
-    weighted_sum: npt.ArrayLike, kept: float, samples: float, *, size: int | None = None
-) -> tuple[Reals, float, float]:
-    """Return V, w and n: n is positive, w within [0, n] but for `KEEP_TOLERANCE`."""
-    total = checks.vector("weighted_sum", weighted_sum, size=size)
-    count = checks.number_between("samples", samples, 0, math.inf, open_below=True)
-    slack = KEEP_TOLERANCE * count
-    return total, checks.number_between("kept", kept, -slack, count + slack), count
 
 
 def _beta(plan: RoundPlan, comparison: Comparison) -> float:
