@@ -115,3 +115,18 @@ def squares_hold(squares: Sequence[Fraction], kappa: float | Fraction, others: i
 def energy_holds(column: Row, cap: float, kappa: float | Fraction, others: int) -> bool:
     """The energy rule in one layer under a cap, from its definition. Exact."""
     return squares_hold([Fraction(min(float(value), float(cap))) ** 2 for value in column], kappa, others)
+
+
+def delta_errors(rows: Sequence[Row], source: Row, estimator: str = "exact") -> dict[str, float]:
+    """Definition 3.7 of the paper for one source's aligned step, with each rule's own beta."""
+    variance = total_sample_variance(rows) / len(rows)
+    across = projected_distance if estimator == "exact" else mean_field_projected_distance
+    apart = max(distance(rows, source), 0.0)
+    beyond = max(across(rows, source), 0.0)
+    da, gp = beta(rows, source, "fedda", estimator), beta(rows, source, "fedgp", estimator)
+    return {
+        "target_only": variance,
+        "source_only": apart,
+        "fedda_auto": (1 - da) ** 2 * variance + da**2 * apart,
+        "fedgp_auto": (1 - gp) ** 2 * variance + gp**2 * beyond,
+    }

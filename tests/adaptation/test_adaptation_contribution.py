@@ -215,6 +215,25 @@ def test_running_sum_holds_the_three_sums_that_travel_masked():
     assert np.array_equal(total.combine(Rule.FEDGP_AUTO, state.target), direct)
 
 
+def test_sums_over_some_sources_add_up_to_the_sum_over_all():
+    state = a_round()
+    parts = state.contributions(RoundPlan(rule=Rule.FEDGP_AUTO))
+    whole, first, rest = (ContributionSum(SIZE) for _ in range(3))
+    for part, samples in zip(parts, SAMPLES, strict=True):
+        whole.add(part, samples)
+    for part, samples in zip(parts[1:], SAMPLES[1:], strict=True):
+        rest.add(part, samples)
+    first.add(parts[0], SAMPLES[0])
+
+    first.add_sum(rest.vector, rest.kept, rest.samples)
+
+    np.testing.assert_allclose(first.vector, whole.vector, rtol=1e-13)
+    assert (first.kept, first.samples) == (pytest.approx(whole.kept), whole.samples)
+    with pytest.raises(ValueError, match=r"^vector: "):
+        first.add_sum(np.ones(SIZE + 1), 1.0, 1.0)
+    assert first.samples == whole.samples
+
+
 def test_contribution_of_a_long_vector_needs_little_beyond_its_result():
     size, layers = 1_000_000, (999_000, 1_000)
     generator = np.random.default_rng(2)
