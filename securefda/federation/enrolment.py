@@ -44,6 +44,7 @@ from securefda.federation.kit import (
     Kit,
     make_manifest,
 )
+from securefda.federation.policy_signature import write_policy_signature
 from securefda.federation.sites import SiteSpec
 from securefda.secagg.roster import Roster, RosterEntry, SignedRoster, check_name, sign_roster
 
@@ -301,11 +302,24 @@ def _write_identity(
     write_file(startup / TLS_KEY_FILE, private_pem(identity.tls_key), SECRET_MODE)
     write_file(startup / SIGNING_KEY_FILE, private_pem(identity.signing_key), SECRET_MODE)
     write_file(store.certificate_path(site_id), to_pem(identity.certificate), PUBLIC_MODE)
-    for name, content in ((POLICY_FILE, policy_text), (SETTINGS_FILE, settings_text)):
-        # What lies in local/ is the site's own: enrolling it again must not touch its policy.
-        if content is not None and not (local / name).exists():
-            written = content if isinstance(content, str) else content(site_id)
-            write_file(local / name, written.encode("utf-8"), _LOCAL_MODE)
+    policy = local / POLICY_FILE
+    if (written := _write_local(policy, site_id, policy_text)) is not None:
+        write_policy_signature(policy, written, store.authority.ca.federation_id, site_id, identity.signing_key)
+    _write_local(local / SETTINGS_FILE, site_id, settings_text)
+
+
+def _write_local(file: Path, site_id: str, content: SiteText | None) -> bytes | None:
+    """Write a file of the site's own and return its bytes, unless there is nothing to write.
+
+    A file that exists is left alone: enrolling a site again, or giving it new keys, must not touch its policy. Its
+    signature is then by the old key, and the site itself signs again, once it has looked at what it signs: whoever
+    stole the old key could have put another policy there.
+    """
+    if content is None or file.exists():
+        return None
+    written = (content if isinstance(content, str) else content(site_id)).encode("utf-8")
+    write_file(file, written, _LOCAL_MODE)
+    return written
 
 
 def _publish(store: _Store, signed: SignedRoster, roster: Roster) -> None:

@@ -31,6 +31,7 @@ from securefda.federation.certificates import (
 )
 from securefda.federation.endpoints import Endpoints
 from securefda.federation.files import FileContent, read_file
+from securefda.federation.policy_signature import read_signed_policy
 from securefda.federation.roster_memory import check_not_older, remember
 from securefda.secagg.roster import Role, Roster, RosterEntry, SignedRoster, is_name
 from securefda.secagg.secret import Secret
@@ -41,7 +42,7 @@ KIT_MESSAGE = "Kit"
 STARTUP, LOCAL = "startup", "local"
 KIT_FILE, ROSTER_FILE, ENDPOINTS_FILE = "kit.json", "roster.json", "endpoints.toml"
 TLS_CERTIFICATE_FILE, TLS_KEY_FILE, SIGNING_KEY_FILE = "tls.crt", "tls.key", "signing.key"
-POLICY_FILE, SETTINGS_FILE = "policy.toml", "settings.toml"
+POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE = "policy.toml", "policy.sig", "settings.toml"
 LISTED_FILES = (CA_FILE, ENDPOINTS_FILE, TLS_CERTIFICATE_FILE)
 SECRET_FILES = (SIGNING_KEY_FILE, TLS_KEY_FILE)
 STARTUP_FILES = (KIT_FILE, ROSTER_FILE, *LISTED_FILES, *SECRET_FILES)
@@ -173,6 +174,15 @@ class Kit:
     def local(self) -> Path:
         """The half that is the site's own: policy, settings, ledger, logs."""
         return self.root / LOCAL
+
+    def signed_policy(self) -> tuple[Path, bytes]:
+        """The path of ``local/policy.toml`` and its contents as the site signed them.
+
+        Raises:
+            ConfigError: ``policy``, the file or its signature is missing or wrong.
+        """
+        file = self.local / POLICY_FILE
+        return file, read_signed_policy(file, self.federation_id, self.site_id, self.entry.signing_key)
 
 
 def make_manifest(roster: Roster, site_id: str, files: Mapping[str, bytes]) -> Manifest:

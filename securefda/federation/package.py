@@ -17,6 +17,7 @@ from securefda.federation.files import MAX_FILE_BYTES, SECRET_MODE, FileContent,
 from securefda.federation.kit import (
     LOCAL,
     POLICY_FILE,
+    POLICY_SIGNATURE_FILE,
     SETTINGS_FILE,
     STARTUP,
     STARTUP_FILES,
@@ -93,7 +94,7 @@ def inspect_kit(path: Path, now: datetime, *, expected_ca: str | None = None) ->
 
 def _members(kit: Kit) -> Mapping[str, FileContent]:
     members = {f"{STARTUP}/{name}": read_file(kit.startup / name) for name in STARTUP_FILES}
-    for name in (POLICY_FILE, SETTINGS_FILE):
+    for name in (POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE):
         if (kit.local / name).exists():
             members[f"{LOCAL}/{name}"] = read_file(kit.local / name)
     return members

@@ -1,15 +1,42 @@
 """A source's own policy: what it lets a header ask for. What is not permitted is denied."""
 
-from securefda.policy.model import QuantisationBounds, ReleaseLimits, SourcePolicy, load_policy
-from securefda.policy.template import default_policy, default_policy_text
-from securefda.policy.verdict import check_header
+from securefda.policy.explain import Explanation, explain
+from securefda.policy.feasible import require_satisfiable
+from securefda.policy.model import (
+    EnergyBounds,
+    MetadataPolicy,
+    QuantisationBounds,
+    ReleaseLimits,
+    SourcePolicy,
+    WorkLimits,
+    load_policy,
+    parse_policy,
+)
+from securefda.policy.named import NAMED_POLICIES, NamedPolicy
+from securefda.policy.signed import HoldsPolicy, load_signed_policy
+from securefda.policy.template import default_policy, default_policy_text, policy_text
+from securefda.policy.verdict import check_header, check_metadata, check_task
 
 __all__ = [
+    "NAMED_POLICIES",
+    "EnergyBounds",
+    "Explanation",
+    "HoldsPolicy",
+    "MetadataPolicy",
+    "NamedPolicy",
     "QuantisationBounds",
     "ReleaseLimits",
     "SourcePolicy",
+    "WorkLimits",
     "check_header",
+    "check_metadata",
+    "check_task",
     "default_policy",
     "default_policy_text",
+    "explain",
     "load_policy",
+    "load_signed_policy",
+    "parse_policy",
+    "policy_text",
+    "require_satisfiable",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -10,10 +12,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from securefda.adaptation.strategy import Rule
 from securefda.errors import ConfigError
-from securefda.secagg.messages import Visibility
+from securefda.secagg.messages import Granularity, Visibility
 from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.roster import Roster
 from securefda.settings import Settings, parse_settings, read_toml
+
+SELECTION = Rule.AUTO.value
+"""What a policy lists in order to hand in estimated errors, from which the rule of the next round is chosen."""
 
 _RULES = tuple(rule.value for rule in Rule)
 
@@ -30,6 +35,35 @@ def _digest(value: str) -> str:
     return value
 
 
+def _factory(value: str) -> str:
+    module, colon, name = value.partition(":")
+    if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise ValueError("must be of the form package.module:Class")
+    return value
+
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class EnergyBounds(Settings):
+    """The energy rule that a header must carry where this site is at ``sum``.
+
+    Attributes:
+        kappa: least ratio of the energy of the other sources that count to that of this site's own part; 0 asks for
+            no energy rule, and then a sum may hold this site's update nearly alone.
+        granularity: ``"layer"``: the ratio must hold in each layer; ``"model"``: for the model as a whole at least.
+    """
+
+    kappa: Annotated[float, Field(ge=0)] = 1.0
+    granularity: Literal["layer", "model"] = "layer"
+
+    @property
+    def terms(self) -> Granularity:
+        """``granularity`` as messages carry it."""
+        return Granularity[self.granularity.upper()]
+
+
 class QuantisationBounds(Settings):
     """Bounds on the numbers with which updates are encoded.
 
@@ -44,11 +78,11 @@ class QuantisationBounds(Settings):
     """
 
     modulus_bits_min: Literal[32, 64] = 32
-    clip_min: Annotated[float, Field(gt=0)] = 0.001
-    clip_max: Annotated[float, Field(gt=0)] = 1000.0
-    n_max: Annotated[int, Field(ge=1)] = 1024
-    max_samples_min: Annotated[int, Field(ge=1)] = 1000
-    max_samples_max: Annotated[int, Field(ge=1)] = 1_000_000
+    clip_min: Positive = 0.001
+    clip_max: Positive = 1000.0
+    n_max: Count = 1024
+    max_samples_min: Count = 1000
+    max_samples_max: Count = 1_000_000
 
     @model_validator(mode="after")
     def _bounds_leave_room(self) -> Self:
@@ -60,10 +94,38 @@ class QuantisationBounds(Settings):
         return self
 
 
-class ReleaseLimits(Settings):
-    """How often one round may be attempted, each time with a new session and new keys."""
+class WorkLimits(Settings):
+    """How much work a header may ask for, and for how long it may keep this site waiting.
 
-    max_attempts: Annotated[int, Field(ge=1)] = 2
+    Attributes:
+        model_bytes_max: largest model, in bytes of float32.
+        learning_rate_max: largest effective learning rate that the target may publish; updates are scaled with it.
+        training_deadline_s_max: longest time that a header may give for training, seconds.
+        phase_deadline_s_max: longest time that it may give for one step of the session, seconds.
+    """
+
+    model_bytes_max: Count = 1 << 30
+    learning_rate_max: Positive = 10.0
+    training_deadline_s_max: Positive = 86_400.0
+    phase_deadline_s_max: Positive = 3_600.0
+
+
+class ReleaseLimits(Settings):
+    """How often this site's updates may leave it.
+
+    Attributes:
+        max_attempts: attempts at one round, each with a new session and new keys.
+        max_rounds: rounds of one run; each is one more equation about this site's rows.
+    """
+
+    max_attempts: Count = 2
+    max_rounds: Count = 10_000
+
+
+class MetadataPolicy(Settings):
+    """What may leave in clear beside an update at ``individual``; at other levels these travel inside sums alone."""
+
+    may_leave: Annotated[tuple[Literal["samples", "loss", "accuracy"], ...], Field(strict=False)] = ()
 
 
 class SourcePolicy(Settings):
@@ -74,28 +136,49 @@ class SourcePolicy(Settings):
         k_min: least number of trusted others in a sum, after ``n_c`` of them are taken as colluders.
         n_c: number of other sources that may collude with the aggregator.
         trusted_peers: site ids that count towards ``k_min``; empty for the whole roster.
-        allowed_rules: rules this site takes part in; none unless listed.
-        filtered_projection: whether FedGP at ``sum`` may leave sources out of layers in which they disagree with the
-            target. Where it leaves all but one out, that layer of the sum is that one's update.
+        allowed_rules: rules this site takes part in; none unless listed. :data:`SELECTION` is one of them.
+        allowed_tasks: task factories this site trains for; empty for the one that its own settings name.
         architectures: SHA-256 of permitted models, hex; empty for the one that this site builds itself.
+        energy: the energy rule of a sum.
         quantisation: bounds on the encoding.
-        release: bounds on retries.
+        limits: bounds on work.
+        release: bounds on rounds and retries.
+        metadata: what may leave beside an update in clear.
     """
 
     max_visibility: Literal["individual", "cohort", "sum"] = "sum"
-    k_min: Annotated[int, Field(ge=1)] = 2
+    k_min: Count = 2
     n_c: Annotated[int, Field(ge=0)] = 0
     trusted_peers: Annotated[tuple[str, ...], Field(strict=False)] = ()
     allowed_rules: Annotated[tuple[Annotated[str, AfterValidator(_rule)], ...], Field(strict=False)] = ()
-    filtered_projection: bool = False
+    allowed_tasks: Annotated[tuple[Annotated[str, AfterValidator(_factory)], ...], Field(strict=False)] = ()
     architectures: Annotated[tuple[Annotated[str, AfterValidator(_digest)], ...], Field(strict=False)] = ()
+    energy: EnergyBounds = EnergyBounds()
     quantisation: QuantisationBounds = QuantisationBounds()
+    limits: WorkLimits = WorkLimits()
     release: ReleaseLimits = ReleaseLimits()
+    metadata: MetadataPolicy = MetadataPolicy()
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> Self:
+        if self.energy.kappa > self.k_min:
+            # Of k-min others of equal size, the energy is k-min times one's own: such a sum would always be empty.
+            why = f"{self.energy.kappa:g} is above k-min = {self.k_min}: no sum over k-min others could hold anything"
+            raise ConfigError("energy.kappa", why, hint="lower it, or raise k-min")
+        if self.visibility is Visibility.INDIVIDUAL and "samples" not in self.metadata.may_leave:
+            why = 'lacks "samples", without which no update at max-visibility = "individual" can be weighted'
+            raise ConfigError("metadata.may-leave", why, hint='add "samples", or lower max-visibility')
+        return self
 
     @property
     def visibility(self) -> Visibility:
         """``max_visibility`` as messages carry it."""
         return Visibility[self.max_visibility.upper()]
+
+    @property
+    def smallest_sum(self) -> int:
+        """Fewest sources over which a sum with this site may be opened: itself, ``k_min`` others, ``n_c`` colluders."""
+        return self.k_min + self.n_c + 1
 
     def session_limits(self, roster: Roster) -> SessionLimits:
         """Return what this policy asks of every session over ``roster``.
@@ -104,18 +187,44 @@ class SourcePolicy(Settings):
             ConfigError: ``trusted-peers`` names a site that is no source of the roster.
         """
         by_id = {entry.site_id: entry.index for entry in roster.sources}
-        for site in self.trusted_peers:
-            if site not in by_id:
-                why = f"{site} is no source of this federation"
-                raise ConfigError("trusted-peers", why, hint=f"sources: {', '.join(by_id)}")
+        require_known_peers(self, by_id)
         trusted = frozenset(by_id[site] for site in self.trusted_peers or by_id)
         return SessionLimits(k_min=self.k_min, n_c=self.n_c, trusted=trusted)
 
 
-def load_policy(path: Path) -> SourcePolicy:
-    """Read ``policy.toml``.
+def require_known_peers(policy: SourcePolicy, sources: Iterable[str]) -> None:
+    """Refuse a policy that trusts a site which is none of ``sources``, the site ids of a federation's sources.
 
     Raises:
-        ConfigError: the file is missing or malformed, a key is unknown (the nearest is named) or a value is wrong.
+        ConfigError: ``trusted-peers`` names such a site.
+    """
+    known = tuple(sources)
+    for site in policy.trusted_peers:
+        if site not in known:
+            why = f"{site} is no source of this federation"
+            raise ConfigError("trusted-peers", why, hint=f"sources: {', '.join(known)}")
+
+
+def load_policy(path: Path) -> SourcePolicy:
+    """Read ``policy.toml`` without looking at its signature; :func:`load_signed_policy` is for a site's process.
+
+    Raises:
+        ConfigError: the file is missing or malformed, a key is unknown (the nearest is named), a value is wrong, or
+            keys contradict each other.
     """
     return parse_settings(SourcePolicy, read_toml(path), file=path)
+
+
+def parse_policy(data: bytes, file: Path) -> SourcePolicy:
+    """Read the contents of ``policy.toml`` that came from ``file``.
+
+    Raises:
+        ConfigError: as :func:`load_policy` does.
+    """
+    try:
+        table = tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(file), "is not UTF-8 text", hint="save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(file), f"not valid TOML: {error}", hint="text values need quotes") from error
+    return parse_settings(SourcePolicy, table, file=file)

@@ -1,80 +1,191 @@
-"""Whether a header stays within a policy."""
+"""Whether a header, a task or a message of this site stays within its policy."""
 
 from __future__ import annotations
 
 from securefda.adaptation.strategy import Rule
-from securefda.errors import PolicyRefusal
-from securefda.policy.model import SourcePolicy
-from securefda.secagg.messages import Header, Visibility
-from securefda.secagg.parameters import threshold_is_sound
+from securefda.errors import FaultyAggregatorError, PolicyRefusal
+from securefda.policy.model import SELECTION, SourcePolicy
+from securefda.secagg.messages import Granularity, Header, Update, Visibility
+from securefda.secagg.parameters import SessionLimits, threshold_is_sound
+
+_OWNER = "the site's owner decides; its policy.toml must allow it"
+_MENDS = {
+    "k-min": "raise privacy.k-min at the aggregator, or let more sources take part",
+    "n-c": "raise privacy.n-c at the aggregator, and let session.threshold = 0 choose the threshold",
+    "trusted-peers": "a sum over more sources, or without those that this site does not trust",
+    "energy.kappa": "raise privacy.kappa at the aggregator",
+    "energy.granularity": 'set privacy.energy-granularity = "layer" at the aggregator',
+    "allowed-rules": "set a strategy.rule at the aggregator that every source allows",
+    "quantisation.modulus-bits-min": "set session.modulus-bits = 64 at the aggregator",
+    "quantisation.clip-min": "raise session.clip at the aggregator",
+    "quantisation.clip-max": "lower session.clip at the aggregator",
+    "quantisation.max-samples-min": "raise session.max-samples at the aggregator",
+    "quantisation.max-samples-max": "lower session.max-samples at the aggregator",
+    "limits.learning-rate-max": "lower the target's learning rate",
+    "limits.training-deadline-s-max": "lower transport.training-deadline-s at the aggregator",
+    "limits.phase-deadline-s-max": "lower transport.phase-deadline-s at the aggregator",
+    "release.max-attempts": "lower session.attempts at the aggregator",
+    "release.max-rounds": "lower strategy.rounds at the aggregator",
+}
+_FILTERED_RULES = frozenset(rule.value for rule in Rule if rule.projects)
 
 
-def check_header(policy: SourcePolicy, header: Header) -> None:
+def _refusal(key: str, asked: object, allowed: object) -> PolicyRefusal:
+    return PolicyRefusal(key, asked, allowed, hint=_MENDS.get(key, _OWNER))
+
+
+def check_header(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None = None) -> None:
     """Accept a header that asks for no more than ``policy`` permits.
 
     This compares the header with the policy alone. Signatures, roster, freshness and the site's own model are the
     session's checks; so are the ones on the sets that form later, which :meth:`SourcePolicy.session_limits` feeds.
 
+    Args:
+        policy: of this site.
+        header: of the attempt.
+        own_index: roster index of this site.
+        limits: the policy over the site's roster; with it ``trusted-peers`` refuses under its own name. Without it,
+            or in a cohort, whose members are known later, the session's checks refuse.
+
     Raises:
         PolicyRefusal: names the first key, what the header asks and what is allowed.
+        FaultyAggregatorError: HEADER_PARTICIPANTS, the header does not name this site.
     """
-    _check_what_is_seen(policy, header)
+    if own_index not in header.participants:
+        raise FaultyAggregatorError("HEADER_PARTICIPANTS", "the header does not name this site")
+    _check_visibility(policy, header, own_index, limits)
     _check_what_is_trained(policy, header)
     _check_encoding(policy, header)
-    if header.attempt > policy.release.max_attempts:
-        raise PolicyRefusal("release.max-attempts", f"attempt {header.attempt}", f"up to {policy.release.max_attempts}")
+    _check_work(policy, header)
+    _check_release(policy, header)
 
 
-def _check_what_is_seen(policy: SourcePolicy, header: Header) -> None:
-    if header.visibility < policy.visibility:
-        raise PolicyRefusal(
-            "max-visibility",
-            header.visibility.label,
-            policy.max_visibility,
-            hint="the site's owner decides; its policy.toml must allow it",
-        )
-    if header.visibility is Visibility.INDIVIDUAL:
+def check_task(policy: SourcePolicy, factory: str) -> None:
+    """Accept the task that this site's settings name, ``"package.module:Class"``.
+
+    Raises:
+        PolicyRefusal: ``allowed-tasks`` lists others.
+    """
+    if policy.allowed_tasks and factory not in policy.allowed_tasks:
+        raise _refusal("allowed-tasks", factory, ", ".join(policy.allowed_tasks))
+
+
+def check_metadata(policy: SourcePolicy, update: Update) -> None:
+    """Accept an update in clear that carries no number beyond those that may leave beside it.
+
+    Raises:
+        PolicyRefusal: ``metadata.may-leave`` does not list one of them.
+    """
+    carried = {"samples": update.samples, "loss": update.loss, "accuracy": update.accuracy}
+    allowed = policy.metadata.may_leave
+    for name, value in carried.items():
+        if value is not None and name not in allowed:
+            raise _refusal("metadata.may-leave", name, ", ".join(allowed) or "none")
+
+
+def rules_that_publish_the_target(policy: SourcePolicy) -> tuple[str, ...]:
+    """Allowed rules for which the target publishes its update where a source is at ``sum``."""
+    free = (Rule.SOURCE_ONLY, Rule.FEDAVG)
+    return tuple(name for name in policy.allowed_rules if name not in free)
+
+
+def _check_visibility(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
+    level = header.level_of(own_index)
+    if level < policy.visibility:
+        raise _refusal("max-visibility", level.label, policy.max_visibility)
+    if level is Visibility.INDIVIDUAL:
         return
-    n = len(header.participants)
+    quorum = header.sum_quorum if level is Visibility.SUM else header.cohort_quorum
+    _check_smallest_sum(policy, header, level, quorum)
+    if level is Visibility.SUM:
+        _check_trusted(policy, header, own_index, limits)
+        _check_energy(policy, header)
+
+
+def _check_smallest_sum(policy: SourcePolicy, header: Header, level: Visibility, quorum: int) -> None:
     # Whoever is lost on the way, the sources that remain open the sum; so the smallest one they may open has to do.
-    smallest = header.cohort_quorum if header.visibility is Visibility.COHORT else header.threshold
-    others = min(n, smallest) - 1 - policy.n_c
+    others = min(len(header.at(level)), quorum) - 1 - policy.n_c
     if others < policy.k_min:
-        raise PolicyRefusal("k-min", f"a sum with {others} others that count", f"at least {policy.k_min}")
+        raise _refusal("k-min", f"a sum with {others} others that count", f"at least {policy.k_min}")
+    n = len(header.masked)
     if not threshold_is_sound(header.threshold, n, policy.n_c):
         lowest = (n + policy.n_c) // 2 + 1
-        raise PolicyRefusal("n-c", f"threshold {header.threshold} of {n}", f"{lowest} to {n} with n-c = {policy.n_c}")
+        raise _refusal("n-c", f"threshold {header.threshold} of {n}", f"{lowest} to {n} with n-c = {policy.n_c}")
+
+
+def _check_trusted(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
+    if limits is None:
+        return
+    others = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
+    if others < limits.k_min:
+        raise _refusal("trusted-peers", f"a sum with {others} trusted others", f"at least {policy.k_min}")
+
+
+def _check_energy(policy: SourcePolicy, header: Header) -> None:
+    """FedGP's filter needs no key of its own: where it leaves one source alone in a layer, that layer has cap 0."""
+    asked, bounds = header.energy, policy.energy
+    if asked is not None:
+        left = header.sum_quorum - 1 - policy.n_c
+        if asked.others > left:
+            raise _refusal("n-c", f"energies of {asked.others} others", f"at most {left} with n-c = {policy.n_c}")
+    if bounds.kappa == 0:
+        return
+    if asked is None or asked.kappa < bounds.kappa:
+        found = "no energy rule" if asked is None else f"{asked.kappa:g}"
+        raise _refusal("energy.kappa", found, f"at least {bounds.kappa:g}")
+    filters = header.rule.filter and header.rule.rule in _FILTERED_RULES
+    if asked.granularity is Granularity.MODEL and (filters or bounds.terms is Granularity.LAYER):
+        # As a whole the rule says nothing of a layer, in which the filter may have left one source alone.
+        allowed = "layer where strategy.filter is on" if bounds.terms is Granularity.MODEL else "layer"
+        raise _refusal("energy.granularity", "model", allowed)
 
 
 def _check_what_is_trained(policy: SourcePolicy, header: Header) -> None:
+    allowed = ", ".join(policy.allowed_rules) or "none"
     if header.rule.rule not in policy.allowed_rules:
-        raise PolicyRefusal("allowed-rules", header.rule.rule, ", ".join(policy.allowed_rules) or "none")
-    leaves_out = Rule(header.rule.rule).projects and header.rule.filter and header.visibility is Visibility.SUM
-    if leaves_out and not policy.filtered_projection:
-        raise PolicyRefusal(
-            "filtered-projection",
-            "true",
-            "false",
-            hint="set strategy.filter = false at the aggregator, or let every source's owner allow it",
-        )
+        raise _refusal("allowed-rules", header.rule.rule, allowed)
+    if header.rule.select and SELECTION not in policy.allowed_rules:
+        raise _refusal("allowed-rules", f"{SELECTION}, estimated errors of rules", allowed)
     digest = header.architecture_digest.hex()
     if policy.architectures and digest not in policy.architectures:
-        raise PolicyRefusal("architectures", digest, f"one of the {len(policy.architectures)} listed")
+        raise _refusal("architectures", digest, f"one of the {len(policy.architectures)} listed")
 
 
 def _check_encoding(policy: SourcePolicy, header: Header) -> None:
     bounds = policy.quantisation
     if header.modulus_bits < bounds.modulus_bits_min:
-        raise PolicyRefusal("quantisation.modulus-bits-min", header.modulus_bits, f"at least {bounds.modulus_bits_min}")
+        raise _refusal("quantisation.modulus-bits-min", header.modulus_bits, f"at least {bounds.modulus_bits_min}")
     for layer in header.layers:
-        asked = f"{layer.clip:g} in layer {layer.name}"
         if layer.clip < bounds.clip_min:
-            raise PolicyRefusal("quantisation.clip-min", asked, f"at least {bounds.clip_min:g}")
+            asked = f"{layer.clip:g} in layer {layer.name}"
+            raise _refusal("quantisation.clip-min", asked, f"at least {bounds.clip_min:g}")
         if layer.clip > bounds.clip_max:
-            raise PolicyRefusal("quantisation.clip-max", asked, f"at most {bounds.clip_max:g}")
+            asked = f"{layer.clip:g} in layer {layer.name}"
+            raise _refusal("quantisation.clip-max", asked, f"at most {bounds.clip_max:g}")
     if header.n_max > bounds.n_max:
-        raise PolicyRefusal("quantisation.n-max", header.n_max, f"at most {bounds.n_max}")
+        raise _refusal("quantisation.n-max", header.n_max, f"at most {bounds.n_max}")
     if header.max_samples < bounds.max_samples_min:
-        raise PolicyRefusal("quantisation.max-samples-min", header.max_samples, f"at least {bounds.max_samples_min}")
+        raise _refusal("quantisation.max-samples-min", header.max_samples, f"at least {bounds.max_samples_min}")
     if header.max_samples > bounds.max_samples_max:
-        raise PolicyRefusal("quantisation.max-samples-max", header.max_samples, f"at most {bounds.max_samples_max}")
+        raise _refusal("quantisation.max-samples-max", header.max_samples, f"at most {bounds.max_samples_max}")
+
+
+def _check_work(policy: SourcePolicy, header: Header) -> None:
+    limits = policy.limits
+    asked = {
+        "model-bytes-max": (4 * header.n_params, limits.model_bytes_max),
+        "learning-rate-max": (header.target.learning_rate if header.target else 0.0, limits.learning_rate_max),
+        "training-deadline-s-max": (header.training_deadline_ms / 1000, limits.training_deadline_s_max),
+        "phase-deadline-s-max": (header.phase_deadline_ms / 1000, limits.phase_deadline_s_max),
+    }
+    for key, (value, most) in asked.items():
+        if value > most:
+            raise _refusal(f"limits.{key}", f"{value}", f"at most {most}")
+
+
+def _check_release(policy: SourcePolicy, header: Header) -> None:
+    release = policy.release
+    if header.attempt > release.max_attempts:
+        raise _refusal("release.max-attempts", f"attempt {header.attempt}", f"up to {release.max_attempts}")
+    if header.round > release.max_rounds:
+        raise _refusal("release.max-rounds", f"round {header.round}", f"up to {release.max_rounds}")

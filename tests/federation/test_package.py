@@ -55,7 +55,7 @@ def test_only_policy_and_settings_leave_local(federation: Path, tmp_path: Path) 
     package_kit(federation / "lyon", tmp_path / "lyon.tar", NOW)
     with tarfile.open(tmp_path / "lyon.tar") as tar:
         names = {name for name in tar.getnames() if "/local/" in name}
-    assert names == {"lyon/local/policy.toml", "lyon/local/settings.toml"}
+    assert names == {"lyon/local/policy.sig", "lyon/local/policy.toml", "lyon/local/settings.toml"}
 
 
 def test_folder_and_package_say_the_same_and_nothing_secret(pristine: Path, package: Path) -> None:

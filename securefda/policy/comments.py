@@ -1,0 +1,59 @@
+"""What each key of ``policy.toml`` means, as the comment above it in every file that is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+HEADING = """\
+# Policy of {site}. It belongs to this site: whatever the aggregator asks for, no more than this leaves here.
+# What is not allowed below is refused, and the refusal names the key. After an edit: securefda policy sign KIT
+"""
+
+COMMENTS: Mapping[str, str] = {
+    "max-visibility": """\
+The most that the aggregator may see of this site's updates.
+"sum":        one weighted sum over all sources at this level, in which this site's update is one term.
+"cohort":     one weighted sum over a few sources, drawn by lot anew in every round, this site among them.
+"individual": this site's own update, in clear, every round.""",
+    "k-min": "A sum must contain at least this many other sources that this site trusts ...",
+    "n-c": """\
+... after this many of them are taken to collude with the aggregator. With n-c = 0, one source that tells the
+aggregator its own update makes the sum over three a sum over two.""",
+    "trusted-peers": "Site ids that count as trusted. Empty: every source of the roster.",
+    "allowed-rules": """\
+Rules that this site takes part in. Remove one to refuse rounds with it. "auto" stands for handing in, inside the sum,
+estimated errors of the rules, from which the aggregator chooses that of the next round.""",
+    "allowed-tasks": """\
+Tasks that this site trains for, as "package.module:Class". Empty: whatever its own settings name.""",
+    "architectures": """\
+SHA-256 digests of the model architectures that this site trains. Empty: only the one it builds itself.""",
+    "energy.kappa": """\
+At level "sum" the other sources' parts must together hold at least kappa times the energy of this site's part (energy:
+sum of squares), or else all parts are scaled down until they do; a layer in which they cannot is left out. 0 asks for
+no such rule: a sum may then show this site's update nearly alone, for example where the target's update is made so that
+only this site's agrees with it, or where FedGP's filter (strategy.filter) leaves no other source in a layer.""",
+    "energy.granularity": """\
+"layer": this must hold in each layer. "model": for the model as a whole; one layer may then be this site's alone.""",
+    "quantisation.modulus-bits-min": "Bits of the ring in which sums are taken: 32 or 64.",
+    "quantisation.clip-min": """\
+Bounds on the largest absolute coordinate that travels: a tiny one would let only signs through,
+a huge one would leave nothing of the update but rounding error.""",
+    "quantisation.clip-max": "",
+    "quantisation.n-max": "The largest number of inputs that one sum may be laid out for.",
+    "quantisation.max-samples-min": """\
+Bounds on the number of rows up to which a header lets weights count. The first must be at least this site's rows;
+since it does not depend on them, no header finds out how many there are.""",
+    "quantisation.max-samples-max": "",
+    "limits.model-bytes-max": "The largest model that this site trains, in bytes (4 per parameter).",
+    "limits.learning-rate-max": """\
+The largest effective learning rate that the target may publish: this site's update is scaled with it.""",
+    "limits.training-deadline-s-max": "The longest that a header may give for training, in seconds ...",
+    "limits.phase-deadline-s-max": "... and for one step of the masking session.",
+    "release.max-attempts": """\
+How often a round may be tried again, each time with new keys, after sources were lost on the way.""",
+    "release.max-rounds": "How many rounds one run may have: each is one more equation about this site's rows.",
+    "metadata.may-leave": """\
+What may leave in clear beside an update at level "individual": "samples", "loss", "accuracy" of the training rows.
+At the other two levels these numbers travel inside the sum, and never of one site alone.""",
+}
+"""Dotted key -> its comment; empty where the key before it speaks for both."""

@@ -1,0 +1,162 @@
+"""Three policies to start from, and the reason of every value in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from securefda.policy.model import (
+    EnergyBounds,
+    MetadataPolicy,
+    QuantisationBounds,
+    ReleaseLimits,
+    SourcePolicy,
+    WorkLimits,
+)
+from securefda.policy.template import RULES_OF_SOURCES, policy_text
+
+_AT_SUM = ("source_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto", "auto")
+_OWN_TASK = "-> empty: the task is chosen in this site's own settings, not by the aggregator."
+_OWN_MODEL = "-> empty: a header with another model than the one that this site's own task builds is refused anyway."
+_SIZES = """\
+-> at least the rows of the largest site, so that all sites of a federation can hold the same value."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A policy with the reason of each of its values, by dotted key."""
+
+    policy: SourcePolicy
+    reasons: Mapping[str, str]
+
+    def text(self, site: str) -> str:
+        """The commented ``policy.toml`` of ``site``."""
+        return policy_text(site, self.policy, self.reasons)
+
+
+_STRICT = NamedPolicy(
+    SourcePolicy(
+        max_visibility="sum",
+        k_min=4,
+        n_c=1,
+        allowed_rules=("source_only", "fedavg", "fedda"),
+        energy=EnergyBounds(kappa=2.0, granularity="layer"),
+        quantisation=QuantisationBounds(modulus_bits_min=32, clip_min=0.1, clip_max=10.0, n_max=256),
+        limits=WorkLimits(
+            model_bytes_max=1 << 28,
+            learning_rate_max=1.0,
+            training_deadline_s_max=7200.0,
+            phase_deadline_s_max=600.0,
+        ),
+        release=ReleaseLimits(max_attempts=1, max_rounds=50),
+    ),
+    {
+        "max-visibility": "-> the level that shows least.",
+        "k-min": "-> four: a sum over five, this site's among them, says little of any single one.",
+        "n-c": "-> one other source may tell the aggregator everything it knows. With k-min this takes six sources.",
+        "trusted-peers": "-> list the sites that you know: an unknown one may be the aggregator's own.",
+        "allowed-rules": """\
+-> rules in which the target's update has no say in how much each source contributes. In the others (fedgp, the
+automatic ones) a target that lies about its update can weight one source up; the energy rule only limits that.""",
+        "allowed-tasks": _OWN_TASK,
+        "architectures": _OWN_MODEL,
+        "energy.kappa": "-> of all parts' energies the others hold two thirds at least.",
+        "energy.granularity": "-> a single layer, as an embedding or a last one, can tell as much as the model.",
+        "quantisation.modulus-bits-min": "-> 32 bits: more of them hide nothing better.",
+        "quantisation.clip-min": "-> a factor of ten either way around the usual clip of 1.",
+        "quantisation.n-max": "-> more sources than any federation that this site would join, times two.",
+        "quantisation.max-samples-min": _SIZES,
+        "limits.model-bytes-max": "-> 64 million parameters.",
+        "limits.learning-rate-max": "-> above any rate that training is stable with; a huge one fills sums with clips.",
+        "limits.training-deadline-s-max": "-> two hours.",
+        "limits.phase-deadline-s-max": "-> ten minutes.",
+        "release.max-attempts": """\
+-> one: a round that is lost stays lost, and no second session of it shows who answers how fast.""",
+        "release.max-rounds": "-> as many as training usually needs.",
+        "metadata.may-leave": "-> nothing leaves in clear.",
+    },
+)
+
+_CLINICAL = NamedPolicy(
+    SourcePolicy(
+        max_visibility="sum",
+        k_min=2,
+        n_c=0,
+        allowed_rules=_AT_SUM,
+        energy=EnergyBounds(kappa=1.0, granularity="layer"),
+        quantisation=QuantisationBounds(modulus_bits_min=32, clip_min=0.01, clip_max=100.0, n_max=1024),
+        limits=WorkLimits(
+            model_bytes_max=1 << 30,
+            learning_rate_max=10.0,
+            training_deadline_s_max=86_400.0,
+            phase_deadline_s_max=3600.0,
+        ),
+        release=ReleaseLimits(max_attempts=2, max_rounds=500),
+    ),
+    {
+        "max-visibility": "-> hospitals need not show one of them alone for the model to be trained.",
+        "k-min": "-> two: federations of three hospitals exist; with more of them raise it.",
+        "n-c": """\
+-> none: with three hospitals one colluder would leave a sum over two. Contracts have to stand in for it; from five
+hospitals on, set 1.""",
+        "trusted-peers": "-> empty: the hospitals of the roster are known to each other by name and legal entity.",
+        "allowed-rules": "-> every rule that runs inside the sources, where the aggregator needs the sum alone.",
+        "allowed-tasks": _OWN_TASK,
+        "architectures": _OWN_MODEL,
+        "energy.kappa": "-> of all parts' energies the others hold half at least; with three hospitals 2 is the most.",
+        "energy.granularity": "-> a single layer, as an embedding or a last one, can tell as much as the model.",
+        "quantisation.modulus-bits-min": "-> 32 bits: more of them hide nothing better.",
+        "quantisation.clip-min": "-> a factor of a hundred either way around the usual clip of 1.",
+        "quantisation.n-max": "-> the most that a session can have.",
+        "quantisation.max-samples-min": _SIZES,
+        "limits.model-bytes-max": "-> 256 million parameters.",
+        "limits.learning-rate-max": "-> far above any rate that training is stable with.",
+        "limits.training-deadline-s-max": "-> a day: training shares its machine with the clinic's own work.",
+        "limits.phase-deadline-s-max": "-> an hour.",
+        "release.max-attempts": "-> a second one, since hospital networks drop connections.",
+        "release.max-rounds": "-> several times what training needs; beyond that somebody should ask what for.",
+        "metadata.may-leave": "-> nothing leaves in clear; row counts and losses are in the sum.",
+    },
+)
+
+_RESEARCH = NamedPolicy(
+    SourcePolicy(
+        max_visibility="individual",
+        k_min=1,
+        n_c=0,
+        allowed_rules=RULES_OF_SOURCES,
+        energy=EnergyBounds(kappa=0.0, granularity="model"),
+        quantisation=QuantisationBounds(max_samples_min=10_000, max_samples_max=100_000_000),
+        limits=WorkLimits(model_bytes_max=1 << 34, learning_rate_max=1000.0, training_deadline_s_max=604_800.0),
+        release=ReleaseLimits(max_attempts=10, max_rounds=100_000),
+        metadata=MetadataPolicy(may_leave=("samples", "loss", "accuracy")),
+    ),
+    {
+        "max-visibility": "-> rows that are public, or synthetic: the aggregator may look at every update.",
+        "k-min": "-> one: where a header asks for sums, they need not hide anything.",
+        "n-c": "-> none, for the same reason.",
+        "trusted-peers": "-> empty: nobody has anything to learn here.",
+        "allowed-rules": "-> all of them, to compare them.",
+        "allowed-tasks": _OWN_TASK,
+        "architectures": _OWN_MODEL,
+        "energy.kappa": "-> no energy rule: it would change the results that are to be compared.",
+        "energy.granularity": "-> without kappa this asks for nothing.",
+        "quantisation.modulus-bits-min": "-> both rings, to compare them.",
+        "quantisation.clip-min": "-> wide, so that experiments may look for their own clip.",
+        "quantisation.n-max": "-> the most that a session can have.",
+        "quantisation.max-samples-min": "-> room for large public data sets.",
+        "limits.model-bytes-max": "-> 4 thousand million parameters.",
+        "limits.learning-rate-max": "-> as good as none.",
+        "limits.training-deadline-s-max": "-> a week.",
+        "limits.phase-deadline-s-max": "-> an hour.",
+        "release.max-attempts": "-> as many as a flaky cluster takes.",
+        "release.max-rounds": "-> as good as none.",
+        "metadata.may-leave": "-> all three, for plots of each site.",
+    },
+)
+
+NAMED_POLICIES: Mapping[str, NamedPolicy] = {
+    "strict": _STRICT,
+    "clinical-default": _CLINICAL,
+    "research-open": _RESEARCH,
+}
