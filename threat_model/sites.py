@@ -122,7 +122,7 @@ class KnownUpdates:
         if on_step is not None:
             for step in range(1, steps + 1):
                 on_step(update * np.float32(2 * step / (steps * (steps + 1))))
-        return LocalResult(update, steps, samples_of(self._index), loss=0.0, learning_rate=0.1)
+        return LocalResult(update, steps, samples_of(self._index), loss=0.0, accuracy=0.0, learning_rate=0.1)
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:  # noqa: ARG002 - the interface of a trainer
         """Nothing is measured here."""

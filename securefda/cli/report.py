@@ -204,7 +204,7 @@ def _beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
     if not mean:
         return None
     caption = "Mean by samples; the β of single sources are not known here."
-    if any(line.get("cohorts") for line in rounds):
+    if any("cohort" in line.get("levels", {}).values() for line in rounds):
         caption = "Mean by samples, over the cohorts: the rule was evaluated on the mean of each."
     return Chart("Mean β", caption, beta_figure({"mean": mean}))
 
@@ -253,7 +253,7 @@ def _row(line: RoundLine) -> dict[str, str]:
     remarks = ["lost"] if lost else []
     if line.get("attempts", 1) > 1:
         remarks.append(f"{line['attempts']} attempts")
-    if cohorts := line.get("cohorts"):
+    if cohorts := [seen["members"] for seen in line.get("seen", []) if seen["level"] == "cohort"]:
         remarks.append(f"cohorts of {_listed(str(len(members)) for members in cohorts)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
     remarks.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())

@@ -124,14 +124,14 @@ def free_address() -> Address:
 
 
 def _enrol(config: FederationConfig, root: Path, address: Address) -> None:
-    policy, federation = site_policy(config), config.federation
+    federation = config.federation
     sources = [SiteSpec(site, "source", site) for site in federation.sources]
     init_federation(
         root,
         federation.name,
         [SiteSpec(federation.target, "target", federation.target, (_HOST,)), *sources],
         aggregator=address,
-        policy_text=lambda site: default_policy_text(site, policy),
+        policy_text=lambda site: default_policy_text(site, site_policy(config, site)),
         settings_text="",
         now=datetime.now(UTC),
     )

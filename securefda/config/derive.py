@@ -18,17 +18,18 @@ _KIT_HEADING = """\
 """
 
 
-def site_policy(config: FederationConfig) -> SourcePolicy:
+def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
     """Return the policy that a source of ``config`` starts with: it permits what the configuration asks for."""
     privacy, session = config.privacy, config.session
     return default_policy(
-        privacy.visibility,
+        privacy.permitted(site),
         privacy.k_min,
         privacy.n_c,
         session.attempts,
         clip=session.clip,
         max_samples=session.max_samples,
-        filtered_projection=config.strategy.filter,
+        kappa=privacy.kappa,
+        granularity=privacy.energy_granularity,
     )
 
 

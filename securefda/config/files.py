@@ -18,6 +18,8 @@ from securefda.config.sections import (
     TransportSection,
 )
 from securefda.errors import ConfigError
+from securefda.policy.levels import plan_levels
+from securefda.secagg.messages import Visibility
 from securefda.secagg.parameters import threshold_is_sound
 from securefda.settings import Settings
 
@@ -35,11 +37,20 @@ class FederationConfig(Settings):
 
     @model_validator(mode="after")
     def _a_session_can_succeed(self) -> Self:
+        _require_known_sites(self.privacy, self.federation.sources)
         if self.privacy.visibility != "individual":
             _require_enough_sources(len(self.federation.sources), self.privacy)
             _require_large_sums(self.privacy, self.session)
             _require_sound_threshold(len(self.federation.sources), self.privacy, self.session)
+        plan_levels(self.levels, self.privacy.smallest_sum)
         return self
+
+    @property
+    def levels(self) -> dict[str, Visibility]:
+        """What the aggregator would see of each source: what it asks for, or less where the source permits less."""
+        asked = Visibility[self.privacy.visibility.upper()]
+        permitted = {site: self.privacy.permitted(site) for site in self.federation.sources}
+        return {site: max(asked, Visibility[level.upper()]) for site, level in permitted.items()}
 
 
 class AggregatorConfig(Settings):
@@ -67,6 +78,13 @@ class SourceConfig(Settings):
     task: TaskSection
     training: TrainingSection = TrainingSection()
     transport: TransportSection = TransportSection()
+
+
+def _require_known_sites(privacy: PrivacySection, sources: tuple[str, ...]) -> None:
+    for site in privacy.site_visibility:
+        if site not in sources:
+            hint = f"sources: {', '.join(sources)}"
+            raise ConfigError(f"privacy.site-visibility.{site}", "is no source of this federation", hint=hint)
 
 
 def _require_enough_sources(sources: int, privacy: PrivacySection) -> None:

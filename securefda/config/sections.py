@@ -37,6 +37,7 @@ def _factory(value: str) -> str:
     return value
 
 
+Level = Literal["individual", "cohort", "sum"]
 SiteId = Annotated[str, AfterValidator(_site_id)]
 Address = Annotated[str, AfterValidator(_address)]
 Positive = Annotated[float, Field(gt=0)]
@@ -115,19 +116,35 @@ class TrainingSides(Settings):
 class PrivacySection(Settings):
     """The level the aggregator asks for in its headers, and the two numbers of every site's policy.
 
+    ``site_visibility`` is what the policies of single sites permit where one file makes all of them; the others permit
+    ``visibility``. ``kappa`` is of the energy rule at ``sum``, 0 for none; ``energy_granularity``, what it holds for.
     ``cohort_size``, for visibility ``cohort`` alone, is the fewest members of a cohort when it forms; 0 means one more
     than the ``k_min + n_c + 1`` over which its sum may be opened, so that a cohort can lose one source.
     """
 
-    visibility: Literal["individual", "cohort", "sum"] = "sum"
+    visibility: Level = "sum"
     k_min: Count = 2
     n_c: Natural = 0
     cohort_size: Natural = 0
+    kappa: Annotated[float, Field(ge=0)] = 1.0
+    energy_granularity: Literal["layer", "model"] = "layer"
+    site_visibility: Annotated[Mapping[str, Level], Field(strict=False)] = Field(default_factory=dict)
+
+    def permitted(self, site: str) -> Level:
+        """The most that the policy of this source permits."""
+        return self.site_visibility.get(site, self.visibility)
 
     @property
     def smallest_sum(self) -> int:
         """Fewest sources over which a sum may be opened: ``k_min`` others, ``n_c`` colluders, and oneself."""
         return self.k_min + self.n_c + 1
+
+    @model_validator(mode="after")
+    def _enough_others_can_count(self) -> Self:
+        if self.kappa > self.k_min:
+            why = f"{self.kappa:g} is above k-min = {self.k_min}: sources of equal energy would not pass"
+            raise ConfigError("privacy.kappa", why, hint="lower it, or raise privacy.k-min")
+        return self
 
     @model_validator(mode="after")
     def _a_cohort_holds_the_smallest_sum(self) -> Self:

@@ -1,20 +1,21 @@
 """One attempt at a round, seen from the aggregator: it ends with a sum over some sources, or with an error.
 
-``MaskedAttempt`` drives a session of visibility ``sum`` or ``cohort``, ``ClearAttempt`` collects updates of visibility
-``individual``. Here is what they share. Both keep running sums and no update.
+``MaskedAttempt`` drives the session of those at ``sum`` and ``cohort``, ``ClearAttempt`` collects the updates of those
+at ``individual``, and ``MixedAttempt`` does both. Here is what they share. All keep running sums and no update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from securefda.errors import FaultySourceError, ProtocolError, QuorumLost, SecureFdaError
-from securefda.rounds.terms import Vector64
+from securefda.rounds.energies import EnergyReport
+from securefda.rounds.tail import Figures, Vector64
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import envelope_fault
-from securefda.secagg.messages import Abort, Body, Header, Parcel, Refusal, Signed, Step
+from securefda.secagg.messages import Abort, Body, Header, Parcel, Refusal, Signed, Step, Update, Visibility
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,46 +31,62 @@ class PartialSum:
     """One sum over some sources, weighted by samples, in units of the header's ``max_samples``.
 
     Attributes:
+        level: what the aggregator saw of the members; at ``individual`` it summed by itself.
         vector: V of the rules, or at ``cohort`` the sum of n_i g_i; float64 (m,).
-        kept: w of the rules; 0 at ``cohort``, where no rule was evaluated yet.
-        samples: n.
+        figures: w, n and what else travels beside it, summed.
         members: roster indices in the sum.
+        reports: at ``individual``, what each member told beside its update.
     """
 
+    level: Visibility
     vector: Vector64
-    kept: float
-    samples: float
+    figures: Figures
     members: frozenset[int]
+    reports: Mapping[int, Update] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RoundSum:
-    """What an attempt gives: one sum, or one per cohort.
+    """What an attempt gives: one sum for each set of sources that were summed together.
 
     Attributes:
         parts: the sums, over disjoint sets of sources.
-        digest: SHA-256 of the opened ring sums; empty where updates travelled in clear.
-        context: what the result is signed under.
+        digest: SHA-256 of the opened ring sums; empty where all updates travelled in clear.
+        energy: what the energy rule did, where there is one.
     """
 
     parts: tuple[PartialSum, ...]
     digest: bytes
-    context: bytes
+    energy: EnergyReport | None = None
 
     @property
     def survivors(self) -> frozenset[int]:
         """Roster indices of all sources in a sum."""
         return frozenset().union(*(part.members for part in self.parts))
 
+    @property
+    def count(self) -> int:
+        """Sources in masked sums, as each of those knows; where there is none, updates in clear."""
+        masked = [len(part.members) for part in self.parts if part.level is not Visibility.INDIVIDUAL]
+        return sum(masked) if masked else len(self.survivors)
+
 
 class Attempt(Protocol):
     """What the run needs of an attempt, whichever the visibility."""
 
     header: Signed[Header]
-    refused: dict[int, str]
-    alarms: list[SecureFdaError]
-    why: dict[int, str]
-    """What became of those that are gone; refusals apart, since other sources read it in the last goodbye."""
+
+    @property
+    def refused(self) -> Mapping[int, str]:
+        """Policy key or check by roster index of the source that refused."""
+
+    @property
+    def alarms(self) -> Sequence[SecureFdaError]:
+        """What the operator should know."""
+
+    @property
+    def why(self) -> Mapping[int, str]:
+        """What became of those that are gone; refusals apart, since other sources read it in the last goodbye."""
 
     @property
     def outcome(self) -> RoundSum | SecureFdaError | None:
@@ -110,10 +127,11 @@ def name_of(step: Step) -> str:
 
 
 class Members:
-    """Who takes part in an attempt, who is gone and why."""
+    """Who of ``scope`` takes part in an attempt, who is gone and why."""
 
-    def __init__(self, session: AggregatorSession) -> None:
+    def __init__(self, session: AggregatorSession, scope: Iterable[int]) -> None:
         self._session = session
+        self._scope = frozenset(scope)
         self.header = session.header
         self.gone: set[int] = set()
         self.refused: dict[int, str] = {}
@@ -137,7 +155,7 @@ class Members:
     def leave(self, message: Signed[Body]) -> None:
         """A source refuses or aborts; it is asked nothing more in this attempt."""
         body, index, envelope = message.body, message.sender, message.envelope
-        if index in self.gone or index not in self.header.body.participants:
+        if index in self.gone or index not in self._scope:
             return
         session_id = self.header.envelope.session_id
         roster, context = self._session.roster, envelope.context
@@ -174,7 +192,7 @@ class Members:
         """Tell every source that is still there that the attempt is over."""
         check = getattr(error, "check", "QUORUM")
         accused = self._accused(error)
-        alive = set(self.header.body.participants) - self.gone
+        alive = self._scope - self.gone
         return [self.abort(index, step, check, accused) for index in sorted(alive)]
 
     def _accused(self, error: SecureFdaError) -> int | None:

@@ -8,7 +8,7 @@ from securefda.errors import QuorumLost
 from securefda.rounds.progress import Reporter
 from securefda.rounds.run_settings import TargetSite
 from securefda.secagg.checks import envelope_fault
-from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Body, Join, Signed
+from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Body, Join, Signed, Visibility
 
 
 class Attendance:
@@ -16,7 +16,7 @@ class Attendance:
 
     def __init__(self, site: TargetSite, software_version: str, reporter: Reporter) -> None:
         self._site, self._version, self._reporter = site, software_version, reporter
-        self._joined: set[int] = set()
+        self._joined: dict[int, Visibility] = {}
         self._why: dict[int, str] = {}
         self.present: set[int] = set()
 
@@ -45,12 +45,16 @@ class Attendance:
     def came(self, index: int, body: Join) -> None:
         """A source reported. Another version is worth a word: it may be why something fails later."""
         self.present.add(index)
-        self._joined.add(index)
+        self._joined[index] = body.visibility
         self._why.pop(index, None)
         name = self._site.name(index)
         self._reporter.note(f"{name} joined ({len(self.present)} of {len(self._site.sources)})")
         if body.software_version != self._version:
             self._reporter.note(f"{name} runs securefda {body.software_version}, the aggregator {self._version}")
+
+    def permits(self, index: int) -> Visibility:
+        """The most that a source's policy lets the aggregator see, as its join said; the least there is without one."""
+        return self._joined.get(index, Visibility.SUM)
 
     def came_back(self, index: int) -> bool:
         """A source that had left is back as the same process; False where it never joined."""

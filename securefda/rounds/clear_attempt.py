@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from securefda.adaptation import TargetStatistics
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
 from securefda.rounds.attempts import Members, PartialSum, RoundSum, Send
 from securefda.rounds.site import vector_from_wire
-from securefda.rounds.terms import StepUpdates, clip_contribution, encode_contribution, evaluate_rule
+from securefda.rounds.tail import decode_figures
+from securefda.rounds.target import TargetRound, error_unit
+from securefda.rounds.terms import clip_contribution, encode_contribution, figures_of, weight_of
+from securefda.rounds.totals import evaluate_at_target
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import quantisation
 from securefda.secagg.masking import accumulate
-from securefda.secagg.messages import Abort, Parcel, Refusal, Signed, Step, Update
+from securefda.secagg.messages import Abort, Parcel, Refusal, Signed, Step, Update, Visibility
 from securefda.training import Vector
 
 
@@ -25,22 +27,16 @@ class ClearAttempt:
     What comes out is summed in the ring, as masked parts are: the levels differ in what is seen, and in nothing else.
     """
 
-    def __init__(
-        self,
-        session: AggregatorSession,
-        statistics: TargetStatistics | None,
-        target_update: Vector | None,
-        step_updates: StepUpdates | None = None,
-    ) -> None:
-        """``step_updates`` (B, m) are the target's single steps, for rules that need them."""
+    def __init__(self, session: AggregatorSession, target: TargetRound | None) -> None:
+        """``target`` is what the target's own training gave, None where the rule uses nothing of it."""
         self._session = session
-        self._members = Members(session)
-        self._statistics = statistics
-        self._target_update = target_update
-        self._step_updates = step_updates
+        self._scope = frozenset(session.header.body.at(Visibility.INDIVIDUAL))
+        self._members = Members(session, self._scope)
+        self._target = target
+        self._unit = error_unit(target, session.header.body.rule.select)
         self._encoding = quantisation(session.header.body)
         self._total = np.zeros(self._encoding.length, self._encoding.dtype)
-        self._answered: set[int] = set()
+        self._answered: dict[int, Update] = {}
         self._outcome: RoundSum | SecureFdaError | None = None
         self.header = session.header
         self.refused = self._members.refused
@@ -65,7 +61,7 @@ class ClearAttempt:
     @property
     def waiting_for(self) -> frozenset[int]:
         """Sources that still may answer."""
-        return frozenset(self.header.body.participants) - set(self._answered) - self._members.gone
+        return self._scope - set(self._answered) - self._members.gone
 
     @property
     def may_have_released(self) -> bool:
@@ -104,7 +100,7 @@ class ClearAttempt:
 
     def _add(self, message: Signed[Any], parcel: Parcel) -> None:
         header, index = self.header.body, message.sender
-        self._session.admit(message, self._session.ctx, header.participants, self._answered, kind=Update)
+        self._session.admit(message, self._session.ctx, self._scope, self._answered, kind=Update)
         name = self._session.name(index)
         body, vector = message.body, parcel.vectors[0] if parcel.vectors else b""
         if not len(vector) == body.length_bytes == 4 * header.n_params:
@@ -113,33 +109,32 @@ class ClearAttempt:
             raise FaultySourceError(name, "INPUT_DIGEST")
         if body.samples > header.max_samples:
             raise FaultySourceError(name, "INPUT_SAMPLES", f"{body.samples} of at most {header.max_samples}")
-        self._evaluate(index, name, vector_from_wire(vector), body.samples)
+        self._evaluate(name, vector_from_wire(vector), body)
+        self._answered[index] = body
 
-    def _evaluate(self, index: int, name: str, update: Vector, samples: int) -> None:
+    def _evaluate(self, name: str, update: Vector, body: Update) -> None:
         header = self.header.body
         if not np.all(np.isfinite(update)):
             raise FaultySourceError(name, "INPUT_FINITE", "the update holds NaN or infinity")
         try:
-            contribution = evaluate_rule(header, self._statistics, self._target_update, update, self._step_updates)
+            contribution = evaluate_at_target(header, self._target, update)
         except ValueError as error:
             raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
         clip_contribution(header, contribution)
-        accumulate(self._total, encode_contribution(header, contribution, samples))
-        self._answered.add(index)
+        figures = figures_of(contribution, weight_of(header, body.samples), loss=0.0, accuracy=0.0)
+        accumulate(self._total, encode_contribution(header, contribution, figures, self._unit))
 
     def _go_on(self) -> list[Send]:
         if self.waiting_for:
             return []
         if not self._answered:
-            names = [self._session.name(index) for index in self.header.body.participants]
+            names = [self._session.name(index) for index in sorted(self._scope)]
             error = self._members.explained(QuorumLost(self.phase, 1, [], names))
             self._outcome = error
             return self._members.abort_all(Step.MASKED_INPUT, error)
         decoded = self._encoding.decode(self._total, len(self._answered))
-        kept, samples = (float(element) for element in decoded.tail)
-        self._outcome = RoundSum(
-            parts=(PartialSum(decoded.vector, kept, samples, frozenset(self._answered)),),
-            digest=b"",
-            context=self._session.ctx,
-        )
+        figures = decode_figures(decoded.tail, self._unit)
+        members = frozenset(self._answered)
+        part = PartialSum(Visibility.INDIVIDUAL, decoded.vector, figures, members, self._answered)
+        self._outcome = RoundSum((part,), digest=b"")
         return []

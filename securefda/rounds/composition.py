@@ -21,9 +21,9 @@ from securefda.rounds.records import RoundLine, RunStatus, Summary, summarise
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import ByteCounts, RunSettings, TargetSite
 from securefda.rounds.site import SiteTrainer
-from securefda.rounds.source import SourceSite
+from securefda.rounds.source import Permits, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.secagg.messages import Body, Envelope, Signer, Visibility
+from securefda.secagg.messages import Body, Envelope, Granularity, Signer, Visibility
 from securefda.secagg.roster import Roster
 from securefda.tasks import Samples, Task, TaskSettings, load_task, task_code
 from securefda.training import require_steps
@@ -127,6 +127,8 @@ def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
         phase_deadline_s=transport.phase_deadline_s,
         config_digest=digest,
         cohort_size=privacy.cohort_size,
+        kappa=privacy.kappa,
+        energy_granularity=Granularity[privacy.energy_granularity.upper()],
     )
 
 
@@ -166,7 +168,8 @@ def source_site(config: SourceConfig, policy: SourcePolicy, member: Member, stor
         signer=member.signer,
         roster=member.roster,
         limits=policy.session_limits(member.roster),
-        check_policy=partial(check_header, policy),
+        check_policy=partial(check_header, policy, own_index=member.index),
+        permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
         trainer=SiteTrainer(task, site_id, data, training_settings(config.training), seed),
         store=store,
         random_bytes=os.urandom,

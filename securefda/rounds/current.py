@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Literal
+from typing import Any, Literal
 
-from securefda.adaptation import RoundPlan
-from securefda.rounds.attempts import RoundSum
-from securefda.rounds.records import RoundLine
+from securefda.adaptation import RoundPlan, Rule, cosine
+from securefda.rounds.attempts import PartialSum, RoundSum
+from securefda.rounds.energies import EnergyReport
+from securefda.rounds.records import EnergyLine, RoundLine, SeenLine
 from securefda.rounds.run_settings import ByteCounts, TargetSite
 from securefda.rounds.site import vector_to_wire
+from securefda.rounds.tail import Vector64
 from securefda.rounds.target import TargetRound
+from securefda.rounds.totals import RoundTotal
+from securefda.secagg.messages import Visibility
 from securefda.training import Vector
 
 
@@ -29,6 +33,9 @@ class CurrentRound:
         target: what that gave; None where the rule uses nothing of the target.
         seconds: by phase.
         refused: policy key or check by roster index of the source that refused.
+        levels: roster index -> what the aggregator sees of the source in the last attempt.
+        released_to: site ids that were sent the target's update.
+        target_cosine: cosine of g_T and the round's update of the model.
     """
 
     number: int
@@ -39,6 +46,13 @@ class CurrentRound:
     target: TargetRound | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    levels: dict[int, Visibility] = field(default_factory=dict)
+    released_to: set[str] = field(default_factory=set)
+    target_cosine: float | None = None
+
+    def cosine_with_target(self, update: Vector64) -> float | None:
+        """How far the update that everybody gets to know shows g_T; None where there is no g_T."""
+        return None if self.target is None else cosine(self.target.result.update, update)
 
     def spent(self, phase: str, seconds: float) -> None:
         """Add to the time of a phase."""
@@ -49,15 +63,22 @@ class CurrentRound:
         site: TargetSite,
         model: Vector,
         participants: Iterable[int],
+        *,
         outcome: RoundSum | None,
-        mean_beta: float | None,
+        total: RoundTotal | None,
+        max_samples: int,
     ) -> RoundLine:
         """The line of a finished round, without its evaluation; ``outcome`` is None for a round of the target alone."""
         survivors = outcome.survivors if outcome else frozenset()
         line = self._line(site, model, "finished", participants, survivors)
-        line["mean_beta"] = mean_beta if self.plan.rule.adapts else None
-        if outcome and len(outcome.parts) > 1:
-            line["cohorts"] = [[site.name(index) for index in sorted(part.members)] for part in outcome.parts]
+        line["mean_beta"] = total.mean_beta if total and self.plan.rule.adapts else None
+        line["target_cosine"] = self.target_cosine
+        if outcome is not None:
+            line["seen"] = [seen for part in outcome.parts for seen in _seen(site, part, max_samples)]
+            line["energy"] = _energy_line(site, outcome.energy)
+        if total and total.errors and self.target and self.target.statistics:
+            errors = total.errors.by_rule(self.target.statistics.mean_variance)
+            line["delta_errors"] = {str(rule): error for rule, error in errors.items()}
         return line
 
     def lost_line(self, site: TargetSite, model: Vector, participants: Iterable[int]) -> RoundLine:
@@ -83,6 +104,8 @@ class CurrentRound:
             survivors=[site.name(index) for index in sorted(survivors)],
             dropped=[site.name(index) for index in sorted(set(participants) - survivors)],
             refused={site.name(index): key for index, key in sorted(self.refused.items())},
+            levels={site.name(index): level.label for index, level in sorted(self.levels.items())},
+            target_update_to=sorted(self.released_to),
             attempts=self.attempt,
             seconds=dict(self.seconds),
             bytes_up=up,
@@ -90,3 +113,34 @@ class CurrentRound:
             model_digest=sha256(vector_to_wire(model)).hexdigest(),
             status=status,
         )
+
+
+def _seen(site: TargetSite, part: PartialSum, max_samples: int) -> Iterator[SeenLine]:
+    """What the aggregator learnt of the members of a part: of each at ``individual``, else of all together."""
+    level = part.level.label
+    if part.level is Visibility.INDIVIDUAL:
+        for index, told in sorted(part.reports.items()):
+            yield SeenLine(
+                level=level, members=[site.name(index)], rows=told.samples, loss=told.loss, accuracy=told.accuracy
+            )
+        return
+    figures, members = part.figures, [site.name(index) for index in sorted(part.members)]
+    loss, accuracy = figures.loss / figures.samples, figures.accuracy / figures.samples
+    rows = round(figures.samples * max_samples)
+    yield SeenLine(level=level, members=members, rows=rows, loss=loss, accuracy=accuracy)
+
+
+def _energy_line(site: TargetSite, report: EnergyReport | None) -> EnergyLine | None:
+    if report is None:
+        return None
+    names = [name for name, _ in site.trainer.layers] if report.layers > 1 else ["model"]
+    capped = {site.name(index): count for index, count in sorted(report.capped.items()) if count}
+    return EnergyLine(layers=report.layers, zeroed=[names[layer] for layer in report.zeroed], capped=capped)
+
+
+def last_errors(records: Sequence[Mapping[str, Any]]) -> dict[Rule, float] | None:
+    """The estimated errors of the last round that has them; None before there is one."""
+    for record in reversed(records):
+        if record.get("delta_errors"):
+            return {Rule(rule): error for rule, error in record["delta_errors"].items()}
+    return None

@@ -2,70 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
 from securefda.adaptation import RoundPlan
-from securefda.errors import QuorumLost
+from securefda.errors import ConfigError, QuorumLost
+from securefda.policy.levels import plan_levels
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.site import vector_to_wire
 from securefda.rounds.target import TargetRound, published_terms
 from securefda.rounds.terms import terms_of
-from securefda.secagg.messages import NO_CONTEXT, SESSION_ID_BYTES, Header, Layer, Signed, Visibility
+from securefda.secagg.messages import NO_CONTEXT, SESSION_ID_BYTES, EnergyTerms, Header, Layer, Signed, Visibility
 from securefda.secagg.parameters import default_threshold, threshold_is_sound
 from securefda.secagg.secret import draw
 from securefda.training import Vector
 
 
 @dataclass(frozen=True, slots=True)
-class Quorum:
-    """Which sets of sources can make an attempt under a run's settings."""
+class SessionPlan:
+    """Who takes part in an attempt at which level, and the numbers that follow.
 
-    settings: RunSettings
+    Attributes:
+        levels: roster index of each participant -> what the aggregator sees of it.
+        threshold: t of the masking session; 1 where there is none.
+        sum_quorum: fewest sources over which the sum opens; 0 where nobody is at ``sum``.
+        cohort_size: fewest members of a cohort; 0 where nobody is at ``cohort``.
+        cohort_quorum: fewest sources over which the sum of a cohort opens; 0 likewise.
+        energy: the energy rule of the sum, if there is one.
+    """
+
+    levels: Mapping[int, Visibility]
+    threshold: int
+    sum_quorum: int
+    cohort_size: int
+    cohort_quorum: int
+    energy: EnergyTerms | None
 
     @property
-    def is_masked(self) -> bool:
-        """Whether updates travel masked; in clear nothing is shared, and one source is enough."""
-        return self.settings.visibility is not Visibility.INDIVIDUAL
+    def participants(self) -> tuple[int, ...]:
+        """Roster indices in order."""
+        return tuple(sorted(self.levels))
 
-    def threshold(self, n: int) -> int:
-        """t of a session of n sources.
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Which sets of sources can make an attempt under a run's settings, and how."""
+
+    site: TargetSite
+    settings: RunSettings
+
+    def can_do(self, permitted: Mapping[int, Visibility]) -> bool:
+        """Whether these sources can make an attempt in which each hides as far as its policy wants."""
+        try:
+            self.plan(permitted)
+        except ConfigError:
+            return False
+        return True
+
+    def plan(self, permitted: Mapping[int, Visibility]) -> SessionPlan:
+        """The plan of an attempt of these sources.
+
+        Args:
+            permitted: roster index -> the most that the source's policy lets the aggregator see.
 
         Raises:
-            ValueError: the default formula has no sound threshold for n.
+            ConfigError: there is none; it names the sites that cannot be served.
         """
-        if not self.is_masked:
+        if not permitted:
+            raise ConfigError("privacy.visibility", "no source is there")
+        asked, smallest = self.settings.visibility, self.settings.smallest_sum
+        by_name = {self.site.name(index): max(asked, level) for index, level in permitted.items()}
+        levels = plan_levels(by_name, smallest)
+        by_index = {index: levels[self.site.name(index)] for index in permitted}
+        of_sum, in_cohorts = (
+            sum(level is wanted for level in levels.values()) for wanted in (Visibility.SUM, Visibility.COHORT)
+        )
+        threshold = self._threshold(of_sum + in_cohorts)
+        sum_quorum = self._sum_quorum(of_sum, threshold) if in_cohorts else threshold
+        return SessionPlan(
+            levels=by_index,
+            threshold=threshold,
+            sum_quorum=sum_quorum if of_sum else 0,
+            cohort_size=min(self.settings.cohort_size, threshold, in_cohorts),
+            cohort_quorum=smallest if in_cohorts else 0,
+            energy=self._energy(sum_quorum) if of_sum else None,
+        )
+
+    def _threshold(self, n: int) -> int:
+        """t of a session of n sources; 1 where n is 0: in clear nothing is shared, and one source is enough."""
+        settings = self.settings
+        if n == 0:
             return 1
-        return self.settings.threshold or default_threshold(n, self.settings.k_min, self.settings.n_c)
-
-    def is_met(self, n: int) -> bool:
-        """Whether n sources can make a session in which each hides among ``k_min`` others."""
-        if not self.is_masked:
-            return n >= 1
-        if n - 1 - self.settings.n_c < self.settings.k_min:
-            return False
         try:
-            threshold = self.threshold(n)
-            return threshold_is_sound(threshold, n, self.settings.n_c) and threshold >= self.settings.smallest_sum
-        except ValueError:
-            return False
+            threshold = settings.threshold or default_threshold(n, settings.k_min, settings.n_c)
+        except ValueError as error:
+            raise ConfigError("privacy.n-c", str(error)) from None
+        if not threshold_is_sound(threshold, n, settings.n_c):
+            why = f"{threshold} does not protect {n} sources of which {settings.n_c} may collude"
+            raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
+        return threshold
 
-    def cohorts(self, n: int) -> tuple[int, int]:
-        """Size and quorum of the cohorts of a session of n sources; zeros at any other visibility than ``cohort``.
+    def _sum_quorum(self, members: int, threshold: int) -> int:
+        """Of a sum beside cohorts: two thirds of its members, as the threshold is of all, and at most t."""
+        return min(members, threshold, max(2 * members // 3 + 1, self.settings.smallest_sum))
 
-        A cohort must not need more members than a session needs sources.
-        """
-        if self.settings.visibility is not Visibility.COHORT:
-            return 0, 0
-        return min(self.settings.cohort_size, self.threshold(n)), self.settings.smallest_sum
+    def _energy(self, sum_quorum: int) -> EnergyTerms | None:
+        settings = self.settings
+        if settings.kappa == 0:
+            return None
+        return EnergyTerms(settings.kappa, sum_quorum - 1 - settings.n_c, settings.energy_granularity)
 
-    def error(self, site: TargetSite, present: Collection[int]) -> QuorumLost:
+    def error(self, present: Collection[int], why: ConfigError) -> QuorumLost:
         """What ends a run in which too few sources report; it names those that are missing."""
-        needed = self.settings.smallest_sum if self.is_masked else 1
-        have = [site.name(index) for index in sorted(present)]
-        missing = [site.name(index) for index in sorted(site.sources - set(present))]
-        return QuorumLost("join", max(needed, self.settings.threshold), have, missing, hint="start the missing sources")
+        settings = self.settings
+        needed = 1 if settings.visibility is Visibility.INDIVIDUAL else max(settings.smallest_sum, settings.threshold)
+        have = [self.site.name(index) for index in sorted(present)]
+        missing = [self.site.name(index) for index in sorted(self.site.sources - set(present))]
+        hint = f"start the missing sources ({why.why})" if len(have) >= needed else "start the missing sources"
+        return QuorumLost("join", needed, have, missing, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +141,22 @@ def make_header(
     plan: RoundPlan,
     target: TargetRound | None,
     model: Vector,
-    participants: Collection[int],
+    session: SessionPlan,
 ) -> Signed[Header]:
     """Sign the header of an attempt, with a fresh session id."""
-    quorum = Quorum(settings)
-    cohort_size, cohort_quorum = quorum.cohorts(len(participants))
     body = Header(
         run_id=place.run_id,
         round=place.round,
         attempt=place.attempt,
-        visibility=settings.visibility,
+        levels=tuple(session.levels[index] for index in session.participants),
         rule=terms_of(plan),
-        target=published_terms(target, plan, settings.visibility),
+        target=published_terms(target, plan, to_sources=Visibility.SUM in session.levels.values()),
         layers=tuple(Layer(name, shape, settings.clip) for name, shape in site.trainer.layers),
         architecture_digest=site.trainer.architecture_digest,
         model_digest=sha256(vector_to_wire(model)).digest(),
         roster_digest=site.roster.digest(),
-        participants=tuple(sorted(participants)),
-        threshold=quorum.threshold(len(participants)),
+        participants=session.participants,
+        threshold=session.threshold,
         modulus_bits=settings.modulus_bits,
         n_max=2 * len(site.sources),  # room to spare: a sum that is noise then leaves the range at once
         max_samples=settings.max_samples,
@@ -111,7 +164,9 @@ def make_header(
         phase_deadline_ms=round(1000 * settings.phase_deadline_s),
         previous_result_digest=place.previous_result_digest,
         previous_checkpoint=b"",
-        cohort_size=cohort_size,
-        cohort_quorum=cohort_quorum,
+        cohort_size=session.cohort_size,
+        cohort_quorum=session.cohort_quorum,
+        sum_quorum=session.sum_quorum,
+        energy=session.energy,
     )
     return site.signer.sign(draw(site.random_bytes, SESSION_ID_BYTES), NO_CONTEXT, body)

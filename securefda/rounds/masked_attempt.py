@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
 from securefda.rounds.attempts import Members, PartialSum, RoundSum, Send
+from securefda.rounds.energies import energy_report
+from securefda.rounds.tail import decode_figures
 from securefda.secagg import aggregator as steps
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.messages import (
@@ -47,10 +49,26 @@ _MESSAGE_ORDER = [rules.message for rules in _PHASES.values()]
 class MaskedAttempt:
     """Drives one session R0 to R4. The state machine decides; this class routes, times nothing and opens nothing."""
 
-    def __init__(self, session: AggregatorSession, before_release: Callable[[], None]) -> None:
-        """``before_release`` is called, and must return, before any source can be induced to release."""
+    def __init__(
+        self,
+        session: AggregatorSession,
+        before_release: Callable[[], None],
+        *,
+        error_unit: float | None = None,
+        others_train: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Open the session.
+
+        Args:
+            session: whose header is published.
+            before_release: called, and must return, before any source can be induced to release.
+            error_unit: mean square of the target's steps, where the header asks for estimated errors.
+            others_train: whether sources outside the session still have training to do; R0 stays open for as long.
+        """
         self._session = session
-        self._members = Members(session)
+        self._members = Members(session, session.header.body.masked)
+        self._error_unit = error_unit
+        self._others_train = others_train
         self._state: steps.Collecting = steps.open_session(session)
         self._before_release = before_release
         self._outcome: RoundSum | SecureFdaError | None = None
@@ -98,25 +116,25 @@ class MaskedAttempt:
             return []
         if isinstance(message.body, (Refusal, Abort)):
             self._members.leave(message)
-            return self._go_on()
+            return self.go_on()
         rules = _PHASES[type(self._state)]
         if message.sender in self._members.gone or self._is_late(message.body, rules):
             return []
         try:
             self._state = self._add(message, parcel)
         except FaultySourceError as error:
-            return self._members.expel(message.sender, error, rules.step) + self._go_on()
-        return self._go_on()
+            return self._members.expel(message.sender, error, rules.step) + self.go_on()
+        return self.go_on()
 
     def lose(self, index: int, why: str) -> list[Send]:
         """A source went away."""
         self._members.lose(index, why)
-        return [] if self._outcome is not None else self._go_on()
+        return self.go_on()
 
     def expire(self) -> list[Send]:
         """The phase's deadline passed: who has not answered is gone."""
         self._members.give_up_on(self.waiting_for)
-        return [] if self._outcome is not None else self._go_on()
+        return self.go_on()
 
     @staticmethod
     def _is_late(body: Body, rules: _PhaseRules) -> bool:
@@ -138,14 +156,14 @@ class MaskedAttempt:
             case _:
                 raise FaultySourceError(self._session.name(message.sender), "ORDER", message.type_name)
 
-    def _go_on(self) -> list[Send]:
+    def go_on(self) -> list[Send]:
         """Close phases for as long as nobody is waited for, or too few can still answer."""
         sends: list[Send] = []
         while self._outcome is None:
             step = _PHASES[type(self._state)].step
             try:
                 self._require_enough_left()
-                if self.waiting_for:
+                if self.waiting_for or (step is Step.ADVERTISE and self._others_train()):
                     break
                 sends += self._close()
             except (QuorumLost, FaultySourceError) as error:
@@ -159,7 +177,7 @@ class MaskedAttempt:
         if len(able) < self._session.threshold:
             have, missing = (
                 [self._session.name(index) for index in sorted(group)]
-                for group in (able, set(self.header.body.participants) - able)
+                for group in (able, set(self.header.body.masked) - able)
             )
             raise QuorumLost(self.phase, self._session.threshold, have, missing)
 
@@ -181,7 +199,7 @@ class MaskedAttempt:
                 self._state, consistency = steps.close_signatures(signatures)
                 return self._to_all(self._state.asked, consistency)
             case steps.CollectingUnmask() as unmask:
-                self._finish(steps.close_unmask(unmask))
+                self._finish(steps.close_unmask(unmask), unmask.u1)
         return []
 
     def _give_up(self, members: set[int]) -> list[Send]:
@@ -192,10 +210,16 @@ class MaskedAttempt:
     def _to_all(self, members: Any, message: Signed[Body]) -> list[Send]:
         return [Send(index, Parcel(message)) for index in sorted(members) if index not in self._members.gone]
 
-    def _finish(self, opened: steps.Opened) -> None:
+    def _finish(self, opened: steps.Opened, u1: Mapping[int, Advertise]) -> None:
         self.alarms.extend(opened.faults)
+        header = self.header.body
         parts = tuple(
-            PartialSum(one.decoded.vector, float(one.decoded.tail[0]), float(one.decoded.tail[1]), one.survivors)
+            PartialSum(
+                header.level_of(min(one.survivors)),
+                one.decoded.vector,
+                decode_figures(one.decoded.tail, self._error_unit),
+                one.survivors,
+            )
             for one in opened.sums
         )
-        self._outcome = RoundSum(parts, opened.sum_digest, opened.ctx2)
+        self._outcome = RoundSum(parts, opened.sum_digest, energy_report(header, u1))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from securefda.errors import SecureFdaError
+from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.rounds.records import RoundLine, SiteLine
+from securefda.secagg.messages import Header, Signed
 
 
 class Reporter(Protocol):
@@ -50,5 +51,8 @@ class SourceReporter(Protocol):
     def round_finished(self, record: SiteLine) -> None:
         """A result was accepted; ``record`` has the round, beta, samples, loss and clipped coordinates."""
 
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
+        """The policy refused a header; the aggregator is told the key alone."""
+
     def alarm(self, error: SecureFdaError) -> None:
-        """A check failed or the policy refused; the source goes on with the next header."""
+        """A check failed; the source goes on with the next header."""

@@ -11,7 +11,8 @@ from statistics import fmean, median
 from typing import Any, Literal, TypedDict
 
 from securefda import __version__
-from securefda.errors import SecureFdaError
+from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.secagg.messages import Header, Signed
 
 SCHEMA_VERSION = 1
 REPORTED_ROUNDS = 5
@@ -20,13 +21,37 @@ REPORTED_ROUNDS = 5
 RunStatus = Literal["finished", "failed", "interrupted"]
 
 
+class SeenLine(TypedDict):
+    """What the aggregator learnt in a round of one set of sources: of their updates the sum, or the one update.
+
+    ``rows`` is how many they trained on together; ``loss`` and ``accuracy`` are the means over these rows, None where a
+    single source's policy keeps its own.
+    """
+
+    level: str
+    members: list[str]
+    rows: int
+    loss: float | None
+    accuracy: float | None
+
+
+class EnergyLine(TypedDict):
+    """What the energy rule did to the sum: which of ``layers`` contribute nothing, and how many each source had cut."""
+
+    layers: int
+    zeroed: list[str]
+    capped: dict[str, int]
+
+
 class RoundLine(TypedDict, total=False):
     """One line of ``metrics.jsonl``, written by the aggregator when a round ends.
 
     ``seconds`` maps phase to wall-clock seconds and ``bytes_up``/``bytes_down`` source to bytes as seen by the
-    aggregator. ``mean_beta`` is the sample-weighted mean, 1 - w/n. ``refused`` maps source to policy key or check.
-    A lost round keeps the last model and has no accuracy. ``cohorts`` lists who was summed together, where there was
-    more than one sum.
+    aggregator. ``mean_beta`` is the sample-weighted mean, 1 - w/n. ``refused`` maps source to policy key or check,
+    ``levels`` maps participant to what the aggregator was to see of it, and ``seen`` is what it did see.
+    ``target_update_to`` names the sources that were sent g_T, ``target_cosine`` is that of g_T and the update of the
+    model, and ``delta_errors`` maps rule to estimated error, in squared units of the parameters, where the rule of the
+    next round is chosen by it. A lost round keeps the last model and has no accuracy.
     """
 
     round: int
@@ -35,8 +60,13 @@ class RoundLine(TypedDict, total=False):
     loss: float
     metrics: dict[str, float]
     mean_beta: float | None
+    target_cosine: float | None
+    delta_errors: dict[str, float]
     survivors: list[str]
-    cohorts: list[list[str]]
+    levels: dict[str, str]
+    seen: list[SeenLine]
+    energy: EnergyLine | None
+    target_update_to: list[str]
     dropped: list[str]
     refused: dict[str, str]
     attempts: int
@@ -50,14 +80,29 @@ class RoundLine(TypedDict, total=False):
 class SiteLine(TypedDict, total=False):
     """One line of a source's own ``metrics.jsonl``; it stays at that source.
 
-    ``loss`` is the mean over the round's training rows, ``clipped`` the number of coordinates that the clip changed.
+    ``loss`` is the mean over the round's training rows, ``clipped`` the number of coordinates that the clip changed,
+    ``capped`` and ``zeroed`` the number of layers that the energy rule scaled down, and to nothing. A line with
+    ``refused`` is of a header that this site's policy refused: the key, what was asked and what is allowed.
     """
 
     round: int
+    attempt: int
+    level: str
+    rule: str
+    capped: int
+    zeroed: int
+    refused: dict[str, str]
     beta: float | None
     samples: int
     loss: float
     clipped: int
+
+
+def refused_line(refusal: PolicyRefusal, header: Signed[Header]) -> SiteLine:
+    """A source's own line of a header that its policy refused."""
+    body = header.body
+    asked = {"key": refusal.key, "asked": str(refusal.asked), "allowed": str(refusal.allowed)}
+    return SiteLine(round=body.round, attempt=body.attempt, rule=body.rule.rule, refused=asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

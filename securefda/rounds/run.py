@@ -13,19 +13,18 @@ import numpy as np
 
 from securefda import __version__
 from securefda.adaptation import round_plan
-from securefda.errors import ProtocolError, QuorumLost, RunEnded, SecureFdaError
+from securefda.errors import ConfigError, ProtocolError, QuorumLost, RunEnded, SecureFdaError
 from securefda.rounds.attempts import Attempt, RoundSum, Send
 from securefda.rounds.attendance import Attendance
-from securefda.rounds.clear_attempt import ClearAttempt
-from securefda.rounds.current import CurrentRound
-from securefda.rounds.headers import Place, Quorum, make_header
-from securefda.rounds.masked_attempt import MaskedAttempt
+from securefda.rounds.current import CurrentRound, last_errors
+from securefda.rounds.headers import Place, Planner, SessionPlan, make_header
+from securefda.rounds.mixed_attempt import open_attempt
 from securefda.rounds.progress import Reporter
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.site import vector_to_wire
-from securefda.rounds.store import AggregatorStore, Position
+from securefda.rounds.store import AggregatorStore, Position, TargetRelease
 from securefda.rounds.target import train_target
-from securefda.rounds.totals import total_of, update_of
+from securefda.rounds.totals import RoundTotal, total_of, update_of
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.messages import (
     NO_CONTEXT,
@@ -58,7 +57,7 @@ class AggregatorRun:
 
     def __init__(self, site: TargetSite, settings: RunSettings, store: AggregatorStore, reporter: Reporter) -> None:
         self._site, self._settings, self._store, self._reporter = site, settings, store, reporter
-        self._quorum = Quorum(settings)
+        self._planner = Planner(site, settings)
         self._attendance = Attendance(site, __version__, reporter)
         self._attempt: Attempt | None = None
         self._round: CurrentRound | None = None
@@ -183,7 +182,7 @@ class AggregatorRun:
             finished = any(record["status"] == "finished" for record in self._store.records())
             return self._complete() if finished else self._fail(self._last_loss)
         current = self._enter_round(number, attempts)
-        if current.plan.rule.needs_sources:
+        if current.plan.needs_sources:
             return self._gather()
         self._train_target(current)
         if current.target is not None:
@@ -194,7 +193,8 @@ class AggregatorRun:
     def _enter_round(self, number: int, attempts: int) -> CurrentRound:
         strategy = self._settings.strategy
         self._reporter.round_started(number, strategy.rounds)
-        self._round = CurrentRound(number, round_plan(strategy, number), attempts, self._site.traffic())
+        plan = round_plan(strategy, number, last_errors(self._store.records()))
+        self._round = CurrentRound(number, plan, attempts, self._site.traffic())
         self._last_begun = number
         return self._round
 
@@ -217,27 +217,53 @@ class AggregatorRun:
         if self.done or self._attempt is not None or self._round is None:
             return []
         able, expected = self._expected() & self._attendance.present, self._expected()
-        ready = able == expected or (self._began_before and self._quorum.is_met(len(able)))
+        ready = able == expected or (self._began_before and self._planner.can_do(self._permitted(able)))
         return self._start_attempt() if ready else []
+
+    def _permitted(self, able: Iterable[int]) -> dict[int, Visibility]:
+        """What the policies of these sources permit, as far as they have said it; a source that is away may join."""
+        return {index: self._attendance.permits(index) for index in able}
 
     def _start_attempt(self) -> list[Send]:
         able = self._expected() & self._attendance.present
-        if self._round is None or not self._quorum.is_met(len(able)):
-            return self._fail(self._attendance.explained(self._quorum.error(self._site, able)))
+        if self._round is None:
+            return []
+        try:
+            plan = self._planner.plan(self._permitted(able))
+        except ConfigError as error:
+            missing = able != self._site.sources
+            return self._fail(self._attendance.explained(self._planner.error(able, error)) if missing else error)
         current, self._began_before = self._round, True
         self._train_target(current)
         current.attempt += 1
+        current.levels = dict(plan.levels)
         self._store.begin_attempt(current.number, current.attempt)
-        header = self._header(current, able)
+        header = self._header(current, plan)
+        self._account_for_target(current, header.body)
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
-        vectors: tuple[memoryview, ...] = (vector_to_wire(self.model),)
-        if header.body.target and header.body.target.update_digest and current.target:
-            vectors = (*vectors, vector_to_wire(current.target.result.update))
-        self._attempt = self._new_attempt(session, current)
+        self._attempt = open_attempt(session, current.target, self._store.mark_released)
         self._enter(self._attempt.phase, self._settings.training_deadline_s)
-        return [Send(index, Parcel(header, vectors)) for index in header.body.participants]
+        return [Send(index, self._opening(header, index, current)) for index in header.body.participants]
 
-    def _header(self, current: CurrentRound, participants: frozenset[int]) -> Signed[Header]:
+    def _opening(self, header: Signed[Header], index: int, current: CurrentRound) -> Parcel:
+        """The header with the model, and with g_T for whoever evaluates the rule."""
+        vectors: tuple[memoryview, ...] = (vector_to_wire(self.model),)
+        body = header.body
+        if body.target and body.target.update_digest and current.target and body.level_of(index) is Visibility.SUM:
+            vectors = (*vectors, vector_to_wire(current.target.result.update))
+        return Parcel(header, vectors)
+
+    def _account_for_target(self, current: CurrentRound, header: Header) -> None:
+        """g_T leaves the target with this header: that is written down before it does."""
+        if header.target is None or not header.target.update_digest:
+            return
+        recipients = [self._site.name(index) for index in header.at(Visibility.SUM)]
+        digest = header.target.update_digest.hex()
+        release = TargetRelease(current.number, current.attempt, digest, recipients, noise="none")
+        self._store.release_target(release)
+        current.released_to |= set(recipients)
+
+    def _header(self, current: CurrentRound, plan: SessionPlan) -> Signed[Header]:
         return make_header(
             self._site,
             self._settings,
@@ -245,17 +271,8 @@ class AggregatorRun:
             plan=current.plan,
             target=current.target,
             model=self.model,
-            participants=participants,
+            session=plan,
         )
-
-    def _new_attempt(self, session: AggregatorSession, current: CurrentRound) -> Attempt:
-        if self._settings.visibility is not Visibility.INDIVIDUAL:
-            return MaskedAttempt(session, self._store.mark_released)
-        self._store.mark_released()
-        target = current.target
-        if target is None:
-            return ClearAttempt(session, None, None)
-        return ClearAttempt(session, target.statistics, target.result.update, target.step_updates)
 
     def _train_target(self, current: CurrentRound) -> None:
         """Once per round, whatever the number of attempts: what is published of the target stays one release."""
@@ -299,7 +316,7 @@ class AggregatorRun:
             return []
         self._reporter.note(f"round {current.number} attempt {current.attempt} without a result: {error}")
         may_retry = not attempt.may_have_released and current.attempt < self._settings.attempts
-        if may_retry and self._quorum.is_met(len(self._expected())):
+        if may_retry and self._planner.can_do(self._permitted(self._expected())):
             return self._gather()
         return self._lose_round(current, attempt.header.body.participants, error)
 
@@ -334,14 +351,15 @@ class AggregatorRun:
             alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
             self._reporter.note(f"alarm: {alarm}")
             return self._lose_round(current, header.body.participants, alarm)
+        current.target_cosine = current.cosine_with_target(delta)
         self.model = (self.model + delta).astype(np.float32)
         current.spent("rule", self._site.clock() - began)
         digest = sha256(vector_to_wire(self.model)).digest()
-        body = Result(outcome.digest, len(outcome.survivors), digest, b"")
-        result = self._site.signer.sign(header.envelope.session_id, outcome.context, body)
+        body = Result(outcome.digest, outcome.count, digest, b"")
+        result = self._site.signer.sign(header.envelope.session_id, header.digest(), body)
         self._result_digest = result.digest()
         self._attendance.kept(outcome.survivors)
-        self._record_round(current, header.body.participants, outcome, total.mean_beta)
+        self._record_round(current, header.body.participants, outcome, total)
         sends = [Send(index, Parcel(result)) for index in sorted(outcome.survivors - attempt.gone)]
         return sends + self._end_round()
 
@@ -350,12 +368,14 @@ class AggregatorRun:
         current: CurrentRound,
         participants: Iterable[int] = (),
         outcome: RoundSum | None = None,
-        mean_beta: float | None = None,
+        total: RoundTotal | None = None,
     ) -> None:
         began = self._site.clock()
         evaluation = self._site.trainer.evaluate(self.model, self._site.test_data)
         current.spent("evaluate", self._site.clock() - began)
-        line = current.finished_line(self._site, self.model, participants, outcome, mean_beta)
+        line = current.finished_line(
+            self._site, self.model, participants, outcome=outcome, total=total, max_samples=self._settings.max_samples
+        )
         line["accuracy"] = evaluation.metrics["accuracy"]
         line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
         self._store.finish_round(dict(line), self.model, self._result_digest)

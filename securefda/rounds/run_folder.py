@@ -25,6 +25,7 @@ METRICS_FILE = "metrics.jsonl"
 MODEL_FILE = "model.safetensors"
 REPORT_FILE = "report.html"
 SITES_FOLDER = "sites"
+REFUSED_FOLDER = "refused"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -60,6 +61,10 @@ class RunFolder:
         """Add a line to a source's own ``metrics.jsonl``."""
         append_line(self.site(site_id) / METRICS_FILE, line)
 
+    def keep_refused(self, site_id: str, line: SiteLine, header: bytes) -> None:
+        """Keep a header that a source's policy refused, and the line about it, among the source's own files."""
+        keep_refused(self.site(site_id), line, header)
+
     def write_summary(self, summary: Summary) -> None:
         """Replace ``summary.json``."""
         text = json.dumps(_finite(summary.as_json()), indent=2, ensure_ascii=False, allow_nan=False)
@@ -94,6 +99,15 @@ def read_run(path: Path) -> RunRecord:
     }
     rounds = cast(list[RoundLine], _read_lines(path / METRICS_FILE))
     return RunRecord(path, _read_summary(path / SUMMARY_FILE), tuple(rounds), sites)
+
+
+def keep_refused(folder: Path, line: SiteLine, header: bytes) -> None:
+    """Append the line of a refused header to a site's metrics, and keep its signed bytes for ``policy check``."""
+    append_line(folder / METRICS_FILE, line)
+    refused = folder / REFUSED_FOLDER
+    with _explaining(refused):
+        refused.mkdir(exist_ok=True)
+    replace_file(refused / f"round-{line['round']}-attempt-{line['attempt']}.header", header)
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from securefda.adaptation import Estimator, Strategy
 from securefda.errors import ConfigError
 from securefda.rounds.site import Trainer
-from securefda.secagg.messages import Signer, Visibility
+from securefda.secagg.messages import Granularity, Signer, Visibility
 from securefda.secagg.roster import Roster
 from securefda.secagg.secret import RandomBytes
 from securefda.tasks import Samples
@@ -50,7 +50,8 @@ class TargetSite:
 class RunSettings:
     """How a run goes; ``threshold`` 0 is the default formula, deadlines are seconds.
 
-    ``cohort_size`` is the fewest members of a cohort when it forms; 0 lets each cohort lose one source.
+    ``cohort_size`` is the fewest members of a cohort when it forms; 0 lets each cohort lose one source. ``kappa`` is of
+    the energy rule, 0 for none.
     """
 
     strategy: Strategy
@@ -67,6 +68,8 @@ class RunSettings:
     phase_deadline_s: float
     config_digest: bytes
     cohort_size: int = 0
+    kappa: float = 1.0
+    energy_granularity: Granularity = Granularity.LAYER
 
     def __post_init__(self) -> None:
         if self.cohort_size == 0:

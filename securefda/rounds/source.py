@@ -22,20 +22,25 @@ from securefda.errors import (
     TrainingError,
 )
 from securefda.rounds.attempts import name_of
+from securefda.rounds.energies import apply_caps, row_of
 from securefda.rounds.patience import Patience
 from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.progress import SourceReporter
 from securefda.rounds.records import SiteLine
 from securefda.rounds.site import Trainer, vector_to_wire
 from securefda.rounds.store import SourceStore
+from securefda.rounds.tail import Figures
 from securefda.rounds.terms import (
     aligned_update,
     checked_vectors,
     clip_contribution,
     contribution_at_source,
     encode_contribution,
+    error_unit_of,
+    figures_of,
     plan_of,
     require_few_at_the_clip,
+    weight_of,
 )
 from securefda.secagg import source as session_steps
 from securefda.secagg.checks import PastResult, check_header, envelope_fault
@@ -70,6 +75,19 @@ __all__ = ["SourceReporter", "SourceRounds", "SourceSite"]
 
 
 @dataclass(frozen=True, slots=True)
+class Permits:
+    """What of this site's policy goes into its own messages.
+
+    Attributes:
+        visibility: the most that the aggregator may see; the first message says so.
+        may_leave: which of ``loss`` and ``accuracy`` go in clear beside an update at ``individual``.
+    """
+
+    visibility: Visibility
+    may_leave: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class SourceSite:
     """Everything of a source that stays the same during a run."""
 
@@ -77,6 +95,7 @@ class SourceSite:
     roster: Roster
     limits: SessionLimits
     check_policy: Callable[[Header], None]
+    permits: Permits
     trainer: Trainer
     store: SourceStore
     random_bytes: RandomBytes
@@ -93,12 +112,18 @@ class _AwaitingClearResult:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Round:
-    """A round in progress. ``encoded`` is this source's vector until it is masked, then None."""
+    """A round in progress.
+
+    ``contribution`` waits with its ``figures`` for everyone's energies; ``encoded`` is what becomes of it, until it is
+    masked.
+    """
 
     header: Signed[Header]
     phase: session_steps.Phase | _AwaitingClearResult
-    encoded: RingVector | None
     record: SiteLine
+    contribution: Contribution | None = None
+    figures: Figures | None = None
+    encoded: RingVector | None = None
 
 
 _STEP_OF_PHASE: dict[type, Step] = {
@@ -110,6 +135,22 @@ _STEP_OF_PHASE: dict[type, Step] = {
     session_steps.AwaitingResult: Step.RESULT,
     _AwaitingClearResult: Step.RESULT,
 }
+
+
+def _record_of(header: Header, level: Visibility, result: LocalResult) -> SiteLine:
+    """This site's own line of a round, as far as training fills it."""
+    return SiteLine(
+        round=header.round,
+        attempt=header.attempt,
+        level=level.label,
+        rule=header.rule.rule,
+        beta=None,
+        samples=result.samples,
+        loss=result.loss,
+        clipped=0,
+        capped=0,
+        zeroed=0,
+    )
 
 
 class SourceRounds:
@@ -143,7 +184,7 @@ class SourceRounds:
         """The first message to an aggregator: who I am and which architecture I built."""
         self._process.require_original()
         site = self._site
-        body = Join(site.trainer.architecture_digest, site.software_version)
+        body = Join(site.trainer.architecture_digest, site.software_version, site.permits.visibility)
         return Parcel(site.signer.sign(NO_SESSION, NO_CONTEXT, body))
 
     def vector_bytes(self) -> int:
@@ -175,9 +216,7 @@ class SourceRounds:
         try:
             return self._dispatch(parcel)
         except PolicyRefusal as refusal:
-            self.refusal = refusal
-            self._reporter.alarm(refusal)
-            return [self._refuse(parcel, refusal.key)]
+            return self._refuse_by_policy(parcel, refusal)
         except FaultyAggregatorError as error:
             body = parcel.message.body
             self._fault(error, f"header of round {body.round}" if isinstance(body, Header) else self.place())
@@ -221,6 +260,8 @@ class SourceRounds:
     def _start_round(self, header: Signed[Header], parcel: Parcel) -> list[Parcel]:
         site, body = self._site, header.body
         self._require_from_target(header)
+        if site.signer.index not in body.participants:
+            raise FaultyAggregatorError("HEADER_PARTICIPANTS", "it does not name this site")
         site.check_policy(body)  # first, so that what the policy forbids is refused by its key
         history = site.store.history(header.envelope.session_id, body.run_id, body.round)
         check_header(
@@ -235,43 +276,58 @@ class SourceRounds:
         plan_of(body.rule)
         self._drop_round()
         site.store.accept_header(header.envelope.session_id, body.run_id, body.round, body.attempt)
-        model, target_update = checked_vectors(body, parcel)
-        self._reporter.round_started(body.round, body.visibility.label, body.rule.rule)
+        level = body.level_of(site.signer.index)
+        model, target_update = checked_vectors(body, level, parcel)
+        self._reporter.round_started(body.round, level.label, body.rule.rule)
         result = site.trainer.train(model, body.round, body.rule.learning_rate_factor)
-        record = SiteLine(round=body.round, beta=None, samples=result.samples, loss=result.loss, clipped=0)
-        if body.visibility is Visibility.INDIVIDUAL:
+        record = _record_of(body, level, result)
+        if level is Visibility.INDIVIDUAL:
             return self._release_in_clear(header, result, record)
-        contribution = contribution_at_source(body, target_update, aligned_update(body, result))
-        del result  # a vector of the model's length less, while the contribution is encoded
-        return self._open_session(header, contribution, record)
+        weight, accuracy = weight_of(body, result.samples), result.accuracy
+        contribution = contribution_at_source(body, level, target_update, aligned_update(body, result))
+        del result  # a vector of the model's length less, while the contribution is at work
+        figures = figures_of(contribution, weight, loss=record["loss"], accuracy=accuracy)
+        return self._open_session(header, contribution, figures, record)
 
-    def _open_session(self, header: Signed[Header], contribution: Contribution, record: SiteLine) -> list[Parcel]:
-        site = self._site
+    def _open_session(
+        self, header: Signed[Header], contribution: Contribution, figures: Figures, record: SiteLine
+    ) -> list[Parcel]:
+        site, own = self._site, self._site.signer.index
         clipped = clip_contribution(header.body, contribution)
         require_few_at_the_clip(header.body, clipped)
-        encoded = encode_contribution(header.body, contribution, record["samples"])
         record["beta"], record["clipped"] = contribution.beta, sum(clipped)
+        at_sum = header.body.level_of(own) is Visibility.SUM
+        energy = row_of(header.body, contribution, figures.samples) if at_sum else ()
         session = session_steps.Session(site.signer, site.roster, site.limits, header, available_threads())
-        phase, advertise = session_steps.advertise(session, site.random_bytes)
-        self._round = _Round(header, phase, encoded, record)
+        phase, advertise = session_steps.advertise(session, site.random_bytes, energy)
+        self._round = _Round(header, phase, record, contribution, figures)
         return [Parcel(advertise)]
 
     def _release_in_clear(self, header: Signed[Header], result: LocalResult, record: SiteLine) -> list[Parcel]:
-        site = self._site
+        site, may_leave = self._site, self._site.permits.may_leave
         vector = vector_to_wire(aligned_update(header.body, result))
         site.store.burn_fuse(header.body.run_id, header.body.round)
-        body = Update(sha256(vector).digest(), len(vector), result.samples)
-        self._round = _Round(header, _AwaitingClearResult(header), None, record)
+        body = Update(
+            sha256(vector).digest(),
+            len(vector),
+            result.samples,
+            loss=result.loss if "loss" in may_leave else None,
+            accuracy=result.accuracy if "accuracy" in may_leave else None,
+        )
+        self._round = _Round(header, _AwaitingClearResult(header), record)
         return [Parcel(site.signer.sign(header.envelope.session_id, header.digest(), body), (vector,))]
 
     def _continue_round(self, message: Signed[Body]) -> list[Parcel]:
         if self._round is None:
             raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
+        self._site.check_policy(self._round.header.body)
         phase, body, step = self._round.phase, message.body, session_steps
         random_bytes = self._site.random_bytes
         match phase, body:
             case step.AwaitingKeyList(), KeyList():
-                return self._advance(*step.receive_key_list(phase, message, random_bytes))  # type: ignore[arg-type]
+                following = step.receive_key_list(phase, message, random_bytes)  # type: ignore[arg-type]
+                self._encode(following[0])
+                return self._advance(*following)
             case step.AwaitingShares(), ShareDelivery():
                 return self._release_masked(step.receive_shares(phase, message))  # type: ignore[arg-type]
             case step.AwaitingSurvivors(), Survivors():
@@ -286,6 +342,17 @@ class SourceRounds:
                 return self._accept_result(message)  # type: ignore[arg-type]
             case _:
                 raise FaultyAggregatorError("ORDER", f"{message.type_name} in {type(phase).__name__}")
+
+    def _encode(self, state: session_steps.AwaitingShares) -> None:
+        """Everyone's energies are known: cap the contribution and make it the vector that will be masked."""
+        current, own = self._round, self._site.signer.index
+        if current is None or current.contribution is None or current.figures is None:
+            raise FaultyAggregatorError("ORDER", "nothing to encode")
+        header, contribution = current.header.body, current.contribution
+        effect = apply_caps(header, own, state.u1, contribution)
+        current.record["capped"], current.record["zeroed"] = len(effect.capped), len(effect.zeroed)
+        encoded = encode_contribution(header, contribution, current.figures, error_unit_of(header))
+        self._round = replace(current, contribution=None, figures=None, encoded=encoded)
 
     def _advance(self, phase: session_steps.Phase, message: Signed[Body]) -> list[Parcel]:
         if self._round is not None:
@@ -355,6 +422,16 @@ class SourceRounds:
         text = f"the aggregator aborted at {name_of(body.step)}: {body.check}{accused}"
         self._reporter.alarm(ProtocolError(body.check, text))
         return []
+
+    def _refuse_by_policy(self, parcel: Parcel, refusal: PolicyRefusal) -> list[Parcel]:
+        """Tell the operator everything and the aggregator the key; a session that was open is over."""
+        self.refusal = refusal
+        message = parcel.message
+        if not isinstance(message.body, Header):
+            self._reporter.alarm(refusal)
+            return self._end_session("POLICY")
+        self._reporter.refused(refusal, message)  # type: ignore[arg-type]  # its body is a header
+        return [self._refuse(parcel, refusal.key)]
 
     def _refuse(self, parcel: Parcel, key: str) -> Parcel:
         envelope = parcel.message.envelope

@@ -26,7 +26,7 @@ from securefda.rounds.run_folder import sync_folder
 from securefda.secagg.checks import History, PastResult
 from securefda.training import Vector
 
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _LOCK_S = 1.0
 
 _SOURCE_TABLES = """
@@ -47,6 +47,10 @@ CREATE TABLE run (
     result_digest BLOB NOT NULL, model BLOB NOT NULL, completed INTEGER NOT NULL
 );
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE target_releases (
+    round INTEGER NOT NULL, attempt INTEGER NOT NULL, update_digest TEXT NOT NULL, recipients TEXT NOT NULL,
+    noise TEXT NOT NULL, PRIMARY KEY (round, attempt)
+);
 """
 
 
@@ -241,6 +245,17 @@ class Position:
     completed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class TargetRelease:
+    """The target's update left the target: to whom, and with what noise. What was sent is named by its SHA-256."""
+
+    round: int
+    attempt: int
+    update_digest: str
+    recipients: list[str]
+    noise: str
+
+
 class AggregatorStore(_Store):
     """The aggregator's memory across restarts: the run's position, the model, and one record per round."""
 
@@ -283,6 +298,19 @@ class AggregatorStore(_Store):
         """Write that an attempt begins, before its header is published."""
         with self._transaction() as database:
             database.execute("UPDATE run SET round = ?, attempt = ?, released = 0", (round_number, attempt))
+
+    def release_target(self, release: TargetRelease) -> None:
+        """Write that g_T leaves with the header of an attempt, before it does; these rows are never deleted."""
+        with self._transaction() as database:
+            names = json.dumps(release.recipients)
+            row = (release.round, release.attempt, release.update_digest, names, release.noise)
+            database.execute("INSERT INTO target_releases VALUES (?, ?, ?, ?, ?)", row)
+
+    def target_releases(self) -> list[TargetRelease]:
+        """Every release of g_T in this run, in order."""
+        with self._clear_errors():
+            rows = self._database.execute("SELECT * FROM target_releases ORDER BY round, attempt").fetchall()
+        return [TargetRelease(row[0], row[1], row[2], json.loads(row[3]), row[4]) for row in rows]
 
     def mark_released(self) -> None:
         """Write that sources may release now; after a crash this round is not tried again."""

@@ -11,7 +11,7 @@ import numpy as np
 from securefda.adaptation import RoundPlan, Rule, StepStatistics, TargetStatistics
 from securefda.errors import TrainingError
 from securefda.rounds.site import Trainer, vector_to_wire
-from securefda.secagg.messages import TargetTerms, Visibility
+from securefda.secagg.messages import TargetTerms
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, Vector
 
 
@@ -38,9 +38,9 @@ def train_target(trainer: Trainer, model: Vector, round_number: int, plan: Round
     Raises:
         TrainingError: fewer than two steps where the rule estimates a variance, or a loss that is not finite.
     """
-    if plan.rule is Rule.SOURCE_ONLY:
+    if plan.rule is Rule.SOURCE_ONLY and not plan.select:
         return None
-    if not plan.rule.adapts:
+    if not plan.uses_target_statistics:
         result = trainer.train(model, round_number, plan.learning_rate_factor)
         return TargetRound(result, None, None)
     running = StepStatistics(trainer.n_params)
@@ -61,12 +61,20 @@ def train_target(trainer: Trainer, model: Vector, round_number: int, plan: Round
     return TargetRound(result, statistics, np.stack(kept) if kept else None)
 
 
-def published_terms(target: TargetRound | None, plan: RoundPlan, visibility: Visibility) -> TargetTerms | None:
-    """What a header says of the target: nothing where the rule does not adapt, g_T and its numbers at ``sum``."""
-    if target is None or target.statistics is None or not plan.rule.adapts:
+def error_unit(target: TargetRound | None, select: bool) -> float | None:
+    """In what estimated errors are measured on their way, M; None where the round does not ask for them."""
+    return target.statistics.mean_square if select and target and target.statistics else None
+
+
+def published_terms(target: TargetRound | None, plan: RoundPlan, *, to_sources: bool) -> TargetTerms | None:
+    """What a header says of the target: nothing where the round needs nothing of it.
+
+    ``to_sources`` says that sources evaluate the rule, at ``sum``: then g_T and its numbers are published.
+    """
+    if target is None or target.statistics is None or not plan.uses_target_statistics:
         return None
     steps, learning_rate = target.result.steps, target.result.learning_rate
-    if visibility is not Visibility.SUM:
+    if not to_sources:
         return TargetTerms(steps, learning_rate)
     statistics = target.statistics
     return TargetTerms(

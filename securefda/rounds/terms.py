@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from securefda.adaptation import Contribution, RoundPlan, TargetStatistics, alignment_factor, contribute
 from securefda.errors import ConfigError, FaultyAggregatorError, TrainingError
 from securefda.rounds.site import vector_from_wire
+from securefda.rounds.tail import Figures, Vector64, encode_figures
 from securefda.secagg.checks import check_vectors, quantisation
 from securefda.secagg.messages import Header, Parcel, RuleTerms, TargetTerms, Visibility
 from securefda.secagg.prg import RingVector
 from securefda.training import LocalResult, Vector
 
-Vector64 = NDArray[np.float64]
 StepUpdates = NDArray[np.float32]
 _BLOCK = 1 << 16
 MOST_CLIPPED = 8
@@ -32,6 +32,7 @@ def terms_of(plan: RoundPlan) -> RuleTerms:
         align=plan.align,
         estimator=str(plan.estimator),
         learning_rate_factor=plan.learning_rate_factor,
+        select=plan.select,
     )
 
 
@@ -50,20 +51,21 @@ def plan_of(terms: RuleTerms) -> RoundPlan:
             align=terms.align,
             estimator=terms.estimator,  # type: ignore[arg-type]
             learning_rate_factor=terms.learning_rate_factor,
+            select=terms.select,
         )
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_RULE", str(error)) from None
 
 
-def checked_vectors(header: Header, parcel: Parcel) -> tuple[Vector, Vector | None]:
-    """The model and, where the header names one, the target's update that came with it.
+def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> tuple[Vector, Vector | None]:
+    """The model and, for a source at ``sum`` where the header names one, the target's update that came with it.
 
     Raises:
         FaultyAggregatorError: HEADER_MODEL or HEADER_TARGET, they are not the ones that the header names.
     """
     target_update = parcel.vectors[1] if len(parcel.vectors) == 2 else None
     model = parcel.vectors[0] if parcel.vectors else b""
-    check_vectors(header, model, target_update)
+    check_vectors(header, level, model, target_update)
     weights = vector_from_wire(model)
     if not np.all(np.isfinite(weights)):
         raise FaultyAggregatorError("HEADER_MODEL", "the model holds NaN or infinity")
@@ -131,7 +133,9 @@ def evaluate_rule(
     )
 
 
-def contribution_at_source(header: Header, target_update: Vector | None, update: Vector) -> Contribution:
+def contribution_at_source(
+    header: Header, level: Visibility, target_update: Vector | None, update: Vector
+) -> Contribution:
     """What a source adds to a sum, of its aligned update, float32 (m,).
 
     At ``sum`` that is the rule evaluated here, from what the target published; at ``cohort`` the update itself, since
@@ -140,7 +144,7 @@ def contribution_at_source(header: Header, target_update: Vector | None, update:
     Raises:
         FaultyAggregatorError: HEADER_TARGET where the published numbers contradict the published update.
     """
-    if header.visibility is Visibility.COHORT:
+    if level is Visibility.COHORT:
         return Contribution(vector=update.astype(np.float64), keep=0.0, beta=None)
     target = header.target
     try:
@@ -191,14 +195,11 @@ def _clip_in_place(part: Vector64, clip: float) -> int:
     return clipped
 
 
-def encode_contribution(header: Header, contribution: Contribution, samples: int) -> RingVector:
-    """The ring vector of a clipped contribution, weighted by samples; the contribution is scaled in place.
-
-    Weights are in units of the header's ``max_samples``: the layers carry ``n_i v_i / max_samples``, the tail
-    ``n_i keep_i / max_samples`` and ``n_i / max_samples``.
+def weight_of(header: Header, samples: int) -> float:
+    """A site's weight in a sum: its rows in units of the header's ``max_samples``.
 
     Raises:
-        ConfigError: this site has more samples than the run allows for.
+        ConfigError: this site has more rows than the run allows for.
     """
     if samples > header.max_samples:
         raise ConfigError(
@@ -206,9 +207,33 @@ def encode_contribution(header: Header, contribution: Contribution, samples: int
             f"this site has {samples} training rows and the run counts up to {header.max_samples}",
             hint="raise session.max-samples at the aggregator",
         )
-    weight = samples / header.max_samples
-    np.multiply(contribution.vector, weight, out=contribution.vector)
-    return quantisation(header).encode(contribution.vector, np.array([weight * contribution.keep, weight])).values
+    return samples / header.max_samples
+
+
+def figures_of(contribution: Contribution, weight: float, *, loss: float, accuracy: float) -> Figures:
+    """What travels of a source beside its contribution, weighted."""
+    errors = None if contribution.errors is None else contribution.errors.times(weight)
+    return Figures(weight * contribution.keep, weight, weight * loss, weight * accuracy, errors)
+
+
+def encode_contribution(
+    header: Header, contribution: Contribution, figures: Figures, error_unit: float | None
+) -> RingVector:
+    """The ring vector of a clipped contribution, weighted by samples; the contribution is scaled in place.
+
+    Args:
+        header: of the attempt.
+        contribution: v_i and its share of the target's update.
+        figures: of the source, weighted; they make up the tail.
+        error_unit: as for :func:`securefda.rounds.tail.encode_figures`.
+    """
+    np.multiply(contribution.vector, figures.samples, out=contribution.vector)
+    return quantisation(header).encode(contribution.vector, encode_figures(figures, error_unit)).values
+
+
+def error_unit_of(header: Header) -> float | None:
+    """The unit of estimated errors as a header publishes it; None where it asks for none."""
+    return header.target.mean_square if header.rule.select and header.target else None
 
 
 def check_sum(header: Header, total: Vector64, samples: float, count: int) -> None:

@@ -6,20 +6,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from securefda.adaptation import ContributionSum, Rule, combine
+from securefda.adaptation import Contribution, ContributionSum, DeltaErrors, Rule, combine
 from securefda.rounds.attempts import PartialSum, RoundSum
+from securefda.rounds.tail import Vector64
 from securefda.rounds.target import TargetRound
-from securefda.rounds.terms import Vector64, check_sum, clip_contribution, evaluate_rule
+from securefda.rounds.terms import check_sum, clip_contribution, evaluate_rule
 from securefda.secagg.messages import Header, Visibility
+from securefda.training import Vector
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RoundTotal:
-    """V (float64, (m,)), w and n of the rules, in units of the header's ``max_samples``."""
+    """V (float64, (m,)), w and n of the rules, in units of the header's ``max_samples``.
+
+    ``errors`` are the estimated errors of the rules, means over the samples; None where they are not asked for.
+    """
 
     vector: Vector64
     kept: float
     samples: float
+    errors: DeltaErrors | None = None
 
     @property
     def mean_beta(self) -> float:
@@ -27,33 +33,65 @@ class RoundTotal:
         return 1.0 - self.kept / self.samples
 
 
+def evaluate_at_target(header: Header, target: TargetRound | None, update: Vector | Vector64) -> Contribution:
+    """Evaluate the round's rule on the aligned update of a source, or the mean of a cohort (m,).
+
+    Raises:
+        ValueError: the update and the target's numbers contradict each other.
+    """
+    if target is None:
+        return evaluate_rule(header, None, None, update)
+    return evaluate_rule(header, target.statistics, target.result.update, update, target.step_updates)
+
+
 def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> RoundTotal:
-    """Put the sums together; at ``cohort`` the rule is evaluated here, on each cohort's mean as if it were a source.
+    """Put the sums together, each as its level gives it.
+
+    In a sum of level ``sum`` or ``individual`` the rule was evaluated on each source. On a cohort it is evaluated here,
+    on its mean as if it were a source.
 
     Raises:
         ValueError: a sum is not what honest parts give.
     """
+    total = _Total(header)
     for part in outcome.parts:
-        check_sum(header, part.vector, part.samples, len(part.members))
-    if header.visibility is Visibility.COHORT:
-        return _over_cohorts(header, target, outcome.parts)
-    (part,) = outcome.parts
-    return RoundTotal(part.vector, part.kept, part.samples)
+        check_sum(header, part.vector, part.figures.samples, len(part.members))
+        if part.level is Visibility.COHORT:
+            contribution, samples = _of_cohort(header, target, part)
+            total.sum.add(contribution, samples)
+            total.add_errors(contribution.errors, samples)
+        else:
+            total.sum.add_sum(part.vector, part.figures.kept, part.figures.samples)
+            total.add_errors(part.figures.errors, 1.0)
+    return total.finished()
 
 
-def _over_cohorts(header: Header, target: TargetRound | None, cohorts: tuple[PartialSum, ...]) -> RoundTotal:
-    total = ContributionSum(header.n_params)
-    statistics = target.statistics if target else None
-    target_update = target.result.update if target else None
-    step_updates = target.step_updates if target else None
-    for cohort in cohorts:
-        if not cohort.samples > 0:
-            raise ValueError("a cohort has no samples")
-        mean = cohort.vector / cohort.samples
-        contribution = evaluate_rule(header, statistics, target_update, mean, step_updates)
-        clip_contribution(header, contribution)
-        total.add(contribution, cohort.samples)
-    return RoundTotal(total.vector, total.kept, total.samples)
+def _of_cohort(header: Header, target: TargetRound | None, cohort: PartialSum) -> tuple[Contribution, float]:
+    """What a cohort contributes, and its weight."""
+    samples = cohort.figures.samples
+    if not samples > 0:
+        raise ValueError("a cohort has no samples")
+    contribution = evaluate_at_target(header, target, cohort.vector / samples)
+    clip_contribution(header, contribution)
+    return contribution, samples
+
+
+class _Total:
+    """Running total over the parts of a round."""
+
+    def __init__(self, header: Header) -> None:
+        self.sum = ContributionSum(header.n_params)
+        self._errors = DeltaErrors(0.0, 0.0, 0.0) if header.rule.select else None
+
+    def add_errors(self, errors: DeltaErrors | None, weight: float) -> None:
+        """Add errors ``weight`` times."""
+        if self._errors is not None and errors is not None:
+            self._errors = self._errors.plus(errors.times(weight))
+
+    def finished(self) -> RoundTotal:
+        samples = self.sum.samples
+        errors = None if self._errors is None or not samples > 0 else self._errors.times(1 / samples)
+        return RoundTotal(self.sum.vector, self.sum.kept, samples, errors)
 
 
 def update_of(rule: Rule, total: RoundTotal, target: TargetRound | None, max_samples: int) -> Vector64:
@@ -62,6 +100,8 @@ def update_of(rule: Rule, total: RoundTotal, target: TargetRound | None, max_sam
     Raises:
         ValueError: the total is not one that honest parts give.
     """
+    if rule is Rule.TARGET_ONLY and target is not None:  # sources took part to estimate errors only
+        return target.result.update.astype(np.float64)
     target_samples = target.result.samples / max_samples if target and rule is Rule.FEDAVG else None
     update = combine(
         rule,

@@ -17,7 +17,7 @@ from securefda.errors import FaultySourceError
 from securefda.secagg import agreement
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.agreement import KeyAgreementError
-from securefda.secagg.checks import quantisation
+from securefda.secagg.checks import energy_fault, quantisation
 from securefda.secagg.cohorts import cohorts_of, nonce_fits, quorum_of
 from securefda.secagg.fixed_point import Decoded, RangeAlarm
 from securefda.secagg.masking import accumulate, unmask
@@ -57,7 +57,7 @@ class CollectingKeys:
     @property
     def waiting_for(self) -> frozenset[int]:
         """Sources that have not answered."""
-        return frozenset(self.session.header.body.participants) - set(self.received)
+        return frozenset(self.session.header.body.masked) - set(self.received)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +179,12 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
 
     Raises:
         FaultySourceError: the envelope is not right, a key repeats one of another source (KEY_DUPLICATE), or a key
-            gives no shared secret (KEY_INVALID), which every other source would refuse to mask with.
+            gives no shared secret (KEY_INVALID), or the energy row is none that fits the header (KEY_ENERGY): every
+            other source would refuse to go on with them.
     """
     session = state.session
-    session.admit(signed, session.ctx, session.header.body.participants, state.received, Advertise)
+    header = session.header.body
+    session.admit(signed, session.ctx, header.masked, state.received, Advertise)
     known = {key for item in state.received.values() for key in (item.body.mask_key, item.body.box_key)}
     if {signed.body.mask_key, signed.body.box_key} & known or signed.body.mask_key == signed.body.box_key:
         raise FaultySourceError(session.name(signed.sender), "KEY_DUPLICATE")
@@ -191,6 +193,9 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
             agreement.check_public_key(key)
     except KeyAgreementError as error:
         raise FaultySourceError(session.name(signed.sender), "KEY_INVALID", str(error)) from None
+    fault = energy_fault(signed.sender, signed.body, header)
+    if fault:
+        raise FaultySourceError(session.name(signed.sender), "KEY_ENERGY", fault)
     return replace(state, received={**state.received, signed.sender: signed})
 
 
@@ -201,7 +206,7 @@ def close_keys(state: CollectingKeys) -> tuple[CollectingShares, Signed[KeyList]
         QuorumLost: fewer than t sources.
     """
     session = state.session
-    session.require_quorum("R0 advertise", state.received, session.header.body.participants)
+    session.require_quorum("R0 advertise", state.received, session.header.body.masked)
     items = tuple(state.received[index] for index in sorted(state.received))
     ctx1 = key_list_context(session.ctx, items)
     u1 = {item.sender: item.body for item in items}
@@ -291,10 +296,11 @@ def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[
     Raises:
         QuorumLost: fewer than t sources, or fewer in the cohorts that are left.
     """
-    session, quorum = state.session, quorum_of(state.session.header.body)
+    session, header = state.session, state.session.header.body
     session.require_quorum("R2 masked input", state.received, state.u2)
     delivered = [cohort & set(state.received) for cohort in state.totals]
-    survivors: frozenset[int] = frozenset().union(*(members for members in delivered if len(members) >= quorum))
+    whole = [members for members in delivered if members and len(members) >= quorum_of(header, members)]
+    survivors: frozenset[int] = frozenset().union(*whole)
     session.require_quorum("R2 masked input", survivors, state.u2)
     inputs = tuple(state.received[index] for index in sorted(survivors))
     alive = tuple(Survivor(item.sender, item.body.digest) for item in inputs)

@@ -7,13 +7,14 @@ error vectors. Functions for the source blame the aggregator, since every byte r
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 from securefda.errors import FaultyAggregatorError
 from securefda.secagg import fixed_point
-from securefda.secagg.cohorts import Cohorts, cohort_with, nonce_fits, quorum_of
+from securefda.secagg.cohorts import Cohorts, cohort_with, nonce_fits, quorum_at, quorum_of
 from securefda.secagg.messages import (
     NO_CONTEXT,
     SUITE,
@@ -21,6 +22,7 @@ from securefda.secagg.messages import (
     Body,
     Consistency,
     DeliveredBox,
+    Granularity,
     Header,
     KeyList,
     MaskedInput,
@@ -108,7 +110,8 @@ def check_header(
     Raises:
         FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
             HEADER_ORDER, RELEASE_FUSE, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_VALIDITY, HEADER_ARCHITECTURE,
-            HEADER_RATE, HEADER_TARGET, HEADER_COHORT, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD or HEADER_QUORUM.
+            HEADER_RATE, HEADER_TARGET, HEADER_COHORT, HEADER_SUM, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD,
+            HEADER_QUORUM or HEADER_ENERGY.
     """
     header = signed.body
     fault = envelope_fault(
@@ -138,7 +141,8 @@ def check_header(
     require(header.rule.learning_rate_factor >= LEAST_RATE_FACTOR, "HEADER_RATE", "a learning rate of nothing")
     _check_target_terms(header)
     _check_cohort_plan(header)
-    if header.visibility is not Visibility.INDIVIDUAL:
+    _check_sum_plan(header)
+    if header.level_of(own_index) is not Visibility.INDIVIDUAL:
         _check_session_numbers(header, own_index, limits)
 
 
@@ -166,52 +170,77 @@ def _check_chain(header: Header, history: History) -> None:
 
 
 def _check_target_terms(header: Header) -> None:
-    """At ``sum`` a rule that uses g_T needs it published; nowhere else may a target be asked to publish it."""
-    needs_target = header.rule.rule not in ("source_only", "fedavg")
+    """A rule that uses g_T needs it published where a source is at ``sum``; nowhere else may it be asked for."""
+    needs_target = header.rule.select or header.rule.rule not in ("source_only", "fedavg")
     if not needs_target:
         require(header.target is None, "HEADER_TARGET", "this rule needs nothing of the target")
         return
     require(header.target is not None, "HEADER_TARGET", "this rule needs the target's terms")
     published = header.target is not None and header.target.update_digest != b""
-    require(published == (header.visibility is Visibility.SUM), "HEADER_TARGET", "g_T is published at sum only")
+    require(published == bool(header.at(Visibility.SUM)), "HEADER_TARGET", "g_T is published at sum only")
 
 
 def _check_cohort_plan(header: Header) -> None:
-    """Cohorts form with ``cohort_size`` members at least, since t of U0 make up U2, and open over ``cohort_quorum``."""
-    size, quorum = header.cohort_size, header.cohort_quorum
-    if header.visibility is not Visibility.COHORT:
-        require(size == quorum == 0, "HEADER_COHORT", "a cohort plan at another visibility")
+    """Cohorts form with ``cohort_size`` members, if so many are left, and open over ``cohort_quorum``."""
+    size, quorum, members = header.cohort_size, header.cohort_quorum, len(header.at(Visibility.COHORT))
+    if members == 0:
+        require(size == quorum == 0, "HEADER_COHORT", "a cohort plan for nobody")
         return
-    fits = 2 <= quorum <= size <= header.threshold
-    require(fits, "HEADER_COHORT", f"cohorts of {size} that open over {quorum}, with t = {header.threshold}")
+    fits = 2 <= quorum <= size <= members
+    require(fits, "HEADER_COHORT", f"cohorts of {size} that open over {quorum}, made of {members} sources")
+
+
+def _check_sum_plan(header: Header) -> None:
+    """The sum of all that are at ``sum`` has a quorum of its own, and it alone may have a rule of energies."""
+    quorum, members = header.sum_quorum, len(header.at(Visibility.SUM))
+    if members == 0:
+        require(quorum == 0 and header.energy is None, "HEADER_SUM", "a plan for a sum of nobody")
+        return
+    require(2 <= quorum <= members, "HEADER_SUM", f"a sum of {members} sources that opens over {quorum}")
 
 
 def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits) -> None:
-    n = len(header.participants)
+    n = len(header.masked)
     require(header.modulus_bits in MODULUS_BITS, "HEADER_MODULUS", f"{header.modulus_bits} bits")
     require(header.n_max >= n, "HEADER_WRAP", f"n_max {header.n_max} is below {n} sources")
     q_max = quantisation(header).q_max
     require(sum_cannot_wrap(header.n_max, q_max, header.modulus_bits), "HEADER_WRAP", "a sum could wrap")
     require(threshold_is_sound(header.threshold, n, limits.n_c), "HEADER_THRESHOLD", f"t = {header.threshold}, n = {n}")
-    if header.visibility is Visibility.SUM:  # the members of a cohort are known after R1, and then it is looked at
-        _check_smallest_sum(header, header.participants, own_index, limits, "HEADER_QUORUM")
+    if header.level_of(own_index) is Visibility.SUM:  # members of a cohort are known after R1, and looked at then
+        members = header.at(Visibility.SUM)
+        _check_smallest_sum(header, members, own_index, limits, "HEADER_QUORUM")
+        _check_energy(header, members, own_index, limits)
+
+
+def _check_energy(header: Header, members: Collection[int], own_index: int, limits: SessionLimits) -> None:
+    """No more others count than are left of the worst sum, whoever is lost after one's release or colludes."""
+    if header.energy is None:
+        return
+    left = limits.anonymity_of_smallest(header.sum_quorum, members, own_index)
+    detail = f"energies of {header.energy.others} others count, and a sum may hold {left} that count"
+    require(header.energy.others <= left, "HEADER_ENERGY", detail)
 
 
 def _check_smallest_sum(
     header: Header, members: Collection[int], own_index: int, limits: SessionLimits, check: str
 ) -> None:
     """The k rule: every later check but this one only has to see that a sum holds its quorum."""
-    quorum = quorum_of(header)
+    quorum = quorum_at(header, header.level_of(own_index))
     others = limits.anonymity_of_smallest(quorum, members, own_index)
     detail = f"a sum over {quorum} may hold {others} others that count, and {limits.k_min} are needed"
     require(others >= limits.k_min, check, detail)
 
 
+ENERGY_SLACK = 1e-6
+"""Relative rounding of energies, which are float32."""
+
 LEAST_RATE_FACTOR = 1e-6
 """Smallest factor on a site's own learning rate: no schedule is near it, and far below it training breaks down."""
 
-TAIL = 2
-"""Elements behind the parameters in the vector that is summed: n_i (1 - β_i) and n_i, in units of max_samples."""
+TAIL = 7
+"""Elements behind the parameters in the vector that is summed, weighted by samples: the share 1 - β_i of the target's
+update, 1, mean loss, accuracy, and the estimated errors of source_only, fedda_auto and fedgp_auto. In which units they
+travel is the business of ``securefda.rounds.tail``."""
 
 
 def quantisation(header: Header) -> fixed_point.Quantisation:
@@ -228,16 +257,21 @@ def quantisation(header: Header) -> fixed_point.Quantisation:
 
 
 def check_vectors(
-    header: Header, model: bytes | bytearray | memoryview, target_update: bytes | bytearray | memoryview | None
+    header: Header,
+    level: Visibility,
+    model: bytes | bytearray | memoryview,
+    target_update: bytes | bytearray | memoryview | None,
 ) -> None:
     """The model and g_T that arrived are the ones that the header binds, of the right length.
+
+    g_T comes to a source whose ``level`` is ``sum``, and to no other.
 
     Raises:
         FaultyAggregatorError: HEADER_MODEL or HEADER_TARGET.
     """
     expected = 4 * header.n_params
     require(len(model) == expected and sha256(model).digest() == header.model_digest, "HEADER_MODEL")
-    wanted = header.target.update_digest if header.target else b""
+    wanted = header.target.update_digest if header.target and level is Visibility.SUM else b""
     require((target_update is not None) == bool(wanted), "HEADER_TARGET")
     if target_update is not None:
         fits = len(target_update) == expected and sha256(target_update).digest() == wanted
@@ -248,12 +282,12 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
     """R0': U1 is a subset of U0, every key is signed by its owner, all keys differ, mine are the ones I sent.
 
     Raises:
-        FaultyAggregatorError: KEY_MEMBER, KEY_SIGNATURE, KEY_DUPLICATE, KEY_OWN or KEY_QUORUM.
+        FaultyAggregatorError: KEY_MEMBER, KEY_SIGNATURE, KEY_DUPLICATE, KEY_OWN, KEY_QUORUM or KEY_ENERGY.
     """
     items = key_list.advertisements
     members = [item.sender for item in items]
     require(len(set(members)) == len(members), "KEY_DUPLICATE", "one source twice")
-    require(set(members) <= set(header.participants), "KEY_MEMBER", "a source that the header does not name")
+    require(set(members) <= set(header.masked), "KEY_MEMBER", "a source that the header does not name")
     for item in items:
         session_id, ctx = own.envelope.session_id, own.envelope.context
         fault = envelope_fault(
@@ -266,6 +300,26 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
     require(len(mine) == 1, "KEY_OWN", "my keys are missing")
     require(mine[0].signed_bytes == own.signed_bytes and mine[0].signature == own.signature, "KEY_OWN")
     require(len(members) >= header.threshold, "KEY_QUORUM", f"{len(members)} of at least {header.threshold} sources")
+    for item in items:
+        fault = energy_fault(item.sender, item.body, header)
+        require(fault is None, "KEY_ENERGY", f"of {roster.by_index(item.sender).site_id}: {fault}")
+
+
+def energy_fault(sender: int, advertise: Advertise, header: Header) -> str | None:
+    """What is wrong with the energy row of a source, or None.
+
+    A row is there for the sources of the sum, if a rule of energies holds, and within what the clips let a source
+    contribute at full weight: more would only keep the others' parts from being scaled down.
+    """
+    row, level = advertise.energy, header.level_of(sender)
+    length = header.energy_row_length if level is Visibility.SUM else 0
+    if len(row) != length:
+        return f"a row of {len(row)} energies, not {length}"
+    limits = [layer.clip * math.sqrt(layer.size) for layer in header.layers]
+    if header.energy is not None and header.energy.granularity is Granularity.MODEL:
+        limits = [math.hypot(*limits)]
+    beyond = any(value > limit * (1 + ENERGY_SLACK) for value, limit in zip(row, limits, strict=False))
+    return "beyond what the clip allows" if beyond else None
 
 
 def check_share_senders(
@@ -319,8 +373,9 @@ def check_survivors(lists: Survivors, *, own_index: int, own_digest: bytes, coho
     require(len(alive) >= header.threshold, "SURVIVOR_QUORUM", f"{len(alive)} of at least {header.threshold} sources")
     for cohort in cohorts:
         count = len(cohort & set(alive))
-        detail = f"a sum over {count} of a cohort, which opens over {quorum_of(header)}"
-        require(count == 0 or count >= quorum_of(header), "SURVIVOR_COHORT", detail)
+        quorum = quorum_of(header, cohort)
+        detail = f"a sum over {count} of a cohort, which opens over {quorum}"
+        require(count == 0 or count >= quorum, "SURVIVOR_COHORT", detail)
 
 
 def check_inputs(

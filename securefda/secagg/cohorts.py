@@ -1,5 +1,7 @@
 """Which sources are summed together: the split of U2 into cohorts, as every source works it out by itself.
 
+All members at visibility ``sum`` make up one. The others are split by lot:
+
 Each source commits to a random nonce in R0 and reveals it in R1, when the commitments of all of U1 are fixed in ctx1.
 The order of U2 under a key made of ctx1 and all revealed nonces, cut into runs of equal size, gives the cohorts. A
 source that follows the protocol knows that its own nonce is random, so nobody could prepare the outcome. What stays
@@ -33,9 +35,9 @@ def nonce_fits(nonce: bytes, committed: bytes, *, owner: int, ctx: bytes) -> boo
 
 
 def cohorts_of(header: Header, ctx1: bytes, nonces: Mapping[int, bytes]) -> Cohorts:
-    """Split U2: one cohort of all at visibility ``sum``; at ``cohort`` as many as the header's size allows.
+    """Split U2: first all that are at ``sum``, then as many cohorts of the others as the header's size allows.
 
-    With n members and ``cohort_size`` s there are ``max(1, n // s)`` cohorts whose sizes differ by one at most, so
+    With n others and ``cohort_size`` s there are ``max(1, n // s)`` cohorts whose sizes differ by one at most, so
     none has fewer than s members where n is at least s.
 
     Args:
@@ -46,19 +48,24 @@ def cohorts_of(header: Header, ctx1: bytes, nonces: Mapping[int, bytes]) -> Coho
     Returns:
         The cohorts, the same at every site that has seen the same session.
     """
-    if header.visibility is not Visibility.COHORT:
-        return (frozenset(nonces),)
-    members = sorted(nonces)
-    key = labelled_digest("cohort-key", ctx1, *(struct.pack(">I", member) + nonces[member] for member in members))
-    members.sort(key=lambda member: labelled_digest("cohort-place", key, struct.pack(">I", member)))
-    count = max(1, len(members) // header.cohort_size)
-    bounds = [place * len(members) // count for place in range(count + 1)]
-    return tuple(frozenset(members[start:end]) for start, end in itertools.pairwise(bounds))
+    everyone, of_sum = sorted(nonces), frozenset(header.at(Visibility.SUM)) & set(nonces)
+    key = labelled_digest("cohort-key", ctx1, *(struct.pack(">I", member) + nonces[member] for member in everyone))
+    drawn = [member for member in everyone if member not in of_sum]
+    drawn.sort(key=lambda member: labelled_digest("cohort-place", key, struct.pack(">I", member)))
+    count = max(1, len(drawn) // header.cohort_size) if drawn else 0
+    bounds = [place * len(drawn) // count for place in range(count + 1)] if drawn else []
+    parts = (of_sum, *(frozenset(drawn[start:end]) for start, end in itertools.pairwise(bounds)))
+    return tuple(part for part in parts if part)
 
 
-def quorum_of(header: Header) -> int:
-    """Fewest survivors over which a sum of this session may be opened."""
-    return header.cohort_quorum if header.visibility is Visibility.COHORT else header.threshold
+def quorum_at(header: Header, level: Visibility) -> int:
+    """Fewest survivors over which a sum of sources at this level may be opened."""
+    return header.cohort_quorum if level is Visibility.COHORT else header.sum_quorum
+
+
+def quorum_of(header: Header, cohort: Collection[int]) -> int:
+    """Fewest survivors over which the sum of this cohort may be opened; a cohort is of one level."""
+    return quorum_at(header, header.level_of(min(cohort)))
 
 
 def cohort_with(member: int, cohorts: Iterable[Collection[int]]) -> frozenset[int]:

@@ -57,6 +57,18 @@ class Step(IntEnum):
     RESULT = 8
 
 
+class Granularity(IntEnum):
+    """What the energy rule holds for: each layer, or the vector as a whole."""
+
+    LAYER = 1
+    MODEL = 2
+
+    @property
+    def label(self) -> str:
+        """The name in configuration files and logs."""
+        return self.name.lower()
+
+
 def _require(condition: bool, what: str) -> None:
     if not condition:
         raise ValueError(what)
@@ -92,7 +104,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class RuleTerms:
-    """Which rule the round evaluates, and its settings; the meaning is in ``securefda.adaptation``."""
+    """Which rule the round evaluates, and its settings; the meaning is in ``securefda.adaptation``.
+
+    ``select`` asks for the estimated errors of the rules, from which the aggregator chooses that of the next round.
+    """
 
     rule: str
     beta: float
@@ -101,6 +116,7 @@ class RuleTerms:
     align: bool
     estimator: str
     learning_rate_factor: float
+    select: bool = False
 
     def __post_init__(self) -> None:
         _require(0 <= self.beta <= 1, "beta must lie in [0, 1]")
@@ -131,13 +147,30 @@ class TargetTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class EnergyTerms:
+    """No source's part of the sum may hold more than 1 / kappa of the energy of the ``others`` that hold least."""
+
+    kappa: float
+    others: int
+    granularity: Granularity
+
+    def __post_init__(self) -> None:
+        _require_finite(self.kappa, "kappa", positive=True)
+        _require(self.others >= 1, "others must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
-    """Opens an attempt at a round: everything that all sites must agree on before anything leaves a source."""
+    """Opens an attempt at a round: everything that all sites must agree on before anything leaves a source.
+
+    ``levels`` says what the aggregator sees of each participant, in their order. Those at ``cohort`` and ``sum`` make
+    up one masking session, with one sum over all that are at ``sum``, and one per cohort of the others.
+    """
 
     run_id: bytes
     round: int
     attempt: int
-    visibility: Visibility
+    levels: tuple[Visibility, ...]
     rule: RuleTerms
     target: TargetTerms | None
     layers: tuple[Layer, ...]
@@ -155,6 +188,8 @@ class Header:
     previous_checkpoint: bytes
     cohort_size: int = 0
     cohort_quorum: int = 0
+    sum_quorum: int = 0
+    energy: EnergyTerms | None = None
 
     def __post_init__(self) -> None:
         _require_bytes(self.run_id, 16, "run_id")
@@ -165,6 +200,7 @@ class Header:
         _require(len(self.layers) > 0, "a model needs at least one layer")
         _require(len({layer.name for layer in self.layers}) == len(self.layers), "layer names must differ")
         _require(list(self.participants) == sorted(set(self.participants)), "participants must rise strictly")
+        _require(len(self.levels) == len(self.participants) > 0, "one level for each participant, and at least one")
         _require(self.training_deadline_ms > 0 and self.phase_deadline_ms > 0, "deadlines must be above 0")
         _require(self.max_samples >= 1, "max_samples must be at least 1")
 
@@ -173,19 +209,51 @@ class Header:
         """Number of federated parameters, m."""
         return sum(layer.size for layer in self.layers)
 
+    def level_of(self, index: int) -> Visibility:
+        """What the aggregator sees of a participant.
+
+        Raises:
+            ValueError: ``index`` is no participant.
+        """
+        return self.levels[self.participants.index(index)]
+
+    def at(self, level: Visibility) -> tuple[int, ...]:
+        """The participants of whom the aggregator sees this much."""
+        return tuple(index for index, own in zip(self.participants, self.levels, strict=True) if own is level)
+
+    @property
+    def masked(self) -> tuple[int, ...]:
+        """The participants of the masking session, U0."""
+        pairs = zip(self.participants, self.levels, strict=True)
+        return tuple(index for index, level in pairs if level is not Visibility.INDIVIDUAL)
+
+    @property
+    def energy_row_length(self) -> int:
+        """Numbers in the energy row of a source at ``sum``; 0 without an energy rule."""
+        if self.energy is None:
+            return 0
+        return len(self.layers) if self.energy.granularity is Granularity.LAYER else 1
+
 
 @dataclass(frozen=True, slots=True)
 class Advertise:
-    """R0: the source's two X25519 public keys of this session, and commitments to its self secret and its nonce."""
+    """R0: the source's two X25519 public keys of this session, and commitments to its self secret and its nonce.
+
+    ``energy`` is, where a rule of energies holds, the length of the source's part of the sum in each layer (or as a
+    whole): float32 numbers, in units of the clip and the header's ``max_samples``.
+    """
 
     mask_key: bytes
     box_key: bytes
     self_mask_commitment: bytes
     nonce_commitment: bytes
+    energy: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("mask_key", "box_key", "self_mask_commitment", "nonce_commitment"):
             _require_bytes(getattr(self, name), 32, name)
+        for value in self.energy:
+            _require(math.isfinite(value) and value >= 0, "energies must be finite and not negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,15 +319,23 @@ class MaskedInput:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Visibility ``individual``: the digest of the update in clear (float32) and the number of samples behind it."""
+    """Visibility ``individual``: the digest of the update in clear (float32) and the number of samples behind it.
+
+    ``loss`` and ``accuracy`` are means over the training rows, where the site's policy lets them leave.
+    """
 
     digest: bytes
     length_bytes: int
     samples: int
+    loss: float | None = None
+    accuracy: float | None = None
 
     def __post_init__(self) -> None:
         _require_bytes(self.digest, DIGEST_BYTES, "digest")
         _require(self.length_bytes > 0 and self.samples >= 1, "length_bytes and samples must be above 0")
+        if self.loss is not None:
+            _require_finite(self.loss, "loss")
+        _require(self.accuracy is None or 0 <= self.accuracy <= 1, "accuracy must lie in [0, 1]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +409,10 @@ class Unmask:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Closes a round: what was summed, over how many sources, and the model that came out."""
+    """Closes a round: what was summed, over how many sources, and the model that came out.
+
+    It is signed under the header's digest, so that every participant, whatever its level, gets the same bytes.
+    """
 
     sum_digest: bytes
     count: int
@@ -372,10 +451,11 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A source reports for a run, with the architecture that it built itself."""
+    """A source reports for a run, with the architecture it built itself and the most that may be seen of it."""
 
     architecture_digest: bytes
     software_version: str
+    visibility: Visibility
 
     def __post_init__(self) -> None:
         _require_bytes(self.architecture_digest, DIGEST_BYTES, "architecture_digest")

@@ -155,7 +155,6 @@ class AwaitingResult:
     """R4 is sent; no secret of the session is left."""
 
     session: Session
-    ctx2: bytes
     survivors: int
 
 
@@ -172,8 +171,12 @@ Phase = (
 )
 
 
-def advertise(session: Session, random_bytes: RandomBytes) -> tuple[AwaitingKeyList, Signed[Advertise]]:
+def advertise(
+    session: Session, random_bytes: RandomBytes, energy: tuple[float, ...] = ()
+) -> tuple[AwaitingKeyList, Signed[Advertise]]:
     """R0: fresh keys for this session, and commitments to the self secret and to the nonce that R1 reveals.
+
+    ``energy`` is this source's row, float32 numbers, where the header has an energy rule and its level is ``sum``.
 
     The masking key pair follows from ``master``, the only secret whose shares can be asked for when this source
     drops out, so a reconstructed master is checked against the public key.
@@ -188,6 +191,7 @@ def advertise(session: Session, random_bytes: RandomBytes) -> tuple[AwaitingKeyL
             box_key=channel.public,
             self_mask_commitment=agreement.commitment(self_secret, own=index, ctx=session.ctx),
             nonce_commitment=nonce_commitment(nonce.reveal(), own=index, ctx=session.ctx),
+            energy=energy,
         ),
     )
     return AwaitingKeyList(session, own, master, self_secret, channel, nonce), own
@@ -331,12 +335,12 @@ def receive_consistency(
     ]
     shares += [MasterShare(owner, state.shares[owner].master.reveal()) for owner in state.lists.dropped]
     _erase_shares(state.shares)
-    return AwaitingResult(session, state.ctx2, len(alive)), session.sign(state.ctx2, Unmask(tuple(shares)))
+    return AwaitingResult(session, len(alive)), session.sign(state.ctx2, Unmask(tuple(shares)))
 
 
 def receive_result(state: AwaitingResult, signed: Signed[Result]) -> Finished:
     """The result of the round, over as many sources as were signed for."""
-    state.session.authenticate(signed, Result, state.ctx2)
+    state.session.authenticate(signed, Result, state.session.ctx)
     require(signed.body.count == state.survivors, "RESULT_COUNT")
     return Finished(state.session, signed)
 

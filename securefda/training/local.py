@@ -37,6 +37,7 @@ class LocalResult:
         steps: number of optimizer steps taken.
         samples: number of rows trained on (n of the rules), counted once whatever the epochs.
         loss: mean loss per row over the round.
+        accuracy: over the rows of the last epoch, each as the model stood before the step that used it; in [0, 1].
         learning_rate: the effective one.
     """
 
@@ -44,6 +45,7 @@ class LocalResult:
     steps: int
     samples: int
     loss: float
+    accuracy: float
     learning_rate: float
 
     def __repr__(self) -> str:
@@ -91,7 +93,8 @@ def train_local(
         on_step: called after each step, in order.
 
     Raises:
-        TrainingError: too few steps, a loss or an update that is NaN or infinite, a vector of another length.
+        TrainingError: too few steps, a loss or an update that is NaN or infinite, a vector of another length, metrics
+            without an accuracy in [0, 1].
         DataError: the task's own code, or torch on its behalf, fails.
     """
     require_steps(site, len(data), settings, fewest_steps)
@@ -99,12 +102,13 @@ def train_local(
     flat = FlatModel(model, received, device)
     flat.model.train()
     with seeded_torch(derive_seed(seed, "layers"), device), task_code(type(task), "training"):
-        steps, loss = _run_steps(task, flat, data, settings=settings, seed=seed, site=site, on_step=on_step)
+        steps, seen = _run_steps(task, flat, data, settings=settings, seed=seed, site=site, on_step=on_step)
+        accuracy = seen.accuracy(task)
     flat.release_gradient()
     update: Vector = flat.values.cpu().numpy() - received
     if not np.isfinite(update).all():
         raise TrainingError(f"{site}: the update is not finite after step {steps}", hint=_MEND)
-    return LocalResult(update, steps, len(data), loss, settings.learning_rate)
+    return LocalResult(update, steps, len(data), seen.mean_loss, accuracy, settings.learning_rate)
 
 
 def require_steps(site: str, samples: int, settings: TrainingSettings, fewest: int = FEWEST_TARGET_STEPS) -> None:
@@ -131,9 +135,41 @@ def evaluate(task: Task, model: nn.Module, data: Samples) -> Evaluation:
         outputs = torch.cat([model(rows.to(device)).cpu() for rows in torch.split(data.features, _EVALUATION_ROWS)])
         loss = float(task.loss(outputs, data.labels))
         metrics = task.metrics(outputs, data.labels)
+    accuracy_in(metrics, task)
+    return Evaluation(loss, metrics, len(data))
+
+
+def accuracy_in(metrics: dict[str, float], task: Task) -> float:
+    """Return the accuracy among the metrics of a task, or raise TrainingError where it is missing or not in [0, 1]."""
     if "accuracy" not in metrics:
         raise TrainingError(f"task {type(task).__name__}: its metrics lack accuracy", hint="add it to metrics()")
-    return Evaluation(loss, metrics, len(data))
+    accuracy = float(metrics["accuracy"])
+    if not 0 <= accuracy <= 1:
+        raise TrainingError(f"task {type(task).__name__}: its accuracy is {accuracy:g}", hint="it must lie in [0, 1]")
+    return accuracy
+
+
+class _Seen:
+    """What a round of training saw: the loss of every row, and the outputs of the present epoch."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+        self._loss_sum, self._rows = 0.0, 0
+        self._outputs: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def mean_loss(self) -> float:
+        return self._loss_sum / self._rows
+
+    def add(self, loss: float, outputs: Tensor, labels: Tensor) -> None:
+        if self._rows % self._samples == 0:
+            self._outputs.clear()  # a new epoch
+        self._loss_sum, self._rows = self._loss_sum + loss * len(labels), self._rows + len(labels)
+        self._outputs.append((outputs.detach(), labels))
+
+    def accuracy(self, task: Task) -> float:
+        outputs, labels = (torch.cat(parts).cpu() for parts in zip(*self._outputs, strict=True))
+        return accuracy_in(task.metrics(outputs, labels), task)
 
 
 def _run_steps(
@@ -145,26 +181,27 @@ def _run_steps(
     seed: int,
     site: str,
     on_step: StepObserver | None,
-) -> tuple[int, float]:
-    """Take all steps of the round; return their number and the mean loss per row."""
+) -> tuple[int, _Seen]:
+    """Take all steps of the round; return their number and what they saw."""
     device = flat.values.device
     features, labels = data.features.to(device), data.labels.to(device)
     optimizer = new_optimizer(len(flat.values), settings, device)
     before = flat.values.clone() if on_step is not None else None
-    steps, loss_sum, rows_seen = 0, 0.0, 0
+    steps, seen = 0, _Seen(len(data))
     for rows in _batches(len(data), settings, derive_seed(seed, "batches")):
         batch = rows.to(device)
         flat.gradient.zero_()
-        loss = task.loss(flat.model(features[batch]), labels[batch])
+        outputs = flat.model(features[batch])
+        loss = task.loss(outputs, labels[batch])
         loss.backward()  # type: ignore[no-untyped-call]
         steps, loss_value = steps + 1, loss.item()
         if not math.isfinite(loss_value):
             raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_MEND)
         optimizer.step(flat.values, flat.gradient)
-        loss_sum, rows_seen = loss_sum + loss_value * len(rows), rows_seen + len(rows)
+        seen.add(loss_value, outputs, labels[batch])
         if on_step is not None and before is not None:
             _observe(on_step, before, flat.values)
-    return steps, loss_sum / rows_seen
+    return steps, seen
 
 
 def _batches(samples: int, settings: TrainingSettings, seed: int) -> Iterator[Tensor]:

@@ -17,17 +17,17 @@ from typing import Any, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig, site_policy
-from securefda.errors import SecureFdaError
+from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.rounds.attempts import Send
 from securefda.rounds.composition import Member, run_settings, source_site, summary_of, target_site
 from securefda.rounds.progress import Reporter
 from securefda.rounds.recording import RecordingReporter, model_file
-from securefda.rounds.records import SiteLine, Summary
+from securefda.rounds.records import SiteLine, Summary, refused_line
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_folder import RunFolder
 from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.secagg.messages import Body, Parcel, Signed
+from securefda.secagg.messages import Body, Header, Parcel, Signed
 from securefda.secagg.roster import PIN_BYTES, Roster, RosterEntry
 from securefda.transport.meter import TrafficMeter
 from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
@@ -119,6 +119,11 @@ class _SiteRecorder:
         """Append the line to the site's metrics."""
         self._folder.append_site_round(self._site_id, record)
 
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
+        """Keep the header and what was refused, and show it."""
+        self._folder.keep_refused(self._site_id, refused_line(refusal, header), encode_signed(header))
+        self.alarm(refusal)
+
     def alarm(self, error: SecureFdaError) -> None:
         """Show it with the site's name."""
         self._shown.note(f"{self._site_id}: {error}")
@@ -203,7 +208,7 @@ class _Federation:
             transport=config.transport,
         )
         store = self.stores.enter_context(closing(SourceStore(self.folder.site(site_id) / "state.sqlite")))
-        site = source_site(settings, site_policy(config), self._member(site_id), store)
+        site = source_site(settings, site_policy(config, site_id), self._member(site_id), store)
         return SourceRounds(site, _SiteRecorder(self.folder, site_id, self.reporter))
 
     def _member(self, site_id: str) -> Member:

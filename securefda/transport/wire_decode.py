@@ -129,7 +129,7 @@ def _header(proto: pb.Header) -> m.Header:
         run_id=proto.run_id,
         round=proto.round,
         attempt=proto.attempt,
-        visibility=m.Visibility(proto.visibility),
+        levels=tuple(m.Visibility(level) for level in _few(proto.levels, MAX_SITES, "levels")),
         rule=_rule(proto.rule),
         target=_target(proto.target) if proto.HasField("target") else None,
         layers=tuple(_layer(layer) for layer in _few(proto.layers, MAX_LAYERS, "layers")),
@@ -147,7 +147,13 @@ def _header(proto: pb.Header) -> m.Header:
         previous_checkpoint=_checkpoint(proto.previous_checkpoint),
         cohort_size=proto.cohort_size,
         cohort_quorum=proto.cohort_quorum,
+        sum_quorum=proto.sum_quorum,
+        energy=_energy(proto.energy) if proto.HasField("energy") else None,
     )
+
+
+def _energy(proto: pb.EnergyTerms) -> m.EnergyTerms:
+    return m.EnergyTerms(kappa=proto.kappa, others=proto.others, granularity=m.Granularity(proto.granularity))
 
 
 def _layer(proto: pb.Layer) -> m.Layer:
@@ -163,6 +169,7 @@ def _rule(proto: pb.RuleTerms) -> m.RuleTerms:
         align=proto.align,
         estimator=_name(proto.estimator, "estimator"),
         learning_rate_factor=proto.learning_rate_factor,
+        select=proto.select,
     )
 
 
@@ -182,6 +189,7 @@ def _advertise(proto: pb.Advertise) -> m.Advertise:
         box_key=proto.box_key,
         self_mask_commitment=proto.self_mask_commitment,
         nonce_commitment=proto.nonce_commitment,
+        energy=tuple(_few(proto.energy, MAX_LAYERS, "energy")),
     )
 
 
@@ -221,6 +229,24 @@ def _result(proto: pb.Result) -> m.Result:
     )
 
 
+def _update(proto: pb.Update) -> m.Update:
+    return m.Update(
+        digest=proto.digest,
+        length_bytes=proto.length_bytes,
+        samples=proto.samples,
+        loss=proto.loss if proto.HasField("loss") else None,
+        accuracy=proto.accuracy if proto.HasField("accuracy") else None,
+    )
+
+
+def _join(proto: pb.Join) -> m.Join:
+    return m.Join(
+        architecture_digest=proto.architecture_digest,
+        software_version=proto.software_version,
+        visibility=m.Visibility(proto.visibility),
+    )
+
+
 def _abort(proto: pb.Abort) -> m.Abort:
     accused = _index(proto.accused, "accused") if proto.HasField("accused") else None
     return m.Abort(step=m.Step(proto.step), check=proto.check, accused=accused)
@@ -233,7 +259,7 @@ _DECODERS: dict[str, Callable[[Any], m.Body]] = {
     "share_bundle": lambda proto: m.ShareBundle(boxes=_boxes(proto.boxes), nonce=proto.nonce),
     "share_delivery": lambda proto: m.ShareDelivery(_delivered(proto.boxes)),
     "masked_input": lambda proto: m.MaskedInput(digest=proto.digest, length_bytes=proto.length_bytes),
-    "update": lambda proto: m.Update(digest=proto.digest, length_bytes=proto.length_bytes, samples=proto.samples),
+    "update": _update,
     "survivors": _survivors,
     "survivor_signature": lambda proto: m.SurvivorSignature(proto.survivors_digest),
     "consistency": lambda proto: m.Consistency(
@@ -243,8 +269,6 @@ _DECODERS: dict[str, Callable[[Any], m.Body]] = {
     "result": _result,
     "abort": _abort,
     "refusal": lambda proto: m.Refusal(proto.key),
-    "join": lambda proto: m.Join(
-        architecture_digest=proto.architecture_digest, software_version=proto.software_version
-    ),
+    "join": _join,
     "goodbye": lambda proto: m.Goodbye(completed=proto.completed, rounds=proto.rounds, reason=proto.reason),
 }

@@ -59,7 +59,7 @@ def _header(body: m.Header) -> pb.Header:
         run_id=body.run_id,
         round=body.round,
         attempt=body.attempt,
-        visibility=pb.Visibility.ValueType(body.visibility),
+        levels=[pb.Visibility.ValueType(level) for level in body.levels],
         rule=_rule(body.rule),
         target=None if body.target is None else _target(body.target),
         layers=[pb.Layer(name=layer.name, shape=layer.shape, clip=layer.clip) for layer in body.layers],
@@ -77,7 +77,14 @@ def _header(body: m.Header) -> pb.Header:
         previous_checkpoint=body.previous_checkpoint,
         cohort_size=body.cohort_size,
         cohort_quorum=body.cohort_quorum,
+        sum_quorum=body.sum_quorum,
+        energy=None if body.energy is None else _energy(body.energy),
     )
+
+
+def _energy(terms: m.EnergyTerms) -> pb.EnergyTerms:
+    granularity = pb.Granularity.ValueType(terms.granularity)
+    return pb.EnergyTerms(kappa=terms.kappa, others=terms.others, granularity=granularity)
 
 
 def _rule(terms: m.RuleTerms) -> pb.RuleTerms:
@@ -89,6 +96,7 @@ def _rule(terms: m.RuleTerms) -> pb.RuleTerms:
         align=terms.align,
         estimator=terms.estimator,
         learning_rate_factor=terms.learning_rate_factor,
+        select=terms.select,
     )
 
 
@@ -108,6 +116,7 @@ def _advertise(body: m.Advertise) -> pb.Advertise:
         box_key=body.box_key,
         self_mask_commitment=body.self_mask_commitment,
         nonce_commitment=body.nonce_commitment,
+        energy=body.energy,
     )
 
 
@@ -136,6 +145,24 @@ def _result(body: m.Result) -> pb.Result:
     )
 
 
+def _update(body: m.Update) -> pb.Update:
+    return pb.Update(
+        digest=body.digest,
+        length_bytes=body.length_bytes,
+        samples=body.samples,
+        loss=body.loss,
+        accuracy=body.accuracy,
+    )
+
+
+def _join(body: m.Join) -> pb.Join:
+    return pb.Join(
+        architecture_digest=body.architecture_digest,
+        software_version=body.software_version,
+        visibility=pb.Visibility.ValueType(body.visibility),
+    )
+
+
 def _abort(body: m.Abort) -> pb.Abort:
     return pb.Abort(step=pb.Step.ValueType(body.step), check=body.check, accused=body.accused)
 
@@ -147,7 +174,7 @@ _ENCODERS: dict[type, Callable[[Any], Message]] = {
     m.ShareBundle: lambda body: pb.ShareBundle(boxes=_boxes(body.boxes), nonce=body.nonce),
     m.ShareDelivery: lambda body: pb.ShareDelivery(boxes=_delivered(body.boxes)),
     m.MaskedInput: lambda body: pb.MaskedInput(digest=body.digest, length_bytes=body.length_bytes),
-    m.Update: lambda body: pb.Update(digest=body.digest, length_bytes=body.length_bytes, samples=body.samples),
+    m.Update: _update,
     m.Survivors: _survivors,
     m.SurvivorSignature: lambda body: pb.SurvivorSignature(survivors_digest=body.survivors_digest),
     m.Consistency: lambda body: pb.Consistency(
@@ -158,6 +185,6 @@ _ENCODERS: dict[type, Callable[[Any], Message]] = {
     m.Result: _result,
     m.Abort: _abort,
     m.Refusal: lambda body: pb.Refusal(key=body.key),
-    m.Join: lambda body: pb.Join(architecture_digest=body.architecture_digest, software_version=body.software_version),
+    m.Join: _join,
     m.Goodbye: lambda body: pb.Goodbye(completed=body.completed, rounds=body.rounds, reason=body.reason),
 }

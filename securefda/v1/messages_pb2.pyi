@@ -107,6 +107,30 @@ STEP_RESULT: Step.ValueType  # 8
 """Reading the result."""
 Global___Step: _TypeAlias = Step  # noqa: Y015
 
+class _Granularity:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GranularityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Granularity.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRANULARITY_UNSPECIFIED: _Granularity.ValueType  # 0
+    """Never valid."""
+    GRANULARITY_LAYER: _Granularity.ValueType  # 1
+    """Each layer."""
+    GRANULARITY_MODEL: _Granularity.ValueType  # 2
+    """The vector as a whole."""
+
+class Granularity(_Granularity, metaclass=_GranularityEnumTypeWrapper):
+    """What the energy rule holds for."""
+
+GRANULARITY_UNSPECIFIED: Granularity.ValueType  # 0
+"""Never valid."""
+GRANULARITY_LAYER: Granularity.ValueType  # 1
+"""Each layer."""
+GRANULARITY_MODEL: Granularity.ValueType  # 2
+"""The vector as a whole."""
+Global___Granularity: _TypeAlias = Granularity  # noqa: Y015
+
 @_typing.final
 class SignedMessage(_message.Message):
     """A serialised Envelope with the signature over it."""
@@ -310,6 +334,7 @@ class RuleTerms(_message.Message):
     ALIGN_FIELD_NUMBER: _builtins.int
     ESTIMATOR_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FACTOR_FIELD_NUMBER: _builtins.int
+    SELECT_FIELD_NUMBER: _builtins.int
     rule: _builtins.str
     """Name of the rule, for example "fedgp_auto"; at most 64 bytes."""
     beta: _builtins.float
@@ -324,6 +349,8 @@ class RuleTerms(_message.Message):
     """"mean-field" or "exact"; at most 64 bytes."""
     learning_rate_factor: _builtins.float
     """Factor on every site's learning rate in this round; finite, above 0."""
+    select: _builtins.bool
+    """Whether sources hand in estimated errors of the rules, from which that of the next round is chosen."""
     def __init__(
         self,
         *,
@@ -334,10 +361,11 @@ class RuleTerms(_message.Message):
         align: _builtins.bool = ...,
         estimator: _builtins.str = ...,
         learning_rate_factor: _builtins.float = ...,
+        select: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["align", b"align", "beta", b"beta", "estimator", b"estimator", "filter", b"filter", "learning_rate_factor", b"learning_rate_factor", "projection", b"projection", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["align", b"align", "beta", b"beta", "estimator", b"estimator", "filter", b"filter", "learning_rate_factor", b"learning_rate_factor", "projection", b"projection", "rule", b"rule", "select", b"select"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -390,7 +418,7 @@ class Header(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    VISIBILITY_FIELD_NUMBER: _builtins.int
+    LEVELS_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
@@ -408,14 +436,14 @@ class Header(_message.Message):
     PREVIOUS_CHECKPOINT_FIELD_NUMBER: _builtins.int
     COHORT_SIZE_FIELD_NUMBER: _builtins.int
     COHORT_QUORUM_FIELD_NUMBER: _builtins.int
+    SUM_QUORUM_FIELD_NUMBER: _builtins.int
+    ENERGY_FIELD_NUMBER: _builtins.int
     run_id: _builtins.bytes
     """Random name of the run; 16 bytes."""
     round: _builtins.int
     """Number of the round, from 1."""
     attempt: _builtins.int
     """Number of the attempt at this round, from 1."""
-    visibility: Global___Visibility.ValueType
-    """What the aggregator asks to see."""
     architecture_digest: _builtins.bytes
     """Digest of the layer names and shapes; 32 bytes."""
     model_digest: _builtins.bytes
@@ -423,7 +451,7 @@ class Header(_message.Message):
     roster_digest: _builtins.bytes
     """Digest of the roster; 32 bytes."""
     threshold: _builtins.int
-    """t: shares that reconstruct a secret."""
+    """t: shares that reconstruct a secret; 1 where no participant masks."""
     modulus_bits: _builtins.int
     """Bits of a word of the masked vector, 32 or 64."""
     n_max: _builtins.int
@@ -439,9 +467,15 @@ class Header(_message.Message):
     previous_checkpoint: _builtins.bytes
     """Checkpoint of the aggregator's log; at most 4096 bytes, empty as long as there is no log."""
     cohort_size: _builtins.int
-    """Visibility cohort: fewest members of a cohort when it forms; 0 at any other."""
+    """Fewest members of a cohort when it forms; 0 where no participant is at level cohort."""
     cohort_quorum: _builtins.int
-    """Visibility cohort: fewest survivors over which the sum of a cohort may be opened; 0 at any other."""
+    """Fewest survivors over which the sum of a cohort may be opened; 0 where no participant is at level cohort."""
+    sum_quorum: _builtins.int
+    """Fewest survivors over which the sum of level sum may be opened; 0 where no participant is at that level."""
+    @_builtins.property
+    def levels(self) -> _containers.RepeatedScalarFieldContainer[Global___Visibility.ValueType]:
+        """What the aggregator sees of each participant, in their order; as many as participants."""
+
     @_builtins.property
     def rule(self) -> Global___RuleTerms:
         """The rule and its settings; always present."""
@@ -458,13 +492,17 @@ class Header(_message.Message):
     def participants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """U0: roster indices of the invited sources, strictly rising; at most 1024."""
 
+    @_builtins.property
+    def energy(self) -> Global___EnergyTerms:
+        """The energy rule of that sum; absent where none holds."""
+
     def __init__(
         self,
         *,
         run_id: _builtins.bytes = ...,
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
-        visibility: Global___Visibility.ValueType = ...,
+        levels: _abc.Iterable[Global___Visibility.ValueType] | None = ...,
         rule: Global___RuleTerms | None = ...,
         target: Global___TargetTerms | None = ...,
         layers: _abc.Iterable[Global___Layer] | None = ...,
@@ -482,14 +520,46 @@ class Header(_message.Message):
         previous_checkpoint: _builtins.bytes = ...,
         cohort_size: _builtins.int = ...,
         cohort_quorum: _builtins.int = ...,
+        sum_quorum: _builtins.int = ...,
+        energy: Global___EnergyTerms | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["energy", b"energy", "rule", b"rule", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "layers", b"layers", "max_samples", b"max_samples", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms", "visibility", b"visibility"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "energy", b"energy", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Header: _TypeAlias = Header  # noqa: Y015
+
+@_typing.final
+class EnergyTerms(_message.Message):
+    """No source's part of the sum may hold more than 1/kappa of the energy of the others that count."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KAPPA_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    GRANULARITY_FIELD_NUMBER: _builtins.int
+    kappa: _builtins.float
+    """Least ratio of the others' energy to one's own; finite, above 0."""
+    others: _builtins.int
+    """How many others count, those of least energy; at least 1."""
+    granularity: Global___Granularity.ValueType
+    """What the rule holds for."""
+    def __init__(
+        self,
+        *,
+        kappa: _builtins.float = ...,
+        others: _builtins.int = ...,
+        granularity: Global___Granularity.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["granularity", b"granularity", "kappa", b"kappa", "others", b"others"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnergyTerms: _TypeAlias = EnergyTerms  # noqa: Y015
 
 @_typing.final
 class Advertise(_message.Message):
@@ -501,6 +571,7 @@ class Advertise(_message.Message):
     BOX_KEY_FIELD_NUMBER: _builtins.int
     SELF_MASK_COMMITMENT_FIELD_NUMBER: _builtins.int
     NONCE_COMMITMENT_FIELD_NUMBER: _builtins.int
+    ENERGY_FIELD_NUMBER: _builtins.int
     mask_key: _builtins.bytes
     """X25519 public key of the pairwise masks; 32 bytes."""
     box_key: _builtins.bytes
@@ -509,6 +580,12 @@ class Advertise(_message.Message):
     """Commitment to the self mask seed; 32 bytes."""
     nonce_commitment: _builtins.bytes
     """Commitment to the nonce that the source reveals in R1; 32 bytes."""
+    @_builtins.property
+    def energy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Length of the source's part of the sum, in each layer or as a whole; finite, not negative. Empty without a rule
+        of energies, or at another level than sum.
+        """
+
     def __init__(
         self,
         *,
@@ -516,10 +593,11 @@ class Advertise(_message.Message):
         box_key: _builtins.bytes = ...,
         self_mask_commitment: _builtins.bytes = ...,
         nonce_commitment: _builtins.bytes = ...,
+        energy: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_key", b"box_key", "mask_key", b"mask_key", "nonce_commitment", b"nonce_commitment", "self_mask_commitment", b"self_mask_commitment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_key", b"box_key", "energy", b"energy", "mask_key", b"mask_key", "nonce_commitment", b"nonce_commitment", "self_mask_commitment", b"self_mask_commitment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -692,24 +770,39 @@ class Update(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     LENGTH_BYTES_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    ACCURACY_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
     """Digest of the update (float32, little-endian); 32 bytes."""
     length_bytes: _builtins.int
     """Length of that vector in bytes; above 0."""
     samples: _builtins.int
     """Number of samples behind the update; at least 1. Of fixed width, so that the length of the message is no hint."""
+    loss: _builtins.float
+    """Mean loss over the training rows; finite. Absent unless the site's policy lets it leave."""
+    accuracy: _builtins.float
+    """Accuracy over the training rows, in [0, 1]. Absent unless the site's policy lets it leave."""
     def __init__(
         self,
         *,
         digest: _builtins.bytes = ...,
         length_bytes: _builtins.int = ...,
         samples: _builtins.int = ...,
+        loss: _builtins.float | None = ...,
+        accuracy: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "length_bytes", b"length_bytes", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "digest", b"digest", "length_bytes", b"length_bytes", "loss", b"loss", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__accuracy: _TypeAlias = _typing.Literal["accuracy"]  # noqa: Y015
+    _WhichOneofArgType__accuracy: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy"]  # noqa: Y015
+    _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
+    _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__accuracy) -> _WhichOneofReturnType__accuracy | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
 
 Global___Update: _TypeAlias = Update  # noqa: Y015
 
@@ -890,7 +983,7 @@ class Result(_message.Message):
     sum_digest: _builtins.bytes
     """Digest of the opened sums, one cohort after the other; 32 bytes, or 0 where nothing was summed in a ring."""
     count: _builtins.int
-    """Number of contributions in it."""
+    """Number of sources in them; where nothing was summed in a ring, of updates in clear."""
     model_digest: _builtins.bytes
     """Digest of the new model's canonical bytes; 32 bytes."""
     checkpoint: _builtins.bytes
@@ -973,19 +1066,23 @@ class Join(_message.Message):
 
     ARCHITECTURE_DIGEST_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    VISIBILITY_FIELD_NUMBER: _builtins.int
     architecture_digest: _builtins.bytes
     """Digest of the layer names and shapes that the source built itself; 32 bytes."""
     software_version: _builtins.str
     """Version of securefda at the source; at most 64 characters."""
+    visibility: Global___Visibility.ValueType
+    """The most that the source's policy lets the aggregator see of it."""
     def __init__(
         self,
         *,
         architecture_digest: _builtins.bytes = ...,
         software_version: _builtins.str = ...,
+        visibility: Global___Visibility.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "software_version", b"software_version", "visibility", b"visibility"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

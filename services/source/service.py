@@ -7,21 +7,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from securefda.config import SourceConfig
-from securefda.errors import RunEnded, SecureFdaError
+from securefda.errors import PolicyRefusal, RunEnded, SecureFdaError
 from securefda.federation.kit import Kit, load_kit, use_kit
 from securefda.heap import map_large_blocks
 from securefda.policy import load_policy
 from securefda.rounds.composition import Member, source_site
 from securefda.rounds.progress import Reporter
-from securefda.rounds.records import SiteLine
-from securefda.rounds.run_folder import METRICS_FILE, append_line
+from securefda.rounds.records import SiteLine, refused_line
+from securefda.rounds.run_folder import METRICS_FILE, append_line, keep_refused
 from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import SourceStore
+from securefda.secagg.messages import Header, Signed
 from securefda.transport.client import SourceChannel
 from securefda.transport.driver import SourceDriver
 from securefda.transport.process import run_until_told
 from securefda.transport.startup import credentials_of, endpoint_of, transport_settings
-from securefda.transport.wire import encode
+from securefda.transport.wire import encode, encode_signed
 
 STATE_FILE = "state.sqlite"
 POLICY_FILE = "policy.toml"
@@ -67,6 +68,11 @@ class _SourceReporter:
         """Append the line to this site's metrics."""
         self.rounds_finished += 1
         append_line(self._out / METRICS_FILE, record)
+
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
+        """Keep the header and what was refused beside this site's metrics, and show it."""
+        keep_refused(self._out, refused_line(refusal, header), encode_signed(header))
+        self.alarm(refusal)
 
     def alarm(self, error: SecureFdaError) -> None:
         """Show what was refused or failed."""

@@ -92,7 +92,7 @@ class UnitTrainer:
     def train(self, received: Any, round_number: int, factor: float, **_: Any) -> LocalResult:
         update = np.zeros(WIDTH, np.float32)
         update[place_of(round_number, self.index)] = 1
-        return LocalResult(update, steps=1, samples=SAMPLES, loss=0.0, learning_rate=0.1)
+        return LocalResult(update, steps=1, samples=SAMPLES, loss=0.0, accuracy=0.0, learning_rate=0.1)
 
     def evaluate(self, vector: Any, data: Any) -> Evaluation:
         return Evaluation(loss=0.0, metrics={"accuracy": 0.0}, samples=1)

@@ -30,7 +30,7 @@ from securefda.adaptation import Rule, Strategy
 from securefda.cli.bench.job import CLIP, K_MIN, SAMPLES, TARGET, Job, update_of
 from securefda.cli.bench.memory import PeakGrowth
 from securefda.cli.bench.trainer import RandomTrainer
-from securefda.errors import SecureFdaError
+from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.federation.kit import POLICY_FILE, load_kit
 from securefda.heap import map_large_blocks
 from securefda.policy import check_header, load_policy
@@ -39,9 +39,9 @@ from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.rounds.source import Permits, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.secagg.messages import Body, ShareBundle, Signed, Visibility
+from securefda.secagg.messages import Body, Header, ShareBundle, Signed, Visibility
 from securefda.tasks import Samples
 from securefda.training import Vector
 from securefda.transport.client import SourceChannel
@@ -216,7 +216,8 @@ class _Source:
             signer=member.signer,
             roster=kit.roster,
             limits=policy.session_limits(kit.roster),
-            check_policy=partial(check_header, policy),
+            check_policy=partial(check_header, policy, own_index=member.index),
+            permits=Permits(policy.visibility),
             trainer=self._trainer,
             store=store,
             random_bytes=os.urandom,
@@ -267,6 +268,11 @@ class _Alarms:
 
     def round_finished(self, record: SiteLine) -> None:
         """Ignore it."""
+
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
+        """Show it."""
+        del header
+        self.alarm(refusal)
 
     def alarm(self, error: SecureFdaError) -> None:
         """Show it."""

@@ -46,7 +46,7 @@ class RandomTrainer:
     ) -> LocalResult:
         """The update, at no cost."""
         del received, round_number, factor, fewest_steps, on_step
-        return LocalResult(self._update, steps=1, samples=SAMPLES, loss=0.0, learning_rate=1.0)
+        return LocalResult(self._update, steps=1, samples=SAMPLES, loss=0.0, accuracy=0.0, learning_rate=1.0)
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
         """Nothing is learnt, so there is nothing to say of it."""

@@ -183,7 +183,7 @@ def _policy_text(config: FederationConfig, site: str) -> str:
     from securefda.config import site_policy
     from securefda.policy import default_policy_text
 
-    return default_policy_text(site, site_policy(config))
+    return default_policy_text(site, site_policy(config, site))
 
 
 def _data(enrolment: Enrolment) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""The energy rule between a header and the rule's own mathematics: whose rows count, and what the caps do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from securefda.adaptation import CapEffect, Contribution, energy_caps, energy_row, scale_to_caps
+from securefda.rounds.tail import Vector64
+from securefda.secagg.messages import Advertise, Granularity, Header, Visibility
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyReport:
+    """What the energy rule did in a round, as anyone sees it who has the rows.
+
+    Attributes:
+        layers: number of layers that it holds for; 1 for the model as a whole.
+        zeroed: numbers of those that contribute nothing, because too few sources have a part in them.
+        capped: roster index -> number of layers in which the source was scaled down.
+    """
+
+    layers: int
+    zeroed: tuple[int, ...]
+    capped: Mapping[int, int]
+
+
+def row_of(header: Header, contribution: Contribution, weight: float) -> tuple[float, ...]:
+    """The energy row of a source at ``sum``, for its Advertise message; empty without an energy rule."""
+    if header.energy is None:
+        return ()
+    row = energy_row(contribution.vector, _sizes(header), weight)
+    return tuple(float(value) for value in row)
+
+
+def apply_caps(header: Header, own: int, u1: Mapping[int, Advertise], contribution: Contribution) -> CapEffect:
+    """Scale a source's contribution in place to the caps that follow from everyone's rows."""
+    if header.energy is None or own not in header.at(Visibility.SUM):
+        return CapEffect((), ())
+    caps = _caps(header, _rows(header, u1))
+    return scale_to_caps(contribution.vector, _sizes(header), u1[own].energy, caps)
+
+
+def energy_report(header: Header, u1: Mapping[int, Advertise]) -> EnergyReport | None:
+    """What the caps did to each member of the sum; None without an energy rule or without members."""
+    rows = _rows(header, u1)
+    if header.energy is None or not rows:
+        return None
+    caps = _caps(header, rows)
+    zeroed = np.flatnonzero((caps == 0) & (np.max([*rows.values()], axis=0) > 0))
+    capped = {index: int(np.count_nonzero((np.array(row) > caps) & (caps > 0))) for index, row in rows.items()}
+    return EnergyReport(len(caps), tuple(int(layer) for layer in zeroed), capped)
+
+
+def _rows(header: Header, u1: Mapping[int, Advertise]) -> dict[int, tuple[float, ...]]:
+    return {index: u1[index].energy for index in header.at(Visibility.SUM) if index in u1}
+
+
+def _caps(header: Header, rows: Mapping[int, tuple[float, ...]]) -> Vector64:
+    if header.energy is None:
+        raise ValueError("the header has no energy rule")
+    return energy_caps(np.array([*rows.values()]), kappa=header.energy.kappa, others=header.energy.others)
+
+
+def _sizes(header: Header) -> list[int]:
+    if header.energy is not None and header.energy.granularity is Granularity.MODEL:
+        return [header.n_params]
+    return [layer.size for layer in header.layers]
