@@ -1,11 +1,11 @@
-"""Every bad argument of the functions on all updates is refused with a `ValueError` that names it."""
+"""Every bad argument of the functions on all updates, or on their sums, is refused with an error that names it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from securefda.adaptation import align_update, auto_beta, fedda, fedgp, project
+from securefda.adaptation import Rule, align_update, auto_beta, combine, fedda, fedgp, project
 
 ONE = np.ones(4)
 TWO = np.arange(1.0, 9.0).reshape(2, 4)
@@ -156,3 +156,36 @@ def test_errors_do_not_show_elements_of_an_update():
         fedgp([secret, np.nan], [[1.0, 2.0]], 0.5)
 
     assert "123456" not in str(refused.value)
+
+
+BAD_SUMS = {
+    "NaN in the sum": ("weighted_sum", {"weighted_sum": [np.nan, 1.0]}),
+    "no samples": ("samples", {"samples": 0.0}),
+    "negative samples": ("samples", {"samples": -2.0}),
+    "kept above samples": ("kept", {"kept": 10.5}),
+    "kept negative": ("kept", {"kept": -0.5}),
+    "kept NaN": ("kept", {"kept": np.nan}),
+    "no target update": ("target_update", {"target_update": None}),
+    "target update of another length": ("target_update", {"target_update": [1.0]}),
+    "fedavg without samples": ("target_samples", {"rule": Rule.FEDAVG}),
+    "fedavg with negative samples": ("target_samples", {"rule": Rule.FEDAVG, "target_samples": -1}),
+    "oracle": ("rule", {"rule": Rule.ORACLE}),
+    "auto": ("rule", {"rule": Rule.AUTO}),
+    "offline fine-tuning": ("rule", {"rule": Rule.FINETUNE_OFFLINE}),
+    "target_only without update": ("target_update", {"rule": Rule.TARGET_ONLY, "target_update": None}),
+    "target_only with NaN in the sum": ("weighted_sum", {"rule": Rule.TARGET_ONLY, "weighted_sum": [np.nan, 1.0]}),
+}
+
+
+@pytest.mark.parametrize(("name", "changes"), BAD_SUMS.values(), ids=BAD_SUMS)
+def test_bad_sum_is_refused_by_name(name, changes):
+    arguments = {
+        "rule": Rule.FEDGP_AUTO,
+        "weighted_sum": [1.0, 2.0],
+        "kept": 4.0,
+        "samples": 10.0,
+        "target_update": [0.0, 1.0],
+    } | changes
+
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        combine(**arguments)
