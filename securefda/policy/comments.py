@@ -21,17 +21,17 @@ The most that the aggregator may see of this site's updates.
 aggregator its own update makes the sum over three a sum over two.""",
     "trusted-peers": "Site ids that count as trusted. Empty: every source of the roster.",
     "allowed-rules": """\
-Rules that this site takes part in. Remove one to refuse rounds with it. "auto" stands for handing in, inside the sum,
-estimated errors of the rules, from which the aggregator chooses that of the next round.""",
+Rules that this site takes part in. Remove one to refuse rounds with it. "auto" stands for handing in, inside the
+sum, estimated errors of the rules, from which the aggregator chooses that of the next round.""",
     "allowed-tasks": """\
 Tasks that this site trains for, as "package.module:Class". Empty: whatever its own settings name.""",
     "architectures": """\
 SHA-256 digests of the model architectures that this site trains. Empty: only the one it builds itself.""",
     "energy.kappa": """\
-At level "sum" the other sources' parts must together hold at least kappa times the energy of this site's part (energy:
-sum of squares), or else all parts are scaled down until they do; a layer in which they cannot is left out. 0 asks for
-no such rule: a sum may then show this site's update nearly alone, for example where the target's update is made so that
-only this site's agrees with it, or where FedGP's filter (strategy.filter) leaves no other source in a layer.""",
+At level "sum" the other sources' parts must together hold at least kappa times the energy (sum of squares) of this
+site's part, or else large parts are scaled down until they do; a layer in which they cannot is left out. 0 asks for
+no such rule: a sum may then show this site's update nearly alone, for example where the target's update is made so
+that only this site's agrees with it, or where FedGP's filter (strategy.filter) leaves no other source in a layer.""",
     "energy.granularity": """\
 "layer": this must hold in each layer. "model": for the model as a whole; one layer may then be this site's alone.""",
     "quantisation.modulus-bits-min": "Bits of the ring in which sums are taken: 32 or 64.",

@@ -106,7 +106,7 @@ def _check_smallest_sum(policy: SourcePolicy, header: Header, level: Visibility,
     # Whoever is lost on the way, the sources that remain open the sum; so the smallest one they may open has to do.
     others = min(len(header.at(level)), quorum) - 1 - policy.n_c
     if others < policy.k_min:
-        raise _refusal("k-min", f"a sum with {others} others that count", f"at least {policy.k_min}")
+        raise _refusal("k-min", f"a sum with {max(0, others)} others that count", f"at least {policy.k_min}")
     n = len(header.masked)
     if not threshold_is_sound(header.threshold, n, policy.n_c):
         lowest = (n + policy.n_c) // 2 + 1
@@ -118,7 +118,7 @@ def _check_trusted(policy: SourcePolicy, header: Header, own_index: int, limits:
         return
     others = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
     if others < limits.k_min:
-        raise _refusal("trusted-peers", f"a sum with {others} trusted others", f"at least {policy.k_min}")
+        raise _refusal("trusted-peers", f"a sum with {max(0, others)} trusted others", f"at least {policy.k_min}")
 
 
 def _check_energy(policy: SourcePolicy, header: Header) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from policy_headers import roster
 
 from securefda.adaptation.strategy import Rule
 from securefda.errors import ConfigError
-from securefda.policy import SourcePolicy, default_policy, default_policy_text, load_policy
-from securefda.secagg.messages import Visibility
-from securefda.secagg.roster import Roster, RosterEntry
+from securefda.policy import SourcePolicy, default_policy, default_policy_text, load_policy, parse_policy
+from securefda.secagg.messages import Granularity, Visibility
 from securefda.settings import kebab_case, known_keys
 
 
@@ -22,7 +21,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_the_default_text_is_the_default_policy_with_the_rules_that_use_sources(file: Path) -> None:
     file.write_text(default_policy_text("source-1"))
-    rules = ("source_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto", "fedgp_filtered_auto")
+    rules = ("source_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto", "fedgp_filtered_auto", "auto")
     assert load_policy(file) == SourcePolicy(allowed_rules=rules)
 
 
@@ -32,6 +31,17 @@ def test_the_default_text_carries_what_the_federation_chose(file: Path) -> None:
     assert policy.visibility is Visibility.INDIVIDUAL
     assert (policy.k_min, policy.n_c, policy.release.max_attempts) == (3, 2, 5)
     assert policy == default_policy("individual", 3, 2, 5)
+
+
+def test_a_site_that_shows_its_updates_gives_their_weights_and_no_other_number() -> None:
+    assert default_policy("individual").metadata.may_leave == ("samples",)
+    assert default_policy("cohort").metadata.may_leave == ()
+
+
+def test_the_default_text_carries_the_energy_rule_of_the_federation(file: Path) -> None:
+    file.write_text(default_policy_text("source-1", default_policy(k_min=3, kappa=2.5, granularity="model")))
+    energy = load_policy(file).energy
+    assert (energy.kappa, energy.granularity, energy.terms) == (2.5, "model", Granularity.MODEL)
 
 
 def test_a_new_site_takes_clips_within_a_factor_of_ten_of_the_federations(file: Path) -> None:
@@ -75,6 +85,17 @@ def test_the_default_text_shows_and_explains_every_key() -> None:
         ("[quantisation]\nclip-min = 2.0\nclip-max = 1.0", "quantisation.clip-min", "above clip-max"),
         ("[quantisation]\nn-max = 0", "quantisation.n-max", "greater than or equal to 1"),
         ("[release]\nmax-attempt = 9", "release.max-attempt", "unknown key"),
+        ("[release]\nmax-rounds = 0", "release.max-rounds", "greater than or equal to 1"),
+        ("filtered-projection = true", "filtered-projection", "unknown key"),
+        ("allowed-tasks = ['hearts']", "allowed-tasks.0", "package.module:Class"),
+        ("[energy]\nkappa = -1.0", "energy.kappa", "greater than or equal to 0"),
+        ("[energy]\nkappa = 2.5", "energy.kappa", "above k-min = 2"),
+        ("[energy]\ngranularity = 'coordinate'", "energy.granularity", "'layer' or 'model'"),
+        ("[limits]\nlearning-rate-max = 0.0", "limits.learning-rate-max", "greater than 0"),
+        ("[limits]\nmodel-bytes-max = 1.5", "limits.model-bytes-max", "valid integer"),
+        ("max-visibility = 'individual'", "metadata.may-leave", 'lacks "samples"'),
+        ("max-visibility = 'individual'\n[metadata]\nmay-leave = ['loss']", "metadata.may-leave", 'lacks "samples"'),
+        ("[metadata]\nmay-leave = ['rows']", "metadata.may-leave.0", "'samples', 'loss' or 'accuracy'"),
     ],
 )
 def test_a_wrong_policy_is_refused_with_its_key(file: Path, text: str, key: str, part: str) -> None:
@@ -85,33 +106,34 @@ def test_a_wrong_policy_is_refused_with_its_key(file: Path, text: str, key: str,
     assert part in caught.value.why
 
 
+def test_a_file_that_is_no_text_or_no_toml_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.toml: is not UTF-8"):
+        parse_policy(b"k-min = \xff", Path("policy.toml"))
+    with pytest.raises(ConfigError, match=r"policy\.toml: not valid TOML: .*line 2"):
+        parse_policy(b"k-min = 2\nn-c = = 1", Path("policy.toml"))
+
+
 def test_a_missing_policy_is_an_error_and_not_the_default(file: Path) -> None:
     with pytest.raises(ConfigError, match="file not found"):
         load_policy(file)
 
 
-def roster() -> Roster:
-    def entry(index: int, site: str) -> RosterEntry:
-        public = Ed25519PrivateKey.from_private_bytes(bytes([index + 1]) * 32).public_key().public_bytes_raw()
-        role = "target" if index == 0 else "source"
-        return RosterEntry(index, site, role, f"Hospital {index}", public, bytes([index]) * 32, 0, 2**32)
-
-    return Roster("digits", 1, tuple(entry(i, site) for i, site in enumerate(("target", "alpha", "beta", "gamma"))))
+GREEKS = roster(("alpha", "beta", "gamma"))
 
 
 def test_no_trusted_peers_means_every_source_but_never_the_target() -> None:
-    limits = SourcePolicy(k_min=2, n_c=1).session_limits(roster())
+    limits = SourcePolicy(k_min=2, n_c=1).session_limits(GREEKS)
     assert (limits.k_min, limits.n_c, limits.trusted) == (2, 1, frozenset({1, 2, 3}))
 
 
 def test_trusted_peers_become_roster_indices() -> None:
-    assert SourcePolicy(trusted_peers=("gamma", "alpha")).session_limits(roster()).trusted == frozenset({1, 3})
+    assert SourcePolicy(trusted_peers=("gamma", "alpha")).session_limits(GREEKS).trusted == frozenset({1, 3})
 
 
 @pytest.mark.parametrize("site", ["delta", "target"])
 def test_trust_in_a_site_that_is_no_source_is_an_error(site: str) -> None:
     with pytest.raises(ConfigError, match=f"trusted-peers: {site}"):
-        SourcePolicy(trusted_peers=(site,)).session_limits(roster())
+        SourcePolicy(trusted_peers=(site,)).session_limits(GREEKS)
 
 
 def test_every_rule_that_a_round_asks_of_sources_can_be_allowed() -> None:

@@ -1,175 +1,283 @@
-"""A policy refuses a header one step above any of its keys, names that key, and refuses nothing else."""
+"""A policy refuses what is one step above any of its keys, names that key, and refuses nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_headers import ARCHITECTURE, FACTORY, ME, POLICY, header_at_every_limit, roster, rule
 
-from securefda.errors import ExitCode, PolicyRefusal
-from securefda.policy import QuantisationBounds, ReleaseLimits, SourcePolicy, check_header
-from securefda.secagg.messages import Header, Layer, RuleTerms, Visibility
+from securefda.errors import ExitCode, FaultyAggregatorError, PolicyRefusal
+from securefda.policy import SourcePolicy, check_header, check_metadata, check_task
+from securefda.secagg.messages import EnergyTerms, Granularity, Header, Layer, TargetTerms, Update, Visibility
+from securefda.settings import known_keys
 
-ARCHITECTURE = bytes(range(32))
-POLICY = SourcePolicy(
-    max_visibility="sum",
-    k_min=2,
-    n_c=1,
-    allowed_rules=("fedgp_auto", "source_only"),
-    architectures=(ARCHITECTURE.hex(),),
-    quantisation=QuantisationBounds(
-        modulus_bits_min=64, clip_min=0.5, clip_max=2.0, n_max=8, max_samples_min=1000, max_samples_max=1000
+Asks = Callable[[SourcePolicy], None]
+ROSTER = roster()
+
+
+def changed(policy: SourcePolicy, key: str, value: Any) -> SourcePolicy:
+    """The policy with another value of one dotted key; nothing validates the whole."""
+    table, _, leaf = key.replace("-", "_").rpartition(".")
+    if table:
+        leaf, value = table, getattr(policy, table).model_copy(update={leaf: value})
+    return policy.model_copy(update={leaf: value})
+
+
+def asked_by(header: Header) -> Asks:
+    return lambda policy: check_header(policy, header, ME, policy.session_limits(ROSTER))
+
+
+def asking(**changes: Any) -> Asks:
+    return asked_by(replace(header_at_every_limit(), **changes))
+
+
+def energies(**changes: Any) -> EnergyTerms:
+    terms = header_at_every_limit().energy
+    assert terms is not None
+    return replace(terms, **changes)
+
+
+def served_at(level: Visibility, **changes: Any) -> Asks:
+    """This site alone at another level than the rest."""
+    levels = tuple(level if index == ME else Visibility.SUM for index in range(1, 8))
+    return asking(levels=levels, **changes)
+
+
+def all_in_cohorts(**changes: Any) -> Header:
+    header = replace(header_at_every_limit(), levels=(Visibility.COHORT,) * 7, sum_quorum=0, energy=None)
+    return replace(header, **{"cohort_size": 5, "cohort_quorum": 4} | changes)
+
+
+def updating(**changes: Any) -> Asks:
+    update = replace(Update(bytes(32), 4, 10), **changes)
+    return lambda policy: check_metadata(policy, update)
+
+
+def trained_for(factory: str) -> Asks:
+    return lambda policy: check_task(policy, factory)
+
+
+AT_EVERY_LIMIT = asking()
+
+
+@dataclass(frozen=True)
+class Case:
+    """What stands at the limit of a key, what is one step above, and a value of the key that allows that, if any."""
+
+    key: str
+    above: Asks
+    looser: Any
+    at: Asks = AT_EVERY_LIMIT
+    policy: SourcePolicy = POLICY
+
+
+TARGET = TargetTerms(steps=10, learning_rate=0.2501, update_digest=bytes(32))
+TRUSTING = changed(POLICY, "trusted-peers", ())
+LAYERS = header_at_every_limit().layers
+CASES = [
+    Case("max-visibility", served_at(Visibility.INDIVIDUAL), "individual"),
+    Case("max-visibility", asked_by(all_in_cohorts()), "cohort"),
+    Case(
+        "k-min",
+        asking(sum_quorum=3, energy=energies(others=1)),
+        1,
+        at=asking(sum_quorum=4, energy=energies(others=2)),
+        policy=TRUSTING,
     ),
-    release=ReleaseLimits(max_attempts=3),
-)
-
-
-def header_at_every_limit() -> Header:
-    """Every number at the last value that ``POLICY`` allows: 7 sources, of which one may collude."""
-    return Header(
-        run_id=bytes(16),
-        round=1,
-        attempt=3,
-        visibility=Visibility.SUM,
-        rule=rule("fedgp_auto"),
-        target=None,
-        layers=(Layer("weight", (2, 3), 0.5), Layer("bias", (3,), 2.0)),
-        architecture_digest=ARCHITECTURE,
-        model_digest=bytes(32),
-        roster_digest=bytes(32),
-        participants=(1, 2, 3, 4, 5, 6, 7),
-        threshold=5,
-        modulus_bits=64,
-        n_max=8,
-        max_samples=1000,
-        training_deadline_ms=1000,
-        phase_deadline_ms=1000,
-        previous_result_digest=b"",
-        previous_checkpoint=b"",
-    )
-
-
-def rule(name: str, *, filtered: bool = False) -> RuleTerms:
-    return RuleTerms(name, 0.5, "orthogonal", filtered, True, "mean-field", 1.0)
-
-
-def test_a_header_at_every_limit_is_accepted() -> None:
-    check_header(POLICY, header_at_every_limit())
-
-
-ONE_STEP_ABOVE: list[tuple[str, Callable[[Header], Header]]] = [
-    ("max-visibility", lambda h: replace(h, visibility=Visibility.INDIVIDUAL)),
-    ("k-min", lambda h: replace(h, participants=(1, 2, 3))),
-    ("k-min", lambda h: replace(h, participants=(1, 2, 3, 4), threshold=3)),
-    ("n-c", lambda h: replace(h, threshold=4)),
-    ("n-c", lambda h: replace(h, threshold=8)),
-    ("allowed-rules", lambda h: replace(h, rule=rule("fedda_auto"))),
-    ("filtered-projection", lambda h: replace(h, rule=rule("fedgp_auto", filtered=True))),
-    ("architectures", lambda h: replace(h, architecture_digest=bytes(32))),
-    ("quantisation.modulus-bits-min", lambda h: replace(h, modulus_bits=32)),
-    ("quantisation.clip-min", lambda h: replace(h, layers=(h.layers[0], Layer("bias", (3,), 0.4999)))),
-    ("quantisation.clip-max", lambda h: replace(h, layers=(Layer("weight", (6,), 2.0001), h.layers[1]))),
-    ("quantisation.n-max", lambda h: replace(h, n_max=9)),
-    ("quantisation.max-samples-min", lambda h: replace(h, max_samples=999)),
-    ("quantisation.max-samples-max", lambda h: replace(h, max_samples=1001)),
-    ("release.max-attempts", lambda h: replace(h, attempt=4)),
+    Case("n-c", asking(threshold=4), 0),
+    Case("n-c", asking(threshold=8), None, at=asking(threshold=7)),  # more than there are sources
+    Case("n-c", asking(energy=energies(others=4)), 0),
+    Case("trusted-peers", asking(sum_quorum=4, energy=energies(others=2)), ()),
+    Case("allowed-rules", asking(rule=rule("fedda_auto")), ("fedda_auto",)),
+    Case("allowed-rules", asking(rule=rule("fedgp_auto", select=True)), ("fedgp_auto", "auto")),
+    Case("allowed-tasks", trained_for(f"{FACTORY}2"), (), at=trained_for(FACTORY)),
+    Case("architectures", asking(architecture_digest=bytes(32)), ()),
+    Case("energy.kappa", asking(energy=energies(kappa=1.9999)), 1.0),
+    Case("energy.kappa", asking(energy=None), 0.0),
+    Case("energy.granularity", asking(energy=energies(granularity=Granularity.MODEL)), "model"),
+    Case("quantisation.modulus-bits-min", asking(modulus_bits=32), 32),
+    Case("quantisation.clip-min", asking(layers=(LAYERS[0], Layer("bias", (3,), 0.4999))), 0.4),
+    Case("quantisation.clip-max", asking(layers=(Layer("weight", (6,), 2.0001), LAYERS[1])), 3.0),
+    Case("quantisation.n-max", asking(n_max=9), 9),
+    Case("quantisation.max-samples-min", asking(max_samples=999), 999),
+    Case("quantisation.max-samples-max", asking(max_samples=1001), 1001),
+    Case("limits.model-bytes-max", asking(layers=(*LAYERS, Layer("one", (1,), 1.0))), 40),
+    Case("limits.learning-rate-max", asking(target=TARGET), 0.2501),
+    Case("limits.training-deadline-s-max", asking(training_deadline_ms=60_501), 60.501),
+    Case("limits.phase-deadline-s-max", asking(phase_deadline_ms=5_001), 5.001),
+    Case("release.max-attempts", asking(attempt=4), 4),
+    Case("release.max-rounds", asking(round=51), 51),
+    Case("metadata.may-leave", updating(loss=0.5), ("samples", "loss"), at=updating()),
+    Case("metadata.may-leave", updating(accuracy=0.5), ("samples", "accuracy"), at=updating()),
 ]
 
 
-@pytest.mark.parametrize(("key", "raise_it"), ONE_STEP_ABOVE, ids=[key for key, _ in ONE_STEP_ABOVE])
-def test_one_step_above_a_key_is_refused_under_its_name(key: str, raise_it: Callable[[Header], Header]) -> None:
+def test_every_key_of_the_schema_has_been_asked_for_too_much_of() -> None:
+    assert {case.key for case in CASES} == set(known_keys(SourcePolicy))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
+def test_at_its_limit_a_key_permits_and_one_step_above_it_refuses_under_its_name(case: Case) -> None:
+    case.at(case.policy)
     with pytest.raises(PolicyRefusal) as caught:
-        check_header(POLICY, raise_it(header_at_every_limit()))
-    assert caught.value.key == key
+        case.above(case.policy)
+    assert caught.value.key == case.key
     assert caught.value.exit_code is ExitCode.POLICY
+    assert str(caught.value.asked)
+    assert str(caught.value.allowed)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.looser is not None], ids=lambda case: case.key)
+def test_what_a_key_refuses_no_other_key_does(case: Case) -> None:
+    case.above(changed(case.policy, case.key, case.looser))
+
+
+def test_a_header_without_this_site_is_the_aggregators_fault_and_no_matter_of_the_policy() -> None:
+    with pytest.raises(FaultyAggregatorError) as caught:
+        check_header(POLICY, header_at_every_limit(), 8)
+    assert caught.value.check == "HEADER_PARTICIPANTS"
 
 
 def test_an_aggregator_may_ask_for_less_than_the_policy_permits() -> None:
-    open_policy = POLICY.model_copy(update={"max_visibility": "individual"})
-    check_header(open_policy, header_at_every_limit())
-    check_header(open_policy, replace(header_at_every_limit(), visibility=Visibility.INDIVIDUAL))
+    open_policy = changed(POLICY, "max-visibility", "individual")
+    asking()(open_policy)
+    served_at(Visibility.INDIVIDUAL)(open_policy)
+
+
+def test_what_is_seen_of_other_sources_is_theirs_to_decide() -> None:
+    levels = (*(Visibility.SUM,) * 6, Visibility.INDIVIDUAL)
+    asking(levels=levels)(POLICY)
 
 
 def test_counting_rules_concern_sums_only() -> None:
-    open_policy = POLICY.model_copy(update={"max_visibility": "individual"})
-    alone = replace(header_at_every_limit(), visibility=Visibility.INDIVIDUAL, participants=(1,), threshold=1)
-    check_header(open_policy, alone)
+    open_policy = changed(TRUSTING, "max-visibility", "individual")
+    alone = replace(
+        header_at_every_limit(),
+        levels=(Visibility.INDIVIDUAL,),
+        participants=(ME,),
+        threshold=1,
+        sum_quorum=0,
+        energy=None,
+    )
+    check_header(open_policy, alone, ME)
 
 
 def test_a_cohort_must_hide_its_members_when_it_has_lost_all_but_its_quorum() -> None:
-    policy = POLICY.model_copy(update={"max_visibility": "cohort"})
-    header = replace(header_at_every_limit(), visibility=Visibility.COHORT, cohort_size=5, cohort_quorum=4)
-    check_header(policy, header)
+    policy = changed(POLICY, "max-visibility", "cohort")
+    check_header(policy, all_in_cohorts(), ME)
     with pytest.raises(PolicyRefusal) as caught:
-        check_header(policy, replace(header, cohort_quorum=3))
+        check_header(policy, all_in_cohorts(cohort_quorum=3), ME)
     assert (caught.value.key, caught.value.asked) == ("k-min", "a sum with 1 others that count")
     with pytest.raises(PolicyRefusal) as caught:
-        check_header(POLICY, header)
+        check_header(POLICY, all_in_cohorts(), ME)
     assert (caught.value.key, caught.value.asked, caught.value.allowed) == ("max-visibility", "cohort", "sum")
 
 
-def test_leaving_sources_out_of_layers_matters_to_fedgp_at_sum_alone() -> None:
-    filtered = replace(header_at_every_limit(), rule=rule("fedgp_auto", filtered=True))
-    check_header(POLICY.model_copy(update={"filtered_projection": True}), filtered)
-    open_policy = POLICY.model_copy(update={"max_visibility": "individual"})
-    check_header(open_policy, replace(filtered, visibility=Visibility.INDIVIDUAL))
-    check_header(POLICY, replace(filtered, rule=rule("source_only", filtered=True)))
+def test_a_quorum_above_the_number_of_sources_at_a_level_hides_nobody() -> None:
+    levels = tuple(Visibility.SUM if index <= 3 else Visibility.INDIVIDUAL for index in range(1, 8))
+    with pytest.raises(PolicyRefusal) as caught:
+        asking(levels=levels)(TRUSTING)
+    assert (caught.value.key, caught.value.asked) == ("k-min", "a sum with 1 others that count")
+
+
+def test_only_sources_that_mask_count_for_the_threshold() -> None:
+    """Of 7 sources 2 are seen in clear: a threshold of 5 is sound among 5, and one of 3 is not."""
+    levels = (*(Visibility.SUM,) * 5, *(Visibility.INDIVIDUAL,) * 2)
+    asking(levels=levels)(TRUSTING)
+    with pytest.raises(PolicyRefusal) as caught:
+        asking(levels=levels, threshold=3)(TRUSTING)
+    assert (caught.value.key, caught.value.asked) == ("n-c", "threshold 3 of 5")
+
+
+@pytest.mark.parametrize("energy", [None, energies(granularity=Granularity.MODEL)])
+def test_leaving_sources_out_of_layers_needs_the_energy_rule_in_each_layer(energy: EnergyTerms | None) -> None:
+    """Where the filter leaves one source in a layer, the rule of the whole model does not notice."""
+    filtered = rule("fedgp_auto", filtered=True)
+    whole = changed(POLICY, "energy.granularity", "model")
+    asking(rule=filtered)(whole)
+    with pytest.raises(PolicyRefusal) as caught:
+        asking(rule=filtered, energy=energy)(whole)
+    assert caught.value.key == ("energy.kappa" if energy is None else "energy.granularity")
+    asking(rule=filtered, energy=energy)(changed(POLICY, "energy.kappa", 0.0))
+    asking(rule=rule("source_only", filtered=True), energy=energies(granularity=Granularity.MODEL))(whole)
 
 
 def test_a_policy_without_rules_refuses_every_rule() -> None:
     with pytest.raises(PolicyRefusal, match="allowed none") as caught:
-        check_header(SourcePolicy(), header_at_every_limit())
+        asking()(changed(POLICY, "allowed-rules", ()))
     assert caught.value.key == "allowed-rules"
 
 
+def test_a_rule_that_does_not_exist_is_refused_and_not_looked_up() -> None:
+    for filtered in (False, True):
+        with pytest.raises(PolicyRefusal) as caught:
+            asking(rule=rule("fedgp_automatic", filtered=filtered))(POLICY)
+        assert caught.value.key == "allowed-rules"
+
+
 def test_no_listed_architecture_leaves_the_choice_to_the_session() -> None:
-    policy = POLICY.model_copy(update={"architectures": ()})
-    check_header(policy, replace(header_at_every_limit(), architecture_digest=bytes(32)))
+    asking(architecture_digest=bytes(32))(changed(POLICY, "architectures", ()))
+    asking(architecture_digest=ARCHITECTURE)(POLICY)
+
+
+def test_a_header_that_needs_nothing_of_the_target_has_no_learning_rate_to_refuse() -> None:
+    asking(target=None)(changed(POLICY, "limits.learning-rate-max", 1e-9))
+
+
+def test_row_counts_leave_in_clear_only_where_the_policy_lists_them() -> None:
+    with pytest.raises(PolicyRefusal) as caught:
+        updating()(changed(POLICY, "metadata.may-leave", ()))
+    assert (caught.value.key, caught.value.asked, caught.value.allowed) == ("metadata.may-leave", "samples", "none")
 
 
 @given(
-    visibility=st.sampled_from(Visibility),
-    n=st.integers(1, 9),
+    level=st.sampled_from(Visibility),
+    n=st.integers(3, 9),
+    quorum=st.integers(2, 9),
     threshold=st.integers(0, 10),
-    modulus_bits=st.sampled_from([2, 16, 32, 64]),
+    kappa=st.floats(0.01, 10),
+    others=st.integers(1, 6),
     clips=st.tuples(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6)),
-    n_max=st.integers(1, 20),
     attempt=st.integers(1, 6),
 )
 def test_every_accepted_header_satisfies_every_inequality(
-    visibility: Visibility,
+    level: Visibility,
     n: int,
+    quorum: int,
     threshold: int,
-    modulus_bits: int,
+    kappa: float,
+    others: int,
     clips: tuple[float, float],
-    n_max: int,
     attempt: int,
 ) -> None:
     header = replace(
         header_at_every_limit(),
-        visibility=visibility,
+        levels=tuple(level if index == ME else Visibility.SUM for index in range(1, n + 1)),
         participants=tuple(range(1, n + 1)),
         threshold=threshold,
-        modulus_bits=modulus_bits,
+        sum_quorum=quorum,
+        energy=energies(kappa=kappa, others=others),
         layers=(Layer("weight", (2, 3), clips[0]), Layer("bias", (3,), clips[1])),
-        n_max=n_max,
         attempt=attempt,
     )
     within = (
-        visibility is Visibility.SUM
-        and min(n, threshold) - 1 - 1 >= 2
+        level is Visibility.SUM
+        and min(n, quorum) - 1 - 1 >= 2
         and 2 * threshold > n + 1
         and 1 < threshold <= n
-        and modulus_bits == 64
+        and others <= quorum - 2
+        and kappa >= 2
         and all(0.5 <= clip <= 2.0 for clip in clips)
-        and n_max <= 8
         and attempt <= 3
     )
     if within:
-        check_header(POLICY, header)
+        check_header(POLICY, header, ME)
     else:
         with pytest.raises(PolicyRefusal):
-            check_header(POLICY, header)
+            check_header(POLICY, header, ME)

@@ -1,0 +1,82 @@
+"""A policy, and a header that stands at every one of its limits."""
+
+from __future__ import annotations
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.policy import (
+    EnergyBounds,
+    MetadataPolicy,
+    QuantisationBounds,
+    ReleaseLimits,
+    SourcePolicy,
+    WorkLimits,
+)
+from securefda.secagg.messages import EnergyTerms, Granularity, Header, Layer, RuleTerms, TargetTerms, Visibility
+from securefda.secagg.roster import Roster, RosterEntry
+
+ME = 3
+ARCHITECTURE = bytes(range(32))
+FACTORY = "tasks.hearts:Hearts"
+SOURCES = tuple(f"source-{index}" for index in range(1, 8))
+
+POLICY = SourcePolicy(
+    max_visibility="sum",
+    k_min=2,
+    n_c=1,
+    trusted_peers=SOURCES[:6],
+    allowed_rules=("fedgp_auto", "source_only"),
+    allowed_tasks=(FACTORY,),
+    architectures=(ARCHITECTURE.hex(),),
+    energy=EnergyBounds(kappa=2.0, granularity="layer"),
+    quantisation=QuantisationBounds(
+        modulus_bits_min=64, clip_min=0.5, clip_max=2.0, n_max=8, max_samples_min=1000, max_samples_max=1000
+    ),
+    limits=WorkLimits(
+        model_bytes_max=36, learning_rate_max=0.25, training_deadline_s_max=60.5, phase_deadline_s_max=5.0
+    ),
+    release=ReleaseLimits(max_attempts=3, max_rounds=50),
+    metadata=MetadataPolicy(may_leave=("samples",)),
+)
+
+
+def header_at_every_limit() -> Header:
+    """Every number at the last value that ``POLICY`` allows: 7 sources, one of them not trusted, one may collude."""
+    return Header(
+        run_id=bytes(16),
+        round=50,
+        attempt=3,
+        levels=(Visibility.SUM,) * 7,
+        rule=rule("fedgp_auto"),
+        target=TargetTerms(steps=10, learning_rate=0.25, update_digest=bytes(32)),
+        layers=(Layer("weight", (2, 3), 0.5), Layer("bias", (3,), 2.0)),
+        architecture_digest=ARCHITECTURE,
+        model_digest=bytes(32),
+        roster_digest=bytes(32),
+        participants=(1, 2, 3, 4, 5, 6, 7),
+        threshold=5,
+        modulus_bits=64,
+        n_max=8,
+        max_samples=1000,
+        training_deadline_ms=60_500,
+        phase_deadline_ms=5_000,
+        previous_result_digest=b"",
+        previous_checkpoint=b"",
+        sum_quorum=5,
+        energy=EnergyTerms(kappa=2.0, others=3, granularity=Granularity.LAYER),
+    )
+
+
+def rule(name: str, *, filtered: bool = False, select: bool = False) -> RuleTerms:
+    return RuleTerms(name, 0.5, "orthogonal", filtered, True, "mean-field", 1.0, select)
+
+
+def roster(sources: tuple[str, ...] = SOURCES) -> Roster:
+    """A target and these sources, in order."""
+
+    def entry(index: int, site: str) -> RosterEntry:
+        public = Ed25519PrivateKey.from_private_bytes(bytes([index + 1]) * 32).public_key().public_bytes_raw()
+        role = "target" if index == 0 else "source"
+        return RosterEntry(index, site, role, f"Hospital {index}", public, bytes([index]) * 32, 0, 2**32)
+
+    return Roster("digits", 1, tuple(entry(i, site) for i, site in enumerate(("target", *sources))))

@@ -1,0 +1,64 @@
+"""What a policy is said to mean follows its values: level, N, k, n_c, kappa, what leaves, and what the target pays."""
+
+from __future__ import annotations
+
+import pytest
+
+from securefda.policy import NAMED_POLICIES, EnergyBounds, SourcePolicy, default_policy, explain
+
+
+def test_the_numbers_are_filled_in() -> None:
+    text = explain(SourcePolicy(k_min=3, n_c=1, trusted_peers=("a", "b", "c", "d")), "lyon", 7).text()
+    assert "A sum opens over 5 of N = 7 sources at least: up to 2 of them may be lost in a round." in text
+    assert "one weighted sum per round over at least 5 of the federation's N = 7 sources" in text
+    assert "at least k = 3 other sources of its 4 trusted peers, beyond n_c = 1 that may collude" in text
+    assert "with at most n_c = 1 of the other sources on its side" in text
+
+
+def test_a_federation_without_one_source_to_spare_is_said_to_be_so() -> None:
+    assert "all of them must answer in every round" in explain(SourcePolicy(k_min=2), "lyon", 3).summary
+
+
+def test_without_a_federation_no_number_of_sources_is_made_up() -> None:
+    text = explain(SourcePolicy(), "lyon").text()
+    assert "N =" not in text
+    assert "over at least 3 of the federation's sources" in text
+
+
+@pytest.mark.parametrize(("level", "count"), [("sum", 1), ("cohort", 2), ("individual", 3)])
+def test_each_level_that_a_header_may_ask_for_is_explained(level: str, count: int) -> None:
+    learns = explain(default_policy(level), "lyon", 5).learns  # type: ignore[arg-type]
+    named = [name for name in ("individual", "cohort", "sum") if any(f"At level {name}:" in line for line in learns)]
+    assert named == ["individual", "cohort", "sum"][3 - count :]
+
+
+def test_at_individual_nothing_is_said_to_be_hidden_and_the_numbers_that_leave_are_named() -> None:
+    found = explain(NAMED_POLICIES["research-open"].policy, "lyon", 5)
+    assert (
+        found.does_not_learn[0] == "Where it asks for level individual, nothing of lyon's update stays hidden from it."
+    )
+    assert "its number of training rows, its mean loss, its accuracy" in found.learns[0]
+    only_rows = explain(default_policy("individual"), "lyon", 5).learns[0]
+    assert "its number of training rows. " in only_rows
+    assert "loss" not in only_rows
+
+
+def test_without_the_energy_rule_no_claim_is_made_about_a_source_that_dwarfs_the_others() -> None:
+    text = explain(SourcePolicy(energy=EnergyBounds(kappa=0.0)), "lyon", 5).text()
+    assert "with kappa = 0 a sum may then show it nearly alone" in text
+    assert "times the energy" not in text
+
+
+@pytest.mark.parametrize(("granularity", "claim"), [("layer", "in every layer the"), ("model", "not in every layer")])
+def test_the_energy_rule_is_claimed_for_what_it_holds_for(granularity: str, claim: str) -> None:
+    policy = default_policy(kappa=1.5, granularity=granularity)  # type: ignore[arg-type]
+    text = " ".join(explain(policy, "lyon", 5).does_not_learn)
+    assert claim in text
+    assert "at least 1.5 times the energy" in text
+
+
+def test_the_target_pays_with_its_update_only_under_rules_that_publish_it() -> None:
+    paid = explain(NAMED_POLICIES["clinical-default"].policy, "lyon", 5).target_pays
+    assert "every source sees the target's own update g_T" in paid[0]
+    free = explain(SourcePolicy(allowed_rules=("source_only", "fedavg")), "lyon", 5).target_pays
+    assert free == ("Nothing: under the allowed rules the target publishes no update of its own.",)

@@ -1,0 +1,60 @@
+"""A policy that a federation cannot meet is refused before any round, with the site and the key."""
+
+from __future__ import annotations
+
+import pytest
+
+from securefda.errors import ConfigError, ExitCode
+from securefda.policy import QuantisationBounds, SourcePolicy, default_policy, require_satisfiable
+
+SITES = ("alpha", "beta", "gamma", "delta")
+
+
+@pytest.mark.parametrize(("k_min", "n_c"), [(1, 0), (3, 0), (2, 1), (1, 2)])
+def test_a_policy_that_all_sources_together_can_meet_is_accepted(k_min: int, n_c: int) -> None:
+    require_satisfiable(SourcePolicy(k_min=k_min, n_c=n_c), "beta", SITES)
+
+
+@pytest.mark.parametrize(("k_min", "n_c"), [(4, 0), (3, 1), (2, 2), (5, 0), (1, 3)])
+def test_k_min_beyond_the_federation_is_refused(k_min: int, n_c: int) -> None:
+    with pytest.raises(ConfigError, match=r"beta asks for .* the federation has 4") as caught:
+        require_satisfiable(SourcePolicy(k_min=k_min, n_c=n_c), "beta", SITES)
+    assert caught.value.key == "k-min"
+    assert caught.value.exit_code is ExitCode.CONFIG
+
+
+def test_a_site_that_shows_its_updates_needs_no_others() -> None:
+    require_satisfiable(default_policy("individual", k_min=9), "beta", SITES)
+
+
+@pytest.mark.parametrize(
+    ("trusted", "accepted"),
+    [
+        ((), True),
+        (("alpha", "gamma"), True),
+        (("alpha", "beta", "gamma"), True),
+        (("alpha",), False),
+        (("alpha", "beta"), False),  # to trust oneself hides nobody
+    ],
+)
+def test_at_least_k_min_and_n_c_others_must_be_trusted(trusted: tuple[str, ...], accepted: bool) -> None:
+    policy = SourcePolicy(k_min=1, n_c=1, trusted_peers=trusted)
+    if accepted:
+        require_satisfiable(policy, "beta", SITES)
+        return
+    with pytest.raises(ConfigError, match="beta trusts 1 others") as caught:
+        require_satisfiable(policy, "beta", SITES)
+    assert caught.value.key == "trusted-peers"
+
+
+def test_trust_in_a_stranger_is_refused() -> None:
+    with pytest.raises(ConfigError, match="mallory is no source") as caught:
+        require_satisfiable(SourcePolicy(trusted_peers=("alpha", "gamma", "mallory")), "beta", SITES)
+    assert caught.value.key == "trusted-peers"
+
+
+def test_sums_laid_out_for_fewer_than_all_sources_are_refused() -> None:
+    require_satisfiable(SourcePolicy(quantisation=QuantisationBounds(n_max=4)), "beta", SITES)
+    with pytest.raises(ConfigError, match="beta permits sums laid out for 3 inputs") as caught:
+        require_satisfiable(SourcePolicy(quantisation=QuantisationBounds(n_max=3)), "beta", SITES)
+    assert caught.value.key == "quantisation.n-max"

@@ -1,0 +1,102 @@
+"""The three named policies load as they are, give a reason for each value, and permit what their names say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from policy_headers import ME, header_at_every_limit, rule
+
+from securefda.errors import PolicyRefusal
+from securefda.policy import NAMED_POLICIES, SourcePolicy, check_header, load_policy, require_satisfiable
+from securefda.policy.comments import COMMENTS
+from securefda.secagg.messages import EnergyTerms, Granularity, Header, Visibility
+from securefda.settings import kebab_case, known_keys
+
+MEANT_WITH_THE_KEY_BEFORE = {"quantisation.clip-max", "quantisation.max-samples-max"}
+
+
+def load(name: str, folder: Path) -> SourcePolicy:
+    file = folder / "policy.toml"
+    file.write_text(NAMED_POLICIES[name].text("lyon"))
+    return load_policy(file)
+
+
+def plain_header(n: int, quorum: int, kappa: float | None) -> Header:
+    """A first round of ``source_only`` at ``sum``, with nothing unusual in it."""
+    energy = None if kappa is None else EnergyTerms(kappa, quorum - 2, Granularity.LAYER)
+    layers = tuple(replace(layer, clip=1.0) for layer in header_at_every_limit().layers)
+    return replace(
+        header_at_every_limit(),
+        round=1,
+        attempt=1,
+        levels=(Visibility.SUM,) * n,
+        participants=tuple(range(1, n + 1)),
+        rule=rule("source_only"),
+        layers=layers,
+        threshold=quorum,
+        sum_quorum=quorum,
+        n_max=2 * n,
+        max_samples=10_000,
+        energy=energy,
+    )
+
+
+def refused(policy: SourcePolicy, header: Header) -> str:
+    with pytest.raises(PolicyRefusal) as caught:
+        check_header(policy, header, ME)
+    return caught.value.key
+
+
+@pytest.mark.parametrize("name", sorted(NAMED_POLICIES))
+def test_a_template_reads_back_as_the_policy_it_was_written_from(name: str, tmp_path: Path) -> None:
+    assert load(name, tmp_path) == NAMED_POLICIES[name].policy
+
+
+@pytest.mark.parametrize("name", sorted(NAMED_POLICIES))
+def test_a_template_has_a_comment_and_a_reason_for_each_value(name: str) -> None:
+    keys = set(known_keys(SourcePolicy))
+    assert set(COMMENTS) == keys
+    assert set(NAMED_POLICIES[name].reasons) == keys - MEANT_WITH_THE_KEY_BEFORE
+    text = NAMED_POLICIES[name].text("lyon")
+    for key, reason in NAMED_POLICIES[name].reasons.items():
+        first = reason.splitlines()[0]
+        assert text.index(f"# {first}\n") < text.index(f"\n{kebab_case(key.rpartition('.')[2])} = ")
+
+
+@pytest.mark.parametrize("name", sorted(NAMED_POLICIES))
+def test_no_line_of_a_template_is_longer_than_120_columns(name: str) -> None:
+    assert max(map(len, NAMED_POLICIES[name].text("lyon").splitlines())) <= 120
+
+
+def test_strict_permits_sums_over_six_under_rules_that_the_target_cannot_steer(tmp_path: Path) -> None:
+    policy = load("strict", tmp_path)
+    header = plain_header(8, 6, kappa=2.0)
+    check_header(policy, header, ME)
+    require_satisfiable(policy, "source-3", [f"source-{index}" for index in range(1, 7)])
+    assert refused(policy, replace(header, sum_quorum=5)) == "k-min"
+    assert refused(policy, plain_header(8, 6, kappa=1.9)) == "energy.kappa"
+    assert refused(policy, replace(header, rule=rule("fedgp_auto"))) == "allowed-rules"
+    assert refused(policy, replace(header, attempt=2)) == "release.max-attempts"
+    assert refused(policy, replace(header, levels=(Visibility.COHORT,) * 8)) == "max-visibility"
+
+
+def test_clinical_default_permits_three_hospitals_every_rule_at_sum_and_nothing_in_clear(tmp_path: Path) -> None:
+    policy = load("clinical-default", tmp_path)
+    header = plain_header(3, 3, kappa=1.0)
+    for name in ("source_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto"):
+        check_header(policy, replace(header, rule=rule(name, select=True)), ME)
+    require_satisfiable(policy, "lyon", ["lyon", "basel", "berne"])
+    assert refused(policy, plain_header(3, 3, kappa=None)) == "energy.kappa"
+    assert refused(policy, replace(header, levels=(Visibility.COHORT,) * 3)) == "max-visibility"
+    assert refused(policy, replace(header, levels=(Visibility.INDIVIDUAL,) * 3)) == "max-visibility"
+    assert policy.metadata.may_leave == ()
+
+
+def test_research_open_permits_updates_with_all_their_numbers_in_clear(tmp_path: Path) -> None:
+    policy = load("research-open", tmp_path)
+    in_clear = replace(plain_header(3, 3, kappa=None), levels=(Visibility.INDIVIDUAL,) * 3)
+    check_header(policy, in_clear, ME)
+    check_header(policy, plain_header(3, 3, kappa=None), ME)
+    assert set(policy.metadata.may_leave) == {"samples", "loss", "accuracy"}
