@@ -207,7 +207,7 @@ class Strategy(RulePlan):
 def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, float] | None = None) -> RoundPlan:
     """Return what the given round, counted from 1, does under ``strategy``.
 
-    Under `Rule.AUTO` the sources estimate errors from the last warm-up round on, or from round 1 without warm-up.
+    Under `Rule.AUTO` the sources estimate errors in every round after warm-up; the first of these has none to go by.
 
     Args:
         strategy: of the run.
@@ -227,7 +227,7 @@ def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, floa
     return RoundPlan(
         rule=rule,
         learning_rate_factor=factor,
-        select=strategy.rule is Rule.AUTO and number >= strategy.warm_up_rounds,
+        select=strategy.rule is Rule.AUTO and number > strategy.warm_up_rounds,
         beta=strategy.beta,
         projection=strategy.projection,
         filter=strategy.filter,

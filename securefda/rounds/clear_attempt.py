@@ -11,7 +11,7 @@ from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
 from securefda.rounds.attempts import Members, PartialSum, RoundSum, Send
 from securefda.rounds.site import vector_from_wire
 from securefda.rounds.tail import decode_figures
-from securefda.rounds.target import TargetRound, error_unit
+from securefda.rounds.target import TargetRound, error_units
 from securefda.rounds.terms import clip_contribution, encode_contribution, figures_of, weight_of
 from securefda.rounds.totals import evaluate_at_target
 from securefda.secagg.aggregator_session import AggregatorSession
@@ -33,7 +33,7 @@ class ClearAttempt:
         self._scope = frozenset(session.header.body.at(Visibility.INDIVIDUAL))
         self._members = Members(session, self._scope)
         self._target = target
-        self._unit = error_unit(target, session.header.body.rule.select)
+        self._units = error_units(target, session.header.body.rule.select)
         self._encoding = quantisation(session.header.body)
         self._total = np.zeros(self._encoding.length, self._encoding.dtype)
         self._answered: dict[int, Update] = {}
@@ -122,7 +122,7 @@ class ClearAttempt:
             raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
         clip_contribution(header, contribution)
         figures = figures_of(contribution, weight_of(header, body.samples), loss=0.0, accuracy=0.0)
-        accumulate(self._total, encode_contribution(header, contribution, figures, self._unit))
+        accumulate(self._total, encode_contribution(header, contribution, figures, self._units))
 
     def _go_on(self) -> list[Send]:
         if self.waiting_for:
@@ -133,7 +133,7 @@ class ClearAttempt:
             self._outcome = error
             return self._members.abort_all(Step.MASKED_INPUT, error)
         decoded = self._encoding.decode(self._total, len(self._answered))
-        figures = decode_figures(decoded.tail, self._unit)
+        figures = decode_figures(decoded.tail, self._units)
         members = frozenset(self._answered)
         part = PartialSum(Visibility.INDIVIDUAL, decoded.vector, figures, members, self._answered)
         self._outcome = RoundSum((part,), digest=b"")

@@ -14,9 +14,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda import __version__
 from securefda.adaptation import Rule
-from securefda.config import AggregatorConfig, SourceConfig, TaskSection, strategy_of, training_settings
+from securefda.config import (
+    AggregatorConfig,
+    FederationConfig,
+    SourceConfig,
+    TaskSection,
+    strategy_of,
+    training_settings,
+)
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.policy import SourcePolicy, check_header
+from securefda.policy import SourcePolicy, check_header, check_task, require_satisfiable
 from securefda.rounds.records import RoundLine, RunStatus, Summary, summarise
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import ByteCounts, RunSettings, TargetSite
@@ -109,9 +116,13 @@ def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], 
 
 def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
     """How the run goes. The digest covers all that must not change when a run is resumed."""
-    privacy, session, transport = config.privacy, config.session, config.transport
     fixed = config.model_dump_json(include={"task", "strategy", "training", "privacy", "session"})
-    digest = sha256(f"{config.aggregator.seed}\0{fixed}".encode() + roster.digest()).digest()
+    return settings_of(config, sha256(f"{config.aggregator.seed}\0{fixed}".encode() + roster.digest()).digest())
+
+
+def settings_of(config: AggregatorConfig | FederationConfig, config_digest: bytes) -> RunSettings:
+    """How a run of this configuration goes, under a digest of it."""
+    privacy, session, transport = config.privacy, config.session, config.transport
     return RunSettings(
         strategy=strategy_of(config.strategy),
         visibility=Visibility[privacy.visibility.upper()],
@@ -125,7 +136,7 @@ def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
         join_deadline_s=transport.join_deadline_s,
         training_deadline_s=transport.training_deadline_s,
         phase_deadline_s=transport.phase_deadline_s,
-        config_digest=digest,
+        config_digest=config_digest,
         cohort_size=privacy.cohort_size,
         kappa=privacy.kappa,
         energy_granularity=Granularity[privacy.energy_granularity.upper()],
@@ -155,20 +166,24 @@ def source_site(config: SourceConfig, policy: SourcePolicy, member: Member, stor
 
     Raises:
         ConfigError, DataError, TrainingError: the policy, the task, its data or its model are unfit.
+        PolicyRefusal: the policy does not allow the task.
     """
     seed, site_id = config.source.seed, member.site_id
     if member.roster.by_id(site_id).role != "source":
         raise ConfigError(
             "source.kit", f"{site_id} is the target of this federation", hint="use `securefda aggregator`"
         )
+    require_satisfiable(policy, site_id, [entry.site_id for entry in member.roster.sources])
+    check_task(policy, config.task.factory)
     task = task_of(config.task, member.roster, seed)
     data = training_rows(task, site_id)
     _require_room_for(len(data), policy)
+    limits = policy.session_limits(member.roster)
     return SourceSite(
         signer=member.signer,
         roster=member.roster,
-        limits=policy.session_limits(member.roster),
-        check_policy=partial(check_header, policy, own_index=member.index),
+        limits=limits,
+        check_policy=partial(check_header, policy, own_index=member.index, limits=limits),
         permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
         trainer=SiteTrainer(task, site_id, data, training_settings(config.training), seed),
         store=store,

@@ -13,10 +13,21 @@ from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.site import vector_to_wire
 from securefda.rounds.target import TargetRound, published_terms
 from securefda.rounds.terms import terms_of
-from securefda.secagg.messages import NO_CONTEXT, SESSION_ID_BYTES, EnergyTerms, Header, Layer, Signed, Visibility
+from securefda.secagg.messages import (
+    NO_CONTEXT,
+    SESSION_ID_BYTES,
+    EnergyTerms,
+    Header,
+    Layer,
+    RuleTerms,
+    Signed,
+    TargetTerms,
+    Visibility,
+)
 from securefda.secagg.parameters import default_threshold, threshold_is_sound
 from securefda.secagg.secret import draw
-from securefda.training import Vector
+from securefda.secagg.transcript import architecture_digest
+from securefda.training import LayerTable, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +58,9 @@ class SessionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Which sets of sources can make an attempt under a run's settings, and how."""
+    """Which sets of sources can make an attempt under a run's settings, and how; ``names`` are of all sources."""
 
-    site: TargetSite
+    names: Mapping[int, str]
     settings: RunSettings
 
     def can_do(self, permitted: Mapping[int, Visibility]) -> bool:
@@ -72,9 +83,9 @@ class Planner:
         if not permitted:
             raise ConfigError("privacy.visibility", "no source is there")
         asked, smallest = self.settings.visibility, self.settings.smallest_sum
-        by_name = {self.site.name(index): max(asked, level) for index, level in permitted.items()}
+        by_name = {self.names[index]: max(asked, level) for index, level in permitted.items()}
         levels = plan_levels(by_name, smallest)
-        by_index = {index: levels[self.site.name(index)] for index in permitted}
+        by_index = {index: levels[self.names[index]] for index in permitted}
         of_sum, in_cohorts = (
             sum(level is wanted for level in levels.values()) for wanted in (Visibility.SUM, Visibility.COHORT)
         )
@@ -117,8 +128,8 @@ class Planner:
         """What ends a run in which too few sources report; it names those that are missing."""
         settings = self.settings
         needed = 1 if settings.visibility is Visibility.INDIVIDUAL else max(settings.smallest_sum, settings.threshold)
-        have = [self.site.name(index) for index in sorted(present)]
-        missing = [self.site.name(index) for index in sorted(self.site.sources - set(present))]
+        have = [self.names[index] for index in sorted(present)]
+        missing = [self.names[index] for index in sorted(set(self.names) - set(present))]
         hint = f"start the missing sources ({why.why})" if len(have) >= needed else "start the missing sources"
         return QuorumLost("join", needed, have, missing, hint=hint)
 
@@ -144,21 +155,53 @@ def make_header(
     session: SessionPlan,
 ) -> Signed[Header]:
     """Sign the header of an attempt, with a fresh session id."""
-    body = Header(
+    body = header_of(
+        Federation(site.roster.digest(), len(site.sources), site.trainer.layers),
+        settings,
+        place,
+        rule=terms_of(plan),
+        target=published_terms(target, plan, to_sources=Visibility.SUM in session.levels.values()),
+        model_digest=sha256(vector_to_wire(model)).digest(),
+        session=session,
+    )
+    return site.signer.sign(draw(site.random_bytes, SESSION_ID_BYTES), NO_CONTEXT, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Federation:
+    """What headers say of a federation whatever the round: its roster, number of sources, and model."""
+
+    roster_digest: bytes
+    sources: int
+    layers: LayerTable
+
+
+def header_of(
+    federation: Federation,
+    settings: RunSettings,
+    place: Place,
+    *,
+    rule: RuleTerms,
+    target: TargetTerms | None,
+    model_digest: bytes,
+    session: SessionPlan,
+) -> Header:
+    """The header of an attempt."""
+    return Header(
         run_id=place.run_id,
         round=place.round,
         attempt=place.attempt,
         levels=tuple(session.levels[index] for index in session.participants),
-        rule=terms_of(plan),
-        target=published_terms(target, plan, to_sources=Visibility.SUM in session.levels.values()),
-        layers=tuple(Layer(name, shape, settings.clip) for name, shape in site.trainer.layers),
-        architecture_digest=site.trainer.architecture_digest,
-        model_digest=sha256(vector_to_wire(model)).digest(),
-        roster_digest=site.roster.digest(),
+        rule=rule,
+        target=target,
+        layers=tuple(Layer(name, shape, settings.clip) for name, shape in federation.layers),
+        architecture_digest=architecture_digest(federation.layers),
+        model_digest=model_digest,
+        roster_digest=federation.roster_digest,
         participants=session.participants,
         threshold=session.threshold,
         modulus_bits=settings.modulus_bits,
-        n_max=2 * len(site.sources),  # room to spare: a sum that is noise then leaves the range at once
+        n_max=2 * federation.sources,  # room to spare: a sum that is noise then leaves the range at once
         max_samples=settings.max_samples,
         training_deadline_ms=round(1000 * settings.training_deadline_s),
         phase_deadline_ms=round(1000 * settings.phase_deadline_s),
@@ -169,4 +212,3 @@ def make_header(
         sum_quorum=session.sum_quorum,
         energy=session.energy,
     )
-    return site.signer.sign(draw(site.random_bytes, SESSION_ID_BYTES), NO_CONTEXT, body)

@@ -9,7 +9,7 @@ from typing import Any
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
 from securefda.rounds.attempts import Members, PartialSum, RoundSum, Send
 from securefda.rounds.energies import energy_report
-from securefda.rounds.tail import decode_figures
+from securefda.rounds.tail import ErrorUnits, decode_figures
 from securefda.secagg import aggregator as steps
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.messages import (
@@ -54,7 +54,7 @@ class MaskedAttempt:
         session: AggregatorSession,
         before_release: Callable[[], None],
         *,
-        error_unit: float | None = None,
+        units: ErrorUnits | None = None,
         others_train: Callable[[], bool] = lambda: False,
     ) -> None:
         """Open the session.
@@ -62,12 +62,12 @@ class MaskedAttempt:
         Args:
             session: whose header is published.
             before_release: called, and must return, before any source can be induced to release.
-            error_unit: mean square of the target's steps, where the header asks for estimated errors.
+            units: of estimated errors, where the header asks for them.
             others_train: whether sources outside the session still have training to do; R0 stays open for as long.
         """
         self._session = session
         self._members = Members(session, session.header.body.masked)
-        self._error_unit = error_unit
+        self._units = units
         self._others_train = others_train
         self._state: steps.Collecting = steps.open_session(session)
         self._before_release = before_release
@@ -217,7 +217,7 @@ class MaskedAttempt:
             PartialSum(
                 header.level_of(min(one.survivors)),
                 one.decoded.vector,
-                decode_figures(one.decoded.tail, self._error_unit),
+                decode_figures(one.decoded.tail, self._units),
                 one.survivors,
             )
             for one in opened.sums

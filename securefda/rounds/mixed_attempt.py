@@ -8,7 +8,8 @@ from securefda.errors import SecureFdaError
 from securefda.rounds.attempts import Attempt, RoundSum, Send
 from securefda.rounds.clear_attempt import ClearAttempt
 from securefda.rounds.masked_attempt import MaskedAttempt
-from securefda.rounds.target import TargetRound, error_unit
+from securefda.rounds.tail import ErrorUnits
+from securefda.rounds.target import TargetRound, error_units
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.messages import Parcel, Visibility
 
@@ -22,12 +23,12 @@ def open_attempt(session: AggregatorSession, target: TargetRound | None, before_
         before_release: called before any source can be induced to release; where one is at ``individual``, that is now.
     """
     header = session.header.body
-    unit = error_unit(target, header.rule.select)
+    units = error_units(target, header.rule.select)
     if header.at(Visibility.INDIVIDUAL):
         before_release()
         clear = ClearAttempt(session, target)
-        return MixedAttempt(clear, session, unit) if header.masked else clear
-    return MaskedAttempt(session, before_release, error_unit=unit)
+        return MixedAttempt(clear, session, units) if header.masked else clear
+    return MaskedAttempt(session, before_release, units=units)
 
 
 class MixedAttempt:
@@ -36,9 +37,9 @@ class MixedAttempt:
     Each part ends by itself. The attempt has a result where one of them has.
     """
 
-    def __init__(self, clear: ClearAttempt, session: AggregatorSession, unit: float | None) -> None:
+    def __init__(self, clear: ClearAttempt, session: AggregatorSession, units: ErrorUnits | None) -> None:
         self._clear = clear
-        self._masked = MaskedAttempt(session, _nothing, error_unit=unit, others_train=lambda: clear.outcome is None)
+        self._masked = MaskedAttempt(session, _nothing, units=units, others_train=lambda: clear.outcome is None)
         self.header = session.header
 
     @property

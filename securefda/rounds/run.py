@@ -57,7 +57,7 @@ class AggregatorRun:
 
     def __init__(self, site: TargetSite, settings: RunSettings, store: AggregatorStore, reporter: Reporter) -> None:
         self._site, self._settings, self._store, self._reporter = site, settings, store, reporter
-        self._planner = Planner(site, settings)
+        self._planner = Planner({index: site.name(index) for index in site.sources}, settings)
         self._attendance = Attendance(site, __version__, reporter)
         self._attempt: Attempt | None = None
         self._round: CurrentRound | None = None

@@ -36,7 +36,7 @@ from securefda.rounds.terms import (
     clip_contribution,
     contribution_at_source,
     encode_contribution,
-    error_unit_of,
+    error_units_of,
     figures_of,
     plan_of,
     require_few_at_the_clip,
@@ -351,7 +351,7 @@ class SourceRounds:
         header, contribution = current.header.body, current.contribution
         effect = apply_caps(header, own, state.u1, contribution)
         current.record["capped"], current.record["zeroed"] = len(effect.capped), len(effect.zeroed)
-        encoded = encode_contribution(header, contribution, current.figures, error_unit_of(header))
+        encoded = encode_contribution(header, contribution, current.figures, error_units_of(header))
         self._round = replace(current, contribution=None, figures=None, encoded=encoded)
 
     def _advance(self, phase: session_steps.Phase, message: Signed[Body]) -> list[Parcel]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.adaptation import DeltaErrors
+from securefda.adaptation import DeltaErrors, TargetStatistics
 from securefda.secagg.checks import TAIL
 
 Vector64 = NDArray[np.float64]
@@ -20,8 +20,24 @@ Vector64 = NDArray[np.float64]
 LOSS_BOUND = 64.0
 """Largest mean loss that shows."""
 
-ERROR_BOUND = 1024.0
-"""Largest estimated error that shows, in units of the mean square of the target's steps."""
+DISTANCE_BOUND = 1024.0
+"""Largest squared distance between target and source that shows, in units of the mean square of the target's steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorUnits:
+    """In what estimated errors travel: ``distance`` that of source_only, ``variance`` those of the auto rules.
+
+    The auto rules' errors are at most sigma^2, the error of target_only.
+    """
+
+    distance: float
+    variance: float
+
+    @classmethod
+    def of(cls, target: TargetStatistics) -> ErrorUnits:
+        """The units of a round, from what the target publishes."""
+        return cls(DISTANCE_BOUND * target.mean_square, target.mean_variance)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,12 +59,12 @@ class Figures:
     errors: DeltaErrors | None = None
 
 
-def encode_figures(figures: Figures, error_unit: float | None) -> Vector64:
+def encode_figures(figures: Figures, units: ErrorUnits | None) -> Vector64:
     """The tail of a source's vector, float64 (TAIL,), each element in [0, 1].
 
     Args:
         figures: of the source, weighted.
-        error_unit: mean square of the target's steps; None where errors are not asked for.
+        units: of the round's estimated errors; None where they are not asked for.
 
     Raises:
         ValueError: a number is NaN.
@@ -56,19 +72,21 @@ def encode_figures(figures: Figures, error_unit: float | None) -> Vector64:
     weight = figures.samples
     loss = _within(figures.loss / LOSS_BOUND, weight)
     errors = [0.0, 0.0, 0.0]
-    if figures.errors is not None and error_unit:
-        of_rules = (figures.errors.source_only, figures.errors.fedda, figures.errors.fedgp)
-        errors = [_within(error / (ERROR_BOUND * error_unit), weight) for error in of_rules]
+    if figures.errors is not None and units is not None and units.variance > 0:
+        distance = figures.errors.source_only / units.distance
+        of_rules = (distance, figures.errors.fedda / units.variance, figures.errors.fedgp / units.variance)
+        errors = [_within(error, weight) for error in of_rules]
     return np.array([figures.kept, weight, loss, _within(figures.accuracy, weight), *errors])
 
 
-def decode_figures(tail: Vector64, error_unit: float | None) -> Figures:
+def decode_figures(tail: Vector64, units: ErrorUnits | None) -> Figures:
     """The sums of a decoded tail, float64 (TAIL,)."""
     if tail.shape != (TAIL,):
         raise ValueError(f"a tail of {tail.shape}, not {TAIL} elements")
     kept, samples, loss, accuracy, *errors = (float(element) for element in tail)
-    unit = ERROR_BOUND * (error_unit or 0.0)
-    of_rules = DeltaErrors(*(error * unit for error in errors)) if error_unit is not None else None
+    of_rules = None
+    if units is not None:
+        of_rules = DeltaErrors(errors[0] * units.distance, errors[1] * units.variance, errors[2] * units.variance)
     return Figures(kept, samples, loss * LOSS_BOUND, accuracy, of_rules)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from securefda.adaptation import RoundPlan, Rule, StepStatistics, TargetStatistics
 from securefda.errors import TrainingError
 from securefda.rounds.site import Trainer, vector_to_wire
+from securefda.rounds.tail import ErrorUnits
 from securefda.secagg.messages import TargetTerms
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, Vector
 
@@ -61,9 +62,9 @@ def train_target(trainer: Trainer, model: Vector, round_number: int, plan: Round
     return TargetRound(result, statistics, np.stack(kept) if kept else None)
 
 
-def error_unit(target: TargetRound | None, select: bool) -> float | None:
-    """In what estimated errors are measured on their way, M; None where the round does not ask for them."""
-    return target.statistics.mean_square if select and target and target.statistics else None
+def error_units(target: TargetRound | None, select: bool) -> ErrorUnits | None:
+    """In what estimated errors travel; None where the round does not ask for them."""
+    return ErrorUnits.of(target.statistics) if select and target and target.statistics else None
 
 
 def published_terms(target: TargetRound | None, plan: RoundPlan, *, to_sources: bool) -> TargetTerms | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from securefda.adaptation import Contribution, RoundPlan, TargetStatistics, alignment_factor, contribute
 from securefda.errors import ConfigError, FaultyAggregatorError, TrainingError
 from securefda.rounds.site import vector_from_wire
-from securefda.rounds.tail import Figures, Vector64, encode_figures
+from securefda.rounds.tail import ErrorUnits, Figures, Vector64, encode_figures
 from securefda.secagg.checks import check_vectors, quantisation
 from securefda.secagg.messages import Header, Parcel, RuleTerms, TargetTerms, Visibility
 from securefda.secagg.prg import RingVector
@@ -148,7 +148,7 @@ def contribution_at_source(
         return Contribution(vector=update.astype(np.float64), keep=0.0, beta=None)
     target = header.target
     try:
-        statistics = TargetStatistics(target.steps, target.mean_square, target.scatter) if target else None
+        statistics = published_statistics(target) if target else None
         return evaluate_rule(header, statistics, target_update, update)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
@@ -217,7 +217,7 @@ def figures_of(contribution: Contribution, weight: float, *, loss: float, accura
 
 
 def encode_contribution(
-    header: Header, contribution: Contribution, figures: Figures, error_unit: float | None
+    header: Header, contribution: Contribution, figures: Figures, units: ErrorUnits | None
 ) -> RingVector:
     """The ring vector of a clipped contribution, weighted by samples; the contribution is scaled in place.
 
@@ -225,15 +225,24 @@ def encode_contribution(
         header: of the attempt.
         contribution: v_i and its share of the target's update.
         figures: of the source, weighted; they make up the tail.
-        error_unit: as for :func:`securefda.rounds.tail.encode_figures`.
+        units: as for :func:`securefda.rounds.tail.encode_figures`.
     """
     np.multiply(contribution.vector, figures.samples, out=contribution.vector)
-    return quantisation(header).encode(contribution.vector, encode_figures(figures, error_unit)).values
+    return quantisation(header).encode(contribution.vector, encode_figures(figures, units)).values
 
 
-def error_unit_of(header: Header) -> float | None:
-    """The unit of estimated errors as a header publishes it; None where it asks for none."""
-    return header.target.mean_square if header.rule.select and header.target else None
+def published_statistics(target: TargetTerms) -> TargetStatistics:
+    """What a header publishes of the target's steps.
+
+    Raises:
+        ValueError: the numbers contradict each other.
+    """
+    return TargetStatistics(target.steps, target.mean_square, target.scatter)
+
+
+def error_units_of(header: Header) -> ErrorUnits | None:
+    """In what estimated errors travel under this header; None where it asks for none."""
+    return ErrorUnits.of(published_statistics(header.target)) if header.rule.select and header.target else None
 
 
 def check_sum(header: Header, total: Vector64, samples: float, count: int) -> None:

@@ -100,8 +100,6 @@ def update_of(rule: Rule, total: RoundTotal, target: TargetRound | None, max_sam
     Raises:
         ValueError: the total is not one that honest parts give.
     """
-    if rule is Rule.TARGET_ONLY and target is not None:  # sources took part to estimate errors only
-        return target.result.update.astype(np.float64)
     target_samples = target.result.samples / max_samples if target and rule is Rule.FEDAVG else None
     update = combine(
         rule,
