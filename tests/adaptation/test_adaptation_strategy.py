@@ -99,13 +99,13 @@ def test_rules_know_what_they_need():
 ERRORS = {Rule.TARGET_ONLY: 4.0, Rule.SOURCE_ONLY: 3.0, Rule.FEDDA_AUTO: 2.0, Rule.FEDGP_AUTO: 5.0}
 
 
-def test_auto_warms_up_and_estimates_errors_from_the_last_warm_up_round_on():
+def test_auto_warms_up_and_estimates_errors_in_every_round_after_it():
     strategy = Strategy(rule=Rule.AUTO, rounds=4, warm_up_rounds=2, lr_after_warm_up=0.25)
 
     plans = [round_plan(strategy, number, ERRORS) for number in range(1, 5)]
 
     assert [plan.rule for plan in plans] == [Rule.SOURCE_ONLY] * 2 + [Rule.FEDDA_AUTO] * 2
-    assert [plan.select for plan in plans] == [False, True, True, True]
+    assert [plan.select for plan in plans] == [False, False, True, True]
     assert [plan.learning_rate_factor for plan in plans] == [1.0, 1.0, 0.25, 0.25]
 
 
