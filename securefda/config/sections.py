@@ -118,6 +118,7 @@ class PrivacySection(Settings):
 
     ``site_visibility`` is what the policies of single sites permit where one file makes all of them; the others permit
     ``visibility``. ``kappa`` is of the energy rule at ``sum``, 0 for none; ``energy_granularity``, what it holds for.
+    ``target_noise`` is what the target's update carries when it leaves, which every release of it is accounted with.
     ``cohort_size``, for visibility ``cohort`` alone, is the fewest members of a cohort when it forms; 0 means one more
     than the ``k_min + n_c + 1`` over which its sum may be opened, so that a cohort can lose one source.
     """
@@ -128,6 +129,7 @@ class PrivacySection(Settings):
     cohort_size: Natural = 0
     kappa: Annotated[float, Field(ge=0)] = 1.0
     energy_granularity: Literal["layer", "model"] = "layer"
+    target_noise: Literal["none"] = "none"
     site_visibility: Annotated[Mapping[str, Level], Field(strict=False)] = Field(default_factory=dict)
 
     def permitted(self, site: str) -> Level:

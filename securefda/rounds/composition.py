@@ -140,6 +140,7 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         cohort_size=privacy.cohort_size,
         kappa=privacy.kappa,
         energy_granularity=Granularity[privacy.energy_granularity.upper()],
+        target_noise=privacy.target_noise,
     )
 
 

@@ -259,7 +259,7 @@ class AggregatorRun:
             return
         recipients = [self._site.name(index) for index in header.at(Visibility.SUM)]
         digest = header.target.update_digest.hex()
-        release = TargetRelease(current.number, current.attempt, digest, recipients, noise="none")
+        release = TargetRelease(current.number, current.attempt, digest, recipients, self._settings.target_noise)
         self._store.release_target(release)
         current.released_to |= set(recipients)
 

@@ -51,7 +51,8 @@ class RunSettings:
     """How a run goes; ``threshold`` 0 is the default formula, deadlines are seconds.
 
     ``cohort_size`` is the fewest members of a cohort when it forms; 0 lets each cohort lose one source. ``kappa`` is of
-    the energy rule, 0 for none.
+    the energy rule, 0 for none. ``target_noise`` is what protects g_T when it is published, as its releases are
+    accounted.
     """
 
     strategy: Strategy
@@ -70,6 +71,7 @@ class RunSettings:
     cohort_size: int = 0
     kappa: float = 1.0
     energy_granularity: Granularity = Granularity.LAYER
+    target_noise: str = "none"
 
     def __post_init__(self) -> None:
         if self.cohort_size == 0:
