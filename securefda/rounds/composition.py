@@ -148,14 +148,17 @@ def summary_of(
     config: AggregatorConfig, run: AggregatorRun, store: AggregatorStore, roster: Roster, error: BaseException | None
 ) -> Summary:
     """The summary of a run as far as it went, rounds before a restart included."""
-    visibility = {entry.site_id: config.privacy.visibility for entry in roster.sources}
+    privacy = config.privacy
     status: RunStatus = "finished" if error is None else "interrupted"
     return summarise(
         cast(list[RoundLine], store.records()),
         run_id=run.run_id,
         task=config.task.factory,
         strategy=config.strategy.model_dump(by_alias=True),
-        visibility=visibility,
+        visibility={entry.site_id: privacy.permitted(entry.site_id) for entry in roster.sources},
+        kappa=privacy.kappa,
+        granularity=privacy.energy_granularity,
+        releases=store.target_releases(),
         rounds_planned=config.strategy.rounds,
         status="failed" if isinstance(error, SecureFdaError) else status,
         error=error if isinstance(error, SecureFdaError) else None,

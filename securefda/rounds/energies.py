@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from securefda.adaptation import CapEffect, Contribution, energy_caps, energy_row, scale_to_caps
+from securefda.errors import FaultyAggregatorError
 from securefda.rounds.tail import Vector64
 from securefda.secagg.messages import Advertise, Granularity, Header, Visibility
 
@@ -28,10 +29,17 @@ class EnergyReport:
 
 
 def row_of(header: Header, contribution: Contribution, weight: float) -> tuple[float, ...]:
-    """The energy row of a source at ``sum``, for its Advertise message; empty without an energy rule."""
+    """The energy row of a source at ``sum``, for its Advertise message; empty without an energy rule.
+
+    Raises:
+        FaultyAggregatorError: HEADER_ENERGY, with these clips a row is beyond float32.
+    """
     if header.energy is None:
         return ()
-    row = energy_row(contribution.vector, _sizes(header), weight)
+    try:
+        row = energy_row(contribution.vector, _sizes(header), weight)
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_ENERGY", str(error)) from None
     return tuple(float(value) for value in row)
 
 

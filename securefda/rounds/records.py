@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from statistics import fmean, median
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 from securefda import __version__
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.secagg.messages import Header, Signed
+from securefda.secagg.messages import Header, Signed, Visibility
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 REPORTED_ROUNDS = 5
 """The reported accuracy is the mean over this many last rounds, as in the paper's tables."""
 
@@ -105,6 +105,60 @@ def refused_line(refusal: PolicyRefusal, header: Signed[Header]) -> SiteLine:
     return SiteLine(round=body.round, attempt=body.attempt, rule=body.rule.rule, refused=asked)
 
 
+class Release(Protocol):
+    """One header with g_T that left the target, as the aggregator's store keeps it."""
+
+    @property
+    def update_digest(self) -> str:
+        """SHA-256 of the update, hex."""
+
+    @property
+    def recipients(self) -> Sequence[str]:
+        """Sources that it was sent to."""
+
+    @property
+    def noise(self) -> str:
+        """What it carried."""
+
+
+class EnergyTotals(TypedDict):
+    """The energy rule over a run.
+
+    Attributes:
+        kappa: of the run's settings, and ``granularity`` likewise.
+        rounds: finished rounds in which it held.
+        zeroed: share of (layer, round) that contributed nothing, among these rounds; None without one.
+        capped: source id -> number of (layer, round) in which it was scaled down; only those that ever were.
+    """
+
+    kappa: float
+    granularity: str
+    rounds: int
+    zeroed: float | None
+    capped: dict[str, int]
+
+
+class TargetReleases(TypedDict):
+    """How often the target's update g_T left the target: headers in all, and those that each source was named in.
+
+    ``updates`` counts what differed among them: a second attempt of a round sends the same update again. ``noise`` is
+    what the releases carried, ``none`` or the name of a mechanism.
+    """
+
+    headers: int
+    updates: int
+    recipients: dict[str, int]
+    noise: str
+
+
+class Spread(TypedDict):
+    """Of figures of several rounds."""
+
+    smallest: float
+    median: float
+    largest: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """What a run came to: the contents of ``summary.json``.
@@ -113,7 +167,12 @@ class Summary:
         run_id: 32 hex digits.
         task: its factory, ``package.module:Class``.
         strategy: the strategy's settings by kebab-case key.
-        visibility: source id -> what the aggregator was permitted to see of it.
+        visibility: source id -> the level of the round in which the aggregator was to see most of it; for a source that
+            no round had, what the settings permit.
+        energy: the energy rule over the run; None where there is none.
+        target_releases: how often g_T was sent to sources.
+        target_cosine: of g_T and the update of the model, over the finished rounds that had both; None without one.
+        rounds_by_rule: rule -> finished rounds.
         rounds: finished rounds; ``rounds_planned`` were asked for and ``rounds_lost`` given up.
         target_accuracy: mean over the last five finished rounds, in [0, 1]; None without a finished round.
         final_accuracy: of the last finished round.
@@ -130,6 +189,10 @@ class Summary:
     task: str
     strategy: Mapping[str, Any]
     visibility: Mapping[str, str]
+    energy: EnergyTotals | None
+    target_releases: TargetReleases
+    target_cosine: Spread | None
+    rounds_by_rule: Mapping[str, int]
     rounds: int
     rounds_planned: int
     rounds_lost: int
@@ -161,8 +224,19 @@ def summarise(
     rounds_planned: int,
     status: RunStatus,
     error: SecureFdaError | None = None,
+    kappa: float = 0.0,
+    granularity: str = "layer",
+    releases: Sequence[Release] = (),
 ) -> Summary:
-    """Make the summary of a run from its rounds. Of a round that was written twice, the later line counts."""
+    """Make the summary of a run from its rounds. Of a round that was written twice, the later line counts.
+
+    Args:
+        lines: of the run's rounds.
+        run_id: and the others, as in `Summary`; ``visibility`` is what the settings permit of each source.
+        kappa: of the energy rule, 0 for none.
+        granularity: what it holds for, ``layer`` or ``model``.
+        releases: of g_T, in order.
+    """
     rounds = list({line["round"]: line for line in lines}.values())
     finished = [line for line in rounds if line.get("status") == "finished"]
     accuracies = [line["accuracy"] for line in finished if "accuracy" in line]
@@ -170,7 +244,11 @@ def summarise(
         run_id=run_id,
         task=task,
         strategy=dict(strategy),
-        visibility=dict(visibility),
+        visibility={**visibility, **_most_seen(rounds)},
+        energy=_energy_totals(finished, kappa, granularity) if kappa else None,
+        target_releases=_release_totals(releases),
+        target_cosine=_spread([cosine for line in finished if (cosine := line.get("target_cosine")) is not None]),
+        rounds_by_rule=dict(Counter(line.get("rule", "") for line in finished)),
         rounds=len(finished),
         rounds_planned=rounds_planned,
         rounds_lost=len(rounds) - len(finished),
@@ -192,6 +270,41 @@ def software_versions() -> dict[str, str]:
     """Versions of what a run's numbers depend on, read without importing any of it."""
     installed = {name: metadata.version(name) for name in ("numpy", "torch")}
     return {"securefda": __version__, "python": platform.python_version(), **installed}
+
+
+def _most_seen(rounds: Iterable[RoundLine]) -> dict[str, str]:
+    """Source id -> the level that hides least among those it was served at, also in rounds that were lost."""
+    least: dict[str, Visibility] = {}
+    for line in rounds:
+        for site, label in line.get("levels", {}).items():
+            level = Visibility[label.upper()]
+            least[site] = min(level, least.get(site, level))
+    return {site: level.label for site, level in least.items()}
+
+
+def _energy_totals(finished: Iterable[RoundLine], kappa: float, granularity: str) -> EnergyTotals:
+    lines = [energy for line in finished if (energy := line.get("energy"))]
+    layers = sum(energy["layers"] for energy in lines)
+    return EnergyTotals(
+        kappa=kappa,
+        granularity=granularity,
+        rounds=len(lines),
+        zeroed=sum(len(energy["zeroed"]) for energy in lines) / layers if layers else None,
+        capped=_total(energy["capped"] for energy in lines),
+    )
+
+
+def _release_totals(releases: Sequence[Release]) -> TargetReleases:
+    return TargetReleases(
+        headers=len(releases),
+        updates=len({release.update_digest for release in releases}),
+        recipients=dict(sorted(Counter(site for release in releases for site in release.recipients).items())),
+        noise=", ".join(sorted({release.noise for release in releases})) or "none",
+    )
+
+
+def _spread(values: Sequence[float]) -> Spread | None:
+    return Spread(smallest=min(values), median=median(values), largest=max(values)) if values else None
 
 
 def _median_seconds(rounds: Sequence[RoundLine]) -> dict[str, float]:

@@ -55,6 +55,8 @@ def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> R
     """
     total = _Total(header)
     for part in outcome.parts:
+        if not part.figures.samples > 0:
+            raise ValueError("a sum has no samples")
         check_sum(header, part.vector, part.figures.samples, len(part.members))
         if part.level is Visibility.COHORT:
             contribution, samples = _of_cohort(header, target, part)
@@ -69,8 +71,6 @@ def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> R
 def _of_cohort(header: Header, target: TargetRound | None, cohort: PartialSum) -> tuple[Contribution, float]:
     """What a cohort contributes, and its weight."""
     samples = cohort.figures.samples
-    if not samples > 0:
-        raise ValueError("a cohort has no samples")
     contribution = evaluate_at_target(header, target, cohort.vector / samples)
     clip_contribution(header, contribution)
     return contribution, samples
