@@ -6,8 +6,6 @@ abort names the check, and the source waits for the next header. A policy refusa
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -27,8 +25,8 @@ from securefda.rounds.patience import Patience
 from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.progress import SourceReporter
 from securefda.rounds.records import SiteLine
-from securefda.rounds.site import Trainer, vector_to_wire
-from securefda.rounds.store import SourceStore
+from securefda.rounds.site import vector_to_wire
+from securefda.rounds.source_site import Permits, SourceSite, site_line
 from securefda.rounds.tail import Figures
 from securefda.rounds.terms import (
     aligned_update,
@@ -59,48 +57,15 @@ from securefda.secagg.messages import (
     Result,
     ShareDelivery,
     Signed,
-    Signer,
     Step,
     Survivors,
     Update,
     Visibility,
 )
-from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.prg import RingVector, available_threads
-from securefda.secagg.roster import Roster
-from securefda.secagg.secret import RandomBytes
 from securefda.training import LocalResult
 
-__all__ = ["SourceReporter", "SourceRounds", "SourceSite"]
-
-
-@dataclass(frozen=True, slots=True)
-class Permits:
-    """What of this site's policy goes into its own messages.
-
-    Attributes:
-        visibility: the most that the aggregator may see; the first message says so.
-        may_leave: which of ``loss`` and ``accuracy`` go in clear beside an update at ``individual``.
-    """
-
-    visibility: Visibility
-    may_leave: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class SourceSite:
-    """Everything of a source that stays the same during a run."""
-
-    signer: Signer
-    roster: Roster
-    limits: SessionLimits
-    check_policy: Callable[[Header], None]
-    permits: Permits
-    trainer: Trainer
-    store: SourceStore
-    random_bytes: RandomBytes
-    software_version: str
-    unix_time: Callable[[], float] = time.time
+__all__ = ["Permits", "SourceReporter", "SourceRounds", "SourceSite"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +100,6 @@ _STEP_OF_PHASE: dict[type, Step] = {
     session_steps.AwaitingResult: Step.RESULT,
     _AwaitingClearResult: Step.RESULT,
 }
-
-
-def _record_of(header: Header, level: Visibility, result: LocalResult) -> SiteLine:
-    """This site's own line of a round, as far as training fills it."""
-    return SiteLine(
-        round=header.round,
-        attempt=header.attempt,
-        level=level.label,
-        rule=header.rule.rule,
-        beta=None,
-        samples=result.samples,
-        loss=result.loss,
-        clipped=0,
-        capped=0,
-        zeroed=0,
-    )
 
 
 class SourceRounds:
@@ -280,7 +229,7 @@ class SourceRounds:
         model, target_update = checked_vectors(body, level, parcel)
         self._reporter.round_started(body.round, level.label, body.rule.rule)
         result = site.trainer.train(model, body.round, body.rule.learning_rate_factor)
-        record = _record_of(body, level, result)
+        record = site_line(body, level, result)
         if level is Visibility.INDIVIDUAL:
             return self._release_in_clear(header, result, record)
         weight, accuracy = weight_of(body, result.samples), result.accuracy

@@ -81,9 +81,10 @@ def aligned_update(header: Header, result: LocalResult) -> Vector:
     """A source's update as the round's rule takes it, float32 (m,): aligned with the target's schedule.
 
     A rule that does not align, or a round without the target's terms, takes the update as it is; one whose rule was
-    chosen by estimated errors has the terms, so that source_only is a mean of aligned updates there. The rule is evaluated
-    on these rounded numbers wherever it is evaluated, so that every visibility gives the same model to the last bit;
-    and no step count has to leave the source where the aggregator evaluates it.
+    chosen by estimated errors has the terms, so that source_only is a mean of aligned updates there.
+
+    The rule is evaluated on these rounded numbers wherever it is evaluated, so that every visibility gives the same
+    model to the last bit; and no step count has to leave the source where the aggregator evaluates it.
 
     Raises:
         TrainingError: the update itself holds NaN or infinity.

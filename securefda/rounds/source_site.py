@@ -1,0 +1,61 @@
+"""What a source is during a run: its keys, its roster, its policy, its data and its memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from securefda.rounds.records import SiteLine
+from securefda.rounds.site import Trainer
+from securefda.rounds.store import SourceStore
+from securefda.secagg.messages import Header, Signer, Visibility
+from securefda.secagg.parameters import SessionLimits
+from securefda.secagg.roster import Roster
+from securefda.secagg.secret import RandomBytes
+from securefda.training import LocalResult
+
+
+@dataclass(frozen=True, slots=True)
+class Permits:
+    """What of this site's policy goes into its own messages.
+
+    Attributes:
+        visibility: the most that the aggregator may see; the first message says so.
+        may_leave: which of ``loss`` and ``accuracy`` go in clear beside an update at ``individual``.
+    """
+
+    visibility: Visibility
+    may_leave: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSite:
+    """Everything of a source that stays the same during a run."""
+
+    signer: Signer
+    roster: Roster
+    limits: SessionLimits
+    check_policy: Callable[[Header], None]
+    permits: Permits
+    trainer: Trainer
+    store: SourceStore
+    random_bytes: RandomBytes
+    software_version: str
+    unix_time: Callable[[], float] = time.time
+
+
+def site_line(header: Header, level: Visibility, result: LocalResult) -> SiteLine:
+    """This site's own line of a round, as far as training fills it."""
+    return SiteLine(
+        round=header.round,
+        attempt=header.attempt,
+        level=level.label,
+        rule=header.rule.rule,
+        beta=None,
+        samples=result.samples,
+        loss=result.loss,
+        clipped=0,
+        capped=0,
+        zeroed=0,
+    )
