@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.errors import SecureFdaError
+from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import SiteLine
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.store import AggregatorStore
-from securefda.secagg.messages import Signer
+from securefda.secagg.messages import Header, Signed, Signer
 from securefda.secagg.roster import Roster, RosterEntry
 from securefda.secagg.transcript import architecture_digest
 from securefda.tasks import Samples
@@ -142,6 +142,10 @@ class SiteWatch:
     def round_finished(self, record: SiteLine) -> None:
         """Keep it."""
         self.records.append(record)
+
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:  # noqa: ARG002 - of the interface
+        """Keep it among the alarms."""
+        self.alarms.append(refusal)
 
     def alarm(self, error: SecureFdaError) -> None:
         """Keep it."""

@@ -21,7 +21,7 @@ from securefda.rounds.attempts import Send
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings
-from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
+from securefda.rounds.source import Permits, SourceReporter, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.checks import quantisation
 from securefda.secagg.messages import Abort, Header, Parcel, Refusal, Signed, Visibility
@@ -100,7 +100,10 @@ def honest_aggregator(seat: AggregatorSeat) -> AggregatorEndpoint:
 
 
 def run_settings(visibility: Visibility, changes: Mapping[str, Any]) -> RunSettings:
-    """How the run goes: one round of the plain mean of the sources' updates, unless changed."""
+    """How the run goes: one round of the plain mean of the sources' updates, unless changed.
+
+    No rule of energies: it would scale what tests compare to the last step of the encoding.
+    """
     defaults: dict[str, Any] = {
         "strategy": Strategy(rule="source_only", rounds=1),  # type: ignore[arg-type]
         "visibility": visibility,
@@ -115,6 +118,7 @@ def run_settings(visibility: Visibility, changes: Mapping[str, Any]) -> RunSetti
         "training_deadline_s": 600.0,
         "phase_deadline_s": 30.0,
         "config_digest": sha256(b"stage").digest(),
+        "kappa": 0.0,
     }
     return RunSettings(**(defaults | dict(changes)))
 
@@ -171,11 +175,14 @@ class Stage:
     def _source(self, index: int) -> SourceEndpoint:
         policy = self.policies.get(index) or self.default_policy()
         self._stores[index] = SourceStore(self.folder / f"source-{index}.sqlite")
+        limits = policy.session_limits(self.roster)
         site = SourceSite(
             signer=signer_of(index),
             roster=self.roster,
-            limits=policy.session_limits(self.roster),
-            check_policy=lambda header: verdict.check_header(policy, header),  # looked up late: it can be switched off
+            limits=limits,
+            # looked up late: it can be switched off
+            check_policy=lambda header: verdict.check_header(policy, header, index, limits),
+            permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
             trainer=KnownUpdates(index, self.updates),
             store=self._stores[index],
             random_bytes=os.urandom,
@@ -187,6 +194,7 @@ class Stage:
         """What a source permits that agreed to the run's settings."""
         wanted = self.settings
         label: Any = wanted.visibility.label
+        granularity: Any = wanted.energy_granularity.label
         return default_policy(
             label,
             wanted.k_min,
@@ -194,7 +202,8 @@ class Stage:
             wanted.attempts,
             clip=wanted.clip,
             max_samples=wanted.max_samples,
-            filtered_projection=wanted.strategy.filter,
+            kappa=wanted.kappa,
+            granularity=granularity,
         )
 
     def restart(self, index: int) -> None:

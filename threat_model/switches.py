@@ -279,9 +279,9 @@ STATE_PUT_BACK = method_replaced("the count of releases beside the state", Relea
 def _with_secrets_on_disk(original: Callable[..., Any]) -> Callable[..., Any]:
     """The first step, with secrets that are the same whenever the session is begun again: as good as read back."""
 
-    def advertise(session: Any, _: object) -> Any:
+    def advertise(session: Any, _: object, energy: tuple[float, ...] = ()) -> Any:
         numbers, name = count(), session.header.envelope.session_id + bytes([session.signer.index])
-        return original(session, lambda length: shake_256(name + bytes([next(numbers)])).digest(length))
+        return original(session, lambda length: shake_256(name + bytes([next(numbers)])).digest(length), energy)
 
     return advertise
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from securefda.adaptation import round_plan
 from securefda.rounds.attempts import Send
-from securefda.rounds.headers import Place, make_header
+from securefda.rounds.headers import Place, Planner, SessionPlan, make_header
 from securefda.rounds.site import vector_from_wire, vector_to_wire
 from securefda.rounds.target import TargetRound, train_target
 from securefda.secagg import agreement
@@ -64,6 +64,7 @@ class MaliciousAggregator:
     ``colluders``. It does not hold a key or a secret of any other source, and not the CA's key.
 
     Attributes:
+        joined: who reported, and the most that each said its policy lets the aggregator see.
         sessions: all that was heard, one entry per attempt; ``heard`` is the last.
         colluders: the colluding sources, by roster index.
         model: what it publishes next.
@@ -76,7 +77,7 @@ class MaliciousAggregator:
         self.model: Vector = seat.site.trainer.initial_model()
         self.target: TargetRound | None = None
         self.last_result: Signed[Result] | None = None
-        self.joined: set[int] = set()
+        self.joined: dict[int, Visibility] = {}
         self.sessions: list[Heard] = []
         self.done = False
         self.deadline: float | None = None
@@ -93,6 +94,14 @@ class MaliciousAggregator:
     def participants(self) -> set[int]:
         """U0 of the attempt that comes next."""
         return set(self.joined)
+
+    def session_plan(self, members: set[int]) -> SessionPlan:
+        """Levels, threshold and quorums of the attempt that comes next: honest, but for a threshold of the settings."""
+        names = {index: self.seat.site.name(index) for index in self.joined}
+        plan = Planner(names, replace(self.seat.settings, threshold=0)).plan({i: self.joined[i] for i in members})
+        threshold = self.seat.settings.threshold or plan.threshold
+        at_sum_alone = set(plan.levels.values()) == {Visibility.SUM}
+        return replace(plan, threshold=threshold, sum_quorum=threshold if at_sum_alone else plan.sum_quorum)
 
     def model_for(self, index: int) -> Vector:  # noqa: ARG002 - for overriding
         """The model that a source is sent."""
@@ -163,8 +172,8 @@ class MaliciousAggregator:
         """Keep a message, and go on when every answer that is waited for is here."""
         body, sender = parcel.message.body, parcel.message.sender
         if isinstance(body, Join):
-            self.joined.add(sender)
-            ready = not self.sessions and self.joined == self.seat.site.sources
+            self.joined[sender] = body.visibility
+            ready = not self.sessions and set(self.joined) == self.seat.site.sources
             return self._begin() if ready else []
         if self.sessions and parcel.message.envelope.session_id == self.heard.session_id:
             self._keep(sender, parcel)
@@ -204,12 +213,10 @@ class MaliciousAggregator:
         plan = round_plan(settings.strategy, place.round)
         self.target = train_target(site.trainer, self.model, place.round, plan)
         members = self.participants()
-        header = make_header(
-            site, settings, place, plan=plan, target=self.target, model=self.model, participants=members
-        )
+        session = self.session_plan(members)
+        header = make_header(site, settings, place, plan=plan, target=self.target, model=self.model, session=session)
         self.sessions.append(Heard(header.body, header.envelope.session_id))
-        is_clear = header.body.visibility is Visibility.INDIVIDUAL
-        self._waits_for = Update if is_clear else Advertise
+        self._waits_for = Advertise if header.body.masked else Update
         sends = [send for index in sorted(members) for send in self._send_header(index)]
         return sends + self._go_on()
 
@@ -220,7 +227,9 @@ class MaliciousAggregator:
         header = self.signer.sign(self.heard.session_id, NO_CONTEXT, body)
         self.heard.views[index] = View(index, header)
         vectors: tuple[memoryview, ...] = (vector_to_wire(self.model_for(index)),)
-        if body.target is not None and body.target.update_digest and self.target is not None:
+        published = body.target is not None and body.target.update_digest
+        at_sum = index in body.participants and body.level_of(index) is Visibility.SUM
+        if published and at_sum and self.target is not None:
             vectors = (*vectors, vector_to_wire(self.target.result.update))
         return self._tell(index, Parcel(header, vectors))
 
@@ -236,14 +245,22 @@ class MaliciousAggregator:
         return sends
 
     def _waiting(self, kind: type) -> set[int]:
-        return self.heard.told - self.heard.gone - set(self.heard.answers(kind))
+        """Who still has to answer; those whose update comes in clear have no part in the session of the others."""
+        waiting = self.heard.told - self.heard.gone - set(self.heard.answers(kind))
+        return waiting if kind is Update else waiting - self._in_clear()
+
+    def _in_clear(self) -> set[int]:
+        told = {index: view.header.body for index, view in self.heard.views.items()}
+        return {index for index, header in told.items() if index in header.at(Visibility.INDIVIDUAL)}
 
     def _close_step(self, kind: type) -> list[Send]:
         """Answer everyone who answered; after the result, or when nobody is left, the session is over."""
         answer, self._waits_for = self._steps()[kind]
-        answered = sorted(self.heard.told & set(self.heard.answers(kind)) - self.heard.gone)
+        answered = self.heard.told & set(self.heard.answers(kind)) - self.heard.gone
+        if self._waits_for is None:
+            answered |= set(self.heard.updates)
         self.heard.told = set()
-        sends = [send for index in answered for send in answer(index)]
+        sends = [send for index in sorted(answered) for send in answer(index)]
         if self._waits_for is None or not self.heard.told:
             self._waits_for = None
             return sends + self._begin()
@@ -286,10 +303,9 @@ class MaliciousAggregator:
 
     def _send_result(self, index: int) -> list[Send]:
         view, body = self.heard.views[index], self.result_for(index)
-        context = view.ctx if view.key_list is None else view.ctx2
         if body is not None:
-            self.last_result = self.sign(index, context, body)
-        return self._send_last(index, context, body)
+            self.last_result = self.sign(index, view.ctx, body)
+        return self._send_last(index, view.ctx, body)
 
     def _send_last(self, index: int, context: bytes, body: Body | None) -> list[Send]:
         return [] if body is None else self._tell(index, Parcel(self.sign(index, context, body)))

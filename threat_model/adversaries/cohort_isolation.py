@@ -73,7 +73,11 @@ class CohortIsolation(MaliciousAggregator):
             mates = cohort_with(self.victim, cohorts_of(header, ctx1, shown)) - {self.victim}
             alive = [len(cohort - mates) for cohort in of_the_others]
             enough = sum(alive) - 1 >= header.threshold  # the victim does not answer
-            if enough and all(count == 0 or count >= quorum_of(header) for count in alive):
+            opens = [
+                count == 0 or count >= quorum_of(header, cohort)
+                for count, cohort in zip(alive, of_the_others, strict=True)
+            ]
+            if enough and all(opens):
                 yield Isolation(left_out, mates)
 
     def _choices(self, most: int) -> Iterator[frozenset[int]]:

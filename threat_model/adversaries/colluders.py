@@ -51,7 +51,7 @@ class SubtractsColluders(MaliciousAggregator):
             return
         cohort = {self.victim, *view.partners(heard.bundles[self.victim].body.nonce)} & set(heard.inputs)
         honest = sorted(cohort - {self.victim} - set(self.colluders))
-        needed = max(0, quorum_of(heard.header) - len(cohort - set(honest)))
+        needed = max(0, quorum_of(heard.header, cohort) - len(cohort - set(honest)))
         self._lost = set(honest[needed:])
         self.summed = cohort - self._lost
 

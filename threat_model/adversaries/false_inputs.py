@@ -61,9 +61,11 @@ def added(amount: int, coordinates: int) -> Falsify:
 def at_the_limit(header: Header, encoded: RingVector) -> None:
     """The largest input there is: every coordinate at the clip, + and - by turns, at the largest weight."""
     q_max = quantisation(header).q_max
-    encoded[:-2:2] = q_max
-    encoded[1:-2:2] = 2**header.modulus_bits - q_max
-    encoded[-2:] = (0, q_max)
+    parameters, tail = encoded[: header.n_params], encoded[header.n_params :]
+    parameters[::2] = q_max
+    parameters[1::2] = 2**header.modulus_bits - q_max
+    tail[:] = 0
+    tail[1] = q_max  # n
 
 
 class TightRing(MaliciousAggregator):

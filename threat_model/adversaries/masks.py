@@ -58,4 +58,5 @@ def decode(header: Header, vector: RingVector) -> Decoded:
     encoding = quantisation(header)
     centred = vector.view(np.int32) if vector.dtype == np.dtype(np.uint32) else vector.view(np.int64)
     steps = np.repeat([encoding.step(place) for place in range(len(header.layers))], [x.size for x in header.layers])
-    return Decoded(centred[: steps.size] * steps, float(centred[-1]) / encoding.q_max)
+    _, weight, *_ = centred[steps.size :]  # the tail: w, n, and figures that travel with them
+    return Decoded(centred[: steps.size] * steps, float(weight) / encoding.q_max)

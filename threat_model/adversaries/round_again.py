@@ -54,7 +54,7 @@ class RoundAgain(MaliciousAggregator):
 
     def participants(self) -> set[int]:
         """Everyone, then everyone else."""
-        return self.joined - {self.victim} if self.sessions else set(self.joined)
+        return set(self.joined) - {self.victim} if self.sessions else set(self.joined)
 
     def result_for(self, index: int) -> Result | None:
         """None: the round stays open."""

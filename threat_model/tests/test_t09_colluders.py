@@ -64,7 +64,7 @@ def test_aggregator_and_all_colluders_learn_one_sum_over_k_min_others_and_no_par
 @pytest.mark.parametrize("allowed_for", [1, 2, 3])
 def test_header_over_too_few_honest_others_is_refused_before_training(staged: MakesStage, allowed_for: int) -> None:
     """Four sources of which three collude; the run says that none does, the victim's policy knows better."""
-    policy = default_policy("sum", K_MIN, allowed_for, 2, clip=CLIP, max_samples=MAX_SAMPLES)
+    policy = default_policy("sum", K_MIN, allowed_for, 2, clip=CLIP, max_samples=MAX_SAMPLES, kappa=0.0)
     stage = colluding_stage(staged, 4, {2, 3, 4}, 0, policies={VICTIM: policy}).play()
     assert stage.refusals(VICTIM) == ["k-min"]
     assert not any(stage.said(VICTIM, kind) for kind in (Advertise, ShareBundle, MaskedInput))

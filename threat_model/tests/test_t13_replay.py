@@ -41,7 +41,7 @@ def played(staged: MakesStage, listens: Network = lambda passed: [passed], **opt
         return list(listens(passed))
 
     level = options.get("visibility", Visibility.SUM)
-    once = default_policy(level.label, 2, 0, 1, clip=CLIP, max_samples=MAX_SAMPLES, filtered_projection=False)
+    once = default_policy(level.label, 2, 0, 1, clip=CLIP, max_samples=MAX_SAMPLES, kappa=0.0)
     return staged(5, network=network, settings=TWO_ROUNDS, policies={NEIGHBOUR: once}, **options).play()
 
 
