@@ -132,7 +132,8 @@ def renew(
     from securefda.federation.enrolment import renew_site
 
     enrolment = renew_site(folder, site, now=now(), names=name)
-    print_result(output, _data(enrolment), f"renewed {site}\n{_changed_text(enrolment)}")
+    signs = f"{site} then signs its policy with its new key, once it has read it: securefda policy sign KIT"
+    print_result(output, _data(enrolment), f"renewed {site}\n{_changed_text(enrolment)}\n{signs}")
 
 
 @app.command("sign")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securefda.cli.options import Kit, OutputFormat, now
+from securefda.cli.options import OutputFormat, now
 from securefda.cli.output import Format, aligned, print_error, print_result
-from securefda.errors import ExitCode, SecureFdaError
+from securefda.errors import ConfigError, ExitCode, SecureFdaError
 
 if TYPE_CHECKING:
     from securefda.config import AggregatorConfig, SourceConfig
@@ -27,7 +27,7 @@ class PreflightError(SecureFdaError):
 
 
 def preflight(
-    kit: Kit,
+    kits: Annotated[list[Path], typer.Argument(metavar="KIT...", help="Startup kits; usually one, the site's own.")],
     config: Annotated[
         Path | None, typer.Option("--config", help="The site's settings; default: local/settings.toml of the kit.")
     ] = None,
@@ -36,18 +36,28 @@ def preflight(
     ] = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Check a site before a run: kit, certificates, clock, network, disk, policy, device and data."""
-    from securefda.federation.endpoints import Address
-    from securefda.federation.kit import LOCAL, SETTINGS_FILE
-    from securefda.federation.preflight import exit_code
-    from securefda.federation.preflight import preflight as check
+    """Check a site before a run: kit, certificates, clock, network, disk, policy, device and data.
 
-    settings = config or kit / LOCAL / SETTINGS_FILE
-    where = Address.parse(address) if address else None
-    has_settings = config is not None or settings.exists()
-    findings = check(kit, now(), address=where, probes=_probes(kit, settings if has_settings else None))
-    data = {"kit": str(kit), "findings": [_plain(finding) for finding in findings]}
-    table = _text(findings)
+    With the kits of all sources also whether their policies can be served together.
+    """
+    if len(kits) > 1 and config is not None:
+        raise ConfigError("--config", "is of one site, and there are several kits", hint="name one kit")
+    by_kit = {kit: _findings(kit, config, address) for kit in kits}
+    levels = _levels_finding(kits) if len(kits) > 1 else ()
+    findings = (*(finding for found in by_kit.values() for finding in found), *levels)
+    data: dict[str, Any] = {"findings": [_plain(finding) for finding in findings]}
+    if len(kits) == 1:
+        data, table = {"kit": str(kits[0])} | data, _text(findings)
+    else:
+        parts = [f"{kit}\n{_text(found)}" for kit, found in by_kit.items()]
+        data = {"kits": {str(kit): [_plain(finding) for finding in found] for kit, found in by_kit.items()}} | data
+        table = "\n\n".join([*parts, _text(levels)])
+    _print(output, data, table, findings)
+
+
+def _print(output: Format, data: dict[str, Any], table: str, findings: tuple[Finding, ...]) -> None:
+    from securefda.federation.preflight import exit_code
+
     if exit_code(findings) is ExitCode.OK:
         print_result(output, data, table)
         return
@@ -57,25 +67,60 @@ def preflight(
     raise typer.Exit(print_error(failure, as_json=output is Format.JSON, data=data))
 
 
+def _findings(kit: Path, config: Path | None, address: str | None) -> tuple[Finding, ...]:
+    from securefda.federation.endpoints import Address
+    from securefda.federation.kit import LOCAL, SETTINGS_FILE
+    from securefda.federation.preflight import preflight as check
+
+    settings = config or kit / LOCAL / SETTINGS_FILE
+    where = Address.parse(address) if address else None
+    has_settings = config is not None or settings.exists()
+    return check(kit, now(), address=where, probes=_probes(kit, settings if has_settings else None))
+
+
 def _probes(kit: Path, settings: Path | None) -> Probes:
     from securefda.federation.preflight import Probes
 
     if settings is None:
-        return Probes(policy=lambda: _check_policy(kit))
+        return Probes(policy=lambda: _check_policy(kit, None))
     return Probes(
-        policy=lambda: _check_policy(kit),
+        policy=lambda: _check_policy(kit, settings),
         device=lambda: _check_device(kit, settings),
         data=lambda: _check_data(kit, settings),
     )
 
 
-def _check_policy(path: Path) -> str:
-    from securefda.federation.kit import LOCAL, POLICY_FILE, load_kit
-    from securefda.policy import load_policy
+def _check_policy(path: Path, settings: Path | None) -> str:
+    """The policy is the one that the site signed, and this federation and task can meet it."""
+    from securefda.cli.policies import naming
+    from securefda.federation.kit import load_kit
+    from securefda.policy import check_task, load_signed_policy, require_satisfiable
 
-    policy = load_policy(path / LOCAL / POLICY_FILE)
-    policy.session_limits(load_kit(path, now()).roster)
-    return f"at most {policy.max_visibility}, k-min {policy.k_min}, n-c {policy.n_c}"
+    kit = load_kit(path, now())
+    with naming(kit.site_id):
+        policy = load_signed_policy(kit)
+        policy.session_limits(kit.roster)
+        if kit.role == "source":
+            require_satisfiable(policy, kit.site_id, tuple(entry.site_id for entry in kit.roster.sources))
+    if kit.role == "source" and settings is not None:
+        check_task(policy, _load(path, settings).task.factory)
+    numbers = f"k-min {policy.k_min}, n-c {policy.n_c}, kappa {policy.energy.kappa:g} per {policy.energy.granularity}"
+    return f"at most {policy.max_visibility}, {numbers}; signed by {kit.site_id}"
+
+
+def _levels_finding(kits: list[Path]) -> tuple[Finding, ...]:
+    """Whether there is a level for each source that all policies agree with."""
+    from securefda.cli.policies import levels_of_kits
+    from securefda.federation.preflight import Finding, Level
+
+    try:
+        levels, absent = levels_of_kits(kits, now())
+    except SecureFdaError as error:
+        return (Finding("levels", Level.FAIL, str(error), error.hint, error.exit_code),)
+    if absent:
+        line = f"not looked at: the policies of {', '.join(absent)} are not here"
+        return (Finding("levels", Level.WARN, line, "name the kits of all sources"),)
+    return (Finding("levels", Level.OK, ", ".join(f"{site} at {level}" for site, level in levels.items())),)
 
 
 def _check_device(kit: Path, settings: Path) -> str:
