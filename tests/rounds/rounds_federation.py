@@ -19,14 +19,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_tasks import Points
 
 from securefda.adaptation import Strategy
-from securefda.errors import SecureFdaError
+from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.policy import SourcePolicy, check_header, default_policy
 from securefda.rounds.attempts import Send
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.site import SiteTrainer
-from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.rounds.source import Permits, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Header, Parcel, Signed, Signer, Visibility
 from securefda.secagg.roster import Roster, RosterEntry
@@ -95,6 +95,7 @@ class Watch:
     notes: list[str] = field(default_factory=list)
     records: dict[int, list[SiteLine]] = field(default_factory=dict)
     alarms: dict[int, list[SecureFdaError]] = field(default_factory=dict)
+    refusals: dict[int, list[PolicyRefusal]] = field(default_factory=dict)
 
     def round_started(self, round_number: int, rounds: int) -> None: ...
 
@@ -107,7 +108,9 @@ class Watch:
         self.notes.append(text)
 
     def of_source(self, index: int) -> _SourceWatch:
-        return _SourceWatch(self.records.setdefault(index, []), self.alarms.setdefault(index, []))
+        return _SourceWatch(
+            self.records.setdefault(index, []), self.alarms.setdefault(index, []), self.refusals.setdefault(index, [])
+        )
 
     @property
     def text(self) -> str:
@@ -118,11 +121,15 @@ class Watch:
 class _SourceWatch:
     records: list[SiteLine]
     alarms: list[SecureFdaError]
+    refusals: list[PolicyRefusal]
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None: ...
 
     def round_finished(self, record: SiteLine) -> None:
         self.records.append(record)
+
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
+        self.refusals.append(refusal)
 
     def alarm(self, error: SecureFdaError) -> None:
         self.alarms.append(error)
@@ -138,7 +145,8 @@ class Federation:
     Args:
         folder: the stores lie here, so that a second federation in it is one whose processes have restarted.
         n: number of sources.
-        visibility: the level that the aggregator asks for, and that every policy permits.
+        visibility: the level that the aggregator asks for, and that every policy permits unless ``permits`` differs.
+        permits: index of a source -> what its own policy permits, where that is another level.
         settings: fields of :class:`RunSettings` that differ from the defaults below.
         roster: of the federation, where it is not the usual one of n sources.
         strategy: fields of the strategy that differ.
@@ -150,6 +158,7 @@ class Federation:
         n: int = 3,
         *,
         visibility: Visibility = Visibility.SUM,
+        permits: dict[int, Visibility] | None = None,
         settings: dict[str, Any] | None = None,
         roster: Roster | None = None,
         **strategy: Any,
@@ -159,10 +168,12 @@ class Federation:
         self.watch = Watch()
         self.now, self.unix_s = 0.0, UNIX_S
         self.settings = _run_settings(visibility, strategy, settings or {})
+        self.permits = permits or {}
         self.link: Link = intact
         self.reached: set[int] = set(range(1, n + 1))
         self.queue: deque[tuple[int, int, bytes, tuple[Any, ...]]] = deque()
         self.passed: list[tuple[int, int, AnySigned]] = []
+        self.vectors: list[tuple[int, int, str, int]] = []
         self.sources = {index: self.source(index) for index in range(1, n + 1)}
         self.start_aggregator()
 
@@ -191,23 +202,15 @@ class Federation:
         old = getattr(self, "sources", {}).get(index)
         if old is not None:
             self.stores[index].close()
-        if policy is None:
-            settings = self.settings
-            policy = default_policy(
-                settings.visibility.label,
-                settings.k_min,
-                settings.n_c,
-                settings.attempts,
-                max_samples=settings.max_samples,
-                filtered_projection=settings.strategy.filter,
-            )
+        policy = policy or self.policy(index)
         store = SourceStore(self.folder / f"source-{index}.sqlite")
         self.stores = {**getattr(self, "stores", {}), index: store}
         site = SourceSite(
             signer=signer(index),
             roster=self.roster,
             limits=policy.session_limits(self.roster),
-            check_policy=partial(check_header, policy),
+            check_policy=partial(check_header, policy, own_index=index),
+            permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
             trainer=trainer_of(self.n, index, hidden=hidden, **training),
             store=store,
             random_bytes=os.urandom,
@@ -215,6 +218,21 @@ class Federation:
             unix_time=lambda: self.unix_s,
         )
         return SourceRounds(site, self.watch.of_source(index))
+
+    def policy(self, index: int, **changes: Any) -> SourcePolicy:
+        """A policy that permits what the run asks for, but for ``changes``."""
+        settings = self.settings
+        level = self.permits.get(index, settings.visibility)
+        policy = default_policy(
+            level.label,
+            settings.k_min,
+            settings.n_c,
+            settings.attempts,
+            max_samples=settings.max_samples,
+            kappa=settings.kappa,
+            granularity=settings.energy_granularity.label,
+        )
+        return policy.model_copy(update=changes)
 
     def open(self) -> Federation:
         """Start the aggregator's run and let every source report."""
@@ -243,6 +261,7 @@ class Federation:
             return
         message = wire.decode_signed(wire.encode_signed(message))
         self.passed.append((sender, to, message))
+        self.vectors.append((sender, to, message.type_name, len(vectors)))
         parcel = Parcel(message, vectors)
         if to == TARGET:
             self.post(self.run.receive(parcel))

@@ -18,6 +18,7 @@ from rounds_federation import (
     signer,
     until,
 )
+from rounds_liars import KEPT, SAMPLES, Liar
 
 from securefda.errors import ConfigError, QuorumLost
 from securefda.policy import default_policy
@@ -259,26 +260,11 @@ def _encoded(parcel: Parcel) -> tuple[bytes, tuple[Any, ...]]:
     return encode_signed(parcel.message), parcel.vectors
 
 
-class LyingSource:
-    """A source whose vector is not what it trained: it masks what it likes, and keeps to the protocol otherwise."""
-
-    def __init__(self, honest: Any, lie: Callable[[Any], None]) -> None:
-        self._honest, self._lie = honest, lie
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._honest, name)
-
-    def handle(self, parcel: Parcel) -> list[Parcel]:
-        answers: list[Parcel] = self._honest.handle(parcel)
-        if is_header(parcel.message):
-            self._lie(self._honest._round.encoded)
-        return answers
-
-
 @pytest.mark.parametrize(
     ("tail", "alarm"),
     [
-        ((0, 0), "a source lied about its part: the sum of layer"),
+        ((0, 0), "a source lied about its part: a sum has no samples"),
+        ((0, 1), "a source lied about its part: the sum of layer"),
         ((2**28, 1), "a source lied about its part: the sum of layer"),
         ((0, 2**32 - 2**29), "fails check RANGE"),
     ],
@@ -289,18 +275,16 @@ def test_a_lie_in_the_tail_loses_the_round_and_not_the_run(
     """All three lie, so that no honest sum comes out; one clear line, and the model stays as it was."""
     federation = build(3, rounds=2)
 
-    def lie(encoded: Any) -> None:
-        encoded[-2:] = tail
+    def lie(encoded: Any, header: Header) -> None:
+        encoded[[KEPT, SAMPLES]] = tail
 
-    honest = dict(federation.sources)
-    federation.sources = {index: LyingSource(source, lie) for index, source in honest.items()}
+    federation.sources = {index: Liar(source, lie) for index, source in federation.sources.items()}
     federation.open()
     before = federation.run.model.copy()
     until(federation, VICTIM, Header, round_number=2)
     assert federation.statuses == ["lost"]
     assert np.array_equal(federation.run.model, before)
     assert alarm in federation.watch.text
-    federation.sources = honest
 
 
 def test_updates_in_clear_are_checked_too(build: Callable[..., Federation]) -> None:
@@ -415,7 +399,7 @@ def test_a_join_that_its_sender_did_not_sign_is_refused(build: Callable[..., Fed
     forged = replace(forged, envelope=replace(forged.envelope, sender=1))
     assert federation.run.receive(Parcel(forged)) == []
     assert "source-1: join refused (SIGNATURE)" in federation.watch.text
-    own = signer(TARGET).sign(NO_SESSION, NO_CONTEXT, Join(bytes(32), "1"))
+    own = signer(TARGET).sign(NO_SESSION, NO_CONTEXT, Join(bytes(32), "1", Visibility.SUM))
     assert federation.run.receive(Parcel(own)) == []
     assert "target: join refused (not a source)" in federation.watch.text
 

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from rounds_federation import TARGET, AnySigned, Federation, is_header, site_id, trainer_of
+from rounds_liars import KEPT, SAMPLES
 
 from securefda.adaptation import ContributionSum, Strategy, contribute, round_plan
 from securefda.policy import default_policy
+from securefda.rounds.records import RoundLine
 from securefda.rounds.target import train_target
 from securefda.rounds.terms import aligned_update
 from securefda.secagg.messages import (
@@ -34,6 +36,11 @@ def play(folder: Path, n: int = N, *, link: Any = None, settings: dict[str, Any]
     federation.open().go()
     federation.close()
     return federation
+
+
+def cohorts_of(line: RoundLine) -> list[list[str]]:
+    """Who was summed together."""
+    return [seen["members"] for seen in line["seen"] if seen["level"] == "cohort"]
 
 
 def in_clear(federation: Federation, rule: str, cohorts: list[list[str]], **plan: Any) -> Any:
@@ -68,9 +75,9 @@ def test_the_rule_is_evaluated_on_the_mean_of_each_cohort(tmp_path: Path, rule: 
     federation = play(tmp_path, rule=rule, rounds=1, warm_up_rounds=0)
     (line,) = federation.watch.lines
     assert line["status"] == "finished"
-    assert sorted(map(len, line["cohorts"])) == [4, 4]
-    assert sorted(itertools.chain(*line["cohorts"])) == sorted(line["survivors"])
-    expected = in_clear(federation, rule, line["cohorts"])
+    assert sorted(map(len, cohorts_of(line))) == [4, 4]
+    assert sorted(itertools.chain(*cohorts_of(line))) == sorted(line["survivors"])
+    expected = in_clear(federation, rule, cohorts_of(line))
     assert np.max(np.abs(federation.run.model - expected)) < 1e-6
     one_cohort = in_clear(federation, rule, [line["survivors"]])
     assert (np.max(np.abs(one_cohort - expected)) < 1e-9) == (rule in ("source_only", "fedda"))
@@ -79,7 +86,7 @@ def test_the_rule_is_evaluated_on_the_mean_of_each_cohort(tmp_path: Path, rule: 
 def test_a_rule_over_single_steps_runs_at_cohort_since_the_target_has_them(tmp_path: Path) -> None:
     federation = play(tmp_path, rule="fedgp_auto", estimator="exact", rounds=1, warm_up_rounds=0)
     (line,) = federation.watch.lines
-    expected = in_clear(federation, "fedgp_auto", line["cohorts"], estimator="exact")
+    expected = in_clear(federation, "fedgp_auto", cohorts_of(line), estimator="exact")
     assert np.max(np.abs(federation.run.model - expected)) < 1e-6
 
 
@@ -93,7 +100,7 @@ def test_sources_do_not_see_the_targets_update_at_cohort(tmp_path: Path) -> None
 def test_cohorts_are_drawn_anew_in_every_round(tmp_path: Path) -> None:
     """Eight sources in two fours, 35 ways: five rounds are all alike once in 1.5 million runs."""
     federation = play(tmp_path, rule="source_only", rounds=5)
-    splits = {tuple(sorted(map(tuple, line["cohorts"]))) for line in federation.watch.lines}
+    splits = {tuple(sorted(map(tuple, cohorts_of(line)))) for line in federation.watch.lines}
     assert len(splits) > 1
 
 
@@ -107,7 +114,7 @@ def test_one_source_lost_in_any_phase_leaves_the_others_sums(tmp_path: Path, kin
     assert line["status"] == "finished"
     assert line["attempts"] == 1
     assert ("source-3" in line["survivors"]) == (kind in (SurvivorSignature, Unmask))
-    expected = in_clear(federation, "source_only", line.get("cohorts", [line["survivors"]]))
+    expected = in_clear(federation, "source_only", cohorts_of(line))
     assert np.max(np.abs(federation.run.model - expected)) < 1e-6
 
 
@@ -129,7 +136,7 @@ def test_a_cohort_that_loses_too_many_is_given_up_and_told_so_while_the_others_f
     first, second = federation.watch.lines
     assert first["status"] == second["status"] == "finished"
     assert {site_id(index) for index in given_up} == set(first["dropped"])
-    assert len(first["cohorts"]) == 2
+    assert len(cohorts_of(first)) == 2
     told = {to for _, to, message in federation.passed if isinstance(message.body, Abort)}
     assert told == given_up - lost
     for index in told:
@@ -142,15 +149,16 @@ def test_a_cohort_that_loses_too_many_is_given_up_and_told_so_while_the_others_f
 def test_sizes_that_do_not_divide_still_give_every_source_its_cohort(tmp_path: Path, n: int) -> None:
     settings = {"k_min": 1, "cohort_size": 3}
     (line,) = play(tmp_path, n, settings=settings, rule="source_only", rounds=1).watch.lines
-    cohorts = line.get("cohorts", [line["survivors"]])
+    cohorts = cohorts_of(line)
     assert sorted(itertools.chain(*cohorts)) == sorted(site_id(index) for index in range(1, n + 1))
     assert len(cohorts) == n // 3
 
 
 def test_a_source_whose_policy_is_sum_refuses_cohort_and_the_others_go_on(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, N, visibility=Visibility.COHORT, rule="source_only", rounds=1)
+    """Its policy was changed after it had joined."""
+    federation = Federation(tmp_path, N, visibility=Visibility.COHORT, rule="source_only", rounds=1).open()
     federation.sources[2] = federation.source(2, policy=default_policy("sum", max_samples=100))
-    federation.open().go()
+    federation.go()
     (line,) = federation.watch.lines
     assert line["refused"] == {"source-2": "max-visibility"}
     assert line["status"] == "finished"
@@ -179,7 +187,7 @@ def test_a_lying_cohort_is_found_before_its_mean_is_used(tmp_path: Path) -> None
         source = federation.sources.get(recipient)
         current = source._round if source else None
         if current is not None and current.encoded is not None:
-            current.encoded[-2:] = 0
+            current.encoded[[KEPT, SAMPLES]] = 0
         return message
 
     federation.link = lie

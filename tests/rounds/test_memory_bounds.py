@@ -8,6 +8,7 @@ import time
 import tracemalloc
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from securefda.policy import check_header, default_policy
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import TargetSite
-from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.rounds.source import Permits, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Parcel, Visibility
 from securefda.tasks import Samples
@@ -55,6 +56,9 @@ class Alarms:
 
     def round_finished(self, record): ...
 
+    def refused(self, refusal, header):
+        raise refusal
+
     def alarm(self, error):
         raise error
 
@@ -67,7 +71,8 @@ def sources_of(job: Job, roster, signers, folder: Path) -> dict[int, SourceRound
             signer=signers[entry.index],
             roster=roster,
             limits=policy.session_limits(roster),
-            check_policy=lambda header: check_header(policy, header),
+            check_policy=partial(check_header, policy, own_index=entry.index),
+            permits=Permits(Visibility.SUM),
             trainer=RandomTrainer(entry.site_id, job.params),
             store=SourceStore(folder / f"{entry.site_id}.sqlite"),
             random_bytes=os.urandom,

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rounds_federation import TARGET, AnySigned, Federation, changed, is_header, signer, until
+from rounds_federation import TARGET, AnySigned, Federation, changed, signer, until
+from rounds_liars import SAMPLES, Liar
 
+from securefda.policy import WorkLimits
 from securefda.secagg.checks import quantisation
 from securefda.secagg.messages import NO_CONTEXT, Header, Parcel, Refusal, ShareBundle, Visibility
 
@@ -27,6 +29,12 @@ def in_another_run(header: Parcel) -> Parcel:
     """The header as the first of a new run, in a new session."""
     body = replace(body_of(header), run_id=OTHER_RUN)
     return Parcel(signer(TARGET).sign(OTHER_SESSION, NO_CONTEXT, body), header.vectors)
+
+
+def boundless(federation: Federation) -> None:
+    """The site's own policy bounds no learning rate: what is left are the checks on what would leave."""
+    policy = federation.policy(ME, limits=WorkLimits(learning_rate_max=1e301))
+    federation.sources[ME] = federation.source(ME, policy=policy)
 
 
 def keys(answers: list[Parcel]) -> list[Any]:
@@ -69,6 +77,7 @@ def test_a_source_takes_no_longer_steps_than_its_own_settings_say(tmp_path: Path
 def test_an_update_that_the_header_drives_to_the_clip_does_not_leave(tmp_path: Path) -> None:
     """Every coordinate would be n_i times a sign, and where sites differ in size the sum has all their signs."""
     federation = Federation(tmp_path, 4, rule="fedda", beta=1.0)
+    boundless(federation)
     header = until(federation.open(), ME, Header)
     target = replace(body_of(header).target, learning_rate=1e6)
     lie = Parcel(changed(header.message, target=target), header.vectors)
@@ -82,6 +91,7 @@ def test_an_update_in_clear_that_cannot_be_aligned_is_refused_and_does_not_leave
     tmp_path: Path, learning_rate: float
 ) -> None:
     federation = Federation(tmp_path, visibility=Visibility.INDIVIDUAL, rule="fedda")
+    boundless(federation)
     header = until(federation.open(), ME, Header)
     target = replace(body_of(header).target, learning_rate=learning_rate)
     lie = Parcel(changed(header.message, target=target), header.vectors)
@@ -90,27 +100,11 @@ def test_an_update_in_clear_that_cannot_be_aligned_is_refused_and_does_not_leave
     federation.close()
 
 
-class Liar:
-    """A source that masks another vector than its own, and keeps to the protocol otherwise."""
-
-    def __init__(self, honest: Any, lie: Callable[[Any, Header], None]) -> None:
-        self._honest, self._lie = honest, lie
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._honest, name)
-
-    def handle(self, parcel: Parcel) -> list[Parcel]:
-        answers: list[Parcel] = self._honest.handle(parcel)
-        if is_header(parcel.message):
-            self._lie(self._honest._round.encoded, body_of(parcel))
-        return answers
-
-
 def negative_weight(encoded: Any, header: Header) -> None:
     """Nothing in the layers, and a weight that takes those of the three others away, but for a thousandth."""
     others = 3 * 24 / header.max_samples
     encoded[:] = 0
-    encoded[-1] = 2**header.modulus_bits - round((others - 0.001) * quantisation(header).q_max)
+    encoded[SAMPLES] = 2**header.modulus_bits - round((others - 0.001) * quantisation(header).q_max)
 
 
 def honest(encoded: Any, header: Header) -> None:
@@ -122,7 +116,7 @@ def test_one_source_cannot_move_the_model_beyond_the_clip_with_a_false_weight(
     tmp_path: Path, lie: Callable[[Any, Header], None], status: str
 ) -> None:
     federation = Federation(tmp_path, 4, rule="source_only", rounds=1)
-    federation.sources[LIAR] = Liar(federation.sources[LIAR], lie)  # type: ignore[assignment]
+    federation.sources[LIAR] = Liar(federation.sources[LIAR], lie)
     federation.open()
     before = federation.run.model.copy()
     federation.go()

@@ -13,7 +13,6 @@ import pytest
 from rounds_federation import TARGET, Federation, changed, secrets_in, signer, site_id, until
 
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError, TrainingError
-from securefda.policy import default_policy
 from securefda.rounds.source import SourceRounds
 from securefda.secagg.messages import (
     NO_CONTEXT,
@@ -204,9 +203,11 @@ def test_a_header_must_continue_the_last_result(federation: Federation, me: Sour
 
 
 def test_a_policy_refusal_names_the_key_and_nothing_else(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, visibility=Visibility.INDIVIDUAL)
-    federation.sources[ME] = federation.source(ME, policy=default_policy("sum"))
-    header = until(federation.open(), ME, Header)
+    """The aggregator heard that this site permits more than it does."""
+    federation = Federation(tmp_path, visibility=Visibility.INDIVIDUAL).open()
+    federation.permits = {ME: Visibility.SUM}
+    federation.sources[ME] = federation.source(ME)
+    header = until(federation, ME, Header)
     answers = federation.sources[ME].handle(header)
     assert_refused(federation, answers, "max-visibility")
     refusal = federation.sources[ME].refusal
