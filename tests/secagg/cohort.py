@@ -22,7 +22,9 @@ from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import History, check_header, quantisation
 from securefda.secagg.messages import (
     NO_CONTEXT,
+    EnergyTerms,
     Envelope,
+    Granularity,
     Header,
     Layer,
     MasterShare,
@@ -102,16 +104,19 @@ def signer(index: int) -> Signer:
     return Signer(index, identity(index), wire.encode)
 
 
-def header_body(n_sources: int, **changes: Any) -> Header:
-    """A header that every source of the cohort accepts, with some fields changed."""
+def header_body(n_sources: int, *, level: Visibility = Visibility.SUM, n_c: int = 0, **changes: Any) -> Header:
+    """A header that every source of the cohort accepts, all at one level, with some fields changed."""
     roster = roster_of(n_sources)
-    participants = tuple(entry.index for entry in roster.sources)
+    participants = changes.get("participants", tuple(entry.index for entry in roster.sources))
+    levels = changes.get("levels", (level,) * len(participants))
+    masked = len(levels) - levels.count(Visibility.INDIVIDUAL)
     layers = changes.get("layers", LAYERS)
+    threshold = changes.get("threshold", default_threshold(max(2, masked), 1, n_c))
     fields: dict[str, Any] = {
         "run_id": bytes(range(16)),
         "round": 1,
         "attempt": 1,
-        "visibility": Visibility.SUM,
+        "levels": levels,
         "rule": RuleTerms("source_only", 0.5, "orthogonal", True, True, "mean-field", 1.0),
         "target": None,
         "layers": layers,
@@ -119,7 +124,7 @@ def header_body(n_sources: int, **changes: Any) -> Header:
         "model_digest": sha256(MODEL).digest(),
         "roster_digest": roster.digest(),
         "participants": participants,
-        "threshold": default_threshold(n_sources, 1, 0),
+        "threshold": threshold,
         "modulus_bits": 32,
         "n_max": n_sources,
         "max_samples": 1000,
@@ -127,8 +132,17 @@ def header_body(n_sources: int, **changes: Any) -> Header:
         "phase_deadline_ms": 10_000,
         "previous_result_digest": b"",
         "previous_checkpoint": b"",
+        **_sum_plan(levels.count(Visibility.SUM), threshold, n_c),
     }
     return Header(**(fields | changes))
+
+
+def _sum_plan(members: int, threshold: int, n_c: int) -> dict[str, Any]:
+    """The usual plan for the sources at ``sum``."""
+    if members == 0:
+        return {}
+    quorum = max(2, min(members, threshold))
+    return {"sum_quorum": quorum, "energy": EnergyTerms(1.0, max(1, quorum - 1 - n_c), Granularity.LAYER)}
 
 
 def limits_of(n_sources: int, *, k_min: int = 1, n_c: int = 0) -> SessionLimits:
@@ -159,7 +173,7 @@ class Cohort:
     Attributes:
         n: number of sources.
         link: what happens to messages under way.
-        changes: fields of the header that differ from :func:`header_body`.
+        changes: what differs in the header, see :func:`header_body`.
         k_min, n_c: limits of every source.
         phases: the phase of every source that is still there.
         aggregator: the aggregator's phase.
@@ -183,7 +197,7 @@ class Cohort:
     def __post_init__(self) -> None:
         self.roster = roster_of(self.n)
         self.limits = limits_of(self.n, k_min=self.k_min, n_c=self.n_c)
-        self.header = signer(TARGET).sign(SESSION_ID, NO_CONTEXT, header_body(self.n, **self.changes))
+        self.header = signer(TARGET).sign(SESSION_ID, NO_CONTEXT, header_body(self.n, n_c=self.n_c, **self.changes))
         self.session = AggregatorSession(signer(TARGET), self.roster, self.header)
         self.aggregator: Any = agg.open_session(self.session)
         self.random = {index: Bytes("source", index) for index in self.indices}
@@ -191,8 +205,14 @@ class Cohort:
 
     @property
     def indices(self) -> list[int]:
-        """Roster indices of the sources."""
-        return [entry.index for entry in self.roster.sources]
+        """Roster indices of the sources of the session."""
+        return list(self.header.body.masked)
+
+    def energy_of(self, index: int) -> tuple[float, ...]:
+        """The energy row of a source: any numbers, since a session adds up without looking at them."""
+        header = self.header.body
+        length = header.energy_row_length if header.level_of(index) is Visibility.SUM else 0
+        return tuple((1 + (index + place) % 8) / 8 for place in range(length))
 
     def _accept(self, index: int) -> src.Session:
         header = over_the_wire(self.header)
@@ -226,7 +246,7 @@ class Cohort:
         phase = self.phases.get(index)
         match phase:
             case None:
-                return src.advertise(self.sessions[index], self.random[index])
+                return src.advertise(self.sessions[index], self.random[index], self.energy_of(index))
             case src.AwaitingKeyList():
                 return src.receive_key_list(phase, message, self.random[index])  # type: ignore[arg-type]
             case src.AwaitingShares():
@@ -293,11 +313,11 @@ class Cohort:
                 self.aggregator = self.opened
                 opened = self.opened
                 body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest(), b"")
-                result = opened.session.sign(opened.ctx2, body)
+                result = opened.session.sign(opened.session.ctx, body)
                 self.inbox = dict.fromkeys(self.phases, result)
 
     def running_sum(self) -> RingVector:
-        """A copy of the only sum that the aggregator keeps; at ``cohort`` there are several."""
+        """A copy of the only sum that the aggregator keeps; with cohorts there are several."""
         (total,) = self.aggregator.totals.values()
         return total.copy()  # type: ignore[no-any-return]
 

@@ -16,6 +16,8 @@ from securefda.secagg.messages import (
     Abort,
     Advertise,
     DeliveredBox,
+    EnergyTerms,
+    Granularity,
     KeyList,
     ShareDelivery,
     Step,
@@ -113,6 +115,22 @@ def _second_of_colluder(items: list[AnySigned]) -> AnySigned:
     return resigned(message, Advertise(*keys))
 
 
+def _row(*energy: float) -> Callable[[Cohort, AnySigned], AnySigned]:
+    """The colluder signs another energy row, which the aggregator lets pass."""
+
+    def change(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
+        message = _by(COLLUDER, items)
+        return _swapped(items, resigned(message, replace(message.body, energy=energy)))
+
+    return _keys(change)
+
+
+def _honest_row_lowered(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
+    """An honest source's row replaced, so that everyone's cap falls."""
+    honest = _by(4, items)
+    return _swapped(items, forged(honest, TARGET, body=replace(honest.body, energy=(0.0, 0.0))))
+
+
 KEY_LIES = [
     Lie("KEY_DUPLICATE", "one source twice", KEY_LIST, _keys(lambda c, a: [*a, a[-1]])),
     Lie("KEY_DUPLICATE", "two sets of keys of one", KEY_LIST, _keys(lambda c, a: [*a, _second_of_colluder(a)])),
@@ -141,6 +159,12 @@ KEY_LIES = [
     ),
     Lie("KEY_QUORUM", "fewer than t", KEY_LIST, _keys(lambda c, a: _without({4, 5}, a))),
     Lie("KEY_INVALID", "box key of low order", KEY_LIST, _keys(lambda c, a: _of_colluder(a, box_key=bytes(32)))),
+    Lie("KEY_SIGNATURE", "energies substituted", KEY_LIST, _keys(_honest_row_lowered)),
+    Lie("KEY_ENERGY", "no row", KEY_LIST, _row()),
+    Lie("KEY_ENERGY", "a row of one layer too few", KEY_LIST, _row(1.0)),
+    Lie("KEY_ENERGY", "a row of one layer too many", KEY_LIST, _row(1.0, 1.0, 1.0)),
+    Lie("KEY_ENERGY", "beyond the clip of the first layer", KEY_LIST, _row(1.7321, 1.0)),
+    Lie("KEY_ENERGY", "beyond the clip of the last layer", KEY_LIST, _row(1.0, 4.0001)),
 ]
 
 
@@ -220,17 +244,34 @@ LIST_LIES = [
 ]
 
 
-COHORTS = {"changes": {"visibility": Visibility.COHORT, "cohort_size": 2, "cohort_quorum": 2}}
-"""Five sources in a cohort of two and one of three."""
+COHORT, SUM = Visibility.COHORT, Visibility.SUM
+MIXED: Mapping[str, Any] = {
+    "changes": {
+        "levels": (SUM, SUM, COHORT, COHORT, SUM),
+        "cohort_size": 2,
+        "cohort_quorum": 2,
+        "sum_quorum": 3,
+        "energy": EnergyTerms(1.0, 2, Granularity.LAYER),
+    }
+}
+"""The victim in a sum with 0 and 5, beside a cohort of the colluder and 4."""
 
 
-def _one_of_the_smallest(cohort: Cohort, message: AnySigned) -> AnySigned:
-    """The cohort of two, with one of them dropped: the victim is told so wherever it is itself."""
-    smallest = min(cohort.phases[VICTIM].cohorts, key=len)
-    return _lists(lambda s, d: _drop(s, d, min(smallest - {VICTIM})))(cohort, message)
+def _one_of(level: Visibility) -> Callable[[Cohort, AnySigned], AnySigned]:
+    """One other source of a level is dropped, so that fewer survive there than its sum opens over."""
+
+    def tell(cohort: Cohort, message: AnySigned) -> AnySigned:
+        others = set(cohort.header.body.at(level)) - {VICTIM}
+        return _lists(lambda s, d: _drop(s, d, min(others)))(cohort, message)
+
+    return tell
 
 
-COHORT_LIES = [Lie("SURVIVOR_COHORT", "fewer than the quorum of a cohort", LISTS, _one_of_the_smallest, COHORTS)]
+LEVEL_LIES = [
+    Lie("SURVIVOR_COHORT", "fewer than the quorum of my sum", LISTS, _one_of(SUM), MIXED),
+    Lie("SURVIVOR_COHORT", "fewer than the quorum of a cohort that I am not in", LISTS, _one_of(COHORT), MIXED),
+    Lie("KEY_ENERGY", "a row of a source in a cohort", KEY_LIST, _row(1.0, 1.0), MIXED),
+]
 
 
 def _signatures(
@@ -307,4 +348,4 @@ RESULT_LIES = [
     Lie("RESULT_COUNT", "over one less", RESULT, lambda c, m: resigned(m, replace(m.body, count=m.body.count - 1))),
 ]
 
-LIES = [*KEY_LIES, *SHARE_LIES, *LIST_LIES, *COHORT_LIES, *SIGNATURE_LIES, *RESULT_LIES]
+LIES = [*KEY_LIES, *SHARE_LIES, *LIST_LIES, *LEVEL_LIES, *SIGNATURE_LIES, *RESULT_LIES]

@@ -130,7 +130,8 @@ class SourceUnderTest:
 
     def start(self) -> dict[str, str]:
         """R0."""
-        self.phase, message = src.advertise(self._session, self._random)
+        row = tuple(float.fromhex(text) for text in self._fields["energy"])
+        self.phase, message = src.advertise(self._session, self._random, row)
         return sent(message)
 
     def receive(self, entry: Entry) -> dict[str, str] | None:
@@ -204,7 +205,7 @@ class AggregatorUnderTest:
 
     def _result(self, opened: agg.Opened) -> Signed[Result]:
         body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest(), b"")
-        return self._session.sign(opened.ctx2, body)
+        return self._session.sign(opened.session.ctx, body)
 
 
 def to_source(one: Entry, index: int) -> list[Entry]:

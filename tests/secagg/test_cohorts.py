@@ -26,7 +26,7 @@ CTX1 = sha256(b"ctx1").digest()
 
 
 def plan(size: int, quorum: int) -> dict[str, Any]:
-    return {"visibility": Visibility.COHORT, "cohort_size": size, "cohort_quorum": quorum}
+    return {"level": Visibility.COHORT, "cohort_size": size, "cohort_quorum": quorum}
 
 
 def split(members: int, size: int, seed: int = 0, ctx1: bytes = CTX1) -> tuple[frozenset[int], ...]:
@@ -50,7 +50,7 @@ def test_cohorts_split_the_members_into_equal_parts_of_at_least_the_size(members
 
 
 def test_at_sum_all_members_are_one_cohort() -> None:
-    assert cohorts_of(header_body(5), CTX1, {2: b"", 7: b"", 4: b""}) == (frozenset({2, 4, 7}),)
+    assert cohorts_of(header_body(7), CTX1, {2: b"", 7: b"", 4: b""}) == (frozenset({2, 4, 7}),)
 
 
 def test_every_nonce_and_the_transcript_decide_the_split() -> None:

@@ -27,7 +27,17 @@ from cohort import (
 
 from securefda.errors import FaultyAggregatorError
 from securefda.secagg.checks import History, PastResult, check_header, check_vectors
-from securefda.secagg.messages import NO_CONTEXT, Abort, Header, RuleTerms, Step, TargetTerms, Visibility
+from securefda.secagg.messages import (
+    NO_CONTEXT,
+    Abort,
+    EnergyTerms,
+    Granularity,
+    Header,
+    RuleTerms,
+    Step,
+    TargetTerms,
+    Visibility,
+)
 from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.roster import Roster
 from securefda.secagg.transcript import layer_names_and_shapes
@@ -36,6 +46,15 @@ N, ME = 5, 2
 OTHER = sha256(b"other").digest()
 UPDATE = bytes(64)
 FEDGP = RuleTerms("fedgp_auto", 0.5, "orthogonal", True, True, "mean-field", 1.0)
+SELECT = RuleTerms("source_only", 0.5, "orthogonal", True, True, "mean-field", 1.0, select=True)
+INDIVIDUAL, COHORT, SUM = Visibility
+IN_CLEAR = {"level": INDIVIDUAL}
+COHORTS = {"level": COHORT, "cohort_size": 4, "cohort_quorum": 2}
+OF_ONE = EnergyTerms(1.0, 1, Granularity.LAYER)
+BESIDE = {"cohort_size": 2, "cohort_quorum": 2, "sum_quorum": 2, "energy": OF_ONE}
+MIXED = {"levels": (COHORT, SUM, SUM, COHORT, SUM), **BESIDE}
+"""Sources 2, 3 and 5 in a sum beside a cohort of 0 and 4."""
+WITH_CLEAR = {**MIXED, "levels": (INDIVIDUAL, SUM, SUM, INDIVIDUAL, SUM), "cohort_size": 0, "cohort_quorum": 0}
 PUBLISHED = TargetTerms(4, 0.1, sha256(UPDATE).digest(), 1.0, 1.0)
 KEPT = TargetTerms(4, 0.1)
 LAST = PastResult(3, sha256(b"result 3").digest(), sha256(MODEL).digest())
@@ -49,11 +68,17 @@ def header(**changes: Any) -> AnySigned:
 
 
 def check(
-    signed: AnySigned, history: History, limits: SessionLimits, *, roster: Roster | None = None, now: int = NOW
+    signed: AnySigned,
+    history: History,
+    limits: SessionLimits,
+    *,
+    roster: Roster | None = None,
+    now: int = NOW,
+    own_index: int = ME,
 ) -> None:
     check_header(
         signed,
-        own_index=ME,
+        own_index=own_index,
         roster=roster or roster_of(N),
         limits=limits,
         history=history,
@@ -115,33 +140,53 @@ LIES = [
     HeaderLie("HEADER_RATE", "steps of nothing", {"rule": replace(header_body(N).rule, learning_rate_factor=9e-7)}),
     HeaderLie("HEADER_RATE", "steps above my own", {"rule": replace(header_body(N).rule, learning_rate_factor=1.0001)}),
     HeaderLie("HEADER_TARGET", "fedgp without the target's terms", {"rule": FEDGP}),
-    HeaderLie("HEADER_TARGET", "fedgp in clear without them", {"rule": FEDGP, "visibility": Visibility.INDIVIDUAL}),
+    HeaderLie("HEADER_TARGET", "fedgp in clear without them", {"rule": FEDGP, **IN_CLEAR}),
     HeaderLie("HEADER_TARGET", "fedgp at sum without g_T", {"rule": FEDGP, "target": KEPT}),
-    HeaderLie(
-        "HEADER_TARGET",
-        "g_T published at individual",
-        {"rule": FEDGP, "target": PUBLISHED, "visibility": Visibility.INDIVIDUAL},
-    ),
+    HeaderLie("HEADER_TARGET", "fedgp at sum beside a cohort without g_T", {"rule": FEDGP, "target": KEPT, **MIXED}),
+    HeaderLie("HEADER_TARGET", "g_T published at individual", {"rule": FEDGP, "target": PUBLISHED, **IN_CLEAR}),
+    HeaderLie("HEADER_TARGET", "g_T published at cohort", {"rule": FEDGP, "target": PUBLISHED, **COHORTS}),
     HeaderLie("HEADER_TARGET", "terms for a rule that needs none", {"target": PUBLISHED}),
+    HeaderLie("HEADER_TARGET", "estimates of errors without the target's terms", {"rule": SELECT}),
     *(HeaderLie("HEADER_MODULUS", f"{bits} bits", {"modulus_bits": bits}) for bits in (0, 1, 2, 16, 33, 128)),
     HeaderLie("HEADER_WRAP", "room for fewer than take part", {"n_max": N - 1}),
     HeaderLie("HEADER_WRAP", "no resolution left", {"n_max": 2**31}),
     *(HeaderLie("HEADER_THRESHOLD", f"t = {t} of {N}", {"threshold": t}) for t in (0, 1, 2, N + 1)),
     HeaderLie("HEADER_THRESHOLD", "t too low for my n-c", {"threshold": 3}, limits=limits_of(N, n_c=1)),
     HeaderLie("HEADER_COHORT", "a cohort plan at sum", {"cohort_size": 3, "cohort_quorum": 3}),
-    HeaderLie(
-        "HEADER_COHORT",
-        "a cohort plan at individual",
-        {"visibility": Visibility.INDIVIDUAL, "cohort_size": 3, "cohort_quorum": 3},
-    ),
+    HeaderLie("HEADER_COHORT", "a cohort plan at individual", {**COHORTS, **IN_CLEAR}),
     *(
         HeaderLie(
             "HEADER_COHORT",
             f"cohorts of {size} that open over {quorum}",
-            {"visibility": Visibility.COHORT, "cohort_size": size, "cohort_quorum": quorum},
+            {"level": COHORT, "cohort_size": size, "cohort_quorum": quorum},
         )
-        for size, quorum in ((0, 0), (3, 0), (3, 1), (3, 4), (5, 3))
+        for size, quorum in ((0, 0), (3, 0), (3, 1), (3, 4), (6, 3))
     ),
+    HeaderLie("HEADER_COHORT", "cohorts of more than there are beside a sum", {**MIXED, "cohort_size": 3}),
+    HeaderLie("HEADER_COHORT", "a cohort of one beside a sum", {**MIXED, "levels": (COHORT, SUM, SUM, SUM, SUM)}),
+    HeaderLie("HEADER_SUM", "a quorum for a sum of nobody", {**COHORTS, "sum_quorum": 2}),
+    HeaderLie("HEADER_SUM", "energies of a sum of nobody", {**COHORTS, "energy": OF_ONE}),
+    HeaderLie("HEADER_SUM", "a quorum for a sum of nobody in clear", {**IN_CLEAR, "sum_quorum": 2}),
+    *(HeaderLie("HEADER_SUM", f"a sum that opens over {quorum}", {"sum_quorum": quorum}) for quorum in (0, 1, N + 1)),
+    HeaderLie("HEADER_SUM", "a sum beside a cohort that opens over more than it has", {**MIXED, "sum_quorum": 4}),
+    HeaderLie("HEADER_SUM", "a sum of one beside cohorts", {**MIXED, "levels": (COHORT, SUM, COHORT, COHORT, COHORT)}),
+    *(
+        HeaderLie("HEADER_ENERGY", claim, {"energy": EnergyTerms(1.0, others, Granularity.LAYER)}, limits=limits)
+        for claim, others, limits in (
+            ("of all others though one may be lost", 4, limits_of(N)),
+            ("of one that may collude", 3, limits_of(N, n_c=1)),
+            ("of one that I do not trust", 3, SessionLimits(1, 0, frozenset({0, ME, 3, 4}))),
+            ("of two that may collude or that I do not trust", 2, SessionLimits(1, 1, frozenset({0, ME, 3, 4}))),
+        )
+    ),
+    HeaderLie(
+        "HEADER_ENERGY",
+        "of more than a sum beside a cohort must hold",
+        {**MIXED, "energy": EnergyTerms(1.0, 2, Granularity.MODEL)},
+    ),
+    HeaderLie("HEADER_QUORUM", "fewer than my k-min in a sum beside a cohort", MIXED, limits=limits_of(N, k_min=2)),
+    HeaderLie("HEADER_QUORUM", "fewer than my k-min in a sum beside updates", WITH_CLEAR, limits=limits_of(N, k_min=2)),
+    HeaderLie("HEADER_THRESHOLD", "t of all though two of them are not masked", {**WITH_CLEAR, "threshold": 4}),
     HeaderLie("HEADER_QUORUM", "fewer than my k-min where all but t are lost", limits=limits_of(N, k_min=4)),
     HeaderLie("HEADER_QUORUM", "fewer than my k-min", limits=limits_of(N, k_min=N)),
     HeaderLie("HEADER_QUORUM", "fewer than my k-min beside liars", limits=limits_of(N, k_min=4, n_c=1)),
@@ -182,10 +227,16 @@ def test_source_refuses_header_with_false_outside(name: str) -> None:
         ({**NEXT, "attempt": 3}, replace(RAN, last_position=(4, 2))),
         ({"round": 5, "previous_result_digest": OTHER, "model_digest": OTHER}, RAN),
         ({"rule": FEDGP, "target": PUBLISHED}, History()),
-        ({"rule": FEDGP, "target": KEPT, "visibility": Visibility.INDIVIDUAL}, History()),
+        ({"rule": FEDGP, "target": KEPT, **IN_CLEAR}, History()),
         ({"modulus_bits": 64}, History()),
         ({"participants": (0, 2, 4), "threshold": 3}, History()),
-        ({"visibility": Visibility.COHORT, "cohort_size": 4, "cohort_quorum": 2}, History()),
+        (COHORTS, History()),
+        ({**COHORTS, "cohort_size": N}, History()),
+        ({"energy": None}, History()),
+        (MIXED, History()),
+        (WITH_CLEAR, History()),
+        ({"rule": SELECT, "target": PUBLISHED}, History()),
+        ({"rule": FEDGP, "target": PUBLISHED, **MIXED}, History()),
     ],
     ids=[
         "first",
@@ -198,6 +249,12 @@ def test_source_refuses_header_with_false_outside(name: str) -> None:
         "64",
         "3",
         "cohort",
+        "one cohort of all",
+        "without a rule of energies",
+        "sum beside a cohort",
+        "sum beside updates in clear",
+        "estimates of errors",
+        "sum beside a cohort with g_T",
     ],
 )
 def test_source_accepts_honest_header(changes: dict[str, Any], history: History) -> None:
@@ -217,9 +274,42 @@ def test_source_accepts_header_of_sites_that_are_valid_now(roster: Roster, chang
     check(over_the_wire(header(roster_digest=roster.digest(), **changes)), History(), limits_of(N), roster=roster)
 
 
+@pytest.mark.parametrize("own_index", header_body(N).participants)
+def test_every_source_accepts_a_header_of_mixed_levels(own_index: int) -> None:
+    for changes in (MIXED, WITH_CLEAR):
+        check(over_the_wire(header(**changes)), History(), limits_of(N), own_index=own_index)
+
+
 def test_individual_needs_no_session_numbers() -> None:
-    terms = {"visibility": Visibility.INDIVIDUAL, "modulus_bits": 0, "threshold": 0, "n_max": 0}
+    terms = {**IN_CLEAR, "modulus_bits": 0, "threshold": 0, "n_max": 0}
     check(over_the_wire(header(**terms)), History(), limits_of(N, k_min=4))
+
+
+def test_source_at_individual_takes_whatever_session_the_others_have() -> None:
+    terms = {**WITH_CLEAR, "modulus_bits": 0, "threshold": 0, "n_max": 0}
+    check(over_the_wire(header(**terms)), History(), limits_of(N, k_min=4), own_index=0)
+
+
+def test_as_many_others_count_as_are_left_of_the_worst_sum() -> None:
+    for others, limits in ((3, limits_of(N)), (2, limits_of(N, n_c=1)), (1, limits_of(N, n_c=2))):
+        terms = {"threshold": 4, "energy": EnergyTerms(0.5, others, Granularity.MODEL)}
+        check(over_the_wire(header(**terms)), History(), limits)
+
+
+@pytest.mark.parametrize("levels", [(), (SUM,), (SUM,) * (N - 1), (SUM,) * (N + 1)])
+def test_header_has_one_level_for_each_participant(levels: tuple[Visibility, ...]) -> None:
+    with pytest.raises(ValueError, match="one level for each participant"):
+        replace(header_body(N), levels=levels)
+
+
+def test_header_says_who_is_at_which_level() -> None:
+    mixed = header_body(N, **MIXED)
+    assert (mixed.at(SUM), mixed.at(COHORT), mixed.at(INDIVIDUAL)) == ((2, 3, 5), (0, 4), ())
+    assert mixed.masked == mixed.participants
+    assert header_body(N, **WITH_CLEAR).masked == (2, 3, 5)
+    assert mixed.level_of(4) is COHORT
+    with pytest.raises(ValueError, match="not in tuple"):
+        mixed.level_of(TARGET)
 
 
 def body(**changes: Any) -> Header:
@@ -229,29 +319,38 @@ def body(**changes: Any) -> Header:
 @pytest.mark.parametrize("model", [b"", MODEL[:-1], MODEL + b"\0", MODEL[:-4] + bytes(4), bytes(64)])
 def test_source_refuses_model_that_the_header_does_not_bind(model: bytes) -> None:
     with pytest.raises(FaultyAggregatorError) as refused:
-        check_vectors(body(), model, None)
+        check_vectors(body(), SUM, model, None)
     assert refused.value.check == "HEADER_MODEL"
 
 
 def test_source_refuses_model_of_another_length_though_its_digest_is_bound() -> None:
     with pytest.raises(FaultyAggregatorError) as refused:
-        check_vectors(body(model_digest=sha256(b"short").digest()), b"short", None)
+        check_vectors(body(model_digest=sha256(b"short").digest()), SUM, b"short", None)
     assert refused.value.check == "HEADER_MODEL"
 
 
 @pytest.mark.parametrize("update", [None, b"", UPDATE[:-1], UPDATE + bytes(4), b"\1" * 64])
 def test_source_refuses_target_update_that_the_header_does_not_bind(update: bytes | None) -> None:
     with pytest.raises(FaultyAggregatorError) as refused:
-        check_vectors(body(rule=FEDGP, target=PUBLISHED), MODEL, update)
+        check_vectors(body(rule=FEDGP, target=PUBLISHED), SUM, MODEL, update)
     assert refused.value.check == "HEADER_TARGET"
 
 
 def test_source_refuses_target_update_that_no_header_announced() -> None:
     with pytest.raises(FaultyAggregatorError) as refused:
-        check_vectors(body(), MODEL, UPDATE)
+        check_vectors(body(), SUM, MODEL, UPDATE)
     assert refused.value.check == "HEADER_TARGET"
 
 
 def test_source_accepts_the_vectors_that_the_header_binds() -> None:
-    check_vectors(body(), MODEL, None)
-    check_vectors(body(rule=FEDGP, target=PUBLISHED), bytearray(MODEL), memoryview(UPDATE))
+    check_vectors(body(), SUM, MODEL, None)
+    check_vectors(body(rule=FEDGP, target=PUBLISHED), SUM, bytearray(MODEL), memoryview(UPDATE))
+
+
+@pytest.mark.parametrize("level", [INDIVIDUAL, COHORT])
+def test_source_below_sum_refuses_the_update_of_the_target_that_others_get(level: Visibility) -> None:
+    asking = body(rule=FEDGP, target=PUBLISHED, **MIXED)
+    with pytest.raises(FaultyAggregatorError) as refused:
+        check_vectors(asking, level, MODEL, UPDATE)
+    assert refused.value.check == "HEADER_TARGET"
+    check_vectors(asking, level, MODEL, None)

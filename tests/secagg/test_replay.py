@@ -9,7 +9,18 @@ from cohort import TARGET, AnySigned, Cohort, leaving, signer
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError
-from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Abort, Goodbye, Join, Refusal, Signed, Step, Update
+from securefda.secagg.messages import (
+    NO_CONTEXT,
+    NO_SESSION,
+    Abort,
+    Goodbye,
+    Join,
+    Refusal,
+    Signed,
+    Step,
+    Update,
+    Visibility,
+)
 
 VICTIM, LIAR, LOST = 2, 4, 5
 CHANGES = {"threshold": 4}
@@ -33,7 +44,7 @@ def recorded(**changes: Any) -> list[tuple[int, AnySigned]]:
         cohort.header,
         signer(TARGET).sign(cohort.header.envelope.session_id, context, Abort(Step.SHARES, "SHARE_BOX", None)),
         signer(TARGET).sign(NO_SESSION, NO_CONTEXT, Goodbye(True, 1, "")),
-        signer(LIAR).sign(NO_SESSION, NO_CONTEXT, Join(bytes(32), "1")),
+        signer(LIAR).sign(NO_SESSION, NO_CONTEXT, Join(bytes(32), "1", Visibility.SUM)),
         signer(LIAR).sign(cohort.header.envelope.session_id, context, Refusal("key")),
         signer(LIAR).sign(cohort.header.envelope.session_id, context, Update(bytes(32), 4, 1)),
     ]
