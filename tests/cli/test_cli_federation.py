@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from securefda.cli import main
 from securefda.cli.samples import sample
 from securefda.config import load_aggregator, load_source
+from securefda.federation.kit import load_kit
+from securefda.federation.policy_signature import write_policy_signature
 from securefda.policy import load_policy
 
 
@@ -153,12 +156,15 @@ def test_preflight_of_a_source_without_an_aggregator_ends_with_2(
 def test_preflight_names_a_wrong_policy_and_wrong_data_at_once(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     local = kits / "target" / "local"
     (local / "policy.toml").write_text("kmin = 3\n")
+    kit = load_kit(kits / "target", datetime.now(UTC))
+    write_policy_signature(local / "policy.toml", b"kmin = 3\n", kit.federation_id, kit.site_id, kit.signing_key)
     settings = (local / "settings.toml").read_text()
     (local / "settings.toml").write_text(settings.replace("target-rows = 100", "target-rowz = 100"))
     assert main(["preflight", str(kits / "target"), "--format", "json"]) == 4
     envelope = json.loads(capsys.readouterr().out)
     failed = {f["check"]: f for f in envelope["data"]["findings"] if f["level"] == "fail"}
     assert set(failed) == {"policy", "data"}
+    assert "in the policy of target" in failed["policy"]["message"]
     assert "kmin: unknown key" in failed["policy"]["message"]
     assert failed["policy"]["mend"] == "did you mean k-min?"
     assert "target-rowz" in failed["data"]["message"]

@@ -31,7 +31,7 @@ from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.rounds.source import Permits, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Visibility
 from securefda.tasks import Samples
@@ -126,7 +126,8 @@ def rounds_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> SourceR
         signer=member.signer,
         roster=kit.roster,
         limits=policy.session_limits(kit.roster),
-        check_policy=partial(check_header, policy),
+        check_policy=partial(check_header, policy, own_index=member.index),
+        permits=Permits(policy.visibility),
         trainer=RandomTrainer(kit.site_id, PARAMS),
         store=stack.enter_context(closing(SourceStore(folder / kit.site_id))),
         random_bytes=os.urandom,

@@ -16,7 +16,6 @@ from securefda.errors import ConfigError
 from securefda.federation.enrolment import renew_site, revoke_site
 from securefda.federation.kit import Kit, load_kit, use_kit
 from securefda.federation.roster_memory import ROSTERS_FILE, check_not_older, remember
-from securefda.policy import default_policy_text
 from securefda.rounds.progress import SilentReporter
 from securefda.secagg.roster import Roster
 from services.aggregator import service as aggregator_service
@@ -144,7 +143,6 @@ def start_and_stop(kit: Path, role: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(service, "Member", stop)
     section = ProcessSection(kit=kit, out=kit / "local" / "run", seed=1)
     task = TaskSection(factory="a.task:Task")
-    (kit / "local" / "policy.toml").write_text(default_policy_text(kit.name))
     if role == "source":
         source_service.main(SourceConfig(source=section, task=task), SilentReporter())
     else:

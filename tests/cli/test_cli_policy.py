@@ -1,0 +1,378 @@
+"""``securefda policy`` and the policies in ``preflight``: what is permitted, what is refused and under which key."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from securefda.cli import main
+from securefda.cli.samples import sample
+from securefda.config import load_federation
+from securefda.federation.kit import load_kit
+from securefda.policy import NAMED_POLICIES, SourcePolicy, default_policy, load_policy, load_signed_policy, policy_text
+from securefda.rounds.expected import expected_header
+from securefda.secagg.messages import NO_CONTEXT, Result, Signer
+from securefda.transport.wire import encode, encode_signed
+
+FEDERATION = str(sample("digits"))
+
+
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("founded") / "kits"
+    assert main(["federation", "init", FEDERATION, "--out", str(root)]) == 0
+    return root
+
+
+@pytest.fixture
+def kits(founded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(founded, tmp_path / "kits"))
+
+
+def all_sources(kits: Path) -> list[str]:
+    return [str(kits / f"source-{index}") for index in range(1, 6)]
+
+
+def own(kits: Path, site: str, policy: SourcePolicy) -> Path:
+    """Let a site's owner write and sign another policy."""
+    (kits / site / "local" / "policy.toml").write_text(policy_text(site, policy))
+    assert main(["policy", "sign", str(kits / site)]) == 0
+    return kits / site
+
+
+def permits(**changes: Any) -> SourcePolicy:
+    """The policy that every source of the sample starts with, with other values."""
+    return default_policy("sum", 2, 0, 2, clip=1.0, max_samples=1000).model_copy(update=changes)
+
+
+def envelope(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = main([*arguments, "--format", "json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["exit_code"] == code
+    return code, found
+
+
+def test_check_permits_what_the_policies_were_made_for(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = envelope(["policy", "check", *all_sources(kits), FEDERATION], capsys)
+    assert code == 0
+    assert [(item["verdict"], item["level"], item["signed"]) for item in found["data"]["policies"]] == [
+        ("permitted", "sum", True)
+    ] * 5
+    assert found["data"]["levels"] == {f"source-{index}": "sum" for index in range(1, 6)}
+
+
+def test_check_names_site_key_asked_allowed_and_mend_and_ends_with_10(
+    kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own(kits, "source-2", permits(k_min=4, n_c=0))
+    code, found = envelope(["policy", "check", *all_sources(kits), FEDERATION], capsys)
+    assert code == 10
+    refused = [item for item in found["data"]["policies"] if item["verdict"] == "refused"]
+    assert [(item["site"], item["key"], item["allowed"]) for item in refused] == [("source-2", "k-min", "at least 4")]
+    assert "others that count" in refused[0]["asked"]
+    assert "privacy.k-min" in refused[0]["mend"]
+    assert found["message"].startswith("source-2: policy refuses k-min: asked ")
+    assert main(["policy", "check", str(kits / "source-2"), FEDERATION]) == 10
+    out, err = capsys.readouterr()
+    assert "source-2  refused  k-min: asked" in out
+    assert err.startswith("error: source-2: policy refuses k-min")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"allowed_rules": ("fedgp_auto",)}, "allowed-rules"),  # warm-up is source_only
+        ({"allowed_rules": ("source_only",)}, "allowed-rules"),
+        ({"allowed_tasks": ("my.task:Task",)}, "allowed-tasks"),
+        ({"architectures": ("00" * 32,)}, "architectures"),
+        ({"release": permits().release.model_copy(update={"max_attempts": 1})}, "release.max-attempts"),
+        ({"release": permits().release.model_copy(update={"max_rounds": 3})}, "release.max-rounds"),
+        ({"energy": permits().energy.model_copy(update={"kappa": 1.5})}, "energy.kappa"),
+    ],
+)
+def test_check_finds_what_a_later_round_or_attempt_would_be_refused_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], key: str
+) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(policy_text("source-1", permits(**changes)))
+    code, found = envelope(["policy", "check", str(file), FEDERATION], capsys)
+    assert (code, found["data"]["policies"][0]["key"]) == (10, key)
+
+
+def test_a_policy_file_by_itself_is_of_the_site_that_is_named(
+    tmp_path: Path, kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(policy_text("source-2", permits()))
+    command = ["policy", "check", str(kits / "source-1" / "local" / "policy.toml"), str(file), FEDERATION]
+    _, found = envelope(command, capsys)
+    assert [(item["site"], item["signed"]) for item in found["data"]["policies"]] == [
+        ("source-1", True),
+        ("source-2", False),
+    ]
+    _, found = envelope([*command, "--site", "source-4"], capsys)
+    assert [item["site"] for item in found["data"]["policies"]] == ["source-1", "source-4"]
+    code, found = envelope([*command, "--site", "source-1"], capsys)
+    assert (code, found["message"]) == (4, "POLICY: source-1 has two policies")
+    code, found = envelope([*command, "--site", "target"], capsys)
+    assert (code, found["message"]) == (4, "POLICY: target is no source here")
+
+
+def test_a_policy_that_was_not_signed_again_is_unusable(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (kits / "source-3" / "local" / "policy.toml").open("a") as file:
+        file.write("# looser\n")
+    code, found = envelope(["policy", "check", *all_sources(kits), FEDERATION], capsys)
+    assert code == 4
+    assert [item["verdict"] for item in found["data"]["policies"]] == [
+        "permitted",
+        "permitted",
+        "unusable",
+        "permitted",
+        "permitted",
+    ]
+    assert found["data"]["policies"][2]["key"] == "policy"
+    assert "of source-3: " in found["message"]
+    assert "securefda policy sign KIT" in found["hint"]
+
+
+def test_contradictions_name_site_and_key_in_check_sign_and_preflight(
+    kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = kits / "source-3" / "local"
+    signed = (local / "policy.sig").read_bytes()
+    (local / "policy.toml").write_text(policy_text("source-3", permits(k_min=9)))
+    assert main(["policy", "sign", str(kits / "source-3")]) == 4
+    assert "error: k-min: source-3 asks for" in capsys.readouterr().err
+    assert (local / "policy.sig").read_bytes() == signed
+    file = tmp_path / "policy.toml"
+    file.write_text(policy_text("source-3", permits(k_min=9)))
+    code, found = envelope(["policy", "check", str(file), FEDERATION, "--site", "source-3"], capsys)
+    assert code == 4
+    assert found["message"].startswith("k-min: source-3 asks for k-min = 9 others")
+
+
+def test_an_unknown_key_is_named_with_the_nearest_and_the_site(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (kits / "source-3" / "local" / "policy.toml").write_text("kmin = 3\n")
+    assert main(["policy", "sign", str(kits / "source-3")]) == 4
+    err = capsys.readouterr().err
+    assert err == ("error: kmin: unknown key (policy.toml), in the policy of source-3\nhint: did you mean k-min?\n")
+
+
+def test_a_federation_in_which_no_level_satisfies_all_is_said_to_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two sources, of which one permits sums only: there is no third to make up a sum."""
+    federation = tmp_path / "federation.toml"
+    text = sample("digits").read_text()
+    start, end = text.index("sources ="), text.index("]", text.index("sources =")) + 1
+    text = text[:start] + 'sources = ["source-1", "source-2"]' + text[end:]
+    federation.write_text(text.replace('visibility = "sum"', 'visibility = "individual"'))
+    assert 'visibility = "individual"' in federation.read_text()
+    file = tmp_path / "policy.toml"
+    file.write_text(policy_text("source-1", permits(k_min=1)))
+    code, found = envelope(["policy", "check", str(file), str(federation)], capsys)
+    assert code == 4
+    assert found["message"].startswith("max-visibility: ")
+    assert "source-1" in found["message"]
+
+
+def header_file(kits: Path, path: Path, *, by: str = "target", **changes: Any) -> Path:
+    """A header as a source keeps it: the sample's own over this federation's roster, signed by a site of it."""
+    kit = load_kit(kits / by, datetime.now(UTC))
+    header = replace(expected_header(load_federation(sample("digits"))), roster_digest=kit.roster.digest(), **changes)
+    path.write_bytes(
+        encode_signed(Signer(kit.entry.index, kit.signing_key, encode).sign(bytes(32), NO_CONTEXT, header))
+    )
+    return path
+
+
+def test_a_header_that_was_kept_is_judged_as_the_source_judged_it(
+    kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = header_file(kits, tmp_path / "kept", attempt=9)
+    code, found = envelope(["policy", "check", str(kits / "source-1"), str(kept)], capsys)
+    assert (code, found["data"]["policies"][0]["key"]) == (10, "release.max-attempts")
+    assert found["data"]["policies"][0]["asked"] == "attempt 9"
+    sound = header_file(kits, tmp_path / "sound")
+    assert main(["policy", "check", str(kits / "source-1"), str(sound)]) == 0
+    assert main(["policy", "check", str(kits / "source-1" / "local" / "policy.toml"), str(sound)]) == 0
+    shutil.copy(kits / "source-1" / "local" / "policy.toml", tmp_path / "policy.toml")
+    code, found = envelope(["policy", "check", str(tmp_path / "policy.toml"), str(kept)], capsys)
+    assert (code, found["data"]["policies"][0]["site"]) == (10, "source 1")
+
+
+def test_trusted_peers_refuse_a_header_under_their_own_name(
+    kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own(kits, "source-1", permits(trusted_peers=("source-2", "source-3")))
+    kept = header_file(kits, tmp_path / "kept")
+    code, found = envelope(["policy", "check", str(kits / "source-1"), str(kept)], capsys)
+    assert (code, found["data"]["policies"][0]["key"]) == (10, "trusted-peers")
+
+
+def test_what_is_no_header_of_this_federation_is_not_judged(
+    kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kit = load_kit(kits / "target", datetime.now(UTC))
+    result = Signer(0, kit.signing_key, encode).sign(bytes(32), bytes(32), Result(b"", 0, bytes(32), b""))
+    (tmp_path / "result").write_bytes(encode_signed(result))
+    (tmp_path / "noise").write_bytes(b"\xff" * 100)
+    header_file(kits, tmp_path / "forged", by="source-2")
+    header_file(kits, tmp_path / "kept")
+    older = load_kit(kits / "source-1", datetime.now(UTC)).roster.epoch
+    assert main(["federation", "revoke", str(kits), "source-5"]) == 0
+    for name, why in {
+        "result": "holds a message Result and no header",
+        "noise": "holds no header",
+        "kept": "is of another roster than the kit's, epoch 2",
+        "nowhere": "is missing",
+    }.items():
+        capsys.readouterr()
+        assert main(["policy", "check", str(kits / "source-1"), str(tmp_path / name)]) == 4
+        assert why in capsys.readouterr().err
+    assert older == 1
+
+
+def test_a_header_that_the_target_did_not_sign_is_not_judged(
+    kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forged = header_file(kits, tmp_path / "forged", by="source-2")
+    assert main(["policy", "check", str(kits / "source-1"), str(forged)]) == 4
+    assert "is not signed by target" in capsys.readouterr().err
+
+
+def test_explain_fills_in_the_numbers_of_the_kits_federation(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = envelope(["policy", "explain", str(kits / "source-1")], capsys)
+    assert (code, found["data"]["sources"], found["data"]["signature"]) == (0, 5, "right, by source-1")
+    assert "k-min = 2, n-c = 1" in found["data"]["summary"]
+    assert "N = 5" in found["data"]["summary"]
+    assert found["data"]["learns"]
+    assert found["data"]["does_not_learn"]
+
+
+def test_explain_reads_a_policy_that_is_not_signed_and_says_so(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has to: a site reads its policy before it signs."""
+    (kits / "source-1" / "local" / "policy.toml").write_text(policy_text("source-1", permits(k_min=3)))
+    assert main(["policy", "explain", str(kits / "source-1")]) == 0
+    out = capsys.readouterr().out
+    assert "at least k = 3 other sources" in out
+    assert "was changed after it was signed" in out.splitlines()[-1]
+
+
+def test_explain_takes_the_number_of_sources_from_a_federation_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(NAMED_POLICIES["clinical-default"].text("here"))
+    assert main(["policy", "explain", str(file), FEDERATION]) == 0
+    assert "N = 5" in capsys.readouterr().out
+    assert main(["policy", "explain", str(file)]) == 0
+    assert "N =" not in capsys.readouterr().out
+    file.write_text(NAMED_POLICIES["strict"].text("here"))
+    assert main(["policy", "explain", str(file), FEDERATION, "--site", "source-1"]) == 4
+    assert "error: k-min: source-1 asks for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(NAMED_POLICIES))
+def test_a_template_is_printed_or_written_and_loads(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["policy", "template", name]) == 0
+    printed = capsys.readouterr().out
+    out = tmp_path / "policy.toml"
+    assert main(["policy", "template", name, "--out", str(out)]) == 0
+    assert out.read_text() == printed
+    assert load_policy(out) == NAMED_POLICIES[name].policy
+    assert main(["policy", "template", name, "--out", str(out)]) == 4
+
+
+def test_an_unknown_template_is_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "template", "clinical"]) == 4
+    assert "strict, clinical-default, research-open" in capsys.readouterr().err
+
+
+def test_sign_shows_what_is_signed_and_the_kit_works_again(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kit = own(kits, "source-1", permits(k_min=3))
+    out = capsys.readouterr().out
+    assert "source-1 permits at most level sum, with k-min = 3" in out
+    assert f"source-1 signed {kit / 'local' / 'policy.toml'} for digits" in out
+    assert load_signed_policy(load_kit(kit, datetime.now(UTC))).k_min == 3
+
+
+def test_renew_says_that_the_policy_must_be_signed_again(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["federation", "renew", str(kits), "source-1"]) == 0
+    assert "securefda policy sign KIT" in capsys.readouterr().out
+    assert main(["policy", "check", str(kits / "source-1"), FEDERATION]) == 4
+    assert main(["policy", "sign", str(kits / "source-1")]) == 0
+    assert main(["policy", "check", str(kits / "source-1"), FEDERATION]) == 0
+
+
+def findings(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    _, found = envelope(["preflight", *arguments], capsys)
+    return {item["check"]: item for item in found["data"]["findings"]}
+
+
+def test_preflight_says_what_the_policy_permits_and_who_signed_it(
+    kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = findings([str(kits / "source-1")], capsys)["policy"]["message"]
+    assert message == "at most sum, k-min 2, n-c 1, kappa 1 per layer; signed by source-1"
+
+
+def test_preflight_fails_on_a_signature_that_is_wrong(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (kits / "source-1" / "local" / "policy.sig").unlink()
+    found = findings([str(kits / "source-1")], capsys)["policy"]
+    assert (found["level"], found["exit_code"]) == ("fail", 4)
+    assert "of source-1" in found["message"]
+
+
+def test_preflight_fails_on_a_policy_that_forbids_the_sites_own_task(
+    kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own(kits, "source-1", permits(allowed_tasks=("my.task:Task",)))
+    found = findings([str(kits / "source-1")], capsys)["policy"]
+    assert (found["level"], found["exit_code"]) == ("fail", 10)
+    assert "allowed-tasks" in found["message"]
+
+
+def test_preflight_of_all_kits_plans_the_levels(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own(kits, "source-1", default_policy("individual"))
+    found = findings([*all_sources(kits), str(kits / "target")], capsys)["levels"]
+    assert (found["level"], found["message"]) == ("ok", ", ".join(f"source-{index} at sum" for index in range(1, 6)))
+    found = findings(all_sources(kits), capsys)["levels"]
+    assert found["message"].startswith("source-1 at individual, source-2 at sum")
+
+
+def test_preflight_of_all_kits_finds_that_no_level_satisfies_all(
+    kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After three sources left, one that permits sums alone has nobody to be summed with."""
+    for index in (3, 4, 5):
+        assert main(["federation", "revoke", str(kits), f"source-{index}"]) == 0
+    own(kits, "source-1", default_policy("individual"))
+    sources = [str(kits / "source-1"), str(kits / "source-2")]
+    found = findings(sources, capsys)
+    assert (found["levels"]["level"], found["levels"]["exit_code"]) == ("fail", 4)
+    assert found["levels"]["message"].startswith("max-visibility: ")
+    assert "source-2" in found["levels"]["message"]
+    assert found["policy"]["message"].startswith("k-min: source-2 asks for k-min = 2 others, beyond n-c = 1 colluders")
+    own(kits, "source-2", permits(k_min=1))
+    found = findings(sources, capsys)
+    assert (found["levels"]["level"], found["levels"]["message"]) == ("ok", "source-1 at sum, source-2 at sum")
+
+
+def test_preflight_of_some_kits_does_not_guess_at_the_others(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = findings(all_sources(kits)[:4], capsys)["levels"]
+    assert (found["level"], found["message"]) == ("warn", "not looked at: the policies of source-5 are not here")
+
+
+def test_one_configuration_is_of_one_kit(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", *all_sources(kits), "--config", "x.toml"]) == 4
+    assert "several kits" in capsys.readouterr().err
