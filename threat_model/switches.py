@@ -26,8 +26,9 @@ from types import ModuleType
 from typing import Any
 
 import securefda.secagg
+from securefda.adaptation import CapEffect, energy
 from securefda.policy import verdict
-from securefda.rounds import terms
+from securefda.rounds import energies, terms
 from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.restore_guard import ReleaseMarker
 from securefda.rounds.store import SourceStore
@@ -253,6 +254,18 @@ UPDATE_AT_THE_CLIP = replaced(
     "keeping back an update that is at its clip", terms, "require_few_at_the_clip", lambda _: lambda *_: None
 )
 """A source clips and lets any number of coordinates be at the clip."""
+
+
+ENERGY_RULE = replaced("scaling to the caps", energies, "apply_caps", lambda _: lambda *_arguments: CapEffect((), ()))
+"""Energies are signed and listed, and no source scales its part of the sum down."""
+
+
+def _counting_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda rows, *, kappa, others: original(rows, kappa=kappa, others=max(others, len(rows) - 1))
+
+
+ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest energies alone", energy, "energy_caps", _counting_all)
+"""Whatever the header says, the energies of all other sources count, also of those that can be lost."""
 
 
 def _with_compression(original: Callable[..., list[tuple[str, int]]]) -> Callable[..., list[tuple[str, int]]]:

@@ -12,7 +12,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from securefda.adaptation import round_plan
+from securefda.adaptation import RoundPlan, round_plan
 from securefda.rounds.attempts import Send
 from securefda.rounds.headers import Place, Planner, SessionPlan, make_header
 from securefda.rounds.site import vector_from_wire, vector_to_wire
@@ -102,6 +102,10 @@ class MaliciousAggregator:
         threshold = self.seat.settings.threshold or plan.threshold
         at_sum_alone = set(plan.levels.values()) == {Visibility.SUM}
         return replace(plan, threshold=threshold, sum_quorum=threshold if at_sum_alone else plan.sum_quorum)
+
+    def train(self, place: Place, plan: RoundPlan) -> TargetRound | None:
+        """The target's own part of a round."""
+        return train_target(self.seat.site.trainer, self.model, place.round, plan)
 
     def model_for(self, index: int) -> Vector:  # noqa: ARG002 - for overriding
         """The model that a source is sent."""
@@ -211,7 +215,7 @@ class MaliciousAggregator:
             return []
         site, settings = self.seat.site, self.seat.settings
         plan = round_plan(settings.strategy, place.round)
-        self.target = train_target(site.trainer, self.model, place.round, plan)
+        self.target = self.train(place, plan)
         members = self.participants()
         session = self.session_plan(members)
         header = make_header(site, settings, place, plan=plan, target=self.target, model=self.model, session=session)

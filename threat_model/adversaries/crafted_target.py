@@ -1,0 +1,239 @@
+"""T22: a target that makes up its own update, so that one source fills the sum.
+
+Under FedGP a source hands in the projection of the target's update on its own: a multiple of its own update, by layers,
+and the target chooses the multiples. Under auto-beta it chooses the weights, through the distances that it pretends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securefda.adaptation import RoundPlan, TargetStatistics, energy_caps
+from securefda.rounds.headers import Place
+from securefda.rounds.source import SourceReporter, SourceSite
+from securefda.rounds.target import TargetRound
+from securefda.secagg import source as steps
+from securefda.secagg.cohorts import quorum_of
+from securefda.secagg.messages import Advertise, Parcel
+from securefda.training import LocalResult, Vector
+from threat_model.adversaries.colluders import SubtractsColluders
+from threat_model.adversaries.sources import ColludingSource
+from threat_model.sites import AggregatorSeat
+
+Multiples = NDArray[np.float64]
+"""(n_layers, n_sources): by what each source is to multiply each layer of its update; sources in order."""
+
+_STEPS, _RATE = 4, 0.1
+
+
+def target_update_for(multiples: Multiples, updates: Mapping[int, Vector], sizes: tuple[int, ...]) -> Vector:
+    """The update g_T, float32 (m,), whose projection on each source's update has these multiples, layer by layer.
+
+    Of all such vectors it is the shortest; with 1 for the victim and 0 for the others it is orthogonal to the others.
+    """
+    known = np.stack([updates[index] for index in sorted(updates)]).astype(np.float64)
+    parts, start = [], 0
+    for size, wanted in zip(sizes, multiples, strict=True):
+        block = known[:, start : start + size]
+        gram = block @ block.T
+        parts.append(np.linalg.lstsq(gram, wanted * np.diag(gram), rcond=None)[0] @ block)
+        start += size
+    return np.concatenate(parts).astype(np.float32)
+
+
+class CraftsTarget(SubtractsColluders):
+    """Publishes an update of its own making, loses those whose part of the sum is largest, and reads what is left.
+
+    Powers: the target's key, what a target publishes, the relay, the loss of as many sources as the threshold allows;
+    the strongest knowledge there is: every source's update and row count beforehand; the inputs, secrets and claims of
+    ``colluders``.
+    Goal: a sum that is the victim's contribution, or near it in direction.
+    Source: our own; a sum in which one term dwarfs the others is one that secure aggregation does not hide, as active
+    attacks that zero the other sources' gradients show (Pasquini, Francati and Ateniese 2022, for models).
+
+    Args:
+        seat: of the target.
+        victim: roster index.
+        update: what it publishes as its update.
+        scatter: S_x, as it publishes it.
+    """
+
+    threat = "T22"
+
+    def __init__(self, seat: AggregatorSeat, *, victim: int, update: Vector, scatter: float = 1.0) -> None:
+        super().__init__(seat, victim=victim)
+        self._update, self._scatter = update, scatter
+
+    def train(self, place: Place, plan: RoundPlan) -> TargetRound | None:  # noqa: ARG002 - of the base
+        """Nothing is trained: update and statistics are made up, such that they do not contradict each other."""
+        mean_squared = float(np.sum(self._update.astype(np.float64) ** 2)) / _STEPS**2
+        mean_square = mean_squared + self._scatter * (_STEPS - 1) / _STEPS
+        result = LocalResult(self._update, _STEPS, 1, loss=0.0, accuracy=0.0, learning_rate=_RATE)
+        return TargetRound(result, TargetStatistics(_STEPS, mean_square, self._scatter), None)
+
+    def _choose(self) -> None:
+        """Of the honest others keep those with the least energy, as few as the quorum lets be."""
+        heard = self.heard
+        if self.victim not in heard.inputs:
+            return
+        cohort = frozenset(heard.inputs)
+        honest = sorted(cohort - {self.victim} - set(self.colluders), key=self._energy_of)
+        needed = max(0, quorum_of(heard.header, cohort) - len(cohort - set(honest)))
+        self._lost = set(honest[needed:])
+        self.summed = set(cohort - self._lost)
+
+    def _energy_of(self, index: int) -> float:
+        return float(np.sum(np.square(self.heard.advertised[index].body.energy)))
+
+
+class ClaimsEnergy(ColludingSource):
+    """Follows the protocol but for its energies, of which it signs others than it has.
+
+    Powers: its own keys.
+    Goal: caps that let the victim dwarf the others (it over-claims, to stand in for them), or that scale the others
+    down and not the victim (it under-claims).
+
+    Args:
+        site: its site.
+        reporter: hears nothing of it.
+        factor: what it claims, as a multiple of its energies; beyond what the clip allows it claims that.
+    """
+
+    threat = "T22"
+
+    def __init__(self, site: SourceSite, reporter: SourceReporter, *, factor: float) -> None:
+        super().__init__(site, reporter)
+        self._factor = factor
+
+    def handle(self, parcel: Parcel) -> list[Parcel]:
+        """As an honest source; its row is another one, which it takes for its own from then on."""
+        answers = super().handle(parcel)
+        current = self._round
+        if current is None or not isinstance(current.phase, steps.AwaitingKeyList):
+            return answers
+        own, layers = current.phase.own, current.header.body.layers
+        most = [layer.clip * layer.size**0.5 for layer in layers]
+        limits = most if len(own.body.energy) == len(most) else [float(np.linalg.norm(most))]
+        row = tuple(min(self._factor * a, limit) for a, limit in zip(own.body.energy, limits, strict=False))
+        body: Advertise = replace(own.body, energy=row)
+        signed = self.signer.sign(own.envelope.session_id, own.envelope.context, body)
+        self._round = replace(current, phase=replace(current.phase, own=signed))
+        return [Parcel(signed)]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What the attacker plays through at home: a round of known updates, with the caps and its own choice of losses.
+
+    Attributes:
+        updates: of every source, by roster index.
+        weights: rows of each in units of ``max_samples``.
+        sizes: of the layers.
+        victim: roster index.
+        kappa: of the energy rule; 0 is none.
+        others: how many others the rule counts.
+        kept: how many honest others the smallest sum has.
+        by_layer: whether the rule holds for layers, or for the model.
+        negative: whether a contribution may be a negative multiple of the update: the rule's filter is off.
+        colluders: whose terms are subtracted, and by what factor each overstates its energies.
+    """
+
+    updates: Mapping[int, Vector]
+    weights: Mapping[int, float]
+    sizes: tuple[int, ...]
+    victim: int
+    kappa: float
+    others: int
+    kept: int
+    by_layer: bool = True
+    negative: bool = True
+    colluders: Mapping[int, float] | None = None
+
+    @property
+    def names(self) -> list[int]:
+        """Roster indices, in the order of the columns."""
+        return sorted(self.updates)
+
+    def grams(self) -> NDArray[np.float64]:
+        """Inner products of the weighted updates, (n_layers, n, n)."""
+        known = np.stack([self.weights[index] * self.updates[index].astype(np.float64) for index in self.names])
+        bounds = np.cumsum((0, *self.sizes))
+        blocks = [known[:, start:end] for start, end in pairwise(bounds)]
+        return np.stack([block @ block.T for block in blocks])
+
+    def best(self, *, starts: int, sweeps: int, seed: int) -> tuple[Multiples, float]:
+        """The multiples that serve the attacker best among all that it tries, and the cosine that they give.
+
+        From both closed forms and from random multiples it goes up coordinate by coordinate, caps and losses included.
+        """
+        grams, draws = self.grams(), np.random.default_rng(seed)
+        tried = [self._climb(start, grams, sweeps) for start in self._starts(starts, draws)]
+        return max(tried, key=lambda one: one[1])
+
+    def closed_forms(self) -> list[Multiples]:
+        """The victim alone; and the victim against all others, whom a filter then leaves out."""
+        alone = np.tile([float(index == self.victim) for index in self.names], (len(self.sizes), 1))
+        return [alone, 2 * alone - 1]
+
+    def _starts(self, count: int, draws: np.random.Generator) -> list[Multiples]:
+        shape = len(self.sizes), len(self.names)
+        signs = draws.choice([-1.0, 1.0], (count, *shape)) if self.negative else np.ones((count, *shape))
+        drawn = signs * 10 ** draws.uniform(-2, 0, (count, *shape))
+        drawn[:, :, self.names.index(self.victim)] = 1
+        return [*self.closed_forms(), *drawn]
+
+    def _climb(self, start: Multiples, grams: NDArray[np.float64], sweeps: int) -> tuple[Multiples, float]:
+        best, score = start, self.score(start, grams)
+        for _ in range(sweeps):
+            before = score
+            for place in np.ndindex(start.shape):
+                for factor in (-1.0, 0.0, 0.5, 0.9, 1.1, 2.0):
+                    other = best.copy()
+                    other[place] = np.clip(factor * other[place], -1.5, 1.5)  # beyond that coordinates are clipped
+                    found = self.score(other, grams)
+                    best, score = (other, found) if found > score else (best, score)
+            if score <= before + 1e-4:
+                break
+        return best, score
+
+    def score(self, multiples: Multiples, grams: NDArray[np.float64]) -> float:
+        """Cosine of what the attacker would open with the victim's contribution; 0 where that is zero."""
+        parts = self._after_caps(multiples if self.negative else np.maximum(multiples, 0), grams)
+        place = self.names.index(self.victim)
+        total, own = parts * self._in_sum(parts, grams), np.zeros_like(parts)
+        own[:, place] = parts[:, place]
+        inner, squared, own_squared = (
+            _product(one, two, grams) for one, two in ((total, own), (total, total), (own, own))
+        )
+        return inner / (squared * own_squared) ** 0.5 if squared > 0 and own_squared > 0 else 0.0
+
+    def _after_caps(self, multiples: Multiples, grams: NDArray[np.float64]) -> Multiples:
+        if not self.kappa:
+            return multiples
+        energies = multiples**2 * np.diagonal(grams, axis1=1, axis2=2)
+        rows = np.sqrt(energies if self.by_layer else energies.sum(axis=0, keepdims=True)).T
+        claimed = rows * np.array([(self.colluders or {}).get(index, 1.0) for index in self.names])[:, None]
+        caps = energy_caps(claimed, kappa=self.kappa, others=self.others)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors = np.where(claimed > caps, caps / claimed, 1.0)
+        return multiples * factors.T
+
+    def _in_sum(self, parts: Multiples, grams: NDArray[np.float64]) -> NDArray[np.float64]:
+        """1 for the victim and the honest others with the least energy, (n,): what colluders put in is known."""
+        energies = (parts**2 * np.diagonal(grams, axis1=1, axis2=2)).sum(axis=0)
+        honest = [
+            i for i, index in enumerate(self.names) if index != self.victim and index not in (self.colluders or {})
+        ]
+        kept = sorted(honest, key=lambda place: energies[place])[: self.kept]
+        chosen = np.zeros(len(self.names))
+        chosen[[*kept, self.names.index(self.victim)]] = 1
+        return chosen
+
+
+def _product(one: Multiples, other: Multiples, grams: NDArray[np.float64]) -> float:
+    return float(np.einsum("li,lij,lj->", one, grams, other))
