@@ -263,6 +263,10 @@ class Stage:
         for store in self._stores.values():
             store.close()
 
+    def store(self, index: int) -> SourceStore:
+        """A source's state file."""
+        return self._stores[index]
+
     def said(self, sender: int, kind: type, *, to: int | None = None) -> list[Passed]:
         """The messages of one type that a site sent and that arrived, in order."""
         return [

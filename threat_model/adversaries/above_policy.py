@@ -10,12 +10,18 @@ from securefda.training import Vector
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.sites import AggregatorSeat
 
-Change = Callable[[Header], Header]
+Change = Callable[[Header, int], Header]
+"""Makes the header of the source at a roster index of the one that everybody is sent."""
 
 
-def in_clear(header: Header) -> Header:
-    """Asks for the source's own update."""
-    return replace(header, visibility=Visibility.INDIVIDUAL)
+def in_clear(header: Header, index: int) -> Header:
+    """Asks for the source's own update, and for the sum of the others that are left."""
+    levels = tuple(
+        Visibility.INDIVIDUAL if other == index else level
+        for other, level in zip(header.participants, header.levels, strict=True)
+    )
+    quorum = min(header.sum_quorum, levels.count(Visibility.SUM))
+    return replace(header, levels=levels, sum_quorum=quorum)
 
 
 class AbovePolicy(MaliciousAggregator):
@@ -40,7 +46,7 @@ class AbovePolicy(MaliciousAggregator):
     def header_for(self, index: int) -> Header | None:
         """What the victim's policy forbids, to the victim."""
         header = super().header_for(index)
-        return self._change(header) if header is not None and index == self.victim else header
+        return self._change(header, index) if header is not None and index == self.victim else header
 
     def attack(self) -> Vector | None:
         """The victim's update, if it came in clear."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,10 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.policy import ReleaseLimits, SourcePolicy, default_policy, default_policy_text, load_policy
-from securefda.secagg.messages import Advertise, Header, MaskedInput, Refusal, Update, Visibility
+from securefda.policy import SourcePolicy, default_policy, default_policy_text, load_policy
+from securefda.secagg.messages import (
+    Advertise,
+    Granularity,
+    Header,
+    MaskedInput,
+    Refusal,
+    TargetTerms,
+    Update,
+    Visibility,
+)
+from securefda.settings import known_keys
 from threat_model.adversaries.above_policy import AbovePolicy, Change, in_clear
-from threat_model.sites import CLIP, MAX_SAMPLES
+from threat_model.sites import CLIP, MAX_SAMPLES, N_PARAMS
 from threat_model.stage import MakesStage, Passed, Stage
 from threat_model.switches import POLICY, switched_off
 
@@ -28,61 +38,93 @@ class Case:
     key: str
     change: Change
     policy: dict[str, Any] = field(default_factory=dict)
-    bounds: dict[str, Any] = field(default_factory=dict)
-    name: str = ""
-    """The refusal, where it is not the key's."""
     policy_alone: bool = True
     """Whether nothing but the policy stands in the way."""
 
     def make_policy(self) -> SourcePolicy:
         permits = default_policy("sum", 2, 0, 2, clip=CLIP, max_samples=MAX_SAMPLES)
-        bounds = permits.quantisation.model_copy(update=self.bounds)
-        return permits.model_copy(update={"quantisation": bounds, **self.policy})
+        return changed(permits, self.policy)
+
+
+def changed(policy: SourcePolicy, values: Mapping[str, Any]) -> SourcePolicy:
+    """A policy with other values of these dotted keys; nothing validates the whole."""
+    for key, value in values.items():
+        table, _, leaf = key.replace("-", "_").rpartition(".")
+        new = getattr(policy, table).model_copy(update={leaf: value}) if table else value
+        policy = policy.model_copy(update={table or leaf: new})
+    return policy
 
 
 def asks(**changes: Any) -> Change:
-    return lambda header: replace(header, **changes)
+    return lambda header, _: replace(header, **changes)
 
 
 def clipped_at(clip: float) -> Change:
-    return lambda header: replace(header, layers=tuple(replace(layer, clip=clip) for layer in header.layers))
+    return lambda header, _: replace(header, layers=tuple(replace(layer, clip=clip) for layer in header.layers))
 
 
 def ruled(**changes: Any) -> Change:
-    return lambda header: replace(header, rule=replace(header.rule, **changes))
+    return lambda header, _: replace(header, rule=replace(header.rule, **changes))
+
+
+def rated(learning_rate: float) -> Change:
+    return lambda header, _: replace(ruled(rule="fedgp")(header, _), target=TargetTerms(4, learning_rate, bytes(32)))
+
+
+def with_energies(**changes: Any) -> Change:
+    return lambda header, _: replace(header, energy=replace(header.energy, **changes))
+
+
+def all_in_cohorts(header: Header, _: int) -> Header:
+    levels = (Visibility.COHORT,) * len(header.levels)
+    return replace(header, levels=levels, cohort_size=4, cohort_quorum=3, sum_quorum=0, energy=None)
+
+
+def filtered_for_the_model(header: Header, index: int) -> Header:
+    header = ruled(rule="fedgp", filter=True)(with_energies(granularity=Granularity.MODEL)(header, index), index)
+    return replace(header, target=TargetTerms(4, 0.1, bytes(32)))
 
 
 CASES = [
     Case("max-visibility", in_clear),
-    Case("max-visibility", asks(visibility=Visibility.COHORT, cohort_size=4, cohort_quorum=3)),
-    Case("k-min", asks(threshold=3), {"k_min": 3}, policy_alone=False),
-    Case("n-c", asks(threshold=3), {"k_min": 1, "n_c": 1}, policy_alone=False),
-    Case("trusted-peers", asks(), {"trusted_peers": ("source-1",)}, name="HEADER_QUORUM", policy_alone=False),
-    Case("allowed-rules", asks(), {"allowed_rules": ("fedavg",)}),
-    Case("filtered-projection", ruled(rule="fedgp", filter=True), policy_alone=False),
+    Case("max-visibility", all_in_cohorts),
+    Case("k-min", asks(sum_quorum=3), {"k-min": 3}, policy_alone=False),
+    Case("n-c", asks(threshold=3, sum_quorum=3), {"k-min": 1, "n-c": 1}, policy_alone=False),
+    Case("n-c", asks(), {"k-min": 1, "n-c": 1}, policy_alone=False),  # energies of three others count
+    Case("trusted-peers", asks(), {"trusted-peers": ("source-1",)}, policy_alone=False),
+    Case("allowed-rules", asks(), {"allowed-rules": ("fedavg",)}),
+    Case("allowed-rules", ruled(select=True), {"allowed-rules": ("source_only",)}, policy_alone=False),
     Case("architectures", asks(), {"architectures": ("00" * 32,)}),
-    Case("quantisation.modulus-bits-min", asks(), bounds={"modulus_bits_min": 64}),
-    Case("quantisation.clip-min", clipped_at(0.48), bounds={"clip_min": 0.5}),
+    Case("energy.kappa", asks(), {"energy.kappa": 1.1}),
+    Case("energy.kappa", asks(energy=None)),
+    Case("energy.granularity", with_energies(granularity=Granularity.MODEL)),
+    Case("energy.granularity", filtered_for_the_model, {"energy.granularity": "model"}, policy_alone=False),
+    Case("quantisation.modulus-bits-min", asks(), {"quantisation.modulus-bits-min": 64}),
+    Case("quantisation.clip-min", clipped_at(0.48), {"quantisation.clip-min": 0.5}),
     Case("quantisation.clip-max", clipped_at(10 * CLIP + 0.1)),
     Case("quantisation.n-max", asks(n_max=1025)),
     Case("quantisation.max-samples-min", asks(max_samples=MAX_SAMPLES - 1)),
     Case("quantisation.max-samples-max", asks(max_samples=10 * MAX_SAMPLES + 1)),
-    Case("release.max-attempts", asks(attempt=3), {"release": ReleaseLimits(max_attempts=2)}),
+    Case("limits.model-bytes-max", asks(), {"limits.model-bytes-max": 4 * N_PARAMS - 1}),
+    Case("limits.learning-rate-max", rated(0.11), {"limits.learning-rate-max": 0.1}, policy_alone=False),
+    Case("limits.training-deadline-s-max", asks(), {"limits.training-deadline-s-max": 599.9}),
+    Case("limits.phase-deadline-s-max", asks(), {"limits.phase-deadline-s-max": 29.9}),
+    Case("release.max-attempts", asks(attempt=3), {"release.max-attempts": 2}),
+    Case("release.max-rounds", asks(round=51), {"release.max-rounds": 50}),
 ]
-
-
-def keys_of_a_policy() -> set[str]:
-    """Every key of the file, those of its tables behind a dot."""
-    tables = ("quantisation", "release")
-    keys = set(SourcePolicy.model_fields) - set(tables)
-    for table in tables:
-        keys |= {f"{table}.{name}" for name in type(getattr(SourcePolicy(), table)).model_fields}
-    return {key.replace("_", "-") for key in keys}
+NOT_IN_A_HEADER = {"allowed-tasks", "metadata.may-leave"}
+"""What a site trains for and what it adds to its own messages: no aggregator has a say in either."""
 
 
 def played(staged: MakesStage, case: Case) -> Stage:
     adversary = partial(AbovePolicy, victim=VICTIM, change=case.change)
-    return staged(aggregator=adversary, policies={VICTIM: case.make_policy()})
+    return staged(aggregator=adversary, policies={VICTIM: case.make_policy()}, settings={"kappa": 1.0})
+
+
+def fuse_is_burnt(stage: Stage) -> bool:
+    """Whether the victim's state file says that an update of the round may have left."""
+    header = stage.adversary.heard.views[VICTIM].header
+    return stage.store(VICTIM).history(bytes(32), header.body.run_id, header.body.round).released
 
 
 def assert_only_a_refusal_left_the_victim(stage: Stage, name: str) -> None:
@@ -90,6 +132,7 @@ def assert_only_a_refusal_left_the_victim(stage: Stage, name: str) -> None:
     assert not any(stage.said(VICTIM, kind) for kind in (Advertise, MaskedInput, Update))
     assert stage.said(VICTIM, Refusal)[0].message.body == Refusal(name)
     assert stage.accepted(VICTIM) == 0
+    assert not fuse_is_burnt(stage)
     assert stage.adversary.attack() is None
 
 
@@ -97,12 +140,12 @@ def assert_only_a_refusal_left_the_victim(stage: Stage, name: str) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
 def test_header_above_one_key_is_refused_under_its_name(staged: MakesStage, case: Case) -> None:
     stage = played(staged, case).play()
-    assert_only_a_refusal_left_the_victim(stage, case.name or case.key)
+    assert_only_a_refusal_left_the_victim(stage, case.key)
 
 
 @pytest.mark.threat("T33")
-def test_every_key_of_a_policy_has_been_asked_for_too_much_of() -> None:
-    assert {case.key for case in CASES} == keys_of_a_policy()
+def test_every_key_of_a_policy_that_a_header_can_be_above_has_been_asked_for_too_much_of() -> None:
+    assert {case.key for case in CASES} == set(known_keys(SourcePolicy)) - NOT_IN_A_HEADER
 
 
 @pytest.mark.threat("T33")
@@ -119,6 +162,7 @@ def test_update_leaves_in_clear_where_headers_are_not_compared_with_the_policy(s
     with switched_off(POLICY, roster=stage.roster):
         stage.play()
     np.testing.assert_array_equal(stage.adversary.attack(), stage.update(VICTIM))
+    assert fuse_is_burnt(stage)
 
 
 @pytest.mark.threat("T33")
@@ -145,20 +189,11 @@ def edited_under_way(path: Path, passed: Passed) -> Iterable[Passed]:
 def test_file_that_is_edited_while_the_source_runs_permits_no_more(staged: MakesStage, tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(default_policy_text("victim", Case("", asks()).make_policy()))
-    adversary = partial(AbovePolicy, victim=VICTIM)
     stage = staged(
-        aggregator=adversary, policies={VICTIM: load_policy(path)}, network=partial(edited_under_way, path)
+        aggregator=partial(AbovePolicy, victim=VICTIM),
+        policies={VICTIM: load_policy(path)},
+        settings={"kappa": 1.0},
+        network=partial(edited_under_way, path),
     ).play()
     assert load_policy(path).max_visibility == "individual"
     assert_only_a_refusal_left_the_victim(stage, "max-visibility")
-
-
-@pytest.mark.threat("T33")
-@pytest.mark.control
-def test_whoever_can_write_the_file_decides_from_the_next_start_on(staged: MakesStage, tmp_path: Path) -> None:
-    """The mitigation is that the aggregator has no access to the site; here it has."""
-    path = tmp_path / "policy.toml"
-    loose = default_policy("individual", 2, clip=CLIP, max_samples=MAX_SAMPLES)
-    path.write_text(default_policy_text("victim", loose))
-    stage = staged(aggregator=partial(AbovePolicy, victim=VICTIM), policies={VICTIM: load_policy(path)}).play()
-    np.testing.assert_array_equal(stage.adversary.attack(), stage.update(VICTIM))
