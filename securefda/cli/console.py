@@ -100,7 +100,11 @@ def round_text(line: RoundLine, rounds: int) -> str:
     beta = line.get("mean_beta")
     if beta is not None:
         parts.append(f"beta {beta:.2f}")
+    if line.get("delta_errors"):
+        parts.append(line["rule"])
     parts.append(f"{len(line.get('survivors', []))} sources")
+    if (energy := line.get("energy")) and (emptied := energy["zeroed"]):
+        parts.append(f"{len(emptied)} layer{'s' if len(emptied) > 1 else ''} emptied")
     if line.get("dropped"):
         parts.append(f"dropped {some_of(line['dropped'])}")
     parts.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())

@@ -78,6 +78,28 @@ def beta_figure(lines: Series) -> str:
         return _svg(figure, "beta")
 
 
+def lines_figure(
+    lines: Series, y_label: str, name: str, *, logarithmic: bool = False, limits: tuple[float, float] | None = None
+) -> str:
+    """A line per name over the rounds. ``name`` is the figure's own among those of a page, ``limits`` are of y.
+
+    On a logarithmic axis, values that are not above 0 are left out.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes("round", y_label)
+        for (label, points), colour in zip(lines.items(), cycle(_COLOURS), strict=False):
+            shown = [(number, value) for number, value in points if value > 0 or not logarithmic]
+            if shown:
+                marker = "o" if len(shown) == 1 else ""
+                axes.plot(*zip(*shown, strict=True), color=colour, linewidth=1.6, marker=marker, label=label)
+        if logarithmic:
+            axes.set_yscale("log")
+        if limits is not None:
+            axes.set_ylim(*limits)
+        _legend(figure, axes)
+        return _svg(figure, name)
+
+
 def seconds_figure(rounds: Sequence[int], phases: Mapping[str, Sequence[float]]) -> str:
     """Seconds per round, stacked by phase."""
     with mpl.rc_context(_STYLE):

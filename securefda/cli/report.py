@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securefda.cli.summary_text import percent
-from securefda.cli.verdict import protected, unprotected
+from securefda.cli.report_levels import Chart, level_charts, listed, seen_rows
+from securefda.cli.summary_text import energy_text, levels_text, percent, releases_text
+from securefda.cli.verdict import verdict
 from securefda.errors import SecureFdaError
 from securefda.rounds.records import REPORTED_ROUNDS, RoundLine
 from securefda.rounds.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
@@ -19,15 +19,6 @@ from securefda.rounds.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE,
 _TEMPLATE = "report.html.j2"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STATUS = {"finished": "finished", "failed": "ended early", "interrupted": "was interrupted"}
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A figure of the page: heading, what it shows in words, and the SVG."""
-
-    heading: str
-    caption: str
-    svg: str
 
 
 @contextmanager
@@ -77,10 +68,11 @@ def render_report(record: RunRecord) -> str:
         title=_title(summary, rounds),
         ended=_ended(record.summary),
         error=summary.get("error"),
-        verdict=_verdict(summary),
+        verdict=verdict(summary) if summary.get("visibility") else (),
         facts=_facts(summary),
         tiles=_tiles(summary, rounds),
         charts=_charts(record, rounds),
+        seen=seen_rows(rounds),
         rows=[_row(line) for line in rounds],
     )
 
@@ -112,19 +104,10 @@ def _ended(summary: Mapping[str, Any] | None) -> str:
     return f"{text}, {lost} lost." if lost else f"{text}."
 
 
-def _verdict(summary: Mapping[str, Any]) -> list[str]:
-    visibility = summary.get("visibility") or {}
-    if not visibility:
-        return []
-    strategy = summary.get("strategy", {})
-    rule, filtered = str(strategy.get("rule", "")), bool(strategy.get("filter", False))
-    return [protected(visibility, rule), unprotected(visibility, rule, filtered=filtered)]
-
-
 def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Everything else that identifies the run."""
     strategy = [f"{key} = {value}" for key, value in (summary.get("strategy") or {}).items()]
-    visibility = [f"{site}: {level}" for site, level in (summary.get("visibility") or {}).items()]
+    releases, rules = summary.get("target_releases"), summary.get("rounds_by_rule") or {}
     versions = [f"{name} {version}" for name, version in (summary.get("versions") or {}).items()]
     refused = (summary.get("refusals") or {}).items()
     refusals = [f"{site}: {key} ({count})" for site, keys in refused for key, count in keys.items()]
@@ -132,7 +115,10 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("Task", str(summary.get("task", ""))),
         ("Strategy", ", ".join(strategy)),
-        ("Visibility", ", ".join(visibility)),
+        ("Rounds by rule", ", ".join(f"{rule}: {count}" for rule, count in rules.items())),
+        ("Levels", levels_text(summary.get("visibility") or {})),
+        ("Energy rule", energy_text(summary["energy"]) if summary.get("energy") else ""),
+        ("g_T sent to sources", releases_text(releases) if releases else ""),
         ("Refused (rounds)", ", ".join(refusals)),
         ("Dropped (rounds)", ", ".join(dropped)),
         ("Run", str(summary.get("run_id", ""))),
@@ -176,7 +162,7 @@ def _charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
         _seconds_chart,
         _bytes_chart,
     )
-    return [chart for chart in (maker(record, rounds) for maker in makers) if chart]
+    return [*(chart for maker in makers if (chart := maker(record, rounds))), *level_charts(rounds)]
 
 
 def _accuracy_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
@@ -255,6 +241,8 @@ def _row(line: RoundLine) -> dict[str, str]:
         remarks.append(f"{line['attempts']} attempts")
     if cohorts := [seen["members"] for seen in line.get("seen", []) if seen["level"] == "cohort"]:
         remarks.append(f"cohorts of {_listed(str(len(members)) for members in cohorts)}")
+    if (energy := line.get("energy")) and (emptied := energy["zeroed"]):
+        remarks.append(f"emptied {listed(emptied, 3)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
     remarks.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())
     return {

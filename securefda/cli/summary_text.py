@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from securefda.cli.output import aligned
-from securefda.rounds.records import Summary
+from securefda.rounds.records import EnergyTotals, Summary, TargetReleases
 from securefda.rounds.run_folder import REPORT_FILE
+
+_NAMED = 10
 
 
 def run_text(summary: Summary, folder: Path) -> str:
@@ -23,8 +25,54 @@ def run_text(summary: Summary, folder: Path) -> str:
     rows.extend((f"dropped {site}", f"in {count} rounds") for site, count in summary.dropped.items())
     for site, keys in summary.refusals.items():
         rows.extend((f"refused by {site}", f"{key} in {count} rounds") for key, count in keys.items())
+    rows.extend((name, text) for name, text in _privacy_rows(summary) if text)
     rows.append(("report", str(folder / REPORT_FILE)))
     return aligned(rows)
+
+
+def _privacy_rows(summary: Summary) -> list[tuple[str, str]]:
+    cosine, rules = summary.target_cosine, summary.rounds_by_rule
+    spread = f"median {cosine['median']:.2f}, {cosine['smallest']:.2f} to {cosine['largest']:.2f}" if cosine else ""
+    return [
+        ("rounds by rule", ", ".join(f"{rule} {count}" for rule, count in rules.items()) if len(rules) > 1 else ""),
+        ("levels", levels_text(summary.visibility)),
+        ("energy rule", energy_text(summary.energy) if summary.energy else ""),
+        ("g_T sent to sources", releases_text(summary.target_releases)),
+        ("cosine of g_T and update", spread),
+    ]
+
+
+def levels_text(visibility: Mapping[str, str]) -> str:
+    """Sites by level, for example ``sum: hospital-a, hospital-b; individual: hospital-c``."""
+    by_level: dict[str, list[str]] = {}
+    for site, level in visibility.items():
+        by_level.setdefault(level, []).append(site)
+    return "; ".join(f"{level}: {_some(sites)}" for level, sites in by_level.items())
+
+
+def energy_text(energy: EnergyTotals) -> str:
+    """What the energy rule asked for and what it did."""
+    whole = energy["granularity"] == "model"
+    text = f"kappa {energy['kappa']:g} {'for the whole model' if whole else 'per layer'}"
+    if energy["zeroed"] is None:
+        return f"{text}; no round had a sum"
+    unit = "rounds" if whole else "layers of all rounds"
+    capped = [f"{site} {count}" for site, count in energy["capped"].items()]
+    return f"{text}; emptied {percent(energy['zeroed'])} of the {unit}; scaled down: {_some(capped) or 'none'}"
+
+
+def releases_text(releases: TargetReleases) -> str:
+    """How often the target's update left the target; empty where it never did."""
+    if not releases["headers"]:
+        return ""
+    noise = "without noise" if releases["noise"] == "none" else f"with {releases['noise']}"
+    sites, updates = len(releases["recipients"]), releases["updates"]
+    return f"{updates} updates in {releases['headers']} headers, to {sites} sources, {noise}"
+
+
+def _some(names: Sequence[str]) -> str:
+    named = ", ".join(names[:_NAMED])
+    return named if len(names) <= _NAMED else f"{named} and {len(names) - _NAMED} more"
 
 
 def comparison_text(summaries: Mapping[str, Summary]) -> str:

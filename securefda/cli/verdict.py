@@ -2,59 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _WITHOUT_SOURCES = ("target_only", "oracle")
+_NAMED_SITES = 6
 
 
-def protected(visibility: Mapping[str, str], rule: str) -> str:
-    """One sentence on what the aggregator could not see.
+def verdict(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """What was protected and what was not, a paragraph each, from the contents of a ``summary.json``.
+
+    Raises:
+        KeyError: the summary has no levels; of a run that has not ended nothing is claimed.
+    """
+    levels: Mapping[str, str] = summary["visibility"]
+    strategy, energy = summary.get("strategy", {}), summary.get("energy")
+    told = tuple((summary.get("target_releases") or {}).get("recipients", {}))
+    rule, filtered = str(strategy.get("rule", "")), bool(strategy.get("filter", False))
+    return (
+        protected(levels, rule, energy=energy),
+        unprotected(levels, rule, told=told, filtered=filtered, energy=energy),
+    )
+
+
+def protected(levels: Mapping[str, str], rule: str, *, energy: Mapping[str, Any] | None = None) -> str:
+    """What the aggregator could not see.
 
     Args:
-        visibility: source id -> level that the run was served at.
+        levels: source id -> level at which most was seen of it.
         rule: the rule of the run's strategy.
+        energy: the energy rule as in ``summary.json``; None where there was none.
     """
-    masked = [site for site, level in visibility.items() if level != "individual"]
     if rule in _WITHOUT_SOURCES:
         return f"Protected: under {rule} the sources contribute nothing, so neither rows nor updates left any of them."
+    masked = _at(levels, "sum", "cohort")
     if not masked:
         return (
             "Protected: training data never left its site; but each source's update went to the aggregator in clear "
             "inside mutual TLS, which keeps out only others on the network."
         )
     return (
-        f"Protected: training data never left its site, and the update of {_who(masked, visibility)} left it only "
-        f"under masks, so that the aggregator, which runs at the target, could open {_sums(visibility)} per round and "
-        "no single update; sources that collude with it, as many as the policies reckon with (n-c), can only take "
-        "their own terms out of a sum."
+        f"Protected: training data never left its site, and the update of {_who(masked, levels)} left it only "
+        f"under masks, so that the aggregator, which runs at the target, could open {_sums(levels)} and "
+        f"no single update{'' if len(masked) == len(levels) else ' of theirs'}; row counts, losses and accuracies went "
+        "the same way. Sources that collude with it, as many as the policies reckon with (n-c), can only take their "
+        f"own terms out of a sum.{_bounded(levels, energy)}"
     )
 
 
-def unprotected(visibility: Mapping[str, str], rule: str, *, filtered: bool = False) -> str:
-    """One sentence on what stays visible, and to whom, under this rule; ``filtered`` is ``strategy.filter``."""
+def unprotected(
+    levels: Mapping[str, str],
+    rule: str,
+    *,
+    told: Sequence[str] = (),
+    filtered: bool = False,
+    energy: Mapping[str, Any] | None = None,
+) -> str:
+    """What stays visible, and to whom.
+
+    Args:
+        levels: as for `protected`, and so are ``rule`` and ``energy``.
+        rule: of the strategy.
+        told: sources that were sent the target's own update.
+        filtered: ``strategy.filter``.
+        energy: the energy rule.
+    """
     if rule in _WITHOUT_SOURCES:
         return "Not protected: no noise was added, so the final model may reveal something of the target's rows."
-    clear = [site for site, level in visibility.items() if level == "individual"]
-    summed = [site for site, level in visibility.items() if level == "sum"]
     parts = []
-    if clear:
-        parts.append(f"the aggregator saw every single update of {_who(clear, visibility)}")
-    if "cohort" in visibility.values():
+    if clear := _at(levels, "individual"):
+        parts.append(f"the aggregator saw every single update of {_who(clear, levels)}, and its row count")
+    if _at(levels, "cohort"):
         parts.append(
-            "cohorts are drawn anew in every round, so the sums of many rounds together tell more of one source than "
-            "one sum does"
+            "cohorts are drawn anew in every round, so the sums of many rounds together can tell more of one source "
+            "than one sum does"
         )
-    if summed and rule.startswith(("fedda", "fedgp")):
-        parts.append("the sources saw the target's own update, from which they evaluate the rule")
-    if filtered and summed and rule.startswith("fedgp"):
-        parts.append("a layer in which one source alone points the target's way shows that source's part in the sum")
+    if told:
+        verb = "saw" if len(told) == len(levels) else "alone saw"
+        parts.append(f"{_sources(told, levels)} {verb} the target's own update, from which they evaluate the rule")
+    if _at(levels, "sum"):
+        parts.append(_of_the_sum(rule, filtered, energy))
     parts.append("no noise was added, so sums and the final model may reveal something of the rows behind them")
-    return f"Not protected: {'; '.join(parts)}."
+    return f"Not protected: {'; '.join(part for part in parts if part)}."
 
 
-def _sums(visibility: Mapping[str, str]) -> str:
-    return "one weighted sum per cohort" if "cohort" in visibility.values() else "one weighted sum"
+def _bounded(levels: Mapping[str, str], energy: Mapping[str, Any] | None) -> str:
+    """The claim of the energy rule, for those at ``sum``."""
+    if not energy or not _at(levels, "sum"):
+        return ""
+    where = "In every layer of the sum" if energy["granularity"] == "layer" else "Over all layers of the sum together,"
+    times = "as much energy as" if energy["kappa"] == 1 else f"{energy['kappa']:g} times the energy of"
+    return (
+        f" {where} the other sources that count held together at least {times} any one's part: a bound on lengths, not "
+        "on directions."
+    )
 
 
-def _who(sites: list[str], visibility: Mapping[str, str]) -> str:
-    return "every source" if len(sites) == len(visibility) else ", ".join(sites)
+def _of_the_sum(rule: str, filtered: bool, energy: Mapping[str, Any] | None) -> str:
+    """What the one sum shows of a single source."""
+    by_layer = energy is not None and energy["granularity"] == "layer"
+    may_be_alone = filtered and not by_layer and (rule.startswith("fedgp") or rule == "auto")
+    alone = "a layer in which one source alone points the target's way shows that source's part in the sum"
+    if energy is None:
+        return alone if may_be_alone else "nothing bounded how much of a sum is one source's part"
+    per = "per layer" if by_layer else "for the model as a whole"
+    shown = f"the aggregator and the sources at sum saw how large each one's part of the sum was, one number {per}"
+    return f"{shown}; {alone}" if may_be_alone else shown
+
+
+def _sums(levels: Mapping[str, str]) -> str:
+    summed, in_cohorts = _at(levels, "sum"), _at(levels, "cohort")
+    if summed and in_cohorts:
+        return f"in each round one weighted sum of {_names(summed)} and one per cohort of {_names(in_cohorts)}"
+    return "one weighted sum per cohort and round" if in_cohorts else "one weighted sum per round"
+
+
+def _at(levels: Mapping[str, str], *wanted: str) -> list[str]:
+    return [site for site, level in levels.items() if level in wanted]
+
+
+def _who(sites: Sequence[str], levels: Mapping[str, str]) -> str:
+    return "every source" if len(sites) == len(levels) else _names(sites)
+
+
+def _sources(sites: Sequence[str], levels: Mapping[str, str]) -> str:
+    return "the sources" if len(sites) == len(levels) else _names(sites)
+
+
+def _names(sites: Sequence[str]) -> str:
+    named = ", ".join(sites[:_NAMED_SITES])
+    return named if len(sites) <= _NAMED_SITES else f"{named} and {len(sites) - _NAMED_SITES} more"

@@ -53,7 +53,7 @@ def demo(
     """Digits, federated: one process per site, masked updates; then three other rules on the same data and seed."""
     from securefda.cli.samples import sample
     from securefda.cli.summary_text import comparison_text
-    from securefda.cli.verdict import protected, unprotected
+    from securefda.cli.verdict import verdict
     from securefda.config import load_federation
 
     folder = require_fresh(out or default_out("demo"))
@@ -65,8 +65,7 @@ def demo(
         summaries[rule] = _train(config, folder / rule, seed, title, in_one_process=alone)
     main = summaries[DEMO_RULE]
     table = comparison_text({rule: summaries[rule] for rule in (*DEMO_COMPARED, DEMO_RULE)})
-    filtered = bool(main.strategy["filter"])
-    words = [protected(main.visibility, DEMO_RULE), unprotected(main.visibility, DEMO_RULE, filtered=filtered)]
+    words = verdict(main.as_json())
     data = {"out": str(folder), "runs": {rule: summary.as_json() for rule, summary in summaries.items()}}
     report = f"report: {folder / DEMO_RULE}/report.html (and one for each other rule beside it)"
     text = "\n".join(["", table, "", *words, "", report])
