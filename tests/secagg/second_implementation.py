@@ -31,7 +31,8 @@ BODY = {
     "Unmask": 26,
     "Result": 27,
 }
-COHORT = 2
+COHORT, SUM = 2, 3
+TAIL = 7
 
 
 # Protobuf.
@@ -114,14 +115,13 @@ class Terms:
     """What the header says that the session depends on."""
 
     session_id: bytes
-    visibility: int
-    participants: list[int]
+    levels: dict[int, int]
     threshold: int
     bits: int
     n_max: int
     clips: list[float]
     cohort_size: int
-    cohort_quorum: int
+    quorums: dict[int, int]
 
     @classmethod
     def of(cls, header: bytes) -> Terms:
@@ -135,45 +135,46 @@ class Terms:
             clips += [struct.unpack("<d", layer[3][0])[0]] * size
         return cls(
             envelope[2][0],
-            body[4][0],
-            numbers(body[11][0]),
+            dict(zip(numbers(body[11][0]), numbers(body[4][0]), strict=True)),
             body[12][0],
             body[13][0],
             body[14][0],
             clips,
             body.get(20, [0])[0],
-            body.get(21, [0])[0],
+            {COHORT: body.get(21, [0])[0], SUM: body.get(22, [0])[0]},
         )
+
+    @property
+    def masked(self) -> list[int]:
+        return [own for own, level in self.levels.items() if level in (COHORT, SUM)]
 
     @property
     def q_max(self) -> int:
         return int(min((2 ** (self.bits - 1) - 1) // self.n_max, 2**40))
 
-    @property
-    def quorum(self) -> int:
-        return self.cohort_quorum if self.visibility == COHORT else self.threshold
+    def quorum(self, cohort: list[int]) -> int:
+        return self.quorums[self.levels[cohort[0]]]
 
     def split(self, ctx1: bytes, nonces: Mapping[int, bytes]) -> list[list[int]]:
-        members = sorted(nonces)
-        if self.visibility != COHORT:
-            return [members]
-        key = labelled("cohort-key", ctx1, *(index(one) + nonces[one] for one in members))
-        members.sort(key=lambda one: labelled("cohort-place", key, index(one)))
-        count = max(1, len(members) // self.cohort_size)
-        bounds = [place * len(members) // count for place in range(count + 1)]
-        return [sorted(members[start:end]) for start, end in itertools.pairwise(bounds)]
+        """The members at sum, then those at cohort by lot."""
+        key = labelled("cohort-key", ctx1, *(index(one) + nonces[one] for one in sorted(nonces)))
+        of_sum, others = ([one for one in sorted(nonces) if self.levels[one] == level] for level in (SUM, COHORT))
+        others.sort(key=lambda one: labelled("cohort-place", key, index(one)))
+        count = max(1, len(others) // self.cohort_size) if others else 0
+        bounds = [place * len(others) // count for place in range(count + 1)] if others else []
+        return [of_sum] * bool(of_sum) + [sorted(others[start:end]) for start, end in itertools.pairwise(bounds)]
 
     def encode(self, reals: Iterable[float]) -> list[int]:
         """Clip, scale, round to the nearest with ties to even; the tail has clip 1."""
         words = []
-        for x, clip in zip(reals, [*self.clips, 1.0, 1.0], strict=True):
+        for x, clip in zip(reals, [*self.clips, *[1.0] * TAIL], strict=True):
             words.append(round(min(max(x, -clip), clip) * (self.q_max / clip)) % 2**self.bits)
         return words
 
     def decode(self, words: list[int]) -> list[float]:
         centred = [word - 2**self.bits * (word >> (self.bits - 1)) for word in words]
         layers = [value * (clip / self.q_max) for value, clip in zip(centred, self.clips, strict=False)]
-        return layers + [value / self.q_max for value in centred[-2:]]
+        return layers + [value / self.q_max for value in centred[-TAIL:]]
 
     def to_bytes(self, words: Iterable[int]) -> bytes:
         return b"".join(word.to_bytes(self.bits // 8, "little") for word in words)
@@ -182,8 +183,8 @@ class Terms:
 class Source:
     """One source: its draws in order, and all that follows from them."""
 
-    def __init__(self, own: int, draws: list[bytes], ctx: bytes) -> None:
-        self.own, self.ctx = own, ctx
+    def __init__(self, own: int, draws: list[bytes], ctx: bytes, energy: list[float]) -> None:
+        self.own, self.ctx, self.energy = own, ctx, energy
         self.master, self.self_secret, self.channel, self.nonce = draws[:4]
         self.rest = draws[4:]
         self.mask_private = derive(self.master, ctx, "mask-sk", own)
@@ -193,12 +194,9 @@ class Source:
         self.nonce_commitment = labelled("nonce", ctx, index(own), self.nonce)
 
     def advertise(self) -> bytes:
-        return b"".join(
-            put(number, value)
-            for number, value in enumerate(
-                (self.mask_key, self.box_key, self.self_mask_commitment, self.nonce_commitment), start=1
-            )
-        )
+        keys = (self.mask_key, self.box_key, self.self_mask_commitment, self.nonce_commitment)
+        body = b"".join(put(number, value) for number, value in enumerate(keys, start=1))
+        return body + put(5, struct.pack(f"<{len(self.energy)}f", *self.energy))
 
     def deal(self, threshold: int, u1: list[int]) -> dict[int, tuple[bytes, bytes]]:
         """For each holder its share of the master secret and of the self secret."""
@@ -242,7 +240,8 @@ class Replica:
     """A whole session: every site of it, and the list of what they send.
 
     Args:
-        one: a session of ``sessions.json``; of its sources only ``random``, ``input`` and ``tail`` are read.
+        one: a session of ``sessions.json``; of its sources only ``random``, ``energy``, ``input`` and ``tail`` are
+            read.
         arrives: whether a message (type, sender) reaches the aggregator.
     """
 
@@ -254,10 +253,7 @@ class Replica:
             int(site): Ed25519PrivateKey.from_private_bytes(bytes.fromhex(seed))
             for site, seed in one["identities"].items()
         }
-        self.sources = {
-            own: Source(own, [bytes.fromhex(draw) for draw in one["sources"][str(own)]["random"]], self.ctx)
-            for own in self.terms.participants
-        }
+        self.sources = {own: Source(own, *self._given(one["sources"][str(own)], self.ctx)) for own in self.terms.masked}
         self._inputs = {
             int(own): [float.fromhex(text) for text in (*fields["input"], *fields["tail"])]
             for own, fields in one["sources"].items()
@@ -267,6 +263,11 @@ class Replica:
         self._keys_and_shares()
         self._masked_inputs()
         self._unmasking()
+
+    @staticmethod
+    def _given(fields: Mapping[str, Any], ctx: bytes) -> tuple[list[bytes], bytes, list[float]]:
+        draws = [bytes.fromhex(draw) for draw in fields["random"]]
+        return draws, ctx, [float.fromhex(text) for text in fields["energy"]]
 
     def _send(self, kind: str, sender: int, to: list[int], context: bytes, body: bytes, **more: Any) -> bytes:
         """Sign and note a message; returns it as one travels, or nothing where it is lost."""
@@ -331,6 +332,9 @@ class Replica:
     def cohort_of(self, own: int) -> list[int]:
         return next(cohort for cohort in self.cohorts if own in cohort)
 
+    def _opens(self, cohort: list[int], there: Iterable[int]) -> bool:
+        return len(set(cohort) & set(there)) >= self.terms.quorum(cohort)
+
     def _masked_inputs(self) -> None:
         """R2 and the lists of R3."""
         self.inputs = {own: self.terms.to_bytes(self.masked(own)) for own in self.u2}
@@ -340,7 +344,7 @@ class Replica:
             body = put(1, digests[own]) + put(2, len(data))
             if message := self._send("MaskedInput", own, [self.target], self.ctx2, body, vector=data.hex()):
                 there[own] = message
-        opened = [own for own in there if len(set(self.cohort_of(own)) & set(there)) >= self.terms.quorum]
+        opened = [own for own in there if self._opens(self.cohort_of(own), there)]
         self.u3, self.dropped = opened, [own for own in self.u2 if own not in opened]
         self.listed = [there[own] for own in self.u3]
         body = b"".join(put(1, put(1, own) + put(2, digests[own])) for own in self.u3)
@@ -365,7 +369,7 @@ class Replica:
         self.sums = [self._open(cohort) for cohort in self.cohorts if set(cohort) & set(self.u3)]
         self.sum_digest = hashlib.sha256(b"".join(map(self.terms.to_bytes, self.sums))).digest()
         body = put(1, self.sum_digest) + put(2, len(self.u3)) + put(3, hashlib.sha256(b"next model").digest())
-        self._tell("Result", asked, self.ctx2, body)
+        self._tell("Result", asked, self.ctx, body)
 
     def _open(self, cohort: list[int]) -> list[int]:
         """The sum of a cohort, from the masked inputs that arrived and the shares of t answers alone."""

@@ -129,6 +129,7 @@ def verdict(error: Exception) -> tuple[str, list[str]]:
 def read_header(case: Entry) -> None:
     """What a source does with a header and the vectors beside it, where the case has any."""
     file = load("headers")
+    case = {**file["usual"], **case}
     header = received(case)
     check_header(
         header,
@@ -141,7 +142,9 @@ def read_header(case: Entry) -> None:
     )
     if "model" in case:
         update = case["target_update"]
-        check_vectors(header.body, bytes.fromhex(case["model"]), None if update is None else bytes.fromhex(update))
+        level = header.body.level_of(case["source"])
+        given = None if update is None else bytes.fromhex(update)
+        check_vectors(header.body, level, bytes.fromhex(case["model"]), given)
 
 
 @pytest.mark.parametrize("case", load("headers")["valid"], ids=lambda case: case["claim"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -80,7 +82,7 @@ def test_every_key_share_and_seed_of_a_source_is_the_published_one(name: str) ->
             reals = [float.fromhex(x) for x in (*published["input"], *published["tail"])]
             found["encoded"] = other.terms.to_bytes(other.terms.encode(reals)).hex()
             found["masked"] = other.inputs[source.own].hex()
-        given = {"random", "input", "tail"}
+        given = {"random", "energy", "input", "tail"}
         assert found == {field: value for field, value in published.items() if field not in given}
         assert source.rest == []
 
@@ -99,10 +101,49 @@ def test_every_sum_is_that_of_the_survivors_inputs_and_the_published_one(name: s
         assert [x.hex() for x in other.terms.decode(words)] == [*published["vector"], *published["tail"]]
 
 
+def rows_of(one: Any) -> dict[int, list[float]]:
+    """The energy rows of those whose Advertise arrived."""
+    came = {entry["from"] for entry in one["messages"] if entry["type"] == "Advertise" and entry["arrives"]}
+    rows = {int(own): [float.fromhex(x) for x in fields["energy"]] for own, fields in one["sources"].items()}
+    return {own: row for own, row in rows.items() if row and own in came}
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_caps_are_the_largest_under_which_no_source_dwarfs_the_others(name: str) -> None:
+    one, terms = session(name), session(name)["header_fields"]["energy"]
+    columns = list(zip(*rows_of(one).values(), strict=True))
+    assert len(one["caps"]) == len(columns)
+    for text, column in zip(one["caps"], columns, strict=True):
+        cap = secagg_oracles.largest_cap(list(column), terms["kappa"], terms["others"])
+        assert float.fromhex(text) == (math.inf if cap is None else pytest.approx(float(cap), rel=1e-12))
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_input_of_every_source_of_the_sum_is_within_its_row_and_the_caps(name: str) -> None:
+    one = session(name)
+    sizes = [math.prod(layer["shape"]) for layer in one["header_fields"]["layers"]]
+    caps = [float.fromhex(text) for text in one["caps"]]
+    for own, row in rows_of(one).items():
+        if "input" not in one["sources"][str(own)]:
+            continue
+        numbers = [float.fromhex(text) for text in one["sources"][str(own)]["input"]]
+        ends = list(itertools.accumulate(sizes if len(row) > 1 else [sum(sizes)]))
+        parts = [numbers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        assert [math.hypot(*part) for part in parts] == pytest.approx(list(map(min, row, caps)), rel=1e-6)
+
+
+def test_sessions_cover_caps_that_bind_and_caps_that_do_not() -> None:
+    caps = [float.fromhex(text) for one in load("sessions")["valid"] for text in one["caps"]]
+    assert math.inf in caps
+    assert any(0 < cap < math.inf for cap in caps)
+
+
 def test_sessions_cover_both_rings_cohorts_and_a_loss_in_every_phase() -> None:
     headers = [one["header_fields"] for one in load("sessions")["valid"]]
     assert {header["modulus_bits"] for header in headers} == {32, 64}
-    assert {header["visibility"] for header in headers} == {2, 3}
+    assert {tuple(sorted(set(header["levels"]))) for header in headers} == {(2,), (3,), (2, 3), (1, 2, 3)}
+    assert {header["energy"]["granularity"] for header in headers if header["energy"]} == {1, 2}
+    assert None in [header["energy"] for header in headers]
     lost = {entry["type"] for one in load("sessions")["valid"] for entry in one["messages"] if not entry["arrives"]}
     assert lost == {"Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"}
     given_up = session("seven-given-up")

@@ -151,7 +151,7 @@ def _low_order_mask_key() -> dict[str, Any]:
 
 def _too_few_that_count() -> Iterable[dict[str, Any]]:
     """An honest delivery, with which the source's own cohort holds too few for what it asks."""
-    name, usual = "five-cohorts", limits_of(5)
+    name, usual = "six-cohorts", limits_of(6)
     asks = {
         "two others in a sum that opens over two": replace(usual, k_min=2),
         "a cohort in which one colluder may be": replace(usual, n_c=1),

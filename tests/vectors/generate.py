@@ -23,6 +23,19 @@ MODULES = (primitives, message_vectors, header_vectors, session_vectors, fault_v
 SETS = {name: build for module in MODULES for name, build in module.SETS.items()}
 
 
+def text_of(value: object, indent: str = "") -> str:
+    """JSON with an entry a line, and a list of plain values on one."""
+    parts = list(value.values() if isinstance(value, dict) else value) if isinstance(value, dict | list) else []
+    if not parts or (isinstance(value, list) and not any(isinstance(part, dict | list) for part in parts)):
+        return json.dumps(value)
+    inner = indent + " "
+    lines = [inner + text_of(part, inner) for part in parts]
+    if isinstance(value, dict):
+        lines = [f"{inner}{json.dumps(key)}: {text_of(part, inner)}" for key, part in value.items()]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return "\n".join([opening, ",\n".join(lines), indent + closing])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file is stale")
@@ -30,7 +43,7 @@ def main() -> int:
     stale = []
     for name, build in SETS.items():
         path = HERE / f"{name}.json"
-        text = json.dumps(build(), indent=1) + "\n"
+        text = text_of(json.loads(json.dumps(build()))) + "\n"
         if check and (not path.exists() or path.read_text() != text):
             stale.append(path.name)
         elif not check:

@@ -21,13 +21,23 @@ from session_vectors import signed
 
 from securefda.errors import FaultyAggregatorError
 from securefda.secagg.checks import History, check_vectors
-from securefda.secagg.messages import Header, Visibility
+from securefda.secagg.messages import Header
 from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.roster import Roster, SignedRoster, sign_roster
 from securefda.secagg.signatures import sign_bytes
 from securefda.secagg.strict_json import canonical_json
 
 Terms = dict[str, Any]
+
+
+USUAL: Terms = {
+    "source": table.ME,
+    "roster": roster_of(table.N).digest().hex(),
+    "limits": plain(limits_of(table.N)),
+    "history": plain(History()),
+    "unix_s": NOW,
+}
+"""What holds for a case that does not say otherwise."""
 
 
 def _case(
@@ -38,16 +48,16 @@ def _case(
     limits: SessionLimits | None = None,
     roster: Roster | None = None,
     now: int = NOW,
+    source: int = table.ME,
 ) -> Terms:
-    return {
-        "claim": claim,
-        "source": table.ME,
-        **signed(message),
+    told = {
+        "source": source,
         "roster": (roster or roster_of(table.N)).digest().hex(),
         "limits": plain(limits or limits_of(table.N)),
         "history": plain(history or History()),
         "unix_s": now,
     }
+    return {"claim": claim, **signed(message)} | {name: one for name, one in told.items() if one != USUAL[name]}
 
 
 def _error_of(act: Callable[[], object]) -> str:
@@ -71,7 +81,6 @@ def _refused() -> list[Terms]:
     return cases
 
 
-_COHORTS = {"visibility": Visibility.COHORT, "cohort_size": 4, "cohort_quorum": 2}
 ACCEPTED: Mapping[str, tuple[Terms, Terms]] = {
     "the first one": ({}, {}),
     "the next attempt": ({"attempt": 2}, {"history": History(last_position=(1, 1))}),
@@ -81,11 +90,17 @@ ACCEPTED: Mapping[str, tuple[Terms, Terms]] = {
         {"history": table.RAN},
     ),
     "a rule that needs the target's update": ({"rule": table.FEDGP, "target": table.PUBLISHED}, {}),
+    "estimated errors of the rules": ({"rule": table.SELECT, "target": table.PUBLISHED}, {}),
     "visibility individual, without numbers of a session": (
-        {"visibility": Visibility.INDIVIDUAL, "modulus_bits": 0, "threshold": 0, "n_max": 0},
+        {**table.IN_CLEAR, "modulus_bits": 0, "threshold": 0, "n_max": 0},
         {},
     ),
-    "visibility cohort": (_COHORTS, {}),
+    "visibility cohort": (table.COHORTS, {}),
+    "a sum beside a cohort, to a source in the sum": (table.MIXED, {}),
+    "a sum beside a cohort, to a source in the cohort": (table.MIXED, {"source": 4}),
+    "a sum beside updates in clear, to a source in the sum": (table.WITH_CLEAR, {}),
+    "a sum beside updates in clear, to a source in clear": (table.WITH_CLEAR, {"source": 4}),
+    "no rule of energies": ({"energy": None}, {}),
     "a ring of 64 bits": ({"modulus_bits": 64}, {}),
     "fewer than all": ({"participants": (0, 2, 4), "threshold": 3}, {}),
     "the least threshold": ({"threshold": 3}, {}),
@@ -98,7 +113,8 @@ def _accepted() -> list[Terms]:
     cases = []
     for claim, (changes, terms) in ACCEPTED.items():
         message = table.header(**changes)
-        table.check(over_the_wire(message), terms.get("history", History()), terms.get("limits", limits_of(table.N)))
+        history, limits = terms.get("history", History()), terms.get("limits", limits_of(table.N))
+        table.check(over_the_wire(message), history, limits, own_index=terms.get("source", table.ME))
         cases.append(_case(claim, message, **terms))
     return cases
 
@@ -106,6 +122,7 @@ def _accepted() -> list[Terms]:
 def _vectors_refused() -> list[Terms]:
     """Headers that are right, beside vectors that are not the ones they name."""
     plain_header, asking = table.header(), table.header(rule=table.FEDGP, target=table.PUBLISHED)
+    mixed = table.header(rule=table.FEDGP, target=table.PUBLISHED, **table.MIXED)
     short = table.header(model_digest=sha256(b"short").digest())
     model = {"no model": b"", "a model cut short": MODEL[:-1], "a longer model": MODEL + bytes(4), "zeros": bytes(64)}
     update = {"no update": None, "an update cut short": table.UPDATE[:-1], "another update": b"\1" * 64}
@@ -114,15 +131,18 @@ def _vectors_refused() -> list[Terms]:
         _vectors("a model of another length, as its digest says", short, b"short", None, "HEADER_MODEL"),
         *(_vectors(claim, asking, MODEL, data, "HEADER_TARGET") for claim, data in update.items()),
         _vectors("an update that nobody asked for", plain_header, MODEL, table.UPDATE, "HEADER_TARGET"),
+        _vectors("the sum's update to a source in a cohort", mixed, MODEL, table.UPDATE, "HEADER_TARGET", source=4),
     ]
 
 
-def _vectors(claim: str, message: AnySigned, model: bytes, update: bytes | None, check: str) -> Terms:
+def _vectors(
+    claim: str, message: AnySigned, model: bytes, update: bytes | None, check: str, source: int = table.ME
+) -> Terms:
     body: Header = message.body
-    if _error_of(lambda: check_vectors(body, model, update)) != check:
+    if _error_of(lambda: check_vectors(body, body.level_of(source), model, update)) != check:
         raise ValueError(f"{check} {claim}: not found")
     vectors = {"model": model.hex(), "target_update": None if update is None else update.hex()}
-    return {**_case(claim, message), **vectors, "check": check}
+    return {**_case(claim, message, source=source), **vectors, "check": check}
 
 
 def headers() -> object:
@@ -130,6 +150,7 @@ def headers() -> object:
     used = {roster.digest().hex(): roster for roster in (roster_of(table.N), *(lie.roster for lie in table.LIES))}
     return {
         "own_layers": plain(LAYERS),
+        "usual": USUAL,
         "rosters": {digest: roster.canonical_bytes().decode() for digest, roster in used.items()},
         "valid": _accepted(),
         "invalid": [*_refused(), *_vectors_refused()],

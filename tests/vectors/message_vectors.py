@@ -34,8 +34,8 @@ def _header() -> m.Header:
         run_id=bytes(range(16)),
         round=3,
         attempt=1,
-        visibility=m.Visibility.SUM,
-        rule=m.RuleTerms("fedgp_auto", 0.5, "orthogonal", True, True, "mean-field", 0.25),
+        levels=(m.Visibility.SUM, m.Visibility.SUM, m.Visibility.COHORT, m.Visibility.INDIVIDUAL),
+        rule=m.RuleTerms("fedgp_auto", 0.5, "orthogonal", True, True, "mean-field", 0.25, select=True),
         target=m.TargetTerms(7, 0.001, _digest(2), 1.5, 0.75),
         layers=(m.Layer("linear.weight", (10, 64), 1.0), m.Layer("linear.bias", (10,), 0.5), m.Layer("s", (), 2.0)),
         architecture_digest=_digest(3),
@@ -50,6 +50,8 @@ def _header() -> m.Header:
         phase_deadline_ms=30_000,
         previous_result_digest=_digest(6),
         previous_checkpoint=b"",
+        sum_quorum=2,
+        energy=m.EnergyTerms(1.5, 1, m.Granularity.LAYER),
     )
 
 
@@ -59,7 +61,7 @@ def _signed_by(indices: Iterable[int], body: m.BodyT) -> tuple[m.Signed[m.BodyT]
 
 def _bodies() -> list[tuple[int, m.Body]]:
     """Sender and body, every type once."""
-    advertise = m.Advertise(_digest(10), _digest(11), _digest(12), _digest(13))
+    advertise = m.Advertise(_digest(10), _digest(11), _digest(12), _digest(13), (0.5, 0.0, 0.25))
     signature, masked = m.SurvivorSignature(_digest(14)), m.MaskedInput(_digest(20), 2604)
     boxes = (m.ShareBox(2, b"\x15" * 90), m.ShareBox(3, b"\x16" * 90))
     delivered = tuple(m.DeliveredBox(box.peer, box.box, _digest(17 + box.peer)) for box in boxes)
@@ -70,7 +72,7 @@ def _bodies() -> list[tuple[int, m.Body]]:
         (1, m.ShareBundle(boxes, _digest(17))),
         (0, m.ShareDelivery(delivered)),
         (1, masked),
-        (1, m.Update(_digest(21), 2600, 199)),
+        (1, m.Update(_digest(21), 2600, 199, loss=0.0, accuracy=0.75)),
         (0, m.Survivors((m.Survivor(1, _digest(22)), m.Survivor(3, _digest(23))), (2,))),
         (1, signature),
         (0, m.Consistency(_signed_by((1, 3), signature), _signed_by((1, 3), masked))),
@@ -78,7 +80,7 @@ def _bodies() -> list[tuple[int, m.Body]]:
         (0, m.Result(_digest(26), 2, _digest(27), b"")),
         (0, m.Abort(m.Step.SHARES, "KEY_SIGNATURE", 0)),
         (1, m.Refusal("max-visibility")),
-        (1, m.Join(_digest(28), "0.1.0")),
+        (1, m.Join(_digest(28), "0.1.0", m.Visibility.COHORT)),
         (0, m.Goodbye(True, 20, "")),
     ]
 
@@ -112,7 +114,8 @@ def malformed() -> list[dict[str, str]]:
     """Envelopes that are wrong in one way each, with a part of what a reader says; the first one is right."""
     head = b"\x08\x01" + b"\x12\x20" + SESSION_ID + b"\x18\x01" + b"\x22\x20" + CONTEXT
     refusal = b"\xea\x01\x05\x0a\x03key"
-    visibility = encode(m.Envelope(SESSION_ID, 0, CONTEXT, _header())).replace(b"\x20\x03\x2a", b"\x20\x04\x2a")
+    header = encode(m.Envelope(SESSION_ID, 0, CONTEXT, _header()))
+    levels = b"\x22\x04\x03\x03\x02\x01\x2a"
     unmask = b"\xd2\x01"
     both = b"\x08\x02" + b"\x12\x21" + b"\x24" * 33 + b"\x1a\x21" + b"\x25" * 33
     none = b"\x08\x02"
@@ -137,7 +140,8 @@ def malformed() -> list[dict[str, str]]:
         ("empty text", "key must have", head + b"\xea\x01\x00"),
         ("text of 65 characters", "key must have", head + b"\xea\x01\x43\x0a\x41" + b"k" * 65),
         ("truncated", "are no Envelope", (head + refusal)[:-1]),
-        ("unknown visibility", "Visibility", visibility),
+        ("unknown level", "Visibility", header.replace(levels, levels.replace(b"\x02", b"\x04"))),
+        ("level of no meaning", "Visibility", header.replace(levels, levels.replace(b"\x02", b"\x00"))),
         ("unmask with both shares", long_way, head + unmask + bytes([len(both) + 2, 0x0A, len(both)]) + both),
         ("unmask with no share", "holds no share", head + unmask + bytes([len(none) + 2, 0x0A, len(none)]) + none),
         ("unmask with one owner twice", "one share per owner", head + unmask + b"\x4e" + (b"\x0a\x25" + share) * 2),
@@ -189,7 +193,16 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Header, "a run id of 15 bytes", "run_id", _set("run_id", bytes(15))),
     (m.Header, "round 0", "round and attempt", _clear("round")),
     (m.Header, "attempt 0", "round and attempt", _clear("attempt")),
-    (m.Header, "no visibility", "Visibility", _clear("visibility")),
+    (m.Header, "no levels", "one level for each", _clear("levels")),
+    (m.Header, "a level too few", "one level for each", lambda message: message.levels.pop()),
+    (m.Header, "a level too many", "one level for each", _more("levels", 1)),
+    (m.Header, "1025 levels", "levels", _more("levels", *[3] * 1021)),
+    (m.Header, "kappa 0", "kappa", _set("energy.kappa", 0.0)),
+    (m.Header, "kappa below 0", "kappa", _set("energy.kappa", -1.0)),
+    (m.Header, "kappa that is no number", "kappa", _set("energy.kappa", float("nan"))),
+    (m.Header, "energies of no others", "others", _set("energy.others", 0)),
+    (m.Header, "energies of nothing", "Granularity", _set("energy.granularity", 0)),
+    (m.Header, "energies of something else", "Granularity", _set("energy.granularity", 3)),
     (m.Header, "no rule", "rule", _clear("rule")),
     (m.Header, "a rule without a name", "rule must have", _set("rule.rule", "")),
     (m.Header, "beta above 1", "beta", _set("rule.beta", 1.5)),
@@ -223,6 +236,9 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Advertise, "no box key", "box_key", _clear("box_key")),
     (m.Advertise, "a commitment of 33 bytes", "self_mask_commitment", _set("self_mask_commitment", bytes(33))),
     (m.Advertise, "no commitment to a nonce", "nonce_commitment", _clear("nonce_commitment")),
+    (m.Advertise, "an energy below 0", "energies", _set("energy.1", -0.5)),
+    (m.Advertise, "an energy that is no number", "energies", _set("energy.0", float("nan"))),
+    (m.Advertise, "an infinite energy", "energies", _set("energy.2", float("inf"))),
     (m.KeyList, "a signature of 63 bytes", "signature", _set("advertisements.0.signature", bytes(63))),
     (m.ShareBundle, "an empty box", "share box", _set("boxes.0.box", b"")),
     (m.ShareBundle, "a box of 1025 bytes", "share box", _set("boxes.0.box", bytes(1025))),
@@ -232,6 +248,10 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.MaskedInput, "a digest of 31 bytes", "digest", _set("digest", bytes(31))),
     (m.MaskedInput, "a vector of no bytes", "length_bytes", _clear("length_bytes")),
     (m.Update, "no samples", "samples", _clear("samples")),
+    (m.Update, "a loss that is no number", "loss", _set("loss", float("nan"))),
+    (m.Update, "an infinite loss", "loss", _set("loss", float("inf"))),
+    (m.Update, "an accuracy above 1", "accuracy", _set("accuracy", 1.5)),
+    (m.Update, "an accuracy that is no number", "accuracy", _set("accuracy", float("nan"))),
     (m.Survivors, "a digest of 31 bytes", "input_digest", _set("survivors.0.input_digest", bytes(31))),
     (m.Survivors, "a survivor beyond 2^31", "survivor", _set("survivors.0.index", 2**31)),
     (m.Survivors, "a dropped source beyond 2^31", "dropped", _set("dropped.0", 2**31)),
@@ -251,6 +271,8 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Abort, "an accused beyond 2^31", "accused", _set("accused", 2**31)),
     (m.Join, "a digest of 31 bytes", "architecture_digest", _set("architecture_digest", bytes(31))),
     (m.Join, "a version of 65 characters", "software_version", _set("software_version", "1" * 65)),
+    (m.Join, "no visibility", "Visibility", _clear("visibility")),
+    (m.Join, "a visibility that does not exist", "Visibility", _set("visibility", 4)),
     (m.Goodbye, "a reason of 501 characters", "reason", _set("reason", "x" * 501)),
 ]
 

@@ -13,21 +13,23 @@ from typing import Any
 
 import numpy as np
 from cohort import MODEL, NOW, TARGET, AnySigned, Bytes, Cohort, identity, leaving, limits_of
+from lies_of_aggregator import MIXED
 from message_vectors import plain
 from numpy.typing import NDArray
 
+from securefda.adaptation import energy_caps, energy_row, scale_to_caps
 from securefda.secagg import agreement, shamir
 from securefda.secagg.agreement import BoxAddress, KeyPair
 from securefda.secagg.checks import quantisation
 from securefda.secagg.cohorts import cohort_with, cohorts_of, nonce_commitment
-from securefda.secagg.messages import Visibility
+from securefda.secagg.messages import EnergyTerms, Granularity, Visibility
 from securefda.secagg.prg import RingVector
 from securefda.secagg.secret import Secret
 from securefda.secagg.transcript import key_list_context, members_context, survivors_digest
 
 
 def _cohorts(size: int, quorum: int, **changes: Any) -> dict[str, Any]:
-    return {"visibility": Visibility.COHORT, "cohort_size": size, "cohort_quorum": quorum, **changes}
+    return {"level": Visibility.COHORT, "cohort_size": size, "cohort_quorum": quorum, **changes}
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,34 @@ class Plan:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
+INDIVIDUAL, COHORT, SUM = Visibility
+LENIENT = EnergyTerms(0.5, 2, Granularity.LAYER)
+OF_WHOLE = EnergyTerms(0.5, 2, Granularity.MODEL)
+GIVEN_UP = {
+    "levels": (SUM, SUM, COHORT, COHORT, SUM, SUM, INDIVIDUAL),
+    "cohort_size": 2,
+    "cohort_quorum": 2,
+    "sum_quorum": 3,
+    "threshold": 4,
+    "energy": EnergyTerms(1.5, 2, Granularity.LAYER),
+}
+
 PLANS = {
-    "three": Plan("three sources, nobody is lost", 3),
-    "four-64": Plan("four sources in the 64-bit ring, one is lost in R2", 4, {4: 2}, {"modulus_bits": 64}),
+    "three": Plan("three sources of which none needs a cap, nobody is lost", 3, {}, {"energy": LENIENT}),
+    "four-64": Plan(
+        "four sources in the 64-bit ring with energies of the model as a whole, one is lost in R2",
+        4,
+        {4: 2},
+        {"modulus_bits": 64, "energy": OF_WHOLE},
+    ),
     "five": Plan("five sources, nobody is lost", 5),
-    "five-lost": Plan("five sources, one is lost in R2 and one is silent in R4", 5, {3: 2, 5: 4}, {"threshold": 3}),
-    "five-cohorts": Plan("five sources in a cohort of two and one of three", 5, {}, _cohorts(2, 2)),
+    "five-lost": Plan(
+        "five sources without a rule of energies, one is lost in R2 and one is silent in R4",
+        5,
+        {3: 2, 5: 4},
+        {"threshold": 3, "energy": None},
+    ),
+    "five-mixed": Plan("three sources in a sum beside a cohort of two", 5, {}, MIXED["changes"]),
     "five-unsigned": Plan("five sources in two cohorts, a survivor does not sign the lists", 5, {2: 3}, _cohorts(2, 2)),
     "six": Plan("six sources of which four must stay, one is lost in R2", 6, {5: 2}, {"threshold": 4}),
     "six-cohorts": Plan("six sources in two cohorts of three, one is lost in R2", 6, {6: 2}, _cohorts(3, 2)),
@@ -56,10 +80,10 @@ PLANS = {
         {"threshold": 4},
     ),
     "seven-given-up": Plan(
-        "seven sources in two cohorts, one of which loses too many and is given up",
+        "four sources in a sum beside a cohort of two, which loses one and is given up; a seventh is at individual",
         7,
-        {2: 2},
-        _cohorts(3, 3, threshold=4),
+        {3: 2},
+        GIVEN_UP,
     ),
 }
 
@@ -88,16 +112,46 @@ class VectorCohort(Cohort):
                 seen.append((sender, recipient, message, arrived is not None))
             return arrived
 
+        self.plan = plan
         super().__init__(plan.n, link, {"n_max": 2 * plan.n, **plan.changes})
         self.random = {index: Draws(Bytes("source", index)) for index in self.indices}  # type: ignore[misc]
 
     def reals(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Input and tail of a source: exact multiples of 2^-15, in part beyond the clip."""
+        """Input and tail of a source, as it encodes them: at ``sum`` scaled to the caps, if there are any."""
         encoding = quantisation(self.header.body)
+        vector = self._contribution(index)
+        if row := self.energy_of(index):
+            scale_to_caps(vector, self._sizes, row, self.caps)
+        tail = [self._number(index, place) for place in range(encoding.layer_length, encoding.length)]
+        return vector, np.array(tail) / 2**16
+
+    def _contribution(self, index: int) -> NDArray[np.float64]:
+        """Exact multiples of 2^-17: at ``sum`` within the clip, elsewhere in part beyond it."""
+        encoding, at_sum = quantisation(self.header.body), self.header.body.level_of(index) is SUM
         clips = np.repeat([layer.clip for layer in encoding.layers], [layer.size for layer in encoding.layers])
-        numbers = [self._number(index, place) for place in range(encoding.length)]
-        vector = clips * (np.array(numbers[: encoding.layer_length]) / 2**15 - 1) * 1.125
-        return vector, np.array(numbers[encoding.layer_length :]) / 2**16
+        numbers = [self._number(index, place) for place in range(encoding.layer_length)]
+        factor = 2.0 ** -(index % 3) if at_sum else 1.125
+        return clips * (np.array(numbers) / 2**15 - 1) * factor
+
+    @property
+    def _sizes(self) -> list[int]:
+        header = self.header.body
+        by_layer = [layer.size for layer in header.layers]
+        return by_layer if header.energy_row_length > 1 else [sum(by_layer)]
+
+    def energy_of(self, index: int) -> tuple[float, ...]:
+        if self.header.body.energy is None or index not in self.header.body.at(SUM):
+            return ()
+        return tuple(energy_row(self._contribution(index), self._sizes, 1.0).tolist())
+
+    @property
+    def caps(self) -> list[float]:
+        """The largest energies that follow from the rows of all that advertise; none without a rule of energies."""
+        header = self.header.body
+        rows = [self.energy_of(index) for index in header.at(SUM) if self.plan.drops.get(index, 1) > 0]
+        if header.energy is None:
+            return []
+        return energy_caps(rows, kappa=header.energy.kappa, others=header.energy.others).tolist()
 
     def encoded(self, index: int) -> RingVector:
         return quantisation(self.header.body).encode(*self.reals(index)).values
@@ -138,6 +192,7 @@ def session(name: str) -> dict[str, Any]:
         "ctx": view.ctx.hex(),
         "ctx1": view.ctx1.hex(),
         "ctx2": view.ctx2.hex(),
+        "caps": [cap.hex() for cap in cohort.caps],
         "cohorts": [sorted(members) for members in view.cohorts],
         "survivors": sorted(opened.survivors),
         "dropped": sorted(opened.dropped),
@@ -198,6 +253,7 @@ def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
         "box_key": box_pair.public.hex(),
         "self_mask_commitment": agreement.commitment(self_secret, own=index, ctx=view.ctx).hex(),
         "nonce_commitment": nonce_commitment(nonce.reveal(), own=index, ctx=view.ctx).hex(),
+        "energy": [value.hex() for value in cohort.energy_of(index)],
     }
     if index in view.keys:
         fields["shares"] = _shares(cohort, view, master, self_secret, drawn[4:])
