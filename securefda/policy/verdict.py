@@ -142,7 +142,9 @@ def _check_energy(policy: SourcePolicy, header: Header) -> None:
 
 def _check_what_is_trained(policy: SourcePolicy, header: Header) -> None:
     allowed = ", ".join(policy.allowed_rules) or "none"
-    if header.rule.rule not in policy.allowed_rules:
+    # A source contributes nothing to a round of the target alone; it can only be asked for estimated errors.
+    only_errors = header.rule.select and header.rule.rule == Rule.TARGET_ONLY
+    if header.rule.rule not in policy.allowed_rules and not only_errors:
         raise _refusal("allowed-rules", header.rule.rule, allowed)
     if header.rule.select and SELECTION not in policy.allowed_rules:
         raise _refusal("allowed-rules", f"{SELECTION}, estimated errors of rules", allowed)

@@ -214,6 +214,16 @@ def test_a_policy_without_rules_refuses_every_rule() -> None:
     assert caught.value.key == "allowed-rules"
 
 
+def test_a_round_of_the_target_alone_can_ask_for_estimated_errors_and_for_nothing_else() -> None:
+    alone, selecting = rule("target_only"), rule("target_only", select=True)
+    policy = changed(POLICY, "allowed-rules", ("auto",))
+    asking(rule=selecting)(policy)
+    for terms, asked in ((alone, policy), (selecting, POLICY)):
+        with pytest.raises(PolicyRefusal) as caught:
+            asking(rule=terms)(asked)
+        assert caught.value.key == "allowed-rules"
+
+
 def test_a_rule_that_does_not_exist_is_refused_and_not_looked_up() -> None:
     for filtered in (False, True):
         with pytest.raises(PolicyRefusal) as caught:
