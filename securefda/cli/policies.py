@@ -103,10 +103,11 @@ class Verdict:
         if self.error is None:
             unsigned = "" if self.signed else "; its signature was not looked at, name the kit for that"
             return [(self.site, "permitted", f"at level {self.level}{unsigned}")]
+        verdict, found = "unusable", str(self.error)
         if isinstance(self.error, PolicyRefusal):
-            found = f"{self.error.key}: asked {self.error.asked}, allowed {self.error.allowed}"
-            return [(self.site, "refused", found), ("", "", f"-> {self.error.hint}")]
-        return [(self.site, "unusable", str(self.error)), ("", "", f"-> {self.error.hint}")]
+            verdict, found = "refused", f"{self.error.key}: asked {self.error.asked}, allowed {self.error.allowed}"
+        mend = [("", "", f"-> {self.error.hint}")] if self.error.hint else []
+        return [(self.site, verdict, found), *mend]
 
 
 @dataclass(frozen=True, slots=True)

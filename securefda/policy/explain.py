@@ -100,7 +100,8 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
         lines.append(
             f"At level cohort: one such sum per round over a cohort of at least {policy.smallest_sum} sources, drawn "
             f"by lot anew in every round, beside {facts.others}. Many rounds give many different sums with {site} in "
-            "them, which together tell more of it than one sum does."
+            "them, which together tell more of it than one sum does. No energy rule holds for cohorts: where its part "
+            "is much larger than the others', such a sum shows it nearly alone."
         )
     return (*lines, sum_line, _energy_row(facts))
 
@@ -166,7 +167,7 @@ def _energy_claim(facts: _Facts) -> str:
         "in every layer" if bounds.granularity == "layer" else "over the model as a whole, though not in every layer,"
     )
     return (
-        f"A sum of which {site} makes up most: {place} the others that count hold together at least "
+        f"At level sum, a sum of which {site} makes up most: {place} the others that count hold together at least "
         f"{bounds.kappa:g} times the energy (sum of squares) of its part. This bounds lengths, not directions: parts "
         "that point the same way show that way."
     )

@@ -57,6 +57,12 @@ def test_the_energy_rule_is_claimed_for_what_it_holds_for(granularity: str, clai
     assert "at least 1.5 times the energy" in text
 
 
+def test_no_energy_rule_is_claimed_for_cohorts() -> None:
+    found = explain(default_policy("cohort"), "lyon", 5)
+    assert any(line.startswith("At level cohort: ") and "No energy rule holds" in line for line in found.learns)
+    assert all(line.startswith("At level sum, ") for line in found.does_not_learn if "times the energy" in line)
+
+
 def test_the_target_pays_with_its_update_only_under_rules_that_publish_it() -> None:
     paid = explain(NAMED_POLICIES["clinical-default"].policy, "lyon", 5).target_pays
     assert "every source sees the target's own update g_T" in paid[0]
