@@ -73,6 +73,7 @@ def render_report(record: RunRecord) -> str:
         tiles=_tiles(summary, rounds),
         charts=_charts(record, rounds),
         seen=seen_rows(rounds),
+        has_rows=any(line.get("energy") for line in rounds),
         rows=[_row(line) for line in rounds],
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from securefda.cli.report import human_bytes, report_after, write_report
-from securefda.cli.verdict import protected, unprotected
+from securefda.cli.verdict import protected, unprotected, verdict
 from securefda.errors import ConfigError, QuorumLost
 from securefda.rounds.records import RoundLine, summarise
 from securefda.rounds.run_folder import RunFolder
@@ -47,6 +47,7 @@ def write_run(folder: Path, lines: list[RoundLine], *, level: str = "sum", summa
                 task="package.module:<b>Task</b>",
                 strategy={"rule": "fedgp_auto", "beta": 0.5},
                 visibility=dict.fromkeys(SITES, level),
+                kappa=1.0,
                 rounds_planned=9,
                 status="failed",
                 error=QuorumLost("advertise", 3, ["source-1"], ["source-2"], hint="start it again"),
@@ -213,16 +214,61 @@ def test_bytes_read_in_binary_units(count: int, text: str) -> None:
     assert human_bytes(count) == text
 
 
-def test_at_sum_no_single_update_was_seen_and_the_targets_own_was() -> None:
+def test_at_sum_no_single_update_was_seen_and_the_targets_own_was_by_those_that_it_was_sent_to() -> None:
     levels = dict.fromkeys(SITES, "sum")
-    assert "no single update" in protected(levels, "fedgp_auto")
+    assert "no single update;" in protected(levels, "fedgp_auto")
     assert "collude" in protected(levels, "fedgp_auto")
-    assert "the sources saw the target's own update" in unprotected(levels, "fedgp_auto")
-    assert "shows that source's part in the sum" in unprotected(levels, "fedgp_auto", filtered=True)
-    assert "that source's part" not in unprotected(levels, "fedgp_auto")
-    assert "that source's part" not in unprotected(levels, "fedda_auto", filtered=True)
+    assert "the sources saw the target's own update" in unprotected(levels, "fedgp_auto", told=SITES)
     assert "target's own update" not in unprotected(levels, "fedavg")
     assert "no noise was added" in unprotected(levels, "fedavg")
+
+
+@pytest.mark.parametrize(
+    ("rule", "filtered", "energy", "is_said"),
+    [
+        ("fedgp_auto", True, None, True),
+        ("auto", True, None, True),
+        ("fedgp_auto", True, "model", True),
+        ("fedgp_auto", True, "layer", False),
+        ("fedgp_auto", False, None, False),
+        ("fedda_auto", True, None, False),
+    ],
+)
+def test_a_filter_shows_a_lone_source_unless_the_energy_rule_holds_in_every_layer(
+    rule: str, filtered: bool, energy: str | None, is_said: bool
+) -> None:
+    found = unprotected(
+        dict.fromkeys(SITES, "sum"), rule, filtered=filtered, energy=energy and {"kappa": 1.0, "granularity": energy}
+    )
+    assert ("shows that source's part in the sum" in found) is is_said
+
+
+def test_the_energy_rule_is_claimed_for_what_it_holds_and_its_numbers_are_said_to_be_seen() -> None:
+    levels = dict.fromkeys(SITES, "sum")
+    by_layer, on_model = ({"kappa": kappa, "granularity": of} for kappa, of in ((1.0, "layer"), (2.0, "model")))
+    assert "In every layer of the sum the other sources that count held together at least as much energy as" in (
+        protected(levels, "fedgp_auto", energy=by_layer)
+    )
+    assert "Over all layers of the sum together" in protected(levels, "fedgp_auto", energy=on_model)
+    assert "at least 2 times the energy of any one's part" in protected(levels, "fedgp_auto", energy=on_model)
+    assert "not on directions" in protected(levels, "fedgp_auto", energy=on_model)
+    assert "how large each one's part of the sum was, one number per layer" in unprotected(
+        levels, "fedgp_auto", energy=by_layer
+    )
+    assert "nothing bounded how much of a sum is one source's part" in unprotected(levels, "fedgp_auto")
+
+
+@pytest.mark.parametrize("level", ["individual", "cohort"])
+def test_the_energy_rule_is_not_claimed_where_nobody_was_at_sum(level: str) -> None:
+    words = verdict(
+        {
+            "visibility": dict.fromkeys(SITES, level),
+            "strategy": {"rule": "fedgp_auto", "filter": True},
+            "energy": {"kappa": 1.0, "granularity": "layer", "rounds": 0, "zeroed": None, "capped": {}},
+        }
+    )
+    assert "energy" not in " ".join(words)
+    assert "part of the sum" not in " ".join(words)
 
 
 def test_at_individual_nothing_is_said_to_be_hidden_from_the_aggregator() -> None:
@@ -240,18 +286,90 @@ def test_a_rule_without_sources_claims_no_masks(rule: str) -> None:
     assert "sum" not in protected(levels, rule) + unprotected(levels, rule)
 
 
-def test_mixed_levels_name_who_was_seen() -> None:
-    levels = {"source-1": "sum", "source-2": "individual"}
-    assert "the update of source-1 left it only under masks" in protected(levels, "fedgp_auto")
-    assert "every single update of source-2" in unprotected(levels, "fedgp_auto")
+def test_mixed_levels_name_who_was_seen_in_which_way() -> None:
+    levels = {"a": "sum", "b": "sum", "c": "cohort", "d": "cohort", "e": "individual"}
+    hidden = protected(levels, "auto", energy={"kappa": 1.0, "granularity": "layer"})
+    shown = unprotected(levels, "auto", told=["a", "b"])
+    assert "the update of a, b, c, d left it only under masks" in hidden
+    assert "one weighted sum of a, b and one per cohort of c, d and no single update of theirs" in hidden
+    assert "every single update of e, and its row count" in shown
+    assert "a, b alone saw the target's own update" in shown
 
 
 def test_a_run_in_cohorts_says_how_large_they_were_and_whose_beta_it_shows(tmp_path: Path) -> None:
     levels = dict.fromkeys(SITES, "cohort")
-    write_run(tmp_path, [line(1, cohorts=[["source-1", "source-2"], ["source-10", "a", "b"]])], level="cohort")
+    seen = [seen_line("cohort", ["source-1", "source-2"]), seen_line("cohort", ["source-10", "a", "b"])]
+    write_run(tmp_path, [line(1, levels=levels, seen=seen)], level="cohort")
     text = page_of(tmp_path).text
     assert "cohorts of 2 and 3" in text
     assert "evaluated on the mean of each" in text
     assert "one weighted sum per cohort" in protected(levels, "fedgp_auto")
     assert "drawn anew in every round" in unprotected(levels, "fedgp_auto")
     assert "saw the target's own update" not in unprotected(levels, "fedgp_auto")
+
+
+def seen_line(level: str, members: list[str], **changes: object) -> dict[str, object]:
+    return {"level": level, "members": members, "rows": 90, "loss": 0.5, "accuracy": 0.75} | changes
+
+
+def test_the_page_says_what_was_seen_of_whom_in_which_rounds(tmp_path: Path) -> None:
+    alone = seen_line("individual", ["source-10"], rows=1234, loss=None, accuracy=None)
+    pair = seen_line("sum", ["source-1", "source-2"])
+    write_run(tmp_path, [line(n, seen=[pair, alone] if n != 3 else [alone]) for n in range(1, 5)])
+    text = page_of(tmp_path).text
+    assert "source-1, source-2 sum one weighted sum, the rule already applied 1–2, 4 90" in text
+    assert "source-10 individual its own update, in clear 1–4 1,234" in text
+    assert "how large its part of the sum is" not in text
+
+
+def test_cohorts_of_ever_other_members_are_counted_beyond_two_dozen(tmp_path: Path) -> None:
+    write_run(tmp_path, [line(n, seen=[seen_line("cohort", [f"x{n}", "y"])]) for n in range(1, 31)])
+    text = page_of(tmp_path).text
+    assert "x24, y" in text
+    assert "x25, y" not in text
+    assert "and 6 other sets" in text
+
+
+def test_training_figures_are_shown_as_sums_and_only_where_they_were_summed(tmp_path: Path) -> None:
+    write_run(tmp_path / "sum", [line(n, seen=[seen_line("sum", SITES)]) for n in (1, 2)])
+    assert "Shown as sums" in page_of(tmp_path / "sum").text
+    write_run(tmp_path / "clear", [line(n, seen=[seen_line("individual", ["source-1"])]) for n in (1, 2)])
+    assert "Shown as sums" not in page_of(tmp_path / "clear").text
+
+
+def test_emptied_layers_are_named_and_caps_that_did_nothing_have_no_figure(tmp_path: Path) -> None:
+    levels = dict.fromkeys(SITES, "sum")
+    calm = {"layers": 4, "zeroed": [], "capped": {}}
+    busy = {"layers": 4, "zeroed": ["head.weight"], "capped": {"source-1": 2}}
+    write_run(tmp_path / "calm", [line(1, levels=levels, energy=calm)])
+    write_run(tmp_path / "busy", [line(1, levels=levels, energy=calm), line(2, levels=levels, energy=busy)])
+    assert "Caps of the energy rule" not in page_of(tmp_path / "calm").text
+    text = page_of(tmp_path / "busy").text
+    assert "Rounds in which a layer was emptied: head.weight (1)" in text
+    assert "emptied head.weight" in text
+    assert "emptied 12.5 % of the layers of all rounds; scaled down: source-1 2" in text
+
+
+@pytest.mark.parametrize(
+    ("cosine", "words"),
+    [(0.97, "so hiding g_T would not hide what it tells"), (0.3, "median cosine of 0.30 that shows part of g_T only")],
+)
+def test_the_cosine_is_said_to_show_what_it_shows(tmp_path: Path, cosine: float, words: str) -> None:
+    write_run(tmp_path, [line(n, target_cosine=cosine, target_update_to=SITES) for n in (1, 2)])
+    text = page_of(tmp_path).text
+    assert words in text
+    assert "Sources at sum saw g_T" in text
+
+
+def test_a_target_that_keeps_its_update_is_not_said_to_have_shown_it(tmp_path: Path) -> None:
+    write_run(tmp_path, [line(1, target_cosine=0.97, target_update_to=[])], level="individual")
+    assert "g_T itself stayed at the target" in page_of(tmp_path).text
+
+
+def test_estimated_errors_are_drawn_with_how_often_each_rule_was_chosen(tmp_path: Path) -> None:
+    errors = {"target_only": 2.0, "source_only": 3.0, "fedda_auto": 1.0, "fedgp_auto": 0.0}
+    write_run(tmp_path, [line(n, delta_errors=errors, rule="fedda_auto" if n > 1 else "fedgp_auto") for n in (1, 2, 3)])
+    text = page_of(tmp_path).text
+    assert "Estimated errors" in text
+    assert "fedda_auto in 2, fedgp_auto in 1" in text
+    assert "target_only" in text

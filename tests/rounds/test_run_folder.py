@@ -12,6 +12,7 @@ import pytest
 from securefda.errors import ConfigError, QuorumLost, SecureFdaError
 from securefda.rounds.records import RoundLine, Summary, summarise
 from securefda.rounds.run_folder import RunFolder, append_line, read_run, replace_file
+from securefda.rounds.store import TargetRelease
 
 
 def line(number: int, **changes: object) -> RoundLine:
@@ -127,7 +128,7 @@ def test_a_summary_can_be_read_back(tmp_path: Path) -> None:
     folder.write_summary(summary_of([line(1)]))
     summary = read_run(tmp_path).summary
     assert summary is not None
-    assert summary["schema_version"] == 1
+    assert summary["schema_version"] == 2
     assert set(summary["versions"]) == {"securefda", "python", "numpy", "torch"}
 
 
@@ -166,3 +167,67 @@ def test_a_run_without_a_finished_round_has_no_accuracy_but_an_error() -> None:
     summary = summary_of([], status="failed", error=error)
     assert (summary.target_accuracy, summary.final_accuracy, summary.model_digest) == (None, None, "")
     assert summary.error == {"code": "QuorumLost", "message": str(error), "hint": "start source-2"}
+
+
+def test_a_source_is_listed_with_the_level_that_showed_most_of_it() -> None:
+    lines = [
+        line(1, levels={"source-1": "sum", "source-2": "cohort"}),
+        line(2, levels={"source-1": "sum", "source-2": "individual"}, status="lost"),
+        line(3, levels={"source-1": "sum", "source-2": "sum"}),
+    ]
+    permitted = {"source-1": "individual", "source-2": "individual", "source-3": "cohort"}
+    summary = summary_of(lines, visibility=permitted)
+    assert summary.visibility == {"source-1": "sum", "source-2": "individual", "source-3": "cohort"}
+
+
+def test_the_energy_rule_is_added_up_over_finished_rounds() -> None:
+    lines = [
+        line(1, energy={"layers": 4, "zeroed": ["a"], "capped": {"source-1": 2}}),
+        line(2, energy={"layers": 4, "zeroed": ["a", "b"], "capped": {"source-1": 1, "source-2": 3}}),
+        line(3, energy=None),
+        line(4, energy={"layers": 4, "zeroed": ["c"], "capped": {}}, status="lost"),
+    ]
+    assert summary_of(lines, kappa=1.5).energy == {
+        "kappa": 1.5,
+        "granularity": "layer",
+        "rounds": 2,
+        "zeroed": 3 / 8,
+        "capped": {"source-1": 3, "source-2": 3},
+    }
+    assert summary_of(lines).energy is None
+    assert summary_of([], kappa=1.0).energy == {
+        "kappa": 1.0,
+        "granularity": "layer",
+        "rounds": 0,
+        "zeroed": None,
+        "capped": {},
+    }
+
+
+def test_releases_of_the_targets_update_are_counted_by_header_update_and_recipient() -> None:
+    releases = [
+        TargetRelease(1, 1, "aa", ["source-1", "source-2"], "none"),
+        TargetRelease(1, 2, "aa", ["source-2"], "none"),
+        TargetRelease(2, 1, "bb", ["source-2"], "none"),
+    ]
+    assert summary_of([], releases=releases).target_releases == {
+        "headers": 3,
+        "updates": 2,
+        "recipients": {"source-1": 1, "source-2": 3},
+        "noise": "none",
+    }
+    assert summary_of([]).target_releases == {"headers": 0, "updates": 0, "recipients": {}, "noise": "none"}
+
+
+def test_cosine_and_rules_are_of_finished_rounds() -> None:
+    lines = [
+        line(1, rule="source_only", target_cosine=None),
+        line(2, target_cosine=0.5),
+        line(3, target_cosine=0.9),
+        line(4, target_cosine=0.8),
+        line(5, target_cosine=-1.0, status="lost"),
+    ]
+    summary = summary_of(lines)
+    assert summary.target_cosine == {"smallest": 0.5, "median": 0.8, "largest": 0.9}
+    assert summary.rounds_by_rule == {"source_only": 1, "fedgp_auto": 3}
+    assert summary_of(lines[:1]).target_cosine is None
