@@ -18,6 +18,7 @@ class ExitCode(IntEnum):
     CONNECTION = 2
     CONFIG = 4
     POLICY = 10
+    BUDGET = 11
     QUORUM = 12
     CERTIFICATE = 14
 
@@ -126,6 +127,25 @@ class PolicyRefusal(SecureFdaError):
         self.asked = asked
         self.allowed = allowed
         super().__init__(f"policy refuses {key}: asked {asked}, allowed {allowed}", hint=hint)
+
+
+class BudgetExhausted(SecureFdaError):
+    """What is left of a data set's privacy budget does not pay for a round, so nothing trains.
+
+    ``spent``, ``limit`` and ``cost`` are epsilons at one delta: spent so far, allowed, and what the round would add.
+    ``what`` says whose budget, which round and at which delta, for the line.
+    """
+
+    exit_code = ExitCode.BUDGET
+
+    def __init__(
+        self, spent: float, limit: float, cost: float, *, what: str = "privacy budget", hint: str = ""
+    ) -> None:
+        self.spent = spent
+        self.limit = limit
+        self.cost = cost
+        text = f"{what}: spent epsilon {spent:.4f} of {limit:.4f}, the round would cost {cost:.4f} more"
+        super().__init__(text, hint=hint)
 
 
 class ProtocolError(SecureFdaError):

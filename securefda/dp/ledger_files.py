@@ -1,0 +1,130 @@
+"""What lies around a ledger's file, and tells a copy, an old backup or a deleted one from the ledger itself.
+
+The file system's own number of the file is written into the ledger: a copy is another file. The number of rows, and
+the digest of the last, stand in the *name* of an empty file beside it: copying an old folder over a newer one brings
+back old rows, and cannot take away a newer name. Whoever can delete names in the folder can undo this; the head that
+an audit log recorded finds that too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from securefda.dp.ledger_rows import Head, Row
+
+_GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION of Linux on 64-bit x86 and ARM
+_MODE = 0o600
+
+
+def make_file(path: Path) -> str:
+    """Make an empty file that only its owner can read, on the disk under its name; returns its number.
+
+    Raises:
+        OSError: it is there already, or cannot be made.
+    """
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, _MODE)
+    try:
+        _sync_folder(path.parent)
+        return _number(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_number(path: Path) -> str:
+    """What the file system calls this file: stays when it is renamed or written, differs for every copy.
+
+    No SQLite connection of this process may have the file open: closing a descriptor would drop its locks.
+
+    Raises:
+        OSError: the file is missing or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return _number(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _number(descriptor: int) -> str:
+    # The number alone would be given to another file once this one is deleted, so the time of birth or the generation
+    # goes with it where there is one. The device is left out: it changes when a machine restarts.
+    status = os.fstat(descriptor)
+    born = getattr(status, "st_birthtime", None)
+    return f"{status.st_ino}.{_generation(descriptor) if born is None else born}"
+
+
+def _generation(descriptor: int) -> int:
+    answer = bytearray(8)
+    try:
+        fcntl.ioctl(descriptor, _GET_GENERATION, answer)
+    except OSError:  # this file system has none
+        return 0
+    return int.from_bytes(answer, "little")
+
+
+class RowMarkers:
+    """Empty files ``LEDGER.rows-COUNT-DIGEST`` beside a ledger; the highest counts.
+
+    A process makes its own before it removes lower ones and never touches a higher, so several can do so at once.
+    """
+
+    def __init__(self, ledger: Path) -> None:
+        self._ledger = ledger
+        self._name = re.compile(re.escape(ledger.name) + r"\.rows-([0-9]{1,12})-([0-9a-f]{16})")
+
+    def highest(self) -> tuple[int, str] | None:
+        """Count and start of the digest of the highest; None where there is none. Raises OSError."""
+        return max(self._all(), default=None)
+
+    def doubt(self, highest: tuple[int, str] | None, rows: Sequence[Row]) -> str:
+        """Say what is wrong with rows that were read after ``highest`` was; empty where nothing is."""
+        if highest is None:
+            return "lies here without its marker, so it may be an old copy"
+        count, digest = highest
+        if count > len(rows):
+            return f"is older than its folder: it has {len(rows)} rows of {count}"
+        if rows[count - 1].digest.hex()[:16] != digest:
+            return f"was written anew: its row {count} is not the one that was there"
+        return ""
+
+    def advance(self, head: Head) -> None:
+        """Say that the ledger has these rows; on the disk when this returns. Raises OSError."""
+        self._make(head)
+        self._remove([marker for marker in self._all() if marker[0] < head.count])
+
+    def replace(self, head: Head) -> None:
+        """Say so against all others: only where the site has signed that it goes on with this. Raises OSError."""
+        self._make(head)
+        self._remove([marker for marker in self._all() if marker != _short(head)])
+
+    def _make(self, head: Head) -> None:
+        os.close(os.open(self._path(_short(head)), os.O_CREAT | os.O_WRONLY, _MODE))
+        _sync_folder(self._ledger.parent)
+
+    def _remove(self, markers: Sequence[tuple[int, str]]) -> None:
+        for marker in markers:
+            self._path(marker).unlink(missing_ok=True)  # another process may have done so
+        _sync_folder(self._ledger.parent)
+
+    def _all(self) -> list[tuple[int, str]]:
+        matches = (self._name.fullmatch(entry) for entry in os.listdir(self._ledger.parent))  # noqa: PTH208 - names
+        return [(int(match.group(1)), match.group(2)) for match in matches if match]
+
+    def _path(self, marker: tuple[int, str]) -> Path:
+        return self._ledger.with_name(f"{self._ledger.name}.rows-{marker[0]}-{marker[1]}")
+
+
+def _short(head: Head) -> tuple[int, str]:
+    return head.count, head.digest.hex()[:16]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
