@@ -182,6 +182,7 @@ class Stage:
             limits=limits,
             # looked up late: it can be switched off
             check_policy=lambda header: verdict.check_header(policy, header, index, limits),
+            check_update=lambda update: verdict.check_metadata(policy, update),
             permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
             trainer=KnownUpdates(index, self.updates),
             store=self._stores[index],

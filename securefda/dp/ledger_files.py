@@ -20,18 +20,10 @@ _GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION of Linux on 64-bit x86 and ARM
 _MODE = 0o600
 
 
-def make_file(path: Path) -> str:
-    """Make an empty file that only its owner can read, on the disk under its name; returns its number.
-
-    Raises:
-        OSError: it is there already, or cannot be made.
-    """
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, _MODE)
-    try:
-        _sync_folder(path.parent)
-        return _number(descriptor)
-    finally:
-        os.close(descriptor)
+def make_file(path: Path) -> None:
+    """Make the file where there is none, on the disk under its name; only its owner can read it. Raises OSError."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, _MODE))
+    _sync_folder(path.parent)
 
 
 def file_number(path: Path) -> str:
@@ -87,7 +79,7 @@ class RowMarkers:
         count, digest = highest
         if count > len(rows):
             return f"is older than its folder: it has {len(rows)} rows of {count}"
-        if rows[count - 1].digest.hex()[:16] != digest:
+        if count and rows[count - 1].digest.hex()[:16] != digest:
             return f"was written anew: its row {count} is not the one that was there"
         return ""
 

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from securefda.dp.events import DpEvent
+from securefda.dp.events import DpEvent, require
 from securefda.errors import ExitCode, SecureFdaError
 
-Kind = Literal["opened", "reserved", "committed", "overrun", "accepted", "reset"]
+Kind = Literal["opened", "reserved", "committed", "charged", "accepted", "reset"]
 _KINDS: Final = get_args(Kind)
 _LABEL = b"securefda/1/dp-ledger\0"
 _SIGNED_LABEL = b"securefda/1/dp-ledger-statement\0"
-_FIRST = bytes(32)
 
 
 class LedgerError(SecureFdaError):
@@ -48,12 +47,22 @@ class DataSet:
         name: what the site calls the data set.
         fingerprint: hex digest of its contents.
         samples: number of rows, >= 1.
+
+    Raises:
+        ConfigError: one is empty.
     """
 
     site_id: str
     name: str
     fingerprint: str
     samples: int
+
+    def __post_init__(self) -> None:
+        for key in ("site_id", "name", "fingerprint"):
+            require(bool(getattr(self, key)), f"data.{key.replace('_', '-')}", "must not be empty")
+        require(
+            type(self.samples) is int and self.samples >= 1, "data.samples", f"must be at least 1, not {self.samples!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,9 @@ class Head:
 
     count: int
     digest: bytes
+
+
+NO_ROWS: Final = Head(0, bytes(32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,7 @@ class Row:
     @property
     def event(self) -> DpEvent | None:
         """The round that the row charges, None where it charges none."""
-        return _parse_event(self.fields["event"]) if self.kind in {"reserved", "overrun"} else None
+        return _parse_event(self.fields["event"]) if self.kind in {"reserved", "charged"} else None
 
 
 def chained(kind: Kind, time: int, fields: Mapping[str, Any], after: Head) -> tuple[str, Head]:
@@ -97,7 +109,7 @@ def read_chain(stored: Iterable[tuple[int, str, bytes]]) -> tuple[Row, ...]:
         ValueError: a row was changed, taken out, put in or moved; the text names it.
     """
     rows: list[Row] = []
-    head = Head(0, _FIRST)
+    head = NO_ROWS
     for number, body, digest in stored:
         if number != head.count + 1:
             raise ValueError(f"row {head.count + 1} is gone")
@@ -110,10 +122,14 @@ def read_chain(stored: Iterable[tuple[int, str, bytes]]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def last_reset(rows: Sequence[Row]) -> int:
+    """Number of the row that reset the ledger last; 0 where none did."""
+    return max((row.number for row in rows if row.kind == "reset"), default=0)
+
+
 def charged(rows: Sequence[Row]) -> tuple[DpEvent, ...]:
     """Rounds that count against the budget: all since the last reset, whether they were finished or not."""
-    start = max((row.number for row in rows if row.kind == "reset"), default=0)
-    events = (row.event for row in rows[start:])
+    events = (row.event for row in rows[last_reset(rows) :])
     return tuple(event for event in events if event is not None)
 
 

@@ -23,7 +23,7 @@ from securefda.config import (
     training_settings,
 )
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.policy import SourcePolicy, check_header, check_task, require_satisfiable
+from securefda.policy import SourcePolicy, check_header, check_metadata, check_task, require_satisfiable
 from securefda.rounds.records import RoundLine, RunStatus, Summary, summarise
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import ByteCounts, RunSettings, TargetSite
@@ -188,6 +188,7 @@ def source_site(config: SourceConfig, policy: SourcePolicy, member: Member, stor
         roster=member.roster,
         limits=limits,
         check_policy=partial(check_header, policy, own_index=member.index, limits=limits),
+        check_update=partial(check_metadata, policy),
         permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
         trainer=SiteTrainer(task, site_id, data, training_settings(config.training), seed),
         store=store,

@@ -255,7 +255,6 @@ class SourceRounds:
     def _release_in_clear(self, header: Signed[Header], result: LocalResult, record: SiteLine) -> list[Parcel]:
         site, may_leave = self._site, self._site.permits.may_leave
         vector = vector_to_wire(aligned_update(header.body, result))
-        site.store.burn_fuse(header.body.run_id, header.body.round)
         body = Update(
             sha256(vector).digest(),
             len(vector),
@@ -263,6 +262,8 @@ class SourceRounds:
             loss=result.loss if "loss" in may_leave else None,
             accuracy=result.accuracy if "accuracy" in may_leave else None,
         )
+        site.check_update(body)
+        site.store.burn_fuse(header.body.run_id, header.body.round)
         self._round = _Round(header, _AwaitingClearResult(header), record)
         return [Parcel(site.signer.sign(header.envelope.session_id, header.digest(), body), (vector,))]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from securefda.rounds.records import SiteLine
 from securefda.rounds.site import Trainer
 from securefda.rounds.store import SourceStore
-from securefda.secagg.messages import Header, Signer, Visibility
+from securefda.secagg.messages import Header, Signer, Update, Visibility
 from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.roster import Roster
 from securefda.secagg.secret import RandomBytes
@@ -37,6 +37,7 @@ class SourceSite:
     roster: Roster
     limits: SessionLimits
     check_policy: Callable[[Header], None]
+    check_update: Callable[[Update], None]
     permits: Permits
     trainer: Trainer
     store: SourceStore

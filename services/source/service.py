@@ -10,7 +10,7 @@ from securefda.config import SourceConfig
 from securefda.errors import PolicyRefusal, RunEnded, SecureFdaError
 from securefda.federation.kit import Kit, load_kit, use_kit
 from securefda.heap import map_large_blocks
-from securefda.policy import load_policy
+from securefda.policy import load_signed_policy
 from securefda.rounds.composition import Member, source_site
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import SiteLine, refused_line
@@ -25,7 +25,6 @@ from securefda.transport.startup import credentials_of, endpoint_of, transport_s
 from securefda.transport.wire import encode, encode_signed
 
 STATE_FILE = "state.sqlite"
-POLICY_FILE = "policy.toml"
 INTERRUPTED_GRACE_S = 1.0
 
 
@@ -41,7 +40,7 @@ def main(config: SourceConfig, reporter: Reporter) -> None:
     map_large_blocks()
     kit = load_kit(config.source.kit, datetime.now(UTC), expected_role="source")
     use_kit(kit)
-    policy = load_policy(kit.local / POLICY_FILE)
+    policy = load_signed_policy(kit)
     member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
     store = SourceStore(config.source.out / STATE_FILE)
     try:

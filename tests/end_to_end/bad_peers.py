@@ -21,7 +21,7 @@ from e2e_processes import Kits
 from securefda.config import load_aggregator, load_source
 from securefda.errors import SecureFdaError
 from securefda.federation.kit import Kit, load_kit
-from securefda.policy import load_policy
+from securefda.policy import load_signed_policy
 from securefda.rounds.composition import Member, run_settings, source_site, target_site
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import SiteLine
@@ -176,7 +176,7 @@ class Peers:
         config = load_source(kit.local / "settings.toml")
         with closing(SourceStore(self._federation.root / f"{site}.sqlite")) as store:
             rounds = SourceRounds(
-                source_site(config, load_policy(kit.local / "policy.toml"), member, store), _Unheard()
+                source_site(config, load_signed_policy(kit), member, store), _Unheard()
             )
             channel = _Channel(
                 endpoint_of(kit),

@@ -25,7 +25,7 @@ from securefda.errors import AuthenticationError, QuorumLost, SecureFdaError
 from securefda.federation.enrolment import renew_site, revoke_site
 from securefda.federation.kit import Kit, load_kit
 from securefda.federation.sites import SiteSpec
-from securefda.policy import check_header, default_policy
+from securefda.policy import check_header, check_metadata, default_policy
 from securefda.rounds.composition import Member
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import RoundLine, SiteLine
@@ -127,6 +127,7 @@ def rounds_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> SourceR
         roster=kit.roster,
         limits=policy.session_limits(kit.roster),
         check_policy=partial(check_header, policy, own_index=member.index),
+        check_update=partial(check_metadata, policy),
         permits=Permits(policy.visibility),
         trainer=RandomTrainer(kit.site_id, PARAMS),
         store=stack.enter_context(closing(SourceStore(folder / kit.site_id))),

@@ -20,7 +20,7 @@ from rounds_tasks import Points
 
 from securefda.adaptation import Strategy
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.policy import SourcePolicy, check_header, default_policy
+from securefda.policy import SourcePolicy, check_header, check_metadata, default_policy
 from securefda.rounds.attempts import Send
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
@@ -210,6 +210,7 @@ class Federation:
             roster=self.roster,
             limits=policy.session_limits(self.roster),
             check_policy=partial(check_header, policy, own_index=index),
+            check_update=partial(check_metadata, policy),
             permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
             trainer=trainer_of(self.n, index, hidden=hidden, **training),
             store=store,

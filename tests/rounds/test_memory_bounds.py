@@ -72,6 +72,7 @@ def sources_of(job: Job, roster, signers, folder: Path) -> dict[int, SourceRound
             roster=roster,
             limits=policy.session_limits(roster),
             check_policy=partial(check_header, policy, own_index=entry.index),
+            check_update=lambda update: None,
             permits=Permits(Visibility.SUM),
             trainer=RandomTrainer(entry.site_id, job.params),
             store=SourceStore(folder / f"{entry.site_id}.sqlite"),

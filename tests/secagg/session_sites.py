@@ -6,6 +6,7 @@ of a coordinate of its own, so that in an opened sum a survivor shows as 1, a lo
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cohort import Bytes, roster_of, secrets_in, signer
+from cohort import TARGET, Bytes, roster_of, secrets_in, signer
 
-from securefda.errors import SecureFdaError
+from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.policy import check_header, default_policy
-from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.rounds.source import Permits, SourceRounds, SourceSite
 from securefda.rounds.store import SourceStore
 from securefda.secagg.cohorts import cohort_with
 from securefda.secagg.messages import (
@@ -61,14 +62,28 @@ def place_of(round_number: int, index: int) -> int:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a federation is set up with, at the aggregator and in every policy alike."""
+    """What a federation is set up with, at the aggregator and in every policy alike.
+
+    ``of_sum`` of the ``n`` sources, spread evenly, permit no more than ``sum``; the others permit ``cohort``.
+    """
 
     n: int
-    visibility: Visibility
+    of_sum: int
     k_min: int
     n_c: int
     threshold: int
     cohort_size: int = 0
+
+    @property
+    def levels(self) -> tuple[Visibility, ...]:
+        """What each source's policy permits, in the order of their indices."""
+        before = [place * self.of_sum // self.n for place in range(self.n + 1)]
+        of_sum = [start < end for start, end in itertools.pairwise(before)]
+        return tuple(Visibility.SUM if one else Visibility.COHORT for one in of_sum)
+
+    def level_of(self, index: int) -> Visibility:
+        """What the policy of a source permits."""
+        return self.levels[index if index < TARGET else index - 1]
 
     @property
     def quorum(self) -> int:
@@ -117,14 +132,16 @@ class Source:
             self.close()
         self.starts += 1
         terms, roster = self.terms, roster_of(self.terms.n)
-        level = "sum" if terms.visibility is Visibility.SUM else "cohort"
-        policy = default_policy(level, terms.k_min, terms.n_c)  # type: ignore[arg-type]
+        level = terms.level_of(self.index)
+        policy = default_policy(level.label, terms.k_min, terms.n_c)  # type: ignore[arg-type]
         self.store = SourceStore(self.folder / f"source-{self.index}.sqlite")
         site = SourceSite(
             signer=signer(self.index),
             roster=roster,
             limits=policy.session_limits(roster),
-            check_policy=partial(check_header, policy),
+            check_policy=partial(check_header, policy, own_index=self.index),
+            check_update=lambda update: None,
+            permits=Permits(level),
             trainer=UnitTrainer(self.index),
             store=self.store,
             random_bytes=Bytes("source", self.index, self.starts),
@@ -139,6 +156,9 @@ class Source:
     def round_started(self, round_number: int, visibility: str, rule: str) -> None: ...
 
     def round_finished(self, record: Any) -> None: ...
+
+    def refused(self, refusal: PolicyRefusal, header: Any) -> None:
+        self.alarms.append(refusal)
 
     def alarm(self, error: SecureFdaError) -> None:
         self.alarms.append(error)

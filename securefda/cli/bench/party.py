@@ -31,9 +31,9 @@ from securefda.cli.bench.job import CLIP, K_MIN, SAMPLES, TARGET, Job, update_of
 from securefda.cli.bench.memory import PeakGrowth
 from securefda.cli.bench.trainer import RandomTrainer
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.federation.kit import POLICY_FILE, load_kit
+from securefda.federation.kit import load_kit
 from securefda.heap import map_large_blocks
-from securefda.policy import check_header, load_policy
+from securefda.policy import check_header, check_metadata, load_signed_policy
 from securefda.rounds.composition import Member
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import RoundLine, SiteLine
@@ -210,13 +210,14 @@ class _Source:
 
     def _site(self, store: SourceStore) -> SourceSite:
         kit = self._kit
-        policy = load_policy(kit.local / POLICY_FILE)
+        policy = load_signed_policy(kit)
         member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
         return SourceSite(
             signer=member.signer,
             roster=kit.roster,
             limits=policy.session_limits(kit.roster),
             check_policy=partial(check_header, policy, own_index=member.index),
+            check_update=partial(check_metadata, policy),
             permits=Permits(policy.visibility),
             trainer=self._trainer,
             store=store,
