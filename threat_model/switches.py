@@ -22,11 +22,13 @@ from functools import cache
 from hashlib import shake_256
 from inspect import getsource
 from itertools import count
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import securefda.secagg
 from securefda.adaptation import CapEffect, energy
+from securefda.federation import policy_signature
 from securefda.policy import verdict
 from securefda.rounds import energies, terms
 from securefda.rounds.process_guard import ProcessGuard
@@ -235,6 +237,10 @@ MEMBER_SIGNATURES = method_replaced("signatures of the members", SignedRoster, "
 """A roster counts as soon as the CA has signed it."""
 
 
+def _read_unsigned(file: Path, *_: object) -> bytes:
+    return file.read_bytes()
+
+
 def _distinct_but_for_entities(original: Callable[..., None]) -> Callable[..., None]:
     return lambda what, pairs: None if what == "legal entity" else original(what, pairs)
 
@@ -249,6 +255,11 @@ RELEASE_FUSE = method_replaced("the release fuse", SourceStore, "burn_fuse", lam
 
 POLICY = replaced("the policy of the site", verdict, "check_header", lambda _: lambda *_: None)
 """A source does not compare headers with its policy; what the session checks for itself it still checks."""
+
+POLICY_SIGNATURE = replaced(
+    "the site's signature over its policy", policy_signature, "read_signed_policy", lambda _: _read_unsigned
+)
+"""A site starts with whatever its policy file says."""
 
 UPDATE_AT_THE_CLIP = replaced(
     "keeping back an update that is at its clip", terms, "require_few_at_the_clip", lambda _: lambda *_: None
