@@ -13,13 +13,22 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from securefda.dp.events import DpEvent, require
 from securefda.errors import ExitCode, SecureFdaError
 
 Kind = Literal["opened", "reserved", "committed", "charged", "accepted", "reset"]
-_KINDS: Final = get_args(Kind)
+_BOUND = frozenset({"site", "data", "fingerprint", "samples", "file"})
+_SIGNED = _BOUND | {"reason", "doubt", "signature"}
+_FIELDS: Final[Mapping[str, frozenset[str]]] = {
+    "opened": _BOUND | {"ledger"},
+    "reserved": frozenset({"event", "accountant", "delta", "limit", "spent"}),
+    "committed": frozenset({"of", "steps"}),
+    "charged": frozenset({"of", "why", "event"}),
+    "accepted": _SIGNED,
+    "reset": _SIGNED,
+}
 _LABEL = b"securefda/1/dp-ledger\0"
 _SIGNED_LABEL = b"securefda/1/dp-ledger-statement\0"
 
@@ -170,8 +179,8 @@ def _parse_row(number: int, body: str, digest: bytes) -> Row:
     try:
         fields = json.loads(body)
         kind, time = fields.pop("kind"), fields.pop("time")
-        if kind not in _KINDS or type(time) is not int:
-            raise ValueError(f"{kind!r} is no kind of row")
+        if fields.keys() != _FIELDS[kind] or type(time) is not int:
+            raise ValueError(f"is not what a row of kind {kind!r} holds")
         row = Row(number, kind, time, fields, digest)
         _ = row.event
     except (ValueError, KeyError, TypeError, AttributeError, SecureFdaError) as error:
