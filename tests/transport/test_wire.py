@@ -43,22 +43,38 @@ layers = st.lists(
     unique_by=lambda layer: layer.name,
 ).map(tuple)
 rules = st.builds(
-    m.RuleTerms, words, st.floats(0, 1), words, st.booleans(), st.booleans(), words, learning_rate_factor=positive
+    m.RuleTerms,
+    words,
+    st.floats(0, 1),
+    words,
+    st.booleans(),
+    st.booleans(),
+    words,
+    learning_rate_factor=positive,
+    select=st.booleans(),
 )
 targets = st.builds(m.TargetTerms, some_uint32, positive, st.one_of(st.just(b""), digests), not_negative, not_negative)
+energies = st.builds(m.EnergyTerms, positive, some_uint32, st.sampled_from(m.Granularity))
+levels = st.sampled_from(m.Visibility)
+
+
+def header_of(places: dict[int, m.Visibility], **rest: Any) -> m.Header:
+    """A header of an attempt of these participants at these levels."""
+    return m.Header(participants=tuple(sorted(places)), levels=tuple(places[index] for index in sorted(places)), **rest)
+
+
 headers = st.builds(
-    m.Header,
+    header_of,
+    st.dictionaries(indices, levels, min_size=1, max_size=6),
     run_id=st.binary(min_size=16, max_size=16),
     round=some_uint32,
     attempt=some_uint32,
-    visibility=st.sampled_from(m.Visibility),
     rule=rules,
     target=st.none() | targets,
     layers=layers,
     architecture_digest=digests,
     model_digest=digests,
     roster_digest=digests,
-    participants=st.sets(indices, max_size=6).map(sorted).map(tuple),
     threshold=uint32,
     modulus_bits=uint32,
     n_max=uint32,
@@ -67,6 +83,10 @@ headers = st.builds(
     phase_deadline_ms=some_uint64,
     previous_result_digest=st.one_of(st.just(b""), digests),
     previous_checkpoint=checkpoints,
+    cohort_size=uint32,
+    cohort_quorum=uint32,
+    sum_quorum=uint32,
+    energy=st.none() | energies,
 )
 
 
@@ -75,7 +95,8 @@ def lines(longest: int) -> st.SearchStrategy[str]:
     return st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=longest)
 
 
-advertisements = st.builds(m.Advertise, digests, digests, digests, digests)
+rows = st.lists(st.floats(0, width=32, allow_infinity=False), max_size=6).map(tuple)
+advertisements = st.builds(m.Advertise, digests, digests, digests, digests, rows)
 masked_inputs = st.builds(m.MaskedInput, digests, some_uint64)
 survivor_signatures = st.builds(m.SurvivorSignature, digests)
 delivered = st.builds(m.DeliveredBox, indices, st.binary(min_size=1, max_size=120), digests)
@@ -101,7 +122,9 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
     m.ShareBundle: st.builds(m.ShareBundle, boxes, digests),
     m.ShareDelivery: st.builds(m.ShareDelivery, st.lists(delivered, max_size=5).map(tuple)),
     m.MaskedInput: masked_inputs,
-    m.Update: st.builds(m.Update, digests, some_uint64, some_uint32),
+    m.Update: st.builds(
+        m.Update, digests, some_uint64, some_uint32, st.none() | finite, st.none() | st.floats(min_value=0, max_value=1)
+    ),
     m.Survivors: st.builds(
         m.Survivors,
         st.lists(st.builds(m.Survivor, indices, digests), max_size=4).map(tuple),
@@ -119,7 +142,7 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
         m.Abort, st.sampled_from(m.Step), st.from_regex("[A-Z0-9_]{1,64}", fullmatch=True), st.none() | indices
     ),
     m.Refusal: st.builds(m.Refusal, st.from_regex("[A-Za-z0-9_.-]{1,64}", fullmatch=True)),
-    m.Join: st.builds(m.Join, digests, lines(64)),
+    m.Join: st.builds(m.Join, digests, lines(64), levels),
     m.Goodbye: st.builds(m.Goodbye, st.booleans(), uint32, lines(500)),
 }
 envelopes = st.builds(
@@ -226,7 +249,7 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, bytes):
         return value.hex()
-    return int(value) if isinstance(value, m.Visibility | m.Step) else value
+    return int(value) if isinstance(value, m.Visibility | m.Granularity | m.Step) else value
 
 
 def test_fields_have_the_numbers_of_the_schema() -> None:
@@ -240,7 +263,15 @@ def test_fields_have_the_numbers_of_the_schema() -> None:
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (replace(header_body(b"m" * 32), participants=tuple(range(MAX_SITES + 1))), "participants"),
+        (
+            replace(
+                header_body(b"m" * 32),
+                participants=tuple(range(MAX_SITES + 1)),
+                levels=(m.Visibility.SUM,) * (MAX_SITES + 1),
+            ),
+            "levels",
+        ),
+        (m.Advertise(*[bytes(32)] * 4, energy=(0.0,) * (MAX_LAYERS + 1)), "energy"),
         (
             replace(header_body(b"m" * 32), layers=tuple(m.Layer(str(i), (1,), 1.0) for i in range(MAX_LAYERS + 1))),
             "layers",

@@ -21,7 +21,9 @@ from securefda.secagg.messages import (
     NO_CONTEXT,
     NO_SESSION,
     Body,
+    EnergyTerms,
     Goodbye,
+    Granularity,
     Header,
     Layer,
     MaskedInput,
@@ -195,7 +197,7 @@ def header_body(model_digest: bytes, update_digest: bytes = b"") -> Header:
         run_id=bytes(range(16)),
         round=1,
         attempt=1,
-        visibility=Visibility.SUM,
+        levels=(Visibility.SUM,) * 3,
         rule=rule,
         target=target,
         layers=(Layer("weight", (3, 4), 1.0),),
@@ -211,6 +213,8 @@ def header_body(model_digest: bytes, update_digest: bytes = b"") -> Header:
         phase_deadline_ms=30_000,
         previous_result_digest=b"",
         previous_checkpoint=b"",
+        sum_quorum=3,
+        energy=EnergyTerms(1.0, 2, Granularity.LAYER),
     )
 
 
