@@ -1,8 +1,10 @@
 """Counts the layers of which a round's sum shows one source alone, and prints one line per seed and setting.
 
-FedGP leaves a source out of every layer in which its update does not point the target's way. A layer from which all
-but one are left out is that source's update in the sum, up to a factor, whatever the masks. Rounds and sites are those
-of the federation file; they run here without a network, since only the parts that the sources hand in are counted.
+With its filter FedGP leaves a source out of every layer in which its update does not point the target's way. A layer
+from which all but one are left out is that source's update in the sum, up to a factor, whatever the masks; the energy
+rule empties it, and others to which fewer contribute than it counts. Both are counted: layers before the caps and
+after them. Rounds and sites are those of the federation file; they run here without a network, since only the parts
+that the sources hand in are counted, and the next round begins from the sum of the capped ones as they are.
 
     python benchmarks/lone_sources.py examples/digits.toml [--seeds 1 2 3] [--set KEY=VALUE ...]
 """
@@ -15,10 +17,21 @@ from pathlib import Path
 
 import numpy as np
 
-from securefda.adaptation import Contribution, ContributionSum, RoundPlan, contribute, round_plan
+from securefda.adaptation import (
+    Contribution,
+    ContributionSum,
+    RoundPlan,
+    contribute,
+    energy_caps,
+    energy_row,
+    round_plan,
+    scale_to_caps,
+)
 from securefda.config import FederationConfig, load_federation, strategy_of, training_settings
+from securefda.rounds.expected import expected_header
 from securefda.rounds.site import SiteTrainer
 from securefda.rounds.target import TargetRound, train_target
+from securefda.secagg.messages import Granularity
 from securefda.tasks import Task, TaskSettings, load_task
 from securefda.training import LocalResult, Vector
 
@@ -29,11 +42,16 @@ def main() -> None:
         for seed in arguments.seeds:
             overrides = [*arguments.set, f"strategy.filter={str(keeps).lower()}"]
             rounds = _Rounds(load_federation(arguments.federation, overrides), seed)
-            counts = np.concatenate([rounds.contributors(number) for number in range(1, rounds.strategy.rounds + 1)])
+            played = [rounds.contributors(number) for number in range(1, rounds.strategy.rounds + 1)]
+            before, after = (np.concatenate(counts) for counts in zip(*played, strict=True))
             accuracy = rounds.target.evaluate(rounds.model, rounds.test_data).metrics["accuracy"]
-            lone, none = int(np.sum(counts == 1)), int(np.sum(counts == 0))
-            shown = f"{lone} of {counts.size} layers with one source alone, {none} with none"
+            shown = f"{_shown(before)}; after the caps {_shown(after)}"
             print(f"filter {str(keeps).lower():5}  seed {seed}: {shown}; last round {accuracy:.1%}", flush=True)
+
+
+def _shown(counts: np.ndarray) -> str:
+    lone, none = int(np.sum(counts == 1)), int(np.sum(counts == 0))
+    return f"{lone} of {counts.size} layers with one source alone, {none} with none"
 
 
 def _arguments() -> argparse.Namespace:
@@ -50,6 +68,7 @@ class _Rounds:
     def __init__(self, config: FederationConfig, seed: int) -> None:
         sites, self.strategy = config.federation, strategy_of(config.strategy)
         self._config, self._seed = config, seed
+        self._energy = expected_header(config).energy
         self.target = self._trainer(sites.target, config.training.target)
         self._sources = [self._trainer(site, config.training.source) for site in sites.sources]
         self.test_data = self._task().test_data(sites.target)
@@ -64,21 +83,38 @@ class _Rounds:
         task = self._task()
         return SiteTrainer(task, site, task.train_data(site), training_settings(section), self._seed)  # type: ignore[arg-type]
 
-    def contributors(self, number: int) -> np.ndarray:
-        """Play a round; how many sources contribute to each layer, of a round with a projection (else none)."""
+    def contributors(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Play a round; how many sources contribute to each layer before the caps and after them.
+
+        Both are empty for a round without a projection.
+        """
         plan = round_plan(self.strategy, number)
         target = train_target(self.target, self.model, number, plan)
         results = [source.train(self.model, number, plan.learning_rate_factor) for source in self._sources]
+        parts = [self._part(plan, target, result) for result in results]
+        before = self._with_something(parts)
+        self._cap(parts, results)
+        after = self._with_something(parts)
         total = ContributionSum(self.model.size)
-        parts = []
-        for result in results:
-            part = self._part(plan, target, result)
-            parts.append(self._layers_with_something(part.vector))
+        for part, result in zip(parts, results, strict=True):
             total.add(part, result.samples)
         delta = total.combine(plan.rule, None if target is None else target.result.update)
         moved: Vector = (self.model + delta).astype(np.float32)
         self.model = moved
-        return np.sum(parts, axis=0) if plan.rule.projects else np.zeros(0, int)
+        return (before, after) if plan.rule.projects else (np.zeros(0, int), np.zeros(0, int))
+
+    def _cap(self, parts: list[Contribution], results: list[LocalResult]) -> None:
+        """Scale the parts to the caps of the energy rule, if there is one."""
+        if self._energy is None:
+            return
+        sizes = [self.model.size] if self._energy.granularity is Granularity.MODEL else self.target.sizes
+        table = [
+            energy_row(part.vector, sizes, result.samples / self._config.session.max_samples)
+            for part, result in zip(parts, results, strict=True)
+        ]
+        caps = energy_caps(table, kappa=self._energy.kappa, others=self._energy.others)
+        for part, row in zip(parts, table, strict=True):
+            scale_to_caps(part.vector, sizes, row, caps)
 
     def _part(self, plan: RoundPlan, target: TargetRound | None, result: LocalResult) -> Contribution:
         return contribute(
@@ -91,9 +127,10 @@ class _Rounds:
             layers=self.target.sizes,
         )
 
-    def _layers_with_something(self, vector: np.ndarray) -> list[bool]:
+    def _with_something(self, parts: list[Contribution]) -> np.ndarray:
         bounds = np.cumsum([0, *self.target.sizes])
-        return [bool(np.any(vector[start:stop])) for start, stop in pairwise(bounds)]
+        found = [[bool(np.any(part.vector[start:stop])) for start, stop in pairwise(bounds)] for part in parts]
+        return np.sum(found, axis=0)
 
 
 if __name__ == "__main__":

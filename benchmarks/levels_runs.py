@@ -1,0 +1,273 @@
+"""One federation for each cell of the levels study: which there are, how one runs, and what it gave.
+
+What a run gave is kept as one line of JSON in a folder of the caller's, so that a study that was stopped goes on where
+it was. Change the code, and the folder has to be emptied by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from federated import Job
+from safetensors.numpy import load_file
+
+from securefda.config import FederationConfig, load_federation
+from securefda.rounds.progress import SilentReporter
+from securefda.rounds.records import REPORTED_ROUNDS, RoundLine
+from securefda.rounds.run_folder import MODEL_FILE, RunFolder, read_run
+from securefda.tasks import TaskSettings, load_task
+from securefda.tasks.fed_heart import HOSPITALS
+from securefda.training import vector_to_model
+from securefda.transport.memory import simulate
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+_NO_RULE = "privacy.kappa=0"
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """An example configuration, the targets that it is run with, and what a level needs there."""
+
+    example: str
+    targets: tuple[str, ...]
+    seeds: int
+    levels: Mapping[str, tuple[str, ...]]
+
+
+_EVERYWHERE: dict[str, tuple[str, ...]] = {
+    "individual": ("privacy.visibility=individual",),
+    "sum": (_NO_RULE,),
+    "sum, caps by layer": ("privacy.kappa=1", "privacy.energy-granularity=layer"),
+    "sum, caps on the model": ("privacy.kappa=1", "privacy.energy-granularity=model"),
+}
+"""Level -> settings that both studies have in common."""
+
+STUDIES = {
+    "fed-heart": Study(
+        "fed_heart.toml",
+        HOSPITALS,
+        5,
+        _EVERYWHERE
+        | {
+            "cohort": ("privacy.visibility=cohort",),  # one of all three
+            "mixed": (  # the second and third source at sum, where one other is enough for each
+                "privacy.visibility=individual",
+                "privacy.k-min=1",
+                'privacy.site-visibility={SECOND="sum",THIRD="sum"}',
+            ),
+        },
+    ),
+    "digits": Study(
+        "digits.toml",
+        ("target",),
+        3,
+        _EVERYWHERE
+        | {
+            "cohort": ("privacy.visibility=cohort", "privacy.cohort-size=2", "privacy.k-min=1", "privacy.n-c=0"),
+            "mixed": (  # one source in clear, a cohort of two, a sum of two
+                "privacy.visibility=individual",
+                "privacy.k-min=1",
+                "privacy.n-c=0",
+                'privacy.site-visibility={source-2="cohort",source-3="cohort",source-4="sum",source-5="sum"}',
+            ),
+        },
+    ),
+}
+
+RULES = {
+    "source_only": (),
+    "fedavg": (),
+    "fedda": (),
+    "fedgp": (),
+    "fedgp, filter": ("strategy.filter=true",),
+    "fedda_auto": (),
+    "fedgp_auto": (),
+    "fedgp_auto, filter": ("strategy.filter=true",),
+    "auto": (),
+}
+"""Rule as the tables call it -> settings beside its name; rules without sources are the same at every level."""
+
+CHECKED_RULES = {"fedgp_auto": 1.0, "fedda_auto": 1.0, "fedgp": 1.5, "fedda": 1.5}
+"""Rule -> how many points caps by layer may cost it."""
+_MANY_SEEDS = ("individual", "sum, caps by layer", "sum, caps on the model")
+_FEW = 2
+_SINGLE_LAYERS = "filter"
+"""A filter leaves single layers to few sources, so that policies refuse caps on the model as a whole beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the study."""
+
+    study: str
+    level: str
+    rule: str
+    target: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Its name in the cache."""
+        return "/".join(str(value) for value in asdict(self).values())
+
+    @property
+    def urgency(self) -> tuple[bool, bool, int]:
+        """Sort key: what is checked comes first, then the same rules elsewhere, each seed by seed."""
+        return not _is_compared(self.rule, self.level), self.rule not in CHECKED_RULES, self.seed
+
+    def job(self, given: Iterable[str]) -> Job:
+        """The federation and the seed; ``given`` are settings of the caller."""
+        study = STUDIES[self.study]
+        sources = [site for site in study.targets if site != self.target]
+        settings = [f"strategy.rule={self.rule.partition(',')[0]}", *RULES[self.rule]]
+        if sources:
+            settings += [f"federation.target={self.target}", f"federation.sources={json.dumps(sources)}"]
+        _, second, third = sources or ("", "", "")
+        levels = [text.replace("SECOND", second).replace("THIRD", third) for text in study.levels[self.level]]
+        return Job(load_federation(EXAMPLES / study.example, [*settings, *levels, *given]), self.seed)
+
+
+def cells_of(name: str) -> list[Cell]:
+    """The cells of a study in the order in which they are run: what is checked comes first.
+
+    Rules that are checked have all seeds at the levels that are compared, everything else the first two.
+    """
+    study = STUDIES[name]
+    found = [
+        Cell(name, level, rule, target, seed)
+        for rule in RULES
+        for level in study.levels
+        for target in study.targets
+        for seed in range(study.seeds if _is_compared(rule, level) else _FEW)
+        if not (_SINGLE_LAYERS in rule and level == "sum, caps on the model")
+    ]
+    return sorted(found, key=lambda cell: cell.urgency)
+
+
+def _is_compared(rule: str, level: str) -> bool:
+    return rule in CHECKED_RULES and level in _MANY_SEEDS
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one run gave.
+
+    Attributes:
+        accuracy: on the target's test rows, mean over the last five rounds, in percent.
+        accuracies: of every round, in [0, 1].
+        predictions: SHA-256 of the predicted classes of the final model on the target's test rows, hex.
+        model: SHA-256 of the final model, hex.
+        seconds: of a round, median.
+        bytes: of a round, both ways and all sources together, mean.
+        zeroed: share of (layer, round) that the energy rule emptied, among the rounds that had it; 0 without it.
+        capped: share of (layer, source, round) that it scaled down, likewise.
+        cosine: of g_T and the update of the model, median over the rounds that have both; None without one.
+        chosen: rule -> rounds in which it was the one.
+    """
+
+    accuracy: float
+    accuracies: tuple[float, ...]
+    predictions: str
+    model: str
+    seconds: float
+    bytes: float
+    zeroed: float
+    capped: float
+    cosine: float | None
+    chosen: Mapping[str, int]
+
+
+def run_cell(job: Job) -> Figures:
+    """Run one federation to its end."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        simulate(job.config, folder, job.seed, SilentReporter())
+        return _figures(list(read_run(folder).rounds), _predictions(job, RunFolder(folder)))
+
+
+def _figures(lines: list[RoundLine], predictions: str) -> Figures:
+    caps = [(line["energy"], len(line["survivors"])) for line in lines if line.get("energy")]
+    layers = sum(energy["layers"] for energy, _ in caps if energy)
+    parts = sum(energy["layers"] * sources for energy, sources in caps if energy)
+    cosines = [cosine for line in lines if (cosine := line.get("target_cosine")) is not None]
+    return Figures(
+        accuracy=100 * fmean(line["accuracy"] for line in lines[-REPORTED_ROUNDS:]),
+        accuracies=tuple(line["accuracy"] for line in lines),
+        predictions=predictions,
+        model=lines[-1]["model_digest"],
+        seconds=median(sum(line["seconds"].values()) for line in lines),
+        bytes=fmean(sum(line["bytes_up"].values()) + sum(line["bytes_down"].values()) for line in lines),
+        zeroed=sum(len(energy["zeroed"]) for energy, _ in caps if energy) / layers if layers else 0.0,
+        capped=sum(sum(energy["capped"].values()) for energy, _ in caps if energy) / parts if parts else 0.0,
+        cosine=median(cosines) if cosines else None,
+        chosen=dict(Counter(line["rule"] for line in lines)),
+    )
+
+
+def _predictions(job: Job, folder: RunFolder) -> str:
+    """Digest of what the final model says of the target's test rows."""
+    config: FederationConfig = job.config
+    sites, task = config.federation, config.task
+    made = load_task(
+        task.factory, TaskSettings(sites.target, tuple(sites.sources), job.seed, task.data_dir, task.options)
+    )
+    model = made.model()
+    tensors = load_file(folder.path / MODEL_FILE)
+    vector_to_model(
+        torch.cat([torch.from_numpy(tensors[name]).flatten() for name, _ in model.named_parameters()]).numpy(), model
+    )
+    with torch.no_grad():
+        outputs = model(made.test_data(sites.target).features)
+    classes = outputs.argmax(1) if outputs.ndim > 1 and outputs.shape[1] > 1 else outputs.flatten() > 0
+    return hashlib.sha256(classes.to(torch.int64).numpy().tobytes()).hexdigest()
+
+
+class Cache:
+    """What was measured before: a file with a line per cell."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "levels.jsonl"
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """Figures by the key of their cell; a line that was cut off is left out."""
+        if not self._path.exists():
+            return {}
+        lines = self._path.read_text().split("\n")[:-1]
+        return {line["cell"]: line["figures"] for line in map(json.loads, lines)}
+
+    def add(self, cell: Cell, figures: Figures) -> None:
+        """Keep one."""
+        with self._path.open("a") as file:
+            file.write(json.dumps({"cell": cell.key, "figures": asdict(figures)}) + "\n")
+
+
+def measure(
+    pool: ProcessPoolExecutor, cells: Iterable[Cell], cache: Cache, given: Mapping[str, list[str]], done: Any
+) -> None:
+    """Run the cells that the cache lacks, first ones first; ``done(cell)`` is called after each.
+
+    Args:
+        pool: processes to run them in.
+        cells: of one or more studies.
+        cache: where the figures go.
+        given: study -> settings of the caller.
+        done: called with (cell, figures).
+    """
+    known = cache.read()
+    missing = [cell for cell in cells if cell.key not in known]
+    waiting = {pool.submit(partial(run_cell, cell.job(given[cell.study]))): cell for cell in missing}
+    for future in as_completed(waiting):
+        cache.add(waiting[future], future.result())
+        done(waiting[future], future.result())

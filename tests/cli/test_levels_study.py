@@ -1,0 +1,100 @@
+"""The tables and the check of ``benchmarks/levels.py``, on figures that are made up."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def levels():
+    sys.path.insert(0, str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("levels", BENCHMARKS / "levels.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["levels"] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(BENCHMARKS))
+    for name in ("levels", "levels_runs", "federated"):
+        sys.modules.pop(name, None)
+
+
+def figures(accuracy=70.0, predictions="same"):
+    return {
+        "accuracy": accuracy,
+        "accuracies": [accuracy / 100],
+        "predictions": predictions,
+        "model": "same",
+        "seconds": 0.5,
+        "bytes": 1000.0,
+        "zeroed": 0.0,
+        "capped": 0.25,
+        "cosine": 0.5,
+        "chosen": {"fedgp_auto": 1},
+    }
+
+
+@pytest.fixture
+def known(levels):
+    """Figures of every cell, all alike."""
+    return {cell.key: figures() for name in levels.STUDIES for cell in levels.cells_of(name)}
+
+
+def run(levels, known, folder, monkeypatch):
+    path = folder / "figures.json"
+    path.write_text(json.dumps({"rows": levels.rows_of(known)}))
+    arguments = ["levels.py", "--check", "--figures", str(path), "--plot", str(folder / "plot.svg")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    return levels.main()
+
+
+def change(known, study, level, rule, **changes):
+    chosen = [key for key in known if key.startswith(f"{study}/{level}/{rule}/")]
+    assert chosen
+    return known | {key: known[key] | changes for key in chosen}
+
+
+def test_levels_that_cost_nothing_pass_and_are_plotted(levels, known, tmp_path, monkeypatch, capsys):
+    assert run(levels, known, tmp_path, monkeypatch) == 0
+    assert "| fedgp_auto | 70.0 ± 0.0 |" in capsys.readouterr().out
+    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("rule", "allowed"), [("fedgp_auto", 1.0), ("fedda_auto", 1.0), ("fedgp", 1.5), ("fedda", 1.5)]
+)
+@pytest.mark.parametrize("study", ["fed-heart", "digits"])
+def test_caps_that_cost_a_rule_more_than_it_may_lose_are_found_and_nothing_else(levels, known, study, rule, allowed):
+    just = change(known, study, "sum, caps by layer", rule, accuracy=70.0 - allowed + 0.01)
+    more = change(known, study, "sum, caps by layer", rule, accuracy=70.0 - allowed - 0.1)
+    assert levels.misses(levels.rows_of(just)) == []
+    [found] = levels.misses(levels.rows_of(more))
+    assert found.startswith(f"MISSED: {study}, {rule}: ")
+
+
+def test_a_sum_that_predicts_otherwise_than_updates_in_clear_ends_the_check_with_1(
+    levels, known, tmp_path, monkeypatch, capsys
+):
+    other = change(known, "digits", "sum", "auto", predictions="other")
+    assert run(levels, other, tmp_path, monkeypatch) == 1
+    assert "MISSED: digits, auto: a sum without caps predicts otherwise" in capsys.readouterr().err
+
+
+def test_a_seed_that_one_target_lacks_counts_for_none_and_is_missed(levels, known):
+    known.pop("fed-heart/individual/fedgp_auto/va/4")
+    rows = {(row["study"], row["level"], row["rule"]): row for row in levels.rows_of(known)}
+    assert rows["fed-heart", "individual", "fedgp_auto"]["seeds"] == [0, 1, 2, 3]
+    assert levels.misses([*rows.values()]) == [
+        "MISSING: fed-heart, fedgp_auto: not all seeds at individual and sum, caps by layer"
+    ]
+
+
+def test_every_cell_of_the_grid_has_a_configuration(levels):
+    for name in levels.STUDIES:
+        for cell in levels.cells_of(name):
+            if cell.seed == 0:
+                cell.job(["task.data-dir=."])
