@@ -253,8 +253,12 @@ ONE_SITE_PER_LEGAL_ENTITY = replaced(
 RELEASE_FUSE = method_replaced("the release fuse", SourceStore, "burn_fuse", lambda *_: None)
 """A source does not remember for which rounds and runs an update has left."""
 
-POLICY = replaced("the policy of the site", verdict, "check_header", lambda _: lambda *_: None)
-"""A source does not compare headers with its policy; what the session checks for itself it still checks."""
+POLICY = all_of(
+    "the policy of the site",
+    replaced("headers within the policy", verdict, "check_header", lambda _: lambda *_: None),
+    replaced("updates within the policy", verdict, "check_metadata", lambda _: lambda *_: None),
+)
+"""A source does not compare headers, or its update in clear, with its policy; what the session checks it checks."""
 
 POLICY_SIGNATURE = replaced(
     "the site's signature over its policy", policy_signature, "read_signed_policy", lambda _: _read_unsigned

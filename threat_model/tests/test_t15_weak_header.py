@@ -18,14 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securefda.adaptation import Strategy, round_plan
-from securefda.policy import SourcePolicy, default_policy, verdict
-from securefda.rounds.headers import Place, make_header
+from securefda.policy import ReleaseLimits, SourcePolicy, default_policy, verdict
+from securefda.rounds.headers import Place, Planner, make_header
 from securefda.rounds.site import vector_to_wire
-from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.rounds.source import SourceRounds
+from securefda.rounds.source_site import Permits, SourceSite
 from securefda.rounds.store import SourceStore
 from securefda.secagg.messages import (
     NO_CONTEXT,
     Advertise,
+    EnergyTerms,
+    Granularity,
     Header,
     MaskedInput,
     Parcel,
@@ -109,8 +112,11 @@ def test_sum_under_a_tiny_clip_tells_every_sign_of_every_source(staged: MakesSta
 # One layer alone.
 
 HALVES = (("body", (2048,)), ("head", (2048,)))
-LEAST_CLIP, GREATEST_CLIP, RATE = CLIP / 10, CLIP * 10, 150.0
-"""The clips that a policy permits. Updates within 0.05, times the rate, are within the greater one."""
+LEAST_CLIP, GREATEST_CLIP, RATE = CLIP / 10, CLIP * 10, 90.0
+"""What a policy permits: the clips and, at a learning rate of 0.1, a factor on it.
+
+Updates within 0.05, times the rate, are within the greater clip.
+"""
 
 
 @pytest.fixture
@@ -155,7 +161,10 @@ def test_layer_at_its_clip_tells_the_signs_of_every_source_in_it(layer_stage: St
 
 ME, SITES = 2, 7
 PERMITS = default_policy("cohort", 2, 1, 2, clip=CLIP, max_samples=MAX_SAMPLES).model_copy(
-    update={"trusted_peers": tuple(f"source-{index}" for index in range(1, SITES))}  # all but the last
+    update={
+        "trusted_peers": tuple(f"source-{index}" for index in range(1, SITES)),  # all but the last
+        "release": ReleaseLimits(max_attempts=2, max_rounds=50),
+    }
 )
 G_T = vector_to_wire(np.full(N_PARAMS, 0.1, np.float32))
 PUBLISHED = TargetTerms(5, 0.1, sha256(G_T).digest(), 1.0, 0.5)
@@ -172,11 +181,14 @@ class Victim:
         self.roster, self.numbers, self.answers = roster_of(SITES), count(1), Counter()
         store = SourceStore(self.folder / "state")
         self.close = store.close
+        limits = PERMITS.session_limits(self.roster)
         site = SourceSite(
             signer=signer_of(ME),
             roster=self.roster,
-            limits=PERMITS.session_limits(self.roster),
-            check_policy=lambda header: verdict.check_header(PERMITS, header),
+            limits=limits,
+            check_policy=lambda header: verdict.check_header(PERMITS, header, ME, limits),
+            check_update=lambda update: verdict.check_metadata(PERMITS, update),
+            permits=Permits(PERMITS.visibility),
             trainer=KnownUpdates(ME, known_update),
             store=store,
             random_bytes=os.urandom,
@@ -190,7 +202,8 @@ class Victim:
             number.to_bytes(32, "big"), NO_CONTEXT, replace(header, run_id=number.to_bytes(16, "big"))
         )
         model = vector_to_wire(np.zeros(N_PARAMS, np.float32))
-        vectors = (model, G_T) if header.target and header.target.update_digest else (model,)
+        at_sum = ME in header.participants and header.level_of(ME) is Visibility.SUM
+        vectors = (model, G_T) if at_sum and header.target and header.target.update_digest else (model,)
         (answer,) = self.rounds.handle(Parcel(signed, vectors))
         body = answer.message.body
         assert isinstance(body, (Advertise, Refusal))
@@ -199,17 +212,19 @@ class Victim:
 
 
 def honest_header() -> Header:
-    wanted = run_settings(Visibility.SUM, {"n_c": 1})
+    wanted = run_settings(Visibility.SUM, {"n_c": 1, "kappa": 1.0})
     site = target_site(roster_of(SITES), known_update, lambda: 0.0)
-    return make_header(
+    names = {index: site.name(index) for index in range(1, SITES + 1)}
+    header = make_header(
         site,
         wanted,
         Place(bytes(16), 1, 1, b""),
         plan=round_plan(wanted.strategy, 1),
         target=None,
         model=np.zeros(N_PARAMS, np.float32),
-        participants=range(1, SITES + 1),
+        session=Planner(names, wanted).plan(dict.fromkeys(names, Visibility.SUM)),
     ).body
+    return _with_energy(header, others=2)  # one more of the four others in the smallest sum is not trusted
 
 
 def _with_clips(header: Header, clips: tuple[float, float]) -> Header:
@@ -221,20 +236,46 @@ def _with_rule(header: Header, **changes: Any) -> Header:
     return replace(header, rule=replace(header.rule, **changes))
 
 
-def _at_cohort(header: Header, size: int, quorum: int) -> Header:
-    return replace(header, visibility=Visibility.COHORT, cohort_size=size, cohort_quorum=quorum)
+def _with_energy(header: Header, **changes: Any) -> Header:
+    return replace(header, energy=replace(header.energy or EnergyTerms(1.0, 2, Granularity.LAYER), **changes))
+
+
+def _at_levels(header: Header, levels: tuple[Visibility, ...]) -> Header:
+    """By roster index; an index beyond the roster is at the last one."""
+    return replace(header, levels=tuple(levels[min(index, SITES) - 1] for index in header.participants))
+
+
+def _among(header: Header, participants: set[int]) -> Header:
+    """Everyone at the level of the first."""
+    return replace(header, participants=tuple(sorted(participants)), levels=header.levels[:1] * len(participants))
+
+
+def _at_cohort(header: Header, size: int, quorum: int, others: tuple[Visibility, ...] = ()) -> Header:
+    levels = (Visibility.COHORT,) * (SITES - len(others)) + others
+    at_cohort = replace(_at_levels(header, levels), cohort_size=size, cohort_quorum=quorum)
+    return at_cohort if Visibility.SUM in at_cohort.levels else replace(at_cohort, sum_quorum=0, energy=None)
+
+
+def _at_rate(header: Header, rate: float, *, digest: bytes) -> Header:
+    return replace(
+        _with_rule(header, rule="fedgp"), target=replace(PUBLISHED, learning_rate=rate, update_digest=digest)
+    )
 
 
 AROUND_THE_CLIPS = st.one_of(st.sampled_from([CLIP / 10, CLIP / 11, CLIP * 10, CLIP * 11]), st.floats(1e-12, 1e12))
 COUNTS = st.integers(0, SITES + 2)
+LEVELS_OF_ALL = st.tuples(*[st.sampled_from(Visibility)] * SITES)
 CHANGES = st.one_of(
-    st.builds(lambda v: lambda h: replace(h, visibility=v), st.sampled_from(Visibility)),
+    st.builds(lambda levels: lambda h: _at_levels(h, levels), LEVELS_OF_ALL),
+    st.builds(lambda v: lambda h: _at_levels(h, (v,) * SITES), st.sampled_from(Visibility)),
     st.builds(lambda s, q: lambda h: _at_cohort(h, s, q), COUNTS, COUNTS),
     st.builds(lambda s, q: lambda h: _at_cohort(h, s, q), st.just(5), st.integers(3, 5)),
+    st.builds(lambda s, q: lambda h: _at_cohort(h, s, q, (Visibility.INDIVIDUAL,)), st.just(5), st.integers(3, 5)),
+    st.builds(lambda q: lambda h: replace(h, sum_quorum=q), COUNTS),
     st.builds(lambda t: lambda h: replace(h, threshold=t), COUNTS),
-    st.builds(lambda p: lambda h: replace(h, participants=tuple(sorted(p))), st.sets(st.integers(1, 8), min_size=1)),
+    st.builds(lambda p: lambda h: _among(h, p), st.sets(st.integers(1, 8), min_size=1)),
     st.builds(
-        lambda p, t: lambda h: replace(h, participants=tuple(sorted(p | {ME})), threshold=t),
+        lambda p, t: lambda h: replace(_among(h, p | {ME}), threshold=t, sum_quorum=t),
         st.sets(st.integers(1, SITES), min_size=4, max_size=5),
         st.integers(4, 5),
     ),
@@ -246,61 +287,94 @@ CHANGES = st.one_of(
         st.one_of(st.integers(1, 10**9), st.sampled_from([MAX_SAMPLES - 1, MAX_SAMPLES, 10 * MAX_SAMPLES, 1001])),
     ),
     st.builds(lambda a: lambda h: replace(h, attempt=a), st.integers(1, 5)),
+    st.builds(lambda r: lambda h: replace(h, round=r), st.sampled_from([1, 50, 51])),
+    st.builds(lambda d: lambda h: replace(h, training_deadline_ms=d), st.sampled_from([1, 86_400_000, 86_400_001])),
+    st.builds(lambda d: lambda h: replace(h, phase_deadline_ms=d), st.sampled_from([1, 3_600_000, 3_600_001])),
     st.builds(
         lambda f: lambda h: _with_rule(h, learning_rate_factor=f),
         st.one_of(st.sampled_from([1e-9, 9e-7, 1e-6, 1.0, 1.1]), st.floats(1e-12, 10)),
     ),
+    st.builds(
+        lambda r, d: lambda h: _at_rate(h, r, digest=d),
+        st.sampled_from([0.1, 10.0, 10.1]),
+        st.sampled_from([b"", PUBLISHED.update_digest]),
+    ),
     st.builds(lambda r: lambda h: _with_rule(h, rule=r), st.sampled_from(["fedavg", "fedda", "oracle", "none"])),
     st.builds(lambda f: lambda h: replace(_with_rule(h, rule="fedgp", filter=f), target=PUBLISHED), st.booleans()),
+    st.builds(lambda s: lambda h: replace(_with_rule(h, select=s), target=PUBLISHED), st.booleans()),
+    st.just(lambda h: replace(h, energy=None)),
+    st.builds(lambda k: lambda h: _with_energy(h, kappa=k), st.sampled_from([0.1, 0.999, 1.0, 1.1, 2.0])),
+    st.builds(lambda o: lambda h: _with_energy(h, others=o), st.integers(1, SITES)),
+    st.builds(lambda g: lambda h: _with_energy(h, granularity=g), st.sampled_from(Granularity)),
 )
 
 
 def inequalities(header: Header, policy: SourcePolicy) -> dict[str, bool]:
     """What has to hold of a header that asks for a sum, or for cohorts."""
-    n, t, n_c, k_min = len(header.participants), header.threshold, policy.n_c, policy.k_min
-    bounds, room = policy.quantisation, 2 ** (header.modulus_bits - 1)
-    at_sum = header.visibility is Visibility.SUM
-    untrusted = len([index for index in header.participants if index == SITES])
-    smallest = t - untrusted if at_sum else header.cohort_quorum
+    n, t, n_c, k_min = len(header.masked), header.threshold, policy.n_c, policy.k_min
+    bounds, room, limits = policy.quantisation, 2 ** (header.modulus_bits - 1), policy.limits
+    own, of_sum, in_cohorts = header.level_of(ME), header.at(Visibility.SUM), header.at(Visibility.COHORT)
+    at_sum = own is Visibility.SUM
+    left = header.sum_quorum - 1 - n_c - of_sum.count(SITES) if at_sum else header.cohort_quorum - 1 - n_c
+    needs_target = header.rule.select or header.rule.rule not in ("source_only", "fedavg")
     return {
-        "visibility": header.visibility >= policy.visibility and header.visibility is not Visibility.INDIVIDUAL,
+        "visibility": own >= policy.visibility and own is not Visibility.INDIVIDUAL,
         "n": ME in header.participants and set(header.participants) <= set(range(1, SITES + 1)),
         "t": 2 * t > n + n_c and n_c < t <= n,
-        "k": smallest - 1 - n_c >= k_min,
+        "k": left >= k_min,
         "modulus": header.modulus_bits in (32, 64) and header.modulus_bits >= bounds.modulus_bits_min,
         "n-max": n <= header.n_max <= bounds.n_max,
         "wrap": header.n_max * min((room - 1) // header.n_max, 2**40) < room and (room - 1) // header.n_max >= 1,
         "clip": all(bounds.clip_min <= layer.clip <= bounds.clip_max for layer in header.layers),
         "rows": bounds.max_samples_min <= header.max_samples <= bounds.max_samples_max,
-        "attempt": header.attempt <= policy.release.max_attempts,
+        "attempt": header.attempt <= policy.release.max_attempts and header.round <= policy.release.max_rounds,
         "rate": 1e-6 <= header.rule.learning_rate_factor <= 1,
+        "time": header.training_deadline_ms <= 1000 * limits.training_deadline_s_max
+        and header.phase_deadline_ms <= 1000 * limits.phase_deadline_s_max,
         "rule": header.rule.rule in policy.allowed_rules,
-        "filter": not (header.rule.rule.startswith("fedgp") and header.rule.filter and at_sum),
-        "target": not at_sum or (header.rule.rule in ("source_only", "fedavg")) == (header.target is None),
-        "cohort": (header.cohort_size, header.cohort_quorum) == (0, 0)
-        if at_sum
-        else 2 <= header.cohort_quorum <= header.cohort_size <= t,
+        "target": needs_target == (header.target is not None),
+        "g_T": header.target is None or bool(header.target.update_digest) == bool(of_sum),
+        "target's rate": header.target is None or header.target.learning_rate <= limits.learning_rate_max,
+        "energy": not at_sum or _energy_holds(header, policy, left),
+        "sum": 2 <= header.sum_quorum <= len(of_sum) if of_sum else not header.sum_quorum and not header.energy,
+        "cohort": 2 <= header.cohort_quorum <= header.cohort_size <= len(in_cohorts)
+        if in_cohorts
+        else (header.cohort_size, header.cohort_quorum) == (0, 0),
     }
+
+
+def _energy_holds(header: Header, policy: SourcePolicy, left: int) -> bool:
+    """Each layer, the kappa of the policy, and no more others than the smallest sum has that count."""
+    terms = header.energy
+    at_least = terms is not None and terms.kappa >= policy.energy.kappa
+    return bool(at_least and terms and terms.granularity is Granularity.LAYER and terms.others <= left)
 
 
 REASONS = {
     "max-visibility",
     "k-min",
     "n-c",
+    "trusted-peers",
     "allowed-rules",
-    "filtered-projection",
+    "energy.kappa",
+    "energy.granularity",
     "quantisation.modulus-bits-min",
     "quantisation.clip-min",
     "quantisation.clip-max",
     "quantisation.n-max",
     "quantisation.max-samples-min",
     "quantisation.max-samples-max",
+    "limits.learning-rate-max",
+    "limits.training-deadline-s-max",
+    "limits.phase-deadline-s-max",
     "release.max-attempts",
+    "release.max-rounds",
     "HEADER_PARTICIPANTS",
     "HEADER_RATE",
     "HEADER_TARGET",
     "HEADER_COHORT",
-    "HEADER_QUORUM",
+    "HEADER_SUM",
+    "HEADER_ENERGY",
 }
 
 
