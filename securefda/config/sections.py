@@ -117,7 +117,8 @@ class PrivacySection(Settings):
     """The level the aggregator asks for in its headers, and the two numbers of every site's policy.
 
     ``site_visibility`` is what the policies of single sites permit where one file makes all of them; the others permit
-    ``visibility``, and nobody is asked for more than that, whatever it permits. ``kappa`` is of the energy rule at ``sum``, 0 for none; ``energy_granularity``, what it holds for.
+    ``visibility``, and nobody is asked for more than that, whatever it permits. ``kappa`` is of the energy rule at
+    ``sum``, 0 for none; ``energy_granularity``, what it holds for.
     ``target_noise`` is what the target's update carries when it leaves, which every release of it is accounted with.
     ``cohort_size``, for visibility ``cohort`` alone, is the fewest members of a cohort when it forms; 0 means one more
     than the ``k_min + n_c + 1`` over which its sum may be opened, so that a cohort can lose one source.
