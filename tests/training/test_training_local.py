@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -216,6 +218,30 @@ def test_labels_of_whole_numbers_train_a_classifier():
         def loss(self, outputs, labels):
             return nn.functional.cross_entropy(outputs, labels)
 
+        def metrics(self, outputs, labels):
+            return {"accuracy": float((outputs.argmax(dim=1) == labels).double().mean())}
+
     data = Line().train_data("source-1")
     labels = (data.labels.flatten() > 0).long()
     assert train(Classifier(), data=Samples(data.features, labels)).update.shape == (8,)
+
+
+def test_the_accuracy_is_that_of_each_row_before_the_step_that_used_it():
+    """One step an epoch: the accuracy of the last epoch is that of the model after all steps but one."""
+    whole = TrainingSettings(optimizer="sgd", learning_rate=0.1, batch_size=20, epochs=3, device="cpu")
+    task = Line()
+    model = build_model(task, 0)
+    data = task.train_data("source-1")
+    before_the_last = train(task, settings=replace(whole, epochs=2), data=data).update + model_to_vector(model)
+    vector_to_model(before_the_last.astype(np.float32), model)
+    assert train(task, settings=whole, data=data).accuracy == evaluate(task, model, data).metrics["accuracy"]
+
+
+@pytest.mark.parametrize("metrics", [{}, {"accuracy": 1.5}, {"accuracy": float("nan")}])
+def test_a_task_whose_metrics_hold_no_accuracy_is_refused(metrics):
+    class Odd(Line):
+        def metrics(self, outputs, labels):
+            return metrics
+
+    with pytest.raises(TrainingError, match="accuracy"):
+        train(Odd())
