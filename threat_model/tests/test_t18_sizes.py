@@ -88,7 +88,7 @@ def watched(staged: MakesStage, rows: Mapping[int, int], **options: Any) -> tupl
     watcher, updates = WatchesSizes(), options.pop("updates", unequal_update)
     making = {name: options.pop(name) for name in ("make", "same_coins") if name in options}
     makes = partial(source_with, rows=rows, updates=updates, **making)
-    settings = {"max_samples": MAX_ROWS} | options.pop("settings", {})
+    settings = {"max_samples": MAX_ROWS, "kappa": 1.0} | options.pop("settings", {})
     stage = staged(
         len(rows), sources=dict.fromkeys(rows, makes), updates=updates, network=watcher, settings=settings, **options
     ).play()
@@ -138,13 +138,14 @@ def test_row_counts_follow_exactly_from_lengths_where_sources_report_metrics(
     assert watcher.attack(own, own_rows) == rows
 
 
+def same_target(seat: AggregatorSeat) -> Any:
+    """The real aggregator, with random bytes that are the same in every play."""
+    return honest_aggregator(replace(seat, site=replace(seat.site, random_bytes=coins("target"))))
+
+
 def sent_with_same_coins(staged: MakesStage, rows: Mapping[int, int], **options: Any) -> dict[tuple[int, type], bytes]:
     """What every source says, as bytes with its vectors, when all randomness is the same in every play."""
-
-    def aggregator(seat: AggregatorSeat) -> Any:
-        return honest_aggregator(replace(seat, site=replace(seat.site, random_bytes=coins("target"))))
-
-    stage, _ = watched(staged, rows, aggregator=aggregator, same_coins=True, **options)
+    stage, _ = watched(staged, rows, aggregator=same_target, same_coins=True, **options)
     kinds = {type(one.message.body) for one in stage.passed if one.sender != TARGET}
     return {
         (index, kind): b"".join(
@@ -161,12 +162,29 @@ def sent_with_same_coins(staged: MakesStage, rows: Mapping[int, int], **options:
 def test_nothing_but_the_masked_input_and_digests_of_it_depends_on_the_data(
     staged: MakesStage, visibility: Visibility, rule: str
 ) -> None:
-    """Two plays with the same coins and other rows, losses, steps and updates, compared byte by byte."""
-    options = {"visibility": visibility, "settings": {"strategy": Strategy(rule=rule, rounds=1)}}
+    """Two plays with the same coins and other rows, losses, steps and updates, compared byte by byte.
+
+    Without a rule of energies, which sources sign in their first message.
+    """
+    options = {"visibility": visibility, "settings": {"strategy": Strategy(rule=rule, rounds=1), "kappa": 0.0}}
     one = sent_with_same_coins(staged, sites_with(*ROWS), updates=known_update, **options)
     other = sent_with_same_coins(staged, sites_with(*reversed(ROWS)), **options)
     differ = {kind for index, kind in one if one[index, kind] != other[index, kind]}
     assert differ == {MaskedInput, SurvivorSignature}
+
+
+@pytest.mark.threat("T18")
+def test_of_the_first_message_the_energies_alone_depend_on_the_data(staged: MakesStage) -> None:
+    def first_messages(rows: Mapping[int, int], updates: Any) -> dict[int, Advertise]:
+        watched_stage, _ = watched(staged, rows, updates=updates, same_coins=True, aggregator=same_target)
+        return {index: watched_stage.said(index, Advertise)[0].message.body for index in rows}
+
+    one = first_messages(sites_with(*ROWS), known_update)
+    other = first_messages(sites_with(*reversed(ROWS)), unequal_update)
+    assert all(one[index].energy != other[index].energy for index in one)
+    assert {index: replace(one[index], energy=()) for index in one} == {
+        index: replace(other[index], energy=()) for index in other
+    }
 
 
 @pytest.mark.threat("T18")

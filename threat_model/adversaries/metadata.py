@@ -1,0 +1,76 @@
+"""T18: what an aggregator reads off the messages of each source, without opening a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securefda.secagg.messages import Advertise, Signed
+from threat_model.sites import TARGET
+from threat_model.stage import Passed
+
+
+@dataclass
+class ReadsMetadata:
+    """Reads every number in every message that a source sends, and looks for its row count, loss and accuracy.
+
+    Powers: sees what the aggregator sees: all messages in clear, and vectors beside them as they travel. Stands in the
+    place of the stage's network.
+    Goal: row count, loss or accuracy of one source.
+    Source: metrics in clear beside an update are what federated learning systems commonly report.
+
+    Attributes:
+        numbers: everything that stands as a number in the messages of a source, by its roster index.
+        energies: the energy row of each source that sent one.
+    """
+
+    numbers: dict[int, set[float]] = field(default_factory=dict)
+    energies: dict[int, tuple[float, ...]] = field(default_factory=dict)
+
+    threat = "T18"
+
+    def __call__(self, passed: Passed) -> list[Passed]:
+        """Take note of what a source sends, and pass it on."""
+        body = passed.message.body
+        if passed.sender != TARGET:
+            self.numbers.setdefault(passed.sender, set()).update(_numbers(body))
+        if isinstance(body, Advertise):
+            self.energies[passed.sender] = body.energy
+        return [passed]
+
+    def attack(self, secrets: Mapping[int, Mapping[str, float]]) -> dict[int, set[str]]:
+        """Which of the secret numbers of each source it has in front of it, by name.
+
+        Args:
+            secrets: roster index -> name -> number.
+        """
+        return {
+            index: {name for name, number in numbers.items() if number in self.numbers.get(index, set())}
+            for index, numbers in secrets.items()
+        }
+
+    def rows_from_energies(self, lengths: Mapping[int, NDArray[np.float64]], max_samples: int) -> dict[int, int]:
+        """The row count of each source, where the length of its contribution is known beforehand, layer by layer."""
+        return {
+            index: round(float(np.linalg.norm(row) / np.linalg.norm(lengths[index])) * max_samples)
+            for index, row in self.energies.items()
+            if row
+        }
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Every number in a message, however deep; digests and keys are none."""
+    if isinstance(value, Signed):
+        yield from _numbers(value.body)
+    elif is_dataclass(value):
+        for one in fields(value):
+            yield from _numbers(getattr(value, one.name))
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, (int, float)):
+        yield float(value)
