@@ -10,6 +10,7 @@ parameters of a round must not be chosen by looking at the data.
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
@@ -70,14 +71,14 @@ def _by_rdp(groups: tuple[_Group, ...], delta: float) -> float:
     orders = np.array(ORDERS)
     total = np.zeros_like(orders)
     for noise_multiplier, sampling_rate, steps in groups:
-        total += steps * _rdp_of_a_step(noise_multiplier, sampling_rate)
+        total += steps * rdp_of_a_step(noise_multiplier, sampling_rate)
     values = total + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
     return max(0.0, float(np.min(values)))
 
 
 @lru_cache(maxsize=4096)
-def _rdp_of_a_step(noise_multiplier: float, sampling_rate: float) -> NDArray[np.float64]:
-    """Rényi divergence of one step at :data:`ORDERS`; infinite at orders that Opacus cannot compute."""
+def rdp_of_a_step(noise_multiplier: float, sampling_rate: float) -> NDArray[np.float64]:
+    """Return an upper bound of the Rényi divergence of one step at each of :data:`ORDERS`; infinite where unknown."""
     with np.errstate(all="ignore"):
         values = [_rdp(noise_multiplier, sampling_rate, order) for order in ORDERS]
     return np.array(values) + _ROUNDING / (np.array(ORDERS) - 1)
@@ -95,7 +96,9 @@ def _by_prv(groups: tuple[_Group, ...], delta: float) -> float | None:
     accountant = PRVAccountant()
     accountant.history = list(groups)
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            # Its grid is laid out with the shorter list of orders, and it warns that the grid is wider for it.
+            warnings.simplefilter("ignore", UserWarning)
             value = float(accountant.get_epsilon(delta))
     except (ValueError, RuntimeError, OverflowError, MemoryError):  # the grid is too coarse or too large for it
         return None

@@ -262,8 +262,10 @@ class Ledger:
         if version != _SCHEMA_VERSION:
             hint = "use the release that made it, or put the newest copy back"
             raise LedgerError(self._path, f"has schema version {version}, not {_SCHEMA_VERSION}", hint=hint)
+        # All of them: a query that is broken off would keep the connection open for as long as its error lives.
+        stored = database.execute("SELECT number, body, digest FROM rows ORDER BY number").fetchall()
         try:
-            rows = read_chain(database.execute("SELECT number, body, digest FROM rows ORDER BY number"))
+            rows = read_chain(stored)
         except ValueError as error:
             raise LedgerError(self._path, str(error), hint=MEND_CHAIN) from error
         return LedgerState(self._path, database, rows, number, self._markers.doubt(highest, rows))

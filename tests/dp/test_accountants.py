@@ -1,0 +1,155 @@
+"""Epsilon of a list of rounds, against two other ways to it: Google's dp-accounting and numerical integration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from independent import independent_epsilon
+
+from securefda.dp.accountants import ORDERS, epsilon, rdp_of_a_step
+from securefda.dp.events import DpEvent
+from securefda.errors import ConfigError
+
+DELTA = 1e-5
+GRID = [
+    # noise multiplier, sampling rate, steps
+    (0.8, 0.1, 100),
+    (1.0, 0.01, 1000),
+    (2.0, 0.001, 10000),
+    (4.0, 0.02, 5000),
+    (8.0, 0.1, 1000),
+    (5.0, 1.0, 20),
+]
+
+
+def event(noise: float = 1.0, rate: float = 0.01, steps: int = 1000) -> DpEvent:
+    return DpEvent("run", 1, 0, noise, rate, steps, max_grad_norm=1.0)
+
+
+def google(noise: float, rate: float, steps: int) -> tuple[dp_accounting.DpEvent, int]:
+    gaussian = dp_accounting.GaussianDpEvent(noise)
+    return (dp_accounting.PoissonSampledDpEvent(rate, gaussian) if rate < 1 else gaussian), steps
+
+
+@pytest.mark.parametrize("shape", GRID)
+def test_rdp_equals_numerical_integration(shape: tuple[float, float, int]) -> None:
+    ours, theirs = epsilon([event(*shape)], DELTA), independent_epsilon([event(*shape)], DELTA)
+
+    assert ours == pytest.approx(theirs, rel=1e-8)
+    assert ours >= theirs  # the slack for rounding is on the safe side
+
+
+@pytest.mark.parametrize("shape", GRID)
+def test_rdp_is_at_most_googles_and_within_two_percent(shape: tuple[float, float, int]) -> None:
+    accountant = RdpAccountant(list(ORDERS))
+    accountant.compose(*google(*shape))
+
+    difference = epsilon([event(*shape)], DELTA) / accountant.get_epsilon(DELTA) - 1
+
+    assert -0.02 <= difference <= 1e-6  # theirs is larger at orders that are not whole
+
+
+@pytest.mark.parametrize("shape", GRID)
+def test_prv_is_above_googles_loss_distribution_by_at_most_what_opacus_states(shape: tuple[float, float, int]) -> None:
+    accountant = PLDAccountant()
+    accountant.compose(*google(*shape))
+
+    difference = epsilon([event(*shape)], DELTA, "prv") - accountant.get_epsilon(DELTA)
+
+    assert 0 <= difference <= 0.015
+
+
+def test_rdp_of_rounds_that_differ_equals_google_at_whole_orders() -> None:
+    shapes = [(4.0, 0.02, 200), (8.0, 0.1, 100), (4.0, 0.02, 300), (6.0, 0.02, 100)]
+    accountant = RdpAccountant(list(ORDERS))
+    for shape in shapes:
+        accountant.compose(*google(*shape))
+
+    ours = epsilon([event(*shape) for shape in shapes], 1e-6)
+
+    assert float(accountant.get_epsilon_and_optimal_order(1e-6)[1]).is_integer()
+    assert ours == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-8)
+
+
+def test_order_and_grouping_of_rounds_change_nothing_at_all() -> None:
+    rounds = [event(1.0, 0.01, 7), event(2.0, 0.02, 5), event(1.0, 0.01, 3), event(1.5, 0.01, 1)]
+    merged = [event(2.0, 0.02, 5), event(1.5, 0.01, 1), event(1.0, 0.01, 10)]
+
+    assert epsilon(rounds, DELTA) == epsilon(rounds[::-1], DELTA) == epsilon(merged, DELTA)
+
+
+def test_run_round_attempt_and_clip_norm_do_not_change_epsilon() -> None:
+    other = replace(event(), run_id="another", round=9, attempt=3, max_grad_norm=0.1)
+
+    assert epsilon([event()], DELTA) == epsilon([other], DELTA)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+def test_nothing_spent_is_zero_and_each_round_adds(accountant: str) -> None:
+    curve = [epsilon([event(1.0, 0.05, 20)] * number, DELTA, accountant) for number in range(4)]
+
+    assert curve[0] == 0
+    assert all(after > before for before, after in pairwise(curve))
+
+
+def test_prv_is_tighter_than_rdp_where_epsilon_is_large() -> None:
+    assert epsilon([event(steps=10000)], DELTA, "prv") < epsilon([event(steps=10000)], DELTA, "rdp") - 0.3
+
+
+def test_prv_falls_back_on_the_bound_of_rdp_where_its_grid_would_fill_the_memory() -> None:
+    hopeless = event(0.1, 0.5, 10000)
+
+    assert epsilon([hopeless], DELTA, "prv") == epsilon([hopeless], DELTA, "rdp") > 1000
+
+
+@pytest.mark.parametrize("noise", [0.5, 3.0, 50.0, 300.0])
+@pytest.mark.parametrize("rate", [1e-7, 1e-6, 1e-5])
+def test_divergence_is_not_understated_where_the_series_of_opacus_cancels(noise: float, rate: float) -> None:
+    # Exact at order 2; divergences grow with the order. Opacus alone is below zero at noise 50 and rate 1e-6.
+    exact = math.log1p(rate**2 * math.expm1(1 / noise**2))
+
+    above = [value for order, value in zip(ORDERS, rdp_of_a_step(noise, rate), strict=True) if order >= 2]
+
+    assert min(above) >= exact
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, float("nan"), True])
+def test_delta_out_of_bounds_is_named(delta: float) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        epsilon([event()], delta)
+
+    assert refusal.value.key == "dp.target-delta"
+
+
+def test_unknown_accountant_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"dp.accountant: 'gdp' is not one of rdp, prv"):
+        epsilon([event()], DELTA, "gdp")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "key"),
+    [
+        ("max_grad_norm", 0.0, "dp.max-grad-norm"),
+        ("noise_multiplier", 0.0, "dp.noise-multiplier"),
+        ("noise_multiplier", float("inf"), "dp.noise-multiplier"),
+        ("sampling_rate", 0.0, "dp.sampling-rate"),
+        ("sampling_rate", 1.01, "dp.sampling-rate"),
+        ("steps", 0, "steps"),
+        ("steps", 1.5, "steps"),
+        ("round", 0, "round"),
+        ("attempt", -1, "attempt"),
+        ("run_id", "", "run-id"),
+        ("mechanism", "laplace", "dp.mechanism"),
+    ],
+)
+def test_round_out_of_bounds_is_refused_with_its_key(field: str, value: object, key: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        replace(event(), **{field: value})
+
+    assert refusal.value.key == key
