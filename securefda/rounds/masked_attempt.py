@@ -190,11 +190,14 @@ class MaskedAttempt:
                 self._state, deliveries = steps.close_shares(shares)
                 self._released = True
                 self._before_release()
-                return [Send(to, Parcel(one)) for to, one in deliveries.items() if to not in self._members.gone]
+                left_out = self._give_up(set(shares.received) - self._state.u2, Step.SHARES)
+                return left_out + [
+                    Send(to, Parcel(one)) for to, one in deliveries.items() if to not in self._members.gone
+                ]
             case steps.CollectingInputs() as inputs:
                 self._state, lists = steps.close_inputs(inputs)
                 given_up = set(inputs.received) - self._state.survivors
-                return self._give_up(given_up) + self._to_all(self._state.survivors, lists)
+                return self._give_up(given_up, Step.SURVIVORS) + self._to_all(self._state.survivors, lists)
             case steps.CollectingSignatures() as signatures:
                 self._state, consistency = steps.close_signatures(signatures)
                 return self._to_all(self._state.asked, consistency)
@@ -202,10 +205,10 @@ class MaskedAttempt:
                 self._finish(steps.close_unmask(unmask), unmask.u1)
         return []
 
-    def _give_up(self, members: set[int]) -> list[Send]:
+    def _give_up(self, members: set[int], step: Step) -> list[Send]:
         """Tell those whose cohort lost too many that nothing of theirs will be opened."""
         self._members.gone |= members
-        return [self._members.abort(index, Step.SURVIVORS, "COHORT_QUORUM", None) for index in sorted(members)]
+        return [self._members.abort(index, step, "COHORT_QUORUM", None) for index in sorted(members)]
 
     def _to_all(self, members: Any, message: Signed[Body]) -> list[Send]:
         return [Send(index, Parcel(message)) for index in sorted(members) if index not in self._members.gone]

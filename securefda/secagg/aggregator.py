@@ -18,7 +18,7 @@ from securefda.secagg import agreement
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.agreement import KeyAgreementError
 from securefda.secagg.checks import energy_fault, quantisation
-from securefda.secagg.cohorts import cohorts_of, nonce_fits, quorum_of
+from securefda.secagg.cohorts import able_to_open, cohorts_of, nonce_fits, quorum_of
 from securefda.secagg.fixed_point import Decoded, RangeAlarm
 from securefda.secagg.masking import accumulate, unmask
 from securefda.secagg.messages import (
@@ -233,14 +233,15 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
 
 
 def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, Signed[ShareDelivery]]]:
-    """R1: U2 is whoever shared; each member gets the boxes that the others made for it.
+    """R1: U2 is whoever shared, but for levels that are left with too few for a sum; each gets the others' boxes.
 
     Raises:
-        QuorumLost: fewer than t sources.
+        QuorumLost: fewer than t sources, or fewer at levels with enough for a sum.
     """
-    session = state.session
+    session, header = state.session, state.session.header.body
     session.require_quorum("R1 shares", state.received, state.u1)
-    u2 = frozenset(state.received)
+    u2 = able_to_open(header, state.received)
+    session.require_quorum("R1 shares", u2, state.u1)
     inbox: dict[int, list[DeliveredBox]] = {index: [] for index in sorted(u2)}
     for sender in sorted(u2):
         bundle = state.received[sender].body
@@ -248,8 +249,7 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
             if box.peer in u2:
                 inbox[box.peer].append(DeliveredBox(sender, box.box, bundle.nonce))
     deliveries = {index: session.sign(state.ctx1, ShareDelivery(tuple(boxes))) for index, boxes in inbox.items()}
-    nonces = {index: bundle.body.nonce for index, bundle in state.received.items()}
-    header = session.header.body
+    nonces = {index: state.received[index].body.nonce for index in u2}
     cohorts = cohorts_of(header, state.ctx1, nonces)
     totals = {cohort: _ring_view(bytearray(input_bytes(header)), header.modulus_bits) for cohort in cohorts}
     return CollectingInputs(session, members_context(state.ctx1, u2), state.u1, totals, {}), deliveries

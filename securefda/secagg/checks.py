@@ -346,12 +346,14 @@ def check_share_senders(
 
 
 def check_own_cohort(cohorts: Cohorts, *, own_index: int, header: Header, limits: SessionLimits) -> None:
-    """R1: whoever of my cohort survives, no sum of it can be opened that holds too few that I trust.
+    """R1: my cohort has as many members as its sum opens over, and no such sum holds too few that I trust.
 
     Raises:
         FaultyAggregatorError: SHARE_QUORUM.
     """
-    _check_smallest_sum(header, cohort_with(own_index, cohorts), own_index, limits, "SHARE_QUORUM")
+    own, quorum = cohort_with(own_index, cohorts), quorum_at(header, header.level_of(own_index))
+    require(len(own) >= quorum, "SHARE_QUORUM", f"my cohort has {len(own)} members, and opens over {quorum}")
+    _check_smallest_sum(header, own, own_index, limits, "SHARE_QUORUM")
 
 
 def check_survivors(lists: Survivors, *, own_index: int, own_digest: bytes, cohorts: Cohorts, header: Header) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from cryptography.hazmat.primitives import constant_time
@@ -66,6 +67,16 @@ def quorum_at(header: Header, level: Visibility) -> int:
 def quorum_of(header: Header, cohort: Collection[int]) -> int:
     """Fewest survivors over which the sum of this cohort may be opened; a cohort is of one level."""
     return quorum_at(header, header.level_of(min(cohort)))
+
+
+def able_to_open(header: Header, members: Collection[int]) -> frozenset[int]:
+    """Those of the members whose level has as many of them as a sum of it opens over.
+
+    Nobody could open what the others would send. With them left out, no cohort is below the quorum of its level when
+    it forms: of n others and ``cohort_size`` s each cohort has at least min(n, s) members.
+    """
+    counts = Counter(header.level_of(member) for member in members)
+    return frozenset(one for one in members if counts[level := header.level_of(one)] >= quorum_at(header, level))
 
 
 def cohort_with(member: int, cohorts: Iterable[Collection[int]]) -> frozenset[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, ClassVar
@@ -14,10 +14,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from lying_aggregator import LyingAggregator
 from session_lies import STRANGER, Draw
 from session_machine import terms_with
+from session_sites import Terms
 
 from securefda.secagg.messages import (
     Abort,
     Consistency,
+    EnergyTerms,
+    Granularity,
+    Header,
     KeyList,
     Result,
     ShareDelivery,
@@ -79,16 +83,13 @@ class EquivocationMachine(RuleBasedStateMachine):
         world, terms = self.world, self.terms
         number, attempt = self.position
         victims = [one for one in victims if world.results.get(one) == world.results.get(victims[0])]
-        quorum = terms.quorum if terms.cohort_size else 0
         header = world.header(
             sha256(b"session" + bytes([len(world.headers)])).digest(),
             round=number,
             attempt=attempt,
-            visibility=terms.visibility,
             threshold=terms.threshold,
-            cohort_size=terms.cohort_size,
-            cohort_quorum=quorum,
             previous_result_digest=world.results.get(victims[0], b""),
+            **_plan_of(terms),
         )
         for victim in victims:
             world.tell(victim, header)
@@ -181,14 +182,19 @@ class EquivocationMachine(RuleBasedStateMachine):
                     "round": st.integers(1, body.round + 1),
                     "attempt": st.integers(1, body.attempt + 1),
                     "threshold": st.integers(2, self.terms.n),
-                    "participants": st.sets(st.sampled_from(world.indices), min_size=2).map(lambda s: tuple(sorted(s))),
-                    "visibility": st.sampled_from([Visibility.COHORT, Visibility.SUM]),
+                    "levels": st.tuples(*[st.sampled_from(Visibility)] * len(body.participants)),
+                    "sum_quorum": st.integers(0, 4),
+                    "energy": st.sampled_from([None, EnergyTerms(2.0, 3, Granularity.MODEL)]),
                     "cohort_size": st.integers(0, 4),
                     "cohort_quorum": st.integers(0, 4),
                     "previous_result_digest": st.sampled_from([b"", STRANGER]),
                 },
             )
         )
+        if data.draw(st.booleans()):
+            kept = data.draw(st.sets(st.sampled_from(body.participants), min_size=2))
+            levels = {index: level for index, level in _levels(body, changes) if index in kept}
+            changes |= {"participants": tuple(levels), "levels": tuple(levels.values())}
         header = signer(TARGET).sign(session, b"", replace(body, **changes))
         world.headers.append(header)
         for victim in self._victims(data.draw, list(world.sources)):
@@ -224,6 +230,24 @@ class EquivocationMachine(RuleBasedStateMachine):
         elif source.header is not None:
             body = Abort(Step.SHARES, "SHARE_BOX", data.draw(st.integers(0, 8)))
             self.world.tell(victim, signer(TARGET).sign(source.header.envelope.session_id, b"", body))
+
+
+def _levels(body: Header, changes: dict[str, Any]) -> Iterable[tuple[int, Visibility]]:
+    return zip(body.participants, changes.get("levels", body.levels), strict=True)
+
+
+def _plan_of(terms: Terms) -> dict[str, Any]:
+    """The levels that policies permit, with the smallest sums."""
+    in_cohorts = terms.quorum if terms.of_sum < terms.n else 0
+    of_sum = terms.quorum if terms.of_sum else 0
+    energy = EnergyTerms(1.0, terms.quorum - 1 - terms.n_c, Granularity.LAYER) if of_sum else None
+    return {
+        "levels": terms.levels,
+        "cohort_size": terms.cohort_size,
+        "cohort_quorum": in_cohorts,
+        "sum_quorum": of_sum,
+        "energy": energy,
+    }
 
 
 def _lie(message: AnySigned, victim: int, draw: Draw) -> AnySigned:

@@ -267,7 +267,12 @@ def _one_of(level: Visibility) -> Callable[[Cohort, AnySigned], AnySigned]:
     return tell
 
 
+def _without_0(cohort: Cohort, boxes: list[DeliveredBox]) -> list[DeliveredBox]:
+    return [box for box in boxes if box.peer != 0]
+
+
 LEVEL_LIES = [
+    Lie("SHARE_QUORUM", "fewer in my sum than it opens over", DELIVERY, _boxes(_without_0), MIXED),
     Lie("SURVIVOR_COHORT", "fewer than the quorum of my sum", LISTS, _one_of(SUM), MIXED),
     Lie("SURVIVOR_COHORT", "fewer than the quorum of a cohort that I am not in", LISTS, _one_of(COHORT), MIXED),
     Lie("KEY_ENERGY", "a row of a source in a cohort", KEY_LIST, _row(1.0, 1.0), MIXED),

@@ -44,6 +44,7 @@ from securefda.secagg.messages import (
     Survivors,
     SurvivorSignature,
     Unmask,
+    Visibility,
 )
 from securefda.secagg.secret import Secret
 
@@ -69,7 +70,9 @@ class Colluder:
     def advertise(self) -> AnySigned:
         ctx = self.header.digest()
         commitment = nonce_commitment(self.nonce, own=self.index, ctx=ctx)
-        return self._sign(ctx, Advertise(self.mask_pair.public, self.channel.public, bytes(32), commitment))
+        header = self.header.body
+        row = (1.0,) * header.energy_row_length if header.level_of(self.index) is Visibility.SUM else ()
+        return self._sign(ctx, Advertise(self.mask_pair.public, self.channel.public, bytes(32), commitment, row))
 
     def box(self, ctx1: bytes, recipient: int, box_key: bytes) -> DeliveredBox:
         address = BoxAddress(ctx1, self.index, recipient)
@@ -137,7 +140,7 @@ class LyingAggregator:
                 return self._sign(session, phase.ctx2, self._signatures(phase, without))
             case src.AwaitingResult(session=session):
                 body = Result(b"", phase.survivors, session.header.body.model_digest, b"")
-                return self._sign(session, phase.ctx2, body)
+                return self._sign(session, session.ctx, body)
         return None
 
     def _sign(self, session: src.Session, context: bytes, body: Any) -> AnySigned:

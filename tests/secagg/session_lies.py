@@ -18,6 +18,7 @@ from session_sites import WIDTH, Source
 
 from securefda.secagg import agreement
 from securefda.secagg.agreement import BoxAddress, KeyPair, SharePair
+from securefda.secagg.checks import TAIL
 from securefda.secagg.messages import (
     Abort,
     Advertise,
@@ -37,6 +38,8 @@ from securefda.secagg.transcript import key_list_context
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 STRANGER = sha256(b"a stranger").digest()
 RING = 2**32
+WEIGHT = WIDTH + 1
+"""Place of the weight in an input."""
 
 
 @dataclass
@@ -47,7 +50,7 @@ class Liar:
         source: runs the honest code with the liar's real keys.
         channels: its channel pair in each session, kept from erasure, so that it can seal other boxes.
         key_lists: the key list that it was shown in each session.
-        added: what was added to its input, by digest of the masked input; WIDTH + 2 numbers in the ring.
+        added: what was added to its input, by digest of the masked input; WIDTH + TAIL numbers in the ring.
     """
 
     source: Source
@@ -98,10 +101,13 @@ Lie = Callable[[Scene], Parcel]
 
 
 def keys(scene: Scene) -> Parcel:
-    """R0: keys or commitments that follow from no secret of the liar, are another's, or give no shared secret."""
+    """R0: keys or commitments that follow from no secret of the liar, are another's, or give no shared secret.
+
+    Or another energy: as much as the clip allows, less than it is, none, or what no row may say.
+    """
     body: Advertise = scene.message.body
     known = [message.body.mask_key for message in scene.heard if isinstance(message.body, Advertise)]
-    choices: list[dict[str, bytes]] = [
+    choices: list[dict[str, Any]] = [
         {"mask_key": STRANGER},
         {"box_key": STRANGER},
         {"self_mask_commitment": STRANGER},
@@ -109,6 +115,7 @@ def keys(scene: Scene) -> Parcel:
         {"mask_key": bytes(32)},
         {"box_key": b"\1" + bytes(31)},
         {"mask_key": body.box_key, "box_key": body.mask_key},
+        *({"energy": row} for row in ((6.5,), (0.75,), (0.5,), (0.0,), (7.0,), (1.0, 1.0))),
         *({name: key} for key in known for name in ("mask_key", "box_key")),
     ]
     lie = scene.with_body(replace(body, **scene.any_of(*choices)))
@@ -153,13 +160,13 @@ def vector(scene: Scene) -> Parcel:
     how = scene.any_of("one more", "one less", "heavier", "lighter", "beyond", "noise", "digest", "cut")
     masked = np.frombuffer(scene.parcel.vectors[0], np.uint32)
     q_max = _unit_of(scene)
-    added = np.zeros(WIDTH + 2, np.uint32)
+    added = np.zeros(WIDTH + TAIL, np.uint32)
     place = scene.draw(st.integers(0, WIDTH - 1))
     match how:
         case "one more" | "one less":
             added[place] = q_max if how == "one more" else RING - q_max
         case "heavier" | "lighter":
-            added[-1] = q_max if how == "heavier" else RING - q_max
+            added[WEIGHT] = q_max if how == "heavier" else RING - q_max
         case "beyond":
             added[place] = RING // 2
         case "noise":

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from session_lies import LIES, Draw, Scene, balanced, off_by, outside
 from session_network import Item, SessionNetwork, item_of, parcel_of
-from session_sites import Terms
+from session_sites import MOST_SOURCES, Terms
 
 from securefda.secagg.messages import (
     Advertise,
@@ -19,7 +19,6 @@ from securefda.secagg.messages import (
     ShareBundle,
     SurvivorSignature,
     Unmask,
-    Visibility,
 )
 from securefda.secagg.parameters import default_threshold, threshold_is_sound
 from securefda.transport import wire
@@ -30,16 +29,18 @@ PATIENCE = 10
 
 
 def terms_with(n_c: int) -> list[Terms]:
-    """Federations of up to seven sources, at the default threshold and at the least sound one, at both levels."""
+    """Federations of up to seven sources, at the default threshold and the least sound one, at all levels."""
     found = []
-    for n in range(3, 8):
+    for n in range(3, MOST_SOURCES + 1):
         for k_min in (1, 2):
             quorum = k_min + n_c + 1
             for threshold in sorted({max(quorum, (n + n_c) // 2 + 1), default_threshold(max(n, quorum), k_min, n_c)}):
                 if n >= quorum and threshold_is_sound(threshold, n, n_c):
-                    found.append(Terms(n, Visibility.SUM, k_min, n_c, threshold))
+                    found.append(Terms(n, n, k_min, n_c, threshold))
                     for size in {quorum, min(quorum + 1, threshold)}:  # without room for a loss, and with it
-                        found.append(Terms(n, Visibility.COHORT, k_min, n_c, threshold, size))
+                        found.append(Terms(n, 0, k_min, n_c, threshold, size))
+                    for of_sum in range(quorum, n - quorum + 1):
+                        found.append(Terms(n, of_sum, k_min, n_c, threshold, quorum))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from cohort import TARGET, AnySigned, Bytes, roster_of, signer
 from session_accusations import Accusations
-from session_lies import RING, Liar
+from session_lies import RING, WEIGHT, Liar
 from session_sites import ROUNDS, WIDTH, HonestSource, Source, Terms, UnitTrainer, must, place_of
 
-from securefda.adaptation import Strategy
+from securefda.adaptation import Strategy, energy_caps
 from securefda.errors import FaultyAggregatorError
-from securefda.rounds.attempts import Attempt, RoundSum, Send
+from securefda.rounds.attempts import Attempt, PartialSum, RoundSum, Send
 from securefda.rounds.masked_attempt import MaskedAttempt
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.store import AggregatorStore
-from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Abort, Parcel, Survivors
+from securefda.secagg.checks import TAIL, quantisation
+from securefda.secagg.messages import Abort, Advertise, Header, Parcel, Survivors, Visibility
 from securefda.transport import wire
 
 Item = tuple[bytes, tuple[bytes, ...]]
@@ -46,7 +46,7 @@ def parcel_of(item: Item) -> Parcel | None:
 def _settings(terms: Terms) -> RunSettings:
     return RunSettings(
         strategy=Strategy(rule="source_only", rounds=ROUNDS),  # type: ignore[arg-type]
-        visibility=terms.visibility,
+        visibility=min(terms.levels),
         k_min=terms.k_min,
         n_c=terms.n_c,
         threshold=terms.threshold,
@@ -139,7 +139,7 @@ class SessionNetwork:
     @property
     def attempt(self) -> MaskedAttempt | None:
         """The attempt in progress."""
-        return self.run._attempt  # type: ignore[return-value]  # there are no others at these visibilities
+        return self.run._attempt  # type: ignore[return-value]  # there are no others at these levels
 
     def aggregator(self, act: Callable[[], list[Send]]) -> None:
         """The aggregator does something; what it sends is under way then."""
@@ -241,21 +241,41 @@ class SessionNetwork:
         header, lists = attempt.header.body, self._lists[attempt.header.envelope.session_id]
         digests = {item.index: item.input_digest for item in lists.survivors}
         must(set(digests) == outcome.survivors, "the sum is not over the survivors that signed")
+        factors = _factors(header, attempt._state.u1)  # type: ignore[attr-defined]
         q_max = quantisation(header).q_max
         for part in outcome.parts:
-            total = np.zeros(WIDTH + 2, np.int64)
+            total = np.zeros(WIDTH + TAIL, np.int64)
             for member in part.members:
-                total[place_of(header.round, member)] += q_max
-                total[-1] += q_max
+                total[place_of(header.round, member)] += round(factors.get(member, 1.0) * q_max)
+                total[WEIGHT] += q_max
                 total += self._added(member, digests[member])
-            centred = ((total + RING // 2) % RING - RING // 2) / q_max
-            exact = bool(np.allclose(part.vector, centred[:WIDTH], rtol=0, atol=1e-9))
-            must(exact and abs(part.samples - centred[-1]) < 1e-9, f"the sum over {sorted(part.members)} is wrong")
+            self._judge_part(attempt, part, total)
+            self.events[f"opened {part.level.label} beside {len(outcome.parts) - 1}"] += 1
+        if any(factor < 1 for factor in factors.values()):
+            self.events["capped"] += 1
+
+    def _judge_part(self, attempt: Attempt, part: PartialSum, total: Any) -> None:
+        """The ring sum is exact, and so is what it decodes to; at ``sum`` its length may be restored after that."""
+        totals = attempt._state.totals  # type: ignore[attr-defined]
+        ring = next(ring for cohort, ring in totals.items() if part.members <= cohort)
+        centred = ((total + RING // 2) % RING - RING // 2) / quantisation(attempt.header.body).q_max
+        decoded = part.level is Visibility.SUM or bool(np.allclose(part.vector, centred[:WIDTH], rtol=0, atol=1e-9))
+        exact = np.array_equal(ring, total % RING) and abs(part.figures.samples - centred[WEIGHT]) < 1e-9
+        must(exact and decoded, f"the sum over {sorted(part.members)} is wrong")
 
     def _added(self, member: int, digest: bytes) -> Any:
         """What a member added to its unit vector; an honest one nothing, and its input is one that it sent."""
         if member in self.liars:
-            return self.liars[member].added.get(digest, np.zeros(WIDTH + 2, np.uint32)).astype(np.int64)
+            return self.liars[member].added.get(digest, np.zeros(WIDTH + TAIL, np.uint32)).astype(np.int64)
         vectors = [item[1][0] for sender, item in self.sent if sender == member and item[1]]
         must(digest in {sha256(vector).digest() for vector in vectors}, f"source {member} never sent this input")
-        return np.zeros(WIDTH + 2, np.int64)
+        return np.zeros(WIDTH + TAIL, np.int64)
+
+
+def _factors(header: Header, u1: Mapping[int, Advertise]) -> dict[int, float]:
+    """By what each source of the sum scales its only layer down, from the rows that were said."""
+    rows = {index: u1[index].energy[0] for index in header.at(Visibility.SUM) if index in u1}
+    if header.energy is None or not rows:
+        return {}
+    (cap,) = energy_caps([[row] for row in rows.values()], kappa=header.energy.kappa, others=header.energy.others)
+    return {index: 0.0 if cap == 0 else min(1.0, cap / row) if row else 1.0 for index, row in rows.items()}

@@ -153,6 +153,30 @@ def test_source_in_a_cohort_asks_for_its_own_quorum_whatever_that_of_the_sum_is(
         assert isinstance(cohort.step(index, cohort.inbox[index])[0], src.AwaitingSurvivors)
 
 
+@pytest.mark.parametrize(("level", "lost"), [(COHORT, 1), (COHORT, 2), (SUM, 1), (SUM, 2)])
+def test_level_left_with_too_few_for_a_sum_after_r1_is_left_out_and_masks_nothing(level: Visibility, lost: int) -> None:
+    of_sum, in_cohorts = (3, 6) if level is SUM else (6, 3)
+    terms = changes(of_sum, in_cohorts, 3, threshold=5, cohort_quorum=3, sum_quorum=3)
+    members = header_body(9, **terms).at(level)
+    cohort = session(terms, dict.fromkeys(members[:lost], 1)).until(1, collected=True)
+    cohort.close()
+    assert cohort.aggregator.u2 == set(cohort.indices) - set(members)
+    assert set(cohort.inbox) == cohort.aggregator.u2
+    opened = cohort.finish()
+    assert (opened.survivors, opened.dropped) == (set(cohort.indices) - set(members), frozenset())
+    assert set(cohort.vectors) == opened.survivors
+
+
+def test_session_ends_before_any_release_where_the_levels_that_are_left_are_fewer_than_t() -> None:
+    terms = changes(3, 3, 3, sum_quorum=3)
+    lost = header_body(6, **terms).at(SUM)[0]
+    cohort = session(terms, {lost: 1}).until(1, collected=True)
+    with pytest.raises(QuorumLost) as ended:
+        cohort.close()
+    assert set(ended.value.missing) == {f"source-{index}" for index in cohort.header.body.at(SUM)}
+    assert cohort.vectors == {}
+
+
 # Who is at ``individual`` has no part in the session.
 
 
