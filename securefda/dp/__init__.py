@@ -1,0 +1,1 @@
+"""Differential privacy of a site: noise that no seed predicts, accountants, planning and the ledger of what is spent."""
