@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 from published import session
 from second_implementation import index, labelled
 
-from securefda.secagg import agreement, messages, roster, shamir
+from securefda.rounds import tail
+from securefda.secagg import agreement, checks, messages, roster, shamir
 from securefda.secagg.messages import (
     Advertise,
     Body,
     Consistency,
     DeliveredBox,
+    Granularity,
     KeyList,
     MaskedInput,
     Result,
@@ -118,7 +121,8 @@ def test_envelope_and_bodies_have_the_numbers_of_the_schema() -> None:
 
 
 def test_enums_have_the_numbers_of_the_code() -> None:
-    assert ", ".join(f"{level.value} `{level.label}`" for level in Visibility) in PAGE
+    for enum in (Visibility, Granularity):
+        assert ", ".join(f"{one.value} `{one.label}`" for one in enum) in PAGE
     steps = ", ".join(f"{step.value} {step.name.lower().replace('_', ' ')}" for step in Step)
     assert f"Steps of an Abort: {steps}." in " ".join(PAGE.split())
 
@@ -130,6 +134,13 @@ def test_enums_have_the_numbers_of_the_code() -> None:
         f"have at most {roster.MAX_SITES} entries",
         f"list of 1 to {roster.MAX_SITES} entries",
         f"the layer table 1 to {wire_decode.MAX_LAYERS}",
+        f"an energy row at most {wire_decode.MAX_LAYERS} numbers",
+        f"a vector has m + {checks.TAIL} elements",
+        f"is not (m + {checks.TAIL}) · b/8",
+        f"The masked input itself has (m + {checks.TAIL}) · b/8 bytes",
+        f"by a factor above 1 + 10^{round(math.log10(checks.ENERGY_SLACK))}",
+        f"mean loss over the training rows / {tail.LOSS_BOUND:g}",
+        f"`source_only` / ({tail.DISTANCE_BOUND:g} · mean_square)",
         f"at most {wire_decode.MAX_SIDES} sides",
         f"A checkpoint has at most {wire_decode.MAX_CHECKPOINT_BYTES} bytes",
         f"other names of the header 1 to {wire_decode.MAX_NAME_BYTES}",
@@ -173,7 +184,7 @@ def sizes(n: int) -> dict[str, int]:
         return Signed(whole, wire.encode(whole), bytes(messages.SIGNATURE_BYTES))
 
     advertise, signature = Advertise(digest, digest, digest, digest), SurvivorSignature(digest)
-    masked = MaskedInput(digest, 4 * 1_100_002)
+    masked = MaskedInput(digest, 4 * 1_100_007)
     bodies: list[tuple[int, Body]] = [
         (1, advertise),
         (0, KeyList(tuple(envelope(own, advertise) for own in everyone))),
