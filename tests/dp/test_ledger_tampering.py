@@ -14,6 +14,7 @@ from ledger_site import DATA, EVENT, NOON, WIDE, Site, sign
 
 from securefda.dp.accountants import epsilon
 from securefda.dp.ledger import Ledger
+from securefda.dp.ledger_files import RowMarkers
 from securefda.dp.ledger_rows import Head, LedgerError, chained, read_chain
 from securefda.errors import ConfigError
 
@@ -239,3 +240,12 @@ def test_clock_that_was_ahead_is_mended_by_the_sites_word(site: Site) -> None:
     site.ledger.accept("the clock was ahead", sign, now=NOON + 9)
 
     site.ledger.reserve(replace(EVENT, round=4), WIDE, now=NOON + 10)
+
+
+def test_slower_process_does_not_take_the_marker_of_a_faster_one_away(tmp_path: Path) -> None:
+    markers = RowMarkers(tmp_path / "ledger.sqlite")
+    markers.advance(Head(8, b"\x08" * 32))
+
+    markers.advance(Head(7, b"\x07" * 32))
+
+    assert markers.highest() == (8, "08" * 8)

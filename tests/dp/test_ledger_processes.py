@@ -1,0 +1,206 @@
+"""Several processes on one ledger, and processes that are killed: at every call, in the middle, with -9."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from ledger_site import DATA, EVENT, NOON, WIDE, Site
+
+from securefda.dp.accountants import epsilon
+from securefda.dp.events import Budget
+from securefda.dp.ledger import Ledger
+from securefda.dp.ledger_rows import LedgerError
+from securefda.errors import BudgetExhausted
+
+DELTA = 1e-5
+SCRIPT = Path(__file__).with_name("spend_and_die.py")
+FINISHED, REFUSED, FAILED = 0, 11, 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where the system has that: the kernel keeps what a killed process wrote."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as name:
+        yield Path(name)
+
+
+def enough_for(rounds: int) -> Budget:
+    return Budget(epsilon([EVENT] * rounds, DELTA), DELTA)
+
+
+def in_a_child(work: Callable[[], int]) -> int:
+    """Start ``work`` in a copy of this process and return the copy's number; its result is the exit status."""
+    child = os.fork()
+    if child:
+        return child
+    status = FAILED
+    try:
+        status = work()
+    finally:
+        os._exit(status)
+
+
+def status_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("rounds_left", [1, 3])
+def test_processes_that_race_for_the_last_of_a_budget_never_overspend_it(folder: Path, rounds_left: int) -> None:
+    budget = enough_for(rounds_left)
+    for number in range(10):
+        (folder / str(number)).mkdir()
+        site = Site.new(folder / str(number))
+        gate, open_gate = os.pipe()
+
+        def spend(site: Site = site, gate: int = gate, open_gate: int = open_gate) -> int:
+            os.close(open_gate)
+            os.read(gate, 1)  # returns for all of them at once, when the last copy of the other end is closed
+            try:
+                site.ledger.reserve(replace(EVENT, run_id=f"run-{os.getpid()}"), budget, now=NOON)
+            except BudgetExhausted as error:
+                return int(error.exit_code)
+            return FINISHED
+
+        children = [in_a_child(spend) for _ in range(rounds_left + 2)]
+        os.close(open_gate)
+        ended = sorted(status_of(child) for child in children)
+        os.close(gate)
+
+        assert ended == [FINISHED] * rounds_left + [REFUSED] * 2
+        assert len(site.ledger.events()) == rounds_left
+        assert site.ledger.spent(DELTA) <= budget.epsilon
+
+
+def started(site: Site, run: str, limit: float) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SCRIPT), str(site.path), run, repr(limit)]
+    paths = os.pathsep.join([str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths}
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_two_runs_of_their_own_processes_share_one_budget_to_its_end(folder: Path) -> None:
+    site, budget = Site.new(folder), enough_for(12)
+    processes = [started(site, run, budget.epsilon) for run in ("run-1", "run-2")]
+
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    printed = "".join(process.communicate()[0] for process in processes)
+
+    assert [process.returncode for process in processes] == [REFUSED, REFUSED]
+    assert printed.count("reserved") == printed.count("committed") == len(site.ledger.events()) == 12
+    assert site.ledger.spent(DELTA) == budget.epsilon
+
+
+def test_process_killed_with_minus_nine_has_charged_every_round_that_it_began(folder: Path) -> None:
+    site = Site.new(folder)
+    process = started(site, "run-1", WIDE.epsilon)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    lines = [process.stdout.readline() for _ in range(9)]
+
+    process.kill()
+    lines += process.communicate()[0].splitlines()
+
+    assert process.returncode == -signal.SIGKILL
+    began = sum(line.startswith("reserved") for line in lines)
+    assert 5 <= began <= len(site.ledger.events()) <= began + 1
+    site.rounds(99)
+
+
+def killed_at(call: int, work: Callable[[], None]) -> int:
+    """Run ``work`` in a copy of this process that kills itself at its ``call``-th call or return within the ledger."""
+
+    def work_and_die() -> int:
+        left = call
+
+        def profile(frame: FrameType, kind: str, argument: object) -> None:
+            nonlocal left
+            if "/securefda/dp/ledger" not in frame.f_code.co_filename:
+                return
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.setprofile(profile)
+        work()
+        sys.setprofile(None)
+        return FINISHED
+
+    return status_of(in_a_child(work_and_die))
+
+
+def test_process_killed_at_any_call_of_a_round_leaves_it_charged_in_full_or_never_begun(folder: Path) -> None:
+    epsilon([EVENT], DELTA)
+    kinds: set[tuple[str, ...]] = set()
+    for number in range(1, 10_000, 7):
+        (folder / str(number)).mkdir()
+        site = Site.new(folder / str(number))
+
+        def work(site: Site = site) -> None:
+            reservation = site.ledger.reserve(EVENT, WIDE, now=NOON)
+            (site.path.parent / "trains").touch()
+            site.ledger.commit(reservation, steps=EVENT.steps, now=NOON)
+
+        ended = killed_at(number, work)
+
+        has_trained = (site.path.parent / "trains").exists()
+        assert site.ledger.events() in (((EVENT,),) if has_trained else ((), (EVENT,)))
+        kinds.add(tuple(row.kind for row in site.ledger.rows()))
+        site.rounds(2)
+        if ended == FINISHED:
+            break
+    assert ended == FINISHED
+    assert kinds == {("opened",), ("opened", "reserved"), ("opened", "reserved", "committed")}
+
+
+def test_process_killed_at_any_call_of_making_a_ledger_leaves_none_or_a_whole_one(folder: Path) -> None:
+    for number in range(1, 10_000, 5):
+        (folder / str(number)).mkdir()
+        path = folder / str(number) / "ledger.sqlite"
+
+        ended = killed_at(number, lambda path=path: Ledger.create(path, DATA, now=NOON) and None)
+
+        with contextlib.suppress(LedgerError):  # it exists already; whether it can be used is what follows
+            Ledger.create(path, DATA, now=NOON)
+        Site(path).rounds(1)
+        if ended == FINISHED:
+            break
+    assert ended == FINISHED
+
+
+def test_ledger_that_another_process_holds_is_refused_in_one_line_after_the_wait(folder: Path) -> None:
+    site = Site.new(folder)
+    hold = (
+        "import sqlite3, sys; database = sqlite3.connect(sys.argv[1], isolation_level=None); "
+        "database.execute('BEGIN IMMEDIATE'); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", hold, str(site.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+
+        with pytest.raises(LedgerError, match=r"another process has been writing to it for 0.1 seconds") as refusal:
+            Ledger(site.path, DATA, wait_s=0.1).reserve(EVENT, WIDE, now=NOON)
+
+        holder.communicate("")
+    assert refusal.value.exit_code == REFUSED
+    assert site.ledger.events() == ()

@@ -1,0 +1,151 @@
+"""Sum of claims: whatever happens to runs, the ledger's epsilon is that of the raw events, computed another way.
+
+A trace is one data set's life: rounds of two runs that take turns, kills at every point of a round, second attempts,
+restarts, and policies that change epsilon, delta, noise, sampling rate, steps and clip norm. What began to train is
+written down beside the ledger and composed by numerical integration (independent.py), event by event.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import pytest
+from independent import independent_epsilon
+from ledger_site import NOON, Site
+
+from securefda.dp.events import Budget, DpEvent
+from securefda.dp.ledger import Ledger, Reservation
+from securefda.errors import BudgetExhausted
+
+TRACES, CHUNK = 200, 20
+TOLERANCE = 1e-6
+DELTAS = (1e-5, 1e-3)
+# noise multiplier, sampling rate
+SETTINGS = ((0.8, 0.05), (1.0, 0.1), (1.3, 0.02), (2.0, 0.25), (4.0, 1.0), (1.0, 0.01))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where the system has that: thousands of rows are written, and no power is cut."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as name:
+        yield Path(name)
+
+
+@dataclass
+class Life:
+    """One trace: its ledger, its policy, and what happened."""
+
+    site: Site
+    chance: random.Random
+    budget: Budget = field(default_factory=lambda: Budget(20.0, DELTAS[0]))
+    charged: list[DpEvent] = field(default_factory=list)
+    training: dict[str, Reservation] = field(default_factory=dict)
+    refusals: int = 0
+    clock: Iterator[int] = field(default_factory=lambda: count(NOON))
+
+    def change_policy(self) -> None:
+        self.budget = Budget(self.chance.choice([2.0, 6.0, 20.0, 60.0]), self.chance.choice(DELTAS))
+
+    def begin_round(self, run: str) -> None:
+        """A run reserves; it may be killed before, or right after the row was written."""
+        noise, rate = self.chance.choice(SETTINGS)
+        event = DpEvent(run, 1, self.chance.randrange(3), noise, rate, self.chance.randint(1, 40), 1.0)
+        markers = set(self.site.path.parent.glob("*.rows-*"))
+        try:
+            reservation = self.ledger.reserve(event, self.budget, now=next(self.clock))
+        except BudgetExhausted as error:
+            self.refusals += 1
+            self.check_refusal(error, event)
+            return
+        self.charged.append(event)
+        if self.chance.random() < 0.2:  # killed between the commit of the row and the new marker
+            for path in set(self.site.path.parent.glob("*.rows-*")) - markers:
+                path.unlink()
+            for path in markers:
+                path.touch()
+        else:
+            self.training[run] = reservation
+
+    def end_round(self, run: str) -> None:
+        """The run finishes its round, or is killed in it."""
+        reservation = self.training.pop(run)
+        if self.chance.random() < 0.6:
+            self.ledger.commit(reservation, steps=reservation.event.steps, now=next(self.clock))
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.site.ledger  # a new object each time: every step is one of a process that was just started
+
+    def check_refusal(self, error: BudgetExhausted, event: DpEvent) -> None:
+        spent = independent_epsilon(self.charged, self.budget.delta)
+        after = independent_epsilon([*self.charged, event], self.budget.delta)
+        assert error.spent == pytest.approx(spent, abs=TOLERANCE)
+        assert error.cost == pytest.approx(after - spent, abs=TOLERANCE)
+        assert after > self.budget.epsilon - TOLERANCE
+
+
+def live(site: Site, seed: int) -> Life:
+    life = Life(site, random.Random(seed))
+    for _ in range(life.chance.randint(4, 16)):
+        run = life.chance.choice(["run-1", "run-2"])
+        if life.chance.random() < 0.15:
+            life.change_policy()
+        (life.end_round if run in life.training else life.begin_round)(run)
+    return life
+
+
+@pytest.mark.parametrize("first", range(0, TRACES, CHUNK))
+def test_ledger_is_the_sum_of_what_was_charged_after_rounds_kills_restarts_and_policies(
+    folder: Path, first: int
+) -> None:
+    for seed in range(first, first + CHUNK):
+        place = folder / str(seed)
+        place.mkdir()
+
+        life = live(Site.new(place), seed)
+
+        assert life.ledger.events() == tuple(life.charged), seed
+        for delta in DELTAS:
+            expected = independent_epsilon(life.charged, delta)
+            assert life.ledger.spent(delta) == pytest.approx(expected, abs=TOLERANCE), seed
+        check_every_row(life)
+
+
+def check_every_row(life: Life) -> None:
+    """Each reservation's row says what was spent with it, and never more than its limit."""
+    so_far: list[DpEvent] = []
+    for row in life.ledger.rows():
+        if row.event is None:
+            continue
+        so_far.append(row.event)
+        spent = float(row.fields["spent"])
+        assert spent == pytest.approx(independent_epsilon(so_far, float(row.fields["delta"])), abs=TOLERANCE)
+        assert spent <= float(row.fields["limit"])
+
+
+def test_traces_hold_every_kind_of_thing_that_is_claimed(folder: Path) -> None:
+    lives = []
+    for seed in range(40):
+        (folder / str(seed)).mkdir()
+        lives.append(live(Site.new(folder / str(seed)), seed))
+    kinds = [[row.kind for row in life.ledger.rows()] for life in lives]
+
+    assert sum(life.refusals for life in lives) > 10
+    assert sum(life.budget != Budget(20.0, DELTAS[0]) for life in lives) > 10
+    assert sum(kind.count("reserved") - kind.count("committed") for kind in kinds) > 40  # killed
+    assert sum({"run-1", "run-2"} <= {event.run_id for event in life.charged} for life in lives) > 10
+
+
+def test_accountant_that_begins_anew_with_each_run_understates_what_was_spent(folder: Path) -> None:
+    """The companion: what an engine made anew would say is found by the same comparison."""
+    life = live(Site.new(folder), 3)
+    last_run = [event for event in life.charged if event.run_id == life.charged[-1].run_id]
+    assert last_run != life.charged
+
+    assert independent_epsilon(last_run, DELTAS[0]) < life.ledger.spent(DELTAS[0]) - 0.1
