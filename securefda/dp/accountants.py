@@ -81,7 +81,9 @@ def rdp_of_a_step(noise_multiplier: float, sampling_rate: float) -> NDArray[np.f
     """Return an upper bound of the Rényi divergence of one step at each of :data:`ORDERS`; infinite where unknown."""
     with np.errstate(all="ignore"):
         values = [_rdp(noise_multiplier, sampling_rate, order) for order in ORDERS]
-    return np.array(values) + _ROUNDING / (np.array(ORDERS) - 1)
+    bounds = np.array(values) + _ROUNDING / (np.array(ORDERS) - 1)
+    bounds.flags.writeable = False  # it is remembered
+    return bounds
 
 
 def _rdp(noise_multiplier: float, sampling_rate: float, order: float) -> float:

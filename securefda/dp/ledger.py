@@ -129,11 +129,11 @@ class Ledger:
         Raises:
             BudgetExhausted: the round would exceed the budget; nothing was charged.
         """
+        # Without the lock at first: it takes seconds, which no other process has to wait for, and is remembered.
+        _before_and_after(self.events(), event, budget)
         with self._changing() as state:
             state.check(self._known_head, self._data, now)
-            past = charged(state.rows)
-            before = epsilon(past, budget.delta, budget.accountant)
-            after = epsilon([*past, event], budget.delta, budget.accountant)
+            before, after = _before_and_after(charged(state.rows), event, budget)
             if after > budget.epsilon:
                 raise self._exhausted(event, budget, before, after)
             paid = {
@@ -269,6 +269,11 @@ class Ledger:
         except ValueError as error:
             raise LedgerError(self._path, str(error), hint=MEND_CHAIN) from error
         return LedgerState(self._path, database, rows, number, self._markers.doubt(highest, rows))
+
+
+def _before_and_after(past: Sequence[DpEvent], event: DpEvent, budget: Budget) -> tuple[float, float]:
+    before = epsilon(past, budget.delta, budget.accountant)
+    return before, epsilon([*past, event], budget.delta, budget.accountant)
 
 
 def _signature(row: Row) -> bytes:
