@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -204,3 +205,31 @@ def test_ledger_that_another_process_holds_is_refused_in_one_line_after_the_wait
         holder.communicate("")
     assert refusal.value.exit_code == REFUSED
     assert site.ledger.events() == ()
+
+
+def test_reader_beside_processes_that_write_sees_rows_grow_and_never_an_alarm(folder: Path) -> None:
+    site = Site.new(folder)
+
+    def write() -> int:
+        site.rounds(*range(1, 41))
+        return FINISHED
+
+    children = {in_a_child(write) for _ in range(2)}
+    seen = [len(site.ledger.rows())]
+    while children:
+        seen.append(len(site.ledger.rows()))
+        for child in list(children):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                children.remove(child)
+
+    assert seen == sorted(seen)
+    assert len(site.ledger.events()) == 80
+
+
+def test_threads_of_one_process_share_a_ledger(folder: Path) -> None:
+    site = Site.new(folder)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(site.rounds, range(1, 21)))
+
+    assert sorted(event.round for event in site.ledger.events()) == list(range(1, 21))
