@@ -113,6 +113,11 @@ class Watch:
         )
 
     @property
+    def statuses(self) -> list[str]:
+        """finished or lost, round by round."""
+        return [line["status"] for line in self.lines]
+
+    @property
     def text(self) -> str:
         return "\n".join(self.notes)
 
@@ -168,7 +173,7 @@ class Federation:
         self.watch = Watch()
         self.now, self.unix_s = 0.0, UNIX_S
         self.settings = _run_settings(visibility, strategy, settings or {})
-        self.permits = permits or {}
+        self.permits = dict(permits or {})
         self.link: Link = intact
         self.reached: set[int] = set(range(1, n + 1))
         self.queue: deque[tuple[int, int, bytes, tuple[Any, ...]]] = deque()
@@ -305,6 +310,11 @@ class Federation:
     def statuses(self) -> list[str]:
         """finished or lost, round by round, as the aggregator wrote them down."""
         return [record["status"] for record in self.store.records()]
+
+    @property
+    def queued(self) -> list[str]:
+        """Types of the messages that are on their way, in order."""
+        return [wire.decode_signed(data).type_name for *_, data, _ in self.queue]
 
     def names(self, sender: int | None = None, to: int | None = None) -> list[str]:
         """Types of the messages that arrived, in order."""

@@ -1,0 +1,136 @@
+"""At which level each source takes part: never above its policy, in sums that are large enough."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rounds_federation import roster_of
+
+from securefda.adaptation import Strategy, round_plan
+from securefda.errors import ConfigError
+from securefda.policy import check_header, default_policy
+from securefda.policy.levels import plan_levels
+from securefda.rounds.headers import Federation, Place, Planner, header_of
+from securefda.rounds.run_settings import RunSettings
+from securefda.rounds.terms import terms_of
+from securefda.secagg.messages import Header, Visibility
+from securefda.secagg.parameters import threshold_is_sound
+
+INDIVIDUAL, COHORT, SUM = Visibility
+MASKED = (COHORT, SUM)
+levels_of_sources = st.lists(st.sampled_from(Visibility), min_size=3, max_size=7)
+
+
+def named(levels: list[Visibility]) -> dict[str, Visibility]:
+    return {f"source-{number}": level for number, level in enumerate(levels, start=1)}
+
+
+def is_served(permitted: list[Visibility], levels: tuple[Visibility, ...], smallest: int) -> bool:
+    """Whether these levels hide each source as far as it wants, in sums that are large enough."""
+    hidden = all(level >= own for level, own in zip(levels, permitted, strict=True))
+    return hidden and all(levels.count(level) == 0 or levels.count(level) >= smallest for level in MASKED)
+
+
+@settings(max_examples=200, deadline=None)
+@given(levels_of_sources, st.integers(2, 6))
+def test_levels_serve_every_policy_or_there_are_none_that_do(permitted: list[Visibility], smallest: int) -> None:
+    every = itertools.product(Visibility, repeat=len(permitted))
+    if any(is_served(permitted, levels, smallest) for levels in every):
+        planned = plan_levels(named(permitted), smallest)
+        assert list(planned) == list(named(permitted))
+        assert is_served(permitted, tuple(planned.values()), smallest)
+        return
+    with pytest.raises(ConfigError) as caught:
+        plan_levels(named(permitted), smallest)
+    assert caught.value.key == "max-visibility"
+    unserved = [site for site, level in named(permitted).items() if level is not INDIVIDUAL]
+    assert any(site in caught.value.why for site in unserved)
+
+
+@settings(max_examples=100, deadline=None)
+@given(levels_of_sources, st.integers(2, 6))
+def test_nobody_is_moved_where_all_can_be_served_as_they_permit(permitted: list[Visibility], smallest: int) -> None:
+    if is_served(permitted, tuple(permitted), smallest):
+        assert plan_levels(named(permitted), smallest) == named(permitted)
+
+
+@pytest.mark.parametrize(
+    ("permitted", "names"),
+    [
+        ([SUM, INDIVIDUAL], ["source-1", "source-2"]),
+        ([SUM, COHORT], ["source-1", "source-2"]),
+        ([COHORT, COHORT], ["source-1", "source-2"]),
+    ],
+)
+def test_the_sites_that_cannot_be_served_are_named(permitted: list[Visibility], names: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_levels(named(permitted), 3)
+    assert all(name in caught.value.why for name in names)
+    assert "a sum needs 3 sources" in caught.value.why
+
+
+def run_settings(k_min: int, n_c: int, kappa: float, asked: Visibility) -> RunSettings:
+    return RunSettings(
+        strategy=Strategy(rule="fedgp_auto", rounds=1),  # type: ignore[arg-type]
+        visibility=asked,
+        k_min=k_min,
+        n_c=n_c,
+        threshold=0,
+        modulus_bits=32,
+        clip=1.0,
+        max_samples=1000,
+        attempts=2,
+        join_deadline_s=1.0,
+        training_deadline_s=1.0,
+        phase_deadline_s=1.0,
+        config_digest=bytes(32),
+        kappa=kappa,
+    )
+
+
+def planned_header(run: RunSettings, permitted: list[Visibility]) -> Header:
+    """The header of an attempt of sources that permit this much."""
+    names = {number: f"source-{number}" for number in range(1, len(permitted) + 1)}
+    return header_of(
+        Federation(bytes(32), len(names), (("weight", (2,)),)),
+        run,
+        Place(bytes(16), 1, 1, b""),
+        rule=terms_of(round_plan(run.strategy, 1)),
+        target=None,
+        model_digest=bytes(32),
+        session=Planner(names, run).plan(dict(enumerate(permitted, start=1))),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    levels_of_sources,
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from(Visibility),
+)
+def test_every_planned_header_passes_the_policy_of_every_source(
+    permitted: list[Visibility], k_min: int, n_c: int, kappa: float, asked: Visibility
+) -> None:
+    """What the aggregator offers to those that said what they permit, none of them refuses."""
+    run = run_settings(k_min, n_c, kappa, asked)
+    try:
+        header = planned_header(run, permitted)
+    except ConfigError:
+        return
+    for index, own in enumerate(permitted, start=1):
+        policy = default_policy(own.label, k_min, n_c, clip=1.0, max_samples=1000, kappa=kappa)
+        check_header(policy, header, index, policy.session_limits(roster_of(len(permitted))))
+        assert header.level_of(index) >= max(own, asked)
+    if header.masked:
+        assert threshold_is_sound(header.threshold, len(header.masked), n_c)
+    if header.at(SUM):
+        assert run.smallest_sum <= header.sum_quorum <= len(header.at(SUM))
+        assert (header.energy is None) == (kappa == 0)
+        assert header.energy is None or header.energy.others == header.sum_quorum - 1 - n_c
+    if header.at(COHORT):
+        assert run.smallest_sum <= header.cohort_quorum <= header.cohort_size <= len(header.at(COHORT))
