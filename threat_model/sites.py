@@ -18,10 +18,12 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.policy import SourcePolicy, verdict
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import SiteLine
 from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.store import AggregatorStore
+from securefda.rounds.source_site import Permits, SourceSite
+from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Header, Signed, Signer
 from securefda.secagg.roster import Roster, RosterEntry
 from securefda.secagg.transcript import architecture_digest
@@ -176,4 +178,23 @@ def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float])
         random_bytes=os.urandom,
         clock=clock,
         traffic=lambda: ({}, {}),
+    )
+
+
+def source_site(
+    index: int, roster: Roster, policy: SourcePolicy, updates: UpdateRule, store: SourceStore
+) -> SourceSite:
+    """A source's own things. Whether something is within its policy is looked up late: that can be switched off."""
+    limits = policy.session_limits(roster)
+    return SourceSite(
+        signer=signer_of(index),
+        roster=roster,
+        limits=limits,
+        check_policy=lambda header: verdict.check_header(policy, header, index, limits),
+        check_update=lambda update: verdict.check_metadata(policy, update),
+        permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
+        trainer=KnownUpdates(index, updates),
+        store=store,
+        random_bytes=os.urandom,
+        software_version="1",
     )

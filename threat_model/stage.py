@@ -7,7 +7,6 @@ the wire code. What does not exist here is TLS, time and loss: a deadline passes
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from securefda.adaptation import Strategy
-from securefda.policy import SourcePolicy, default_policy, verdict
+from securefda.policy import SourcePolicy, default_policy
 from securefda.rounds.attempts import Send
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings
-from securefda.rounds.source import Permits, SourceReporter, SourceRounds, SourceSite
+from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.checks import quantisation
 from securefda.secagg.messages import Abort, Header, Parcel, Refusal, Signed, Visibility
@@ -40,7 +39,7 @@ from threat_model.sites import (
     known_update,
     roster_of,
     samples_of,
-    signer_of,
+    source_site,
     target_site,
 )
 
@@ -175,20 +174,7 @@ class Stage:
     def _source(self, index: int) -> SourceEndpoint:
         policy = self.policies.get(index) or self.default_policy()
         self._stores[index] = SourceStore(self.folder / f"source-{index}.sqlite")
-        limits = policy.session_limits(self.roster)
-        site = SourceSite(
-            signer=signer_of(index),
-            roster=self.roster,
-            limits=limits,
-            # looked up late: it can be switched off
-            check_policy=lambda header: verdict.check_header(policy, header, index, limits),
-            check_update=lambda update: verdict.check_metadata(policy, update),
-            permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
-            trainer=KnownUpdates(index, self.updates),
-            store=self._stores[index],
-            random_bytes=os.urandom,
-            software_version="1",
-        )
+        site = source_site(index, self.roster, policy, self.updates, self._stores[index])
         return self._makes.get(index, SourceRounds)(site, self.watches.setdefault(index, SiteWatch()))
 
     def default_policy(self) -> SourcePolicy:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from securefda.adaptation import checks as rule_checks
-from securefda.rounds import terms
+from securefda.rounds import tail, terms
+from securefda.rounds.tail import Figures
 from securefda.secagg import agreement, fixed_point, masking
 from securefda.secagg.agreement import KeyPair
 from securefda.secagg.secret import Secret
@@ -36,10 +38,20 @@ COMMITMENTS = all_of(
 SUM_AT_THE_CLIP = replaced("sums are within the clip at their weight", terms, "check_sum", _nothing)
 """The weight that came with a sum may be any."""
 
+
+def _positive(original: Callable[..., Figures]) -> Callable[..., Figures]:
+    def decode_figures(*arguments: Any) -> Figures:
+        figures = original(*arguments)
+        return replace(figures, samples=abs(figures.samples))
+
+    return decode_figures
+
+
 RANGE = all_of(
     "range of sums",
     replaced("ring sums are what so many inputs reach", fixed_point, "_check_range", _nothing),
     SUM_AT_THE_CLIP,
+    replaced("weights of a sum are above zero", tail, "decode_figures", _positive),
     replaced(
         "weights of a sum are weights",
         rule_checks,

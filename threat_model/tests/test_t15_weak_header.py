@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -18,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securefda.adaptation import Strategy, round_plan
-from securefda.policy import ReleaseLimits, SourcePolicy, default_policy, verdict
+from securefda.policy import ReleaseLimits, SourcePolicy, default_policy
 from securefda.rounds.headers import Place, Planner, make_header
 from securefda.rounds.site import vector_to_wire
 from securefda.rounds.source import SourceRounds
-from securefda.rounds.source_site import Permits, SourceSite
 from securefda.rounds.store import SourceStore
 from securefda.secagg.messages import (
     NO_CONTEXT,
@@ -50,6 +48,7 @@ from threat_model.sites import (
     roster_of,
     samples_of,
     signer_of,
+    source_site,
     target_site,
 )
 from threat_model.stage import MakesStage, Stage, run_settings
@@ -181,19 +180,7 @@ class Victim:
         self.roster, self.numbers, self.answers = roster_of(SITES), count(1), Counter()
         store = SourceStore(self.folder / "state")
         self.close = store.close
-        limits = PERMITS.session_limits(self.roster)
-        site = SourceSite(
-            signer=signer_of(ME),
-            roster=self.roster,
-            limits=limits,
-            check_policy=lambda header: verdict.check_header(PERMITS, header, ME, limits),
-            check_update=lambda update: verdict.check_metadata(PERMITS, update),
-            permits=Permits(PERMITS.visibility),
-            trainer=KnownUpdates(ME, known_update),
-            store=store,
-            random_bytes=os.urandom,
-            software_version="1",
-        )
+        site = source_site(ME, self.roster, PERMITS, known_update, store)
         self.rounds = SourceRounds(site, SiteWatch())
 
     def accepts(self, header: Header) -> bool:

@@ -18,10 +18,10 @@ from typing import Any
 import grpc
 import pytest
 
-from securefda.policy import check_header, default_policy
+from securefda.policy import default_policy
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run import AggregatorRun
-from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import MaskedInput, Visibility
 from securefda.transport.client import SourceChannel
@@ -36,11 +36,10 @@ from threat_model.sites import (
     MAX_SAMPLES,
     N_PARAMS,
     TARGET,
-    KnownUpdates,
     SiteWatch,
     known_update,
     roster_of,
-    signer_of,
+    source_site,
     target_site,
 )
 from threat_model.stage import run_settings
@@ -225,17 +224,9 @@ class SlowRound:
         self.slow: TricklingChannel | None = None
 
     def _rounds(self, index: int) -> SourceRounds:
-        policy = default_policy("sum", 2, 0, 2, clip=CLIP, max_samples=MAX_SAMPLES)
-        site = SourceSite(
-            signer=signer_of(index),
-            roster=self.roster,
-            limits=policy.session_limits(self.roster),
-            check_policy=partial(check_header, policy),
-            trainer=KnownUpdates(index, known_update),
-            store=self._stack.enter_context(closing(SourceStore(self._folder / f"{index}.sqlite"))),
-            random_bytes=os.urandom,
-            software_version="1",
-        )
+        policy = default_policy("sum", 2, 0, 2, clip=CLIP, max_samples=MAX_SAMPLES, kappa=0.0)
+        store = self._stack.enter_context(closing(SourceStore(self._folder / f"{index}.sqlite")))
+        site = source_site(index, self.roster, policy, known_update, store)
         return SourceRounds(site, SiteWatch())
 
     async def _take_part(self, index: int, address: str) -> None:
