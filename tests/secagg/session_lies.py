@@ -115,10 +115,10 @@ def keys(scene: Scene) -> Parcel:
         {"mask_key": bytes(32)},
         {"box_key": b"\1" + bytes(31)},
         {"mask_key": body.box_key, "box_key": body.mask_key},
-        *({"energy": row} for row in ((6.5,), (0.75,), (0.5,), (0.0,), (7.0,), (1.0, 1.0))),
         *({name: key} for key in known for name in ("mask_key", "box_key")),
     ]
-    lie = scene.with_body(replace(body, **scene.any_of(*choices)))
+    energies: list[dict[str, Any]] = [{"energy": row} for row in ((6.5,), (0.75,), (0.5,), (0.0,), (7.0,), (1.0, 1.0))]
+    lie = scene.with_body(replace(body, **scene.any_of(*scene.any_of(choices, energies))))
     scene.liar.pretend(own=lie.message)
     return lie
 

@@ -39,7 +39,7 @@ def terms_with(n_c: int) -> list[Terms]:
                     found.append(Terms(n, n, k_min, n_c, threshold))
                     for size in {quorum, min(quorum + 1, threshold)}:  # without room for a loss, and with it
                         found.append(Terms(n, 0, k_min, n_c, threshold, size))
-                    for of_sum in range(quorum, n - quorum + 1):
+                    for of_sum in {quorum, n - quorum} if n >= 2 * quorum else ():
                         found.append(Terms(n, of_sum, k_min, n_c, threshold, quorum))
     return found
 

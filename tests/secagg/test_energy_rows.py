@@ -15,6 +15,8 @@ from test_session import assert_sum_is_exact
 from securefda.errors import FaultySourceError
 from securefda.secagg.checks import energy_fault
 from securefda.secagg.messages import Advertise, EnergyTerms, Granularity, Header, Visibility
+from securefda.transport import wire, wire_decode
+from securefda.v1 import messages_pb2
 
 AT_SUM, IN_COHORT = 2, 4
 MOST = {
@@ -88,6 +90,16 @@ def test_every_source_of_the_sum_is_shown_every_row_and_masks_under_it() -> None
     assert {index for index, row in rows.items() if row} == set(cohort.header.body.at(Visibility.SUM))
     for phase in cohort.phases.values():
         assert (phase.u1, phase.ctx1) == (cohort.phases[AT_SUM].u1, cohort.phases[AT_SUM].ctx1)
+
+
+def test_row_of_more_numbers_than_a_model_may_have_layers_is_no_message() -> None:
+    most = resigned(Cohort(5).until(0).outbox[AT_SUM], with_row(*[1.0] * wire_decode.MAX_LAYERS))
+    envelope = messages_pb2.Envelope.FromString(most.signed_bytes)
+    envelope.advertise.energy.append(1.0)
+    longer = replace(most, signed_bytes=envelope.SerializeToString(deterministic=True))
+    assert len(over_the_wire(most).body.energy) == wire_decode.MAX_LAYERS
+    with pytest.raises(wire.WireError, match="energy has 4097 elements"):
+        over_the_wire(longer)
 
 
 class OtherRow(Cohort):

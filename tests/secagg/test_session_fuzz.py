@@ -38,7 +38,7 @@ def fuzz(machine: type[SessionMachine | EquivocationMachine], examples: int, *ph
         settings=settings(
             max_examples=examples,
             stateful_step_count=machine.steps,
-            phases=phases or ((Phase.generate,) if os.environ.get("NOSHRINK") else tuple(Phase)),
+            phases=phases or tuple(Phase),
             derandomize=not EXAMPLES,
             database=None,
             deadline=None,
