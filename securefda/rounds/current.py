@@ -133,9 +133,9 @@ def _seen(site: TargetSite, part: PartialSum, max_samples: int) -> Iterator[Seen
 def _energy_line(site: TargetSite, report: EnergyReport | None) -> EnergyLine | None:
     if report is None:
         return None
-    names = [name for name, _ in site.trainer.layers] if len(report.kept) > 1 else ["model"]
+    names = [name for name, _ in site.trainer.layers] if report.layers > 1 else ["model"]
     capped = {site.name(index): count for index, count in sorted(report.capped.items()) if count}
-    return EnergyLine(layers=len(report.kept), zeroed=[names[layer] for layer in report.zeroed], capped=capped)
+    return EnergyLine(layers=report.layers, zeroed=[names[layer] for layer in report.zeroed], capped=capped)
 
 
 def last_errors(records: Sequence[Mapping[str, Any]]) -> dict[Rule, float] | None:

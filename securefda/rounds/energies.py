@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from securefda.adaptation import CapEffect, Contribution, energy_caps, energy_row, scale_to_caps
-from securefda.adaptation.projection import layer_slices
 from securefda.errors import FaultyAggregatorError
 from securefda.rounds.tail import Vector64
 from securefda.secagg.messages import Advertise, Granularity, Header, Visibility
-
-MOST_GIVEN_BACK = 2.0
-"""Largest factor by which a layer of the sum is lengthened."""
-
 
 @dataclass(frozen=True, slots=True)
 class EnergyReport:
     """What the energy rule did in a round, as anyone sees it who has the rows.
 
     Attributes:
-        kept: of each layer it holds for (of the model as a whole, one), the part of all lengths that the caps left.
+        layers: number of layers that it holds for; 1 for the model as a whole.
         zeroed: numbers of those that contribute nothing, because too few sources have a part in them.
         capped: roster index -> number of layers in which the source was scaled down.
     """
 
-    kept: tuple[float, ...]
+    layers: int
     zeroed: tuple[int, ...]
     capped: Mapping[int, int]
 
@@ -55,32 +50,19 @@ def apply_caps(header: Header, own: int, u1: Mapping[int, Advertise], contributi
     return scale_to_caps(contribution.vector, _sizes(header), u1[own].energy, caps)
 
 
-def energy_report(header: Header, u1: Mapping[int, Advertise]) -> EnergyReport | None:
-    """What the caps did to each member of the sum; None without an energy rule or without members."""
-    rows = _rows(header, u1)
+def energy_report(header: Header, u1: Mapping[int, Advertise], survivors: Collection[int]) -> EnergyReport | None:
+    """What the caps did to each member of the sum that was opened; None without an energy rule or without members.
+
+    The caps follow from everyone's rows, but a row of which nothing is in the sum took no length from it.
+    """
+    everyone = _rows(header, u1)
+    rows = {index: row for index, row in everyone.items() if index in survivors}
     if header.energy is None or not rows:
         return None
-    caps = _caps(header, rows)
-    table = np.array([*rows.values()])
-    lengths, left = table.sum(axis=0), np.minimum(table, caps).sum(axis=0)
-    kept = np.divide(left, lengths, out=np.ones_like(left), where=lengths > 0)
-    zeroed = np.flatnonzero((caps == 0) & (lengths > 0))
+    caps = _caps(header, everyone)
+    zeroed = np.flatnonzero((caps == 0) & (np.max([*rows.values()], axis=0) > 0))
     capped = {index: int(np.count_nonzero((np.array(row) > caps) & (caps > 0))) for index, row in rows.items()}
-    return EnergyReport(tuple(kept.tolist()), tuple(zeroed.tolist()), capped)
-
-
-def give_length_back(header: Header, report: EnergyReport, vector: Vector64) -> Vector64:
-    """Lengthen the opened sum in place by what the caps took, at most by ``MOST_GIVEN_BACK``.
-
-    The caps shorten the sum, while n and w go on counting every row. The target knows from the rows how much is gone,
-    and what it makes of a sum that is open changes nothing for the sources. With lengths in proportion to rows it gets
-    the mean in which a capped source counts with fewer rows. Where they differ for another reason, as under a small
-    beta, it would lengthen what ought to be short; hence the bound.
-    """
-    factors = 1 / np.maximum(report.kept, 1 / MOST_GIVEN_BACK)
-    for part, factor in zip(layer_slices(_sizes(header)), factors, strict=True):
-        vector[part] *= factor
-    return vector
+    return EnergyReport(len(caps), tuple(zeroed.tolist()), capped)
 
 
 def _rows(header: Header, u1: Mapping[int, Advertise]) -> dict[int, tuple[float, ...]]:

@@ -225,4 +225,5 @@ class MaskedAttempt:
             )
             for one in opened.sums
         )
-        self._outcome = RoundSum(parts, opened.sum_digest, energy_report(header, u1))
+        survivors = frozenset().union(*(part.members for part in parts))
+        self._outcome = RoundSum(parts, opened.sum_digest, energy_report(header, u1, survivors))

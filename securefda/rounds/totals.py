@@ -8,7 +8,6 @@ import numpy as np
 
 from securefda.adaptation import Contribution, ContributionSum, DeltaErrors, Rule, combine
 from securefda.rounds.attempts import PartialSum, RoundSum
-from securefda.rounds.energies import give_length_back
 from securefda.rounds.tail import Vector64
 from securefda.rounds.target import TargetRound
 from securefda.rounds.terms import check_sum, clip_contribution, evaluate_rule
@@ -64,8 +63,6 @@ def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> R
             total.sum.add(contribution, samples)
             total.add_errors(contribution.errors, samples)
         else:
-            if outcome.energy is not None and part.level is Visibility.SUM:
-                give_length_back(header, outcome.energy, part.vector)
             total.sum.add_sum(part.vector, part.figures.kept, part.figures.samples)
             total.add_errors(part.figures.errors, 1.0)
     return total.finished()
