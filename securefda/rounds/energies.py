@@ -12,6 +12,7 @@ from securefda.errors import FaultyAggregatorError
 from securefda.rounds.tail import Vector64
 from securefda.secagg.messages import Advertise, Granularity, Header, Visibility
 
+
 @dataclass(frozen=True, slots=True)
 class EnergyReport:
     """What the energy rule did in a round, as anyone sees it who has the rows.
@@ -56,7 +57,7 @@ def energy_report(header: Header, u1: Mapping[int, Advertise], survivors: Collec
     The caps follow from everyone's rows, but a row of which nothing is in the sum took no length from it.
     """
     everyone = _rows(header, u1)
-    rows = {index: row for index, row in everyone.items() if index in survivors}
+    rows = {index: row for index, row in everyone.items() if index in everyone}
     if header.energy is None or not rows:
         return None
     caps = _caps(header, everyone)
