@@ -57,7 +57,7 @@ def energy_report(header: Header, u1: Mapping[int, Advertise], survivors: Collec
     The caps follow from everyone's rows, but a row of which nothing is in the sum took no length from it.
     """
     everyone = _rows(header, u1)
-    rows = {index: row for index, row in everyone.items() if index in everyone}
+    rows = {index: row for index, row in everyone.items() if index in survivors}
     if header.energy is None or not rows:
         return None
     caps = _caps(header, everyone)
