@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,14 @@ class Trained:
     layers: tuple[int, ...]
 
 
-def trained(federation: Federation, model: Any = None, round_number: int = 1) -> Trained:
-    """Train every site of a federation once more."""
+def trained(federation: Federation, others: Mapping[int, dict[str, Any]] = MappingProxyType({})) -> Trained:
+    """Train every site of a federation its first round once more; ``others`` are settings that differ, by index."""
     trainer, steps = trainer_of(federation.n, TARGET), []
-    model = trainer.initial_model() if model is None else model
-    target = trainer.train(model, round_number, 1.0, on_step=lambda step: steps.append(step.astype(np.float64)))
+    model = trainer.initial_model()
+    target = trainer.train(model, 1, 1.0, on_step=lambda step: steps.append(step.astype(np.float64)))
     results = {
-        index: trainer_of(federation.n, index).train(model, round_number, 1.0) for index in range(1, federation.n + 1)
+        index: trainer_of(federation.n, index, **others.get(index, {})).train(model, 1, 1.0)
+        for index in range(1, federation.n + 1)
     }
     aligned = {
         index: align_update(
