@@ -54,7 +54,7 @@ def apply_caps(header: Header, own: int, u1: Mapping[int, Advertise], contributi
 def energy_report(header: Header, u1: Mapping[int, Advertise], survivors: Collection[int]) -> EnergyReport | None:
     """What the caps did to each member of the sum that was opened; None without an energy rule or without members.
 
-    The caps follow from everyone's rows, but a row of which nothing is in the sum took no length from it.
+    The caps follow from everyone's rows; what they did is said of those in the sum.
     """
     everyone = _rows(header, u1)
     rows = {index: row for index, row in everyone.items() if index in survivors}
