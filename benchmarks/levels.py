@@ -231,6 +231,7 @@ def _panel(axes: Axes, rows: Sequence[Row], study: str) -> None:
             label=level,
         )
     axes.set_xticks(range(len(rules)), rules)
+    axes.set_xlim(-0.5, len(rules) - 0.5)
     axes.grid(visible=False, axis="x")
     axes.set_title(study, loc="left")
     axes.set_ylabel("target accuracy, %")

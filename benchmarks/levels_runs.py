@@ -23,6 +23,7 @@ from federated import Job
 from safetensors.numpy import load_file
 
 from securefda.config import FederationConfig, load_federation
+from securefda.errors import SecureFdaError
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import REPORTED_ROUNDS, RoundLine
 from securefda.rounds.run_folder import MODEL_FILE, RunFolder, read_run
@@ -100,7 +101,7 @@ RULES = {
 
 CHECKED_RULES = {"fedgp_auto": 1.0, "fedda_auto": 1.0, "fedgp": 1.5, "fedda": 1.5}
 """Rule -> how many points caps by layer may cost it."""
-_MANY_SEEDS = ("individual", "sum, caps by layer", "sum, caps on the model")
+_MANY_SEEDS = ("individual", "sum, caps by layer")
 _FEW = 2
 _SINGLE_LAYERS = "filter"
 """A filter leaves single layers to few sources, so that policies refuse caps on the model as a whole beside it."""
@@ -189,10 +190,17 @@ class Figures:
 
 
 def run_cell(job: Job) -> Figures:
-    """Run one federation to its end."""
+    """Run one federation to its end.
+
+    Raises:
+        RuntimeError: it ended early; the package's own errors do not travel between processes.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        simulate(job.config, folder, job.seed, SilentReporter())
+        try:
+            simulate(job.config, folder, job.seed, SilentReporter())
+        except SecureFdaError as error:
+            raise RuntimeError(str(error)) from None
         return _figures(list(read_run(folder).rounds), _predictions(job, RunFolder(folder)))
 
 
