@@ -1,0 +1,132 @@
+"""Numbers beside an update: at sum and cohort they are inside the sums alone, at individual what the policy lists."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from rounds_definition import Trained, trained
+from rounds_federation import Federation
+
+from securefda.adaptation import DeltaErrors, TargetStatistics
+from securefda.policy import MetadataPolicy
+from securefda.rounds.tail import DISTANCE_BOUND, LOSS_BOUND, ErrorUnits, Figures, decode_figures, encode_figures
+from securefda.secagg.messages import Body, Update, Visibility
+
+INDIVIDUAL, COHORT, SUM = Visibility
+TOLD = {"samples", "loss", "accuracy"}
+MASKED = {"modulus_bits": 64}
+
+
+def play(folder: Path, n: int, level: Visibility, **options: Any) -> Federation:
+    federation = Federation(folder, n, visibility=level, rule="source_only", rounds=1, **options)
+    federation.open().go()
+    federation.close()
+    return federation
+
+
+def means(sites: Trained, members: list[str]) -> tuple[int, float, float]:
+    """Rows, mean loss and mean accuracy of these sources."""
+    indices = [int(site.removeprefix("source-")) for site in members]
+    rows = sum(sites.samples[index] for index in indices)
+    loss, accuracy = (
+        sum(sites.samples[index] * values[index] for index in indices) / rows
+        for values in (sites.losses, sites.accuracies)
+    )
+    return rows, loss, accuracy
+
+
+def test_no_message_but_an_update_in_clear_has_a_place_for_rows_loss_or_accuracy() -> None:
+    places = {kind for kind in get_args(Body) if TOLD & {field.name for field in fields(kind)}}
+    assert places == {Update}
+
+
+@pytest.mark.parametrize("level", [COHORT, SUM])
+def test_masked_sources_tell_nothing_in_clear_and_their_sums_hold_the_weighted_means(
+    tmp_path: Path, level: Visibility
+) -> None:
+    federation = play(tmp_path, 8, level, settings=MASKED)
+    assert "Update" not in federation.names()
+    sites = trained(federation)
+    everything = b"".join(message.signed_bytes for *_, message in federation.passed)
+    for index in range(1, 9):
+        for value in (sites.losses[index], sites.accuracies[index]):
+            assert all(struct.pack(form, value) not in everything for form in ("<d", "<f", ">d", ">f"))
+    (line,) = federation.watch.lines
+    assert [seen["level"] for seen in line["seen"]] == [level.label] * (2 if level is COHORT else 1)
+    for seen in line["seen"]:
+        rows, loss, accuracy = means(sites, seen["members"])
+        assert seen["rows"] == rows
+        assert (seen["loss"], seen["accuracy"]) == (pytest.approx(loss, abs=1e-9), pytest.approx(accuracy, abs=1e-9))
+
+
+@pytest.mark.parametrize(
+    "may_leave", [("samples",), ("samples", "loss"), ("samples", "accuracy"), ("samples", "loss", "accuracy")]
+)
+def test_beside_an_update_in_clear_goes_what_the_policy_lists(tmp_path: Path, may_leave: tuple[Any, ...]) -> None:
+    federation = Federation(tmp_path, 3, visibility=INDIVIDUAL, rule="source_only", rounds=1)
+    policy = federation.policy(2, metadata=MetadataPolicy(may_leave=may_leave))
+    federation.sources[2] = federation.source(2, policy=policy)
+    federation.open().go().close()
+    sites = trained(federation)
+    told = {m.sender: m.body for *_, m in federation.passed if isinstance(m.body, Update)}
+    loss = sites.losses[2] if "loss" in may_leave else None
+    accuracy = sites.accuracies[2] if "accuracy" in may_leave else None
+    assert (told[2].samples, told[2].loss, told[2].accuracy) == (sites.samples[2], loss, accuracy)
+    assert (told[1].loss, told[1].accuracy) == (None, None)
+    seen = next(seen for seen in federation.watch.lines[0]["seen"] if seen["members"] == ["source-2"])
+    assert (seen["rows"], seen["loss"], seen["accuracy"]) == (sites.samples[2], loss, accuracy)
+
+
+def test_a_site_that_lists_all_tells_nothing_alone_where_it_is_served_at_sum(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 3, visibility=SUM, rule="source_only", rounds=1)
+    open_hearted = federation.policy(
+        2, max_visibility="individual", metadata=MetadataPolicy(may_leave=("samples", "loss", "accuracy"))
+    )
+    federation.sources[2] = federation.source(2, policy=open_hearted)
+    federation.open().go().close()
+    assert federation.watch.statuses == ["finished"]
+    assert "Update" not in federation.names()
+
+
+UNITS = ErrorUnits.of(TargetStatistics(4, 2.0, 0.5))
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.24])
+def test_the_tail_gives_back_what_went_in(weight: float) -> None:
+    errors = DeltaErrors(3.0, 0.9 * UNITS.variance, 0.25 * UNITS.variance).times(weight)
+    figures = Figures(0.7 * weight, weight, 1.5 * weight, 0.8 * weight, errors)
+    tail = encode_figures(figures, UNITS)
+    assert np.all((tail >= 0) & (tail <= weight))
+    back = decode_figures(tail, UNITS)
+    assert (back.kept, back.samples, back.loss, back.accuracy) == pytest.approx(
+        (figures.kept, weight, figures.loss, figures.accuracy)
+    )
+    assert back.errors is not None
+    assert (back.errors.source_only, back.errors.fedda, back.errors.fedgp) == pytest.approx(
+        (errors.source_only, errors.fedda, errors.fedgp)
+    )
+
+
+def test_a_figure_beyond_its_bound_counts_as_the_bound_so_that_no_source_says_more_than_its_weight() -> None:
+    far = DeltaErrors(1e9, 0.1, 0.1)
+    back = decode_figures(encode_figures(Figures(0.0, 0.5, 1e9, -1.0, far), UNITS), UNITS)
+    assert (back.loss, back.accuracy) == (0.5 * LOSS_BOUND, 0.0)
+    assert back.errors is not None
+    assert back.errors.source_only == pytest.approx(0.5 * DISTANCE_BOUND * 2.0)
+
+
+def test_a_figure_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        encode_figures(Figures(0.0, 0.5, math.nan, 0.5), None)
+
+
+def test_errors_that_were_not_asked_for_leave_zeros_and_are_none_again() -> None:
+    tail = encode_figures(Figures(0.0, 0.5, 0.1, 0.1, DeltaErrors(1.0, 1.0, 1.0)), None)
+    assert np.all(tail[-3:] == 0)
+    assert decode_figures(tail, None).errors is None
