@@ -9,7 +9,7 @@ from hashlib import sha256
 from securefda.adaptation import RoundPlan
 from securefda.errors import ConfigError, QuorumLost
 from securefda.policy.levels import plan_levels
-from securefda.rounds.run_settings import RunSettings, TargetSite
+from securefda.rounds.run_settings import RunSettings, TargetSite, require_no_step_updates
 from securefda.rounds.site import vector_to_wire
 from securefda.rounds.target import TargetRound, published_terms
 from securefda.rounds.terms import terms_of
@@ -78,7 +78,8 @@ class Planner:
             permitted: roster index -> the most that the source's policy lets the aggregator see.
 
         Raises:
-            ConfigError: there is none; it names the sites that cannot be served.
+            ConfigError: there is none; it names the sites that cannot be served, or the strategy that serves none at
+                ``sum``.
         """
         if not permitted:
             raise ConfigError("privacy.visibility", "no source is there")
@@ -89,6 +90,8 @@ class Planner:
         of_sum, in_cohorts = (
             sum(level is wanted for level in levels.values()) for wanted in (Visibility.SUM, Visibility.COHORT)
         )
+        if of_sum:
+            require_no_step_updates(self.settings.strategy)
         threshold = self._threshold(of_sum + in_cohorts)
         sum_quorum = self._sum_quorum(of_sum, threshold) if in_cohorts else threshold
         return SessionPlan(

@@ -73,8 +73,12 @@ class MixedAttempt:
 
     @property
     def phase(self) -> str:
-        """Name of the phase that it waits in."""
-        return self._masked.phase if self._masked.outcome is None else self._clear.phase
+        """Name of the phase that it waits in.
+
+        Until the updates in clear are there the session is in R0, or was lost in it; what it lost costs the others
+        none of the time that they have to train.
+        """
+        return self._masked.phase
 
     @property
     def gone(self) -> frozenset[int]:
@@ -107,8 +111,9 @@ class MixedAttempt:
         return self._part_of(index).lose(index, why) + self._masked.go_on()
 
     def expire(self) -> list[Send]:
-        """The phase's deadline passed: go on with who answered."""
-        return self._clear.expire() + self._masked.expire()
+        """The phase's deadline passed: go on with who answered. Of a part that is over nobody is late."""
+        sends = self._clear.expire() if self._clear.outcome is None else []
+        return sends + (self._masked.expire() if self._masked.outcome is None else [])
 
     def _part_of(self, index: int) -> ClearAttempt | MaskedAttempt:
         return self._clear if index in self.header.body.at(Visibility.INDIVIDUAL) else self._masked

@@ -76,17 +76,28 @@ class RunSettings:
     def __post_init__(self) -> None:
         if self.cohort_size == 0:
             object.__setattr__(self, "cohort_size", self.smallest_sum + 1)
-        if self.visibility is Visibility.SUM and self.strategy.needs_step_updates:
-            cheaper = replace(self.strategy, estimator=Estimator.MEAN_FIELD)
-            other = "another strategy.rule" if cheaper.needs_step_updates else 'strategy.estimator = "mean-field"'
-            raise ConfigError(
-                "strategy",
-                f"{self.strategy.rule} with estimator {self.strategy.estimator} needs the target's single steps, "
-                "which sources do not see at visibility sum",
-                hint=f'set {other}, or privacy.visibility = "cohort" or "individual"',
-            )
+        if self.visibility is Visibility.SUM:
+            require_no_step_updates(self.strategy)
 
     @property
     def smallest_sum(self) -> int:
         """Fewest sources over which a sum may be opened: ``k_min`` others, ``n_c`` colluders, and oneself."""
         return self.k_min + self.n_c + 1
+
+
+def require_no_step_updates(strategy: Strategy) -> None:
+    """Refuse a strategy under which no source can be at ``sum``: it needs what sources do not see there.
+
+    Raises:
+        ConfigError: ``strategy``.
+    """
+    if not strategy.needs_step_updates:
+        return
+    cheaper = replace(strategy, estimator=Estimator.MEAN_FIELD)
+    other = "another strategy.rule" if cheaper.needs_step_updates else 'strategy.estimator = "mean-field"'
+    raise ConfigError(
+        "strategy",
+        f"{strategy.rule} with estimator {strategy.estimator} needs the target's single steps, "
+        "which sources do not see at visibility sum",
+        hint=f'set {other}, or privacy.visibility = "cohort" or "individual" where every source permits it',
+    )

@@ -1,0 +1,63 @@
+"""An honest aggregator is not blamed for what nobody did wrong, and what one level loses costs another no time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rounds_federation import Federation, until
+
+from securefda.errors import ConfigError
+from securefda.rounds.headers import Planner
+from securefda.secagg.messages import Header, Parcel, Refusal, Update, Visibility
+
+INDIVIDUAL, COHORT, SUM = Visibility
+THREE_AT_SUM = dict.fromkeys((2, 3, 4), SUM)
+
+
+def test_a_masked_part_that_is_lost_leaves_the_others_their_time_to_train(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 4, visibility=INDIVIDUAL, permits=THREE_AT_SUM, rule="source_only", rounds=1)
+    header = until(federation.open(), 2, Header).message
+    deadline = federation.run.deadline
+    refusal = federation.sources[2]._site.signer.sign(header.envelope.session_id, header.digest(), Refusal("k-min"))
+    update = until(federation, 0, Update)
+    federation.post(federation.run.receive(Parcel(refusal)))
+    assert federation.run.waiting_for() == ("source-1",)
+    assert federation.run.deadline == deadline
+    federation.post(federation.run.receive(update))
+    federation.go()
+    assert federation.watch.lines[0]["survivors"] == ["source-1"]
+    federation.close()
+
+
+@pytest.mark.parametrize("asked", [INDIVIDUAL, COHORT])
+def test_a_rule_that_needs_single_steps_is_not_asked_of_sources_at_sum(tmp_path: Path, asked: Visibility) -> None:
+    permits = dict.fromkeys((1, 2, 3), SUM)
+    federation = Federation(tmp_path, 6, visibility=asked, permits=permits, rule="fedgp_filtered_auto", rounds=1)
+    federation.open().go()
+    assert federation.watch.alarms == {index: [] for index in range(1, 7)}
+    assert isinstance(federation.run.error, ConfigError)
+    assert federation.run.error.key == "strategy"
+    assert "Header" not in federation.names()
+    federation.close()
+
+
+def test_a_plan_with_nobody_at_sum_may_need_single_steps(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 3, visibility=COHORT, rule="fedgp_filtered_auto", rounds=1)
+    plan = Planner({1: "a", 2: "b", 3: "c"}, federation.settings).plan(dict.fromkeys((1, 2, 3), COHORT))
+    assert set(plan.levels.values()) == {COHORT}
+    federation.open().go()
+    assert federation.statuses == ["finished"]
+    federation.close()
+
+
+def test_those_that_a_lost_session_gave_up_on_are_not_called_late(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 4, visibility=INDIVIDUAL, permits=THREE_AT_SUM, rule="source_only", rounds=1)
+    header = until(federation.open(), 2, Header).message
+    refusal = federation.sources[2]._site.signer.sign(header.envelope.session_id, header.digest(), Refusal("k-min"))
+    attempt = federation.run._attempt
+    assert attempt is not None
+    federation.post(federation.run.receive(Parcel(refusal)))
+    federation.post(federation.run.expire())
+    assert attempt.why == {1: "no answer in time"}
+    federation.close()
