@@ -10,6 +10,7 @@ import pytest
 from rounds_definition import trained, update_by_definition
 from rounds_federation import TARGET, AnySigned, Federation, is_header, site_id, until
 
+from securefda.errors import ConfigError
 from securefda.rounds.records import RoundLine
 from securefda.secagg.messages import (
     Abort,
@@ -241,3 +242,10 @@ def test_aborts_and_refusals_of_one_part_do_not_reach_the_other(tmp_path: Path) 
     told = {to: message.body.check for _, to, message in federation.passed if isinstance(message.body, Abort)}
     assert told == {5: "QUORUM", 6: "QUORUM"}
     assert not any(isinstance(message.body, (Refusal, KeyList)) for *_, message in federation.passed)
+
+
+def test_a_rule_over_single_steps_ends_the_run_where_policies_make_a_sum(tmp_path: Path) -> None:
+    federation = play(mixed(tmp_path, 6, TWO_LEVELS, rule="fedgp_auto", estimator="exact", rounds=1))
+    assert isinstance(federation.run.error, ConfigError)
+    assert "single steps" in str(federation.run.error)
+    assert "Header" not in federation.names()

@@ -1,0 +1,168 @@
+"""The site's own policy before every step: the aggregator gets a key, the site keeps all, and nothing leaves."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rounds_federation import TARGET, Federation, changed, until
+
+from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.policy import WorkLimits, check_header
+from securefda.rounds.records import SiteLine, refused_line
+from securefda.rounds.run_folder import METRICS_FILE, RunFolder, read_run
+from securefda.rounds.source import SourceRounds
+from securefda.secagg.messages import (
+    Abort,
+    Consistency,
+    Header,
+    KeyList,
+    Parcel,
+    Refusal,
+    Result,
+    ShareDelivery,
+    Signed,
+    Step,
+    Survivors,
+    Visibility,
+)
+from securefda.transport.wire import decode_signed, encode_signed
+
+ME = 2
+STEPS = {
+    KeyList: Step.ADVERTISE,
+    ShareDelivery: Step.SHARES,
+    Survivors: Step.SURVIVORS,
+    Consistency: Step.UNMASK,
+    Result: Step.RESULT,
+}
+BEFORE_RELEASE = (KeyList, ShareDelivery)
+
+
+class Keeper:
+    """A source's reporter that keeps what was refused, as the services' does."""
+
+    def __init__(self, folder: RunFolder, site: str) -> None:
+        self._folder, self._site = folder, site
+        self.alarms: list[SecureFdaError] = []
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None: ...
+
+    def round_finished(self, record: SiteLine) -> None:
+        self._folder.append_site_round(self._site, record)
+
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
+        self._folder.keep_refused(self._site, refused_line(refusal, header), encode_signed(header))
+
+    def alarm(self, error: SecureFdaError) -> None:
+        self.alarms.append(error)
+
+
+def tighten(federation: Federation, index: int, **changes: Any) -> None:
+    """The owner of a site changes its policy while the process runs."""
+    policy = federation.policy(index, **changes)
+    site = federation.sources[index]._site
+    object.__setattr__(site, "check_policy", partial(check_header, policy, own_index=index))
+
+
+def has_burnt(federation: Federation, header: Signed[Header]) -> bool:
+    """Whether this site's store says that an update of the round may have left."""
+    body = header.body
+    return federation.stores[ME].history(header.envelope.session_id, body.run_id, body.round).released
+
+
+def test_a_refused_header_is_kept_with_what_was_asked_and_allowed_and_the_aggregator_gets_the_key(
+    tmp_path: Path,
+) -> None:
+    federation = Federation(tmp_path, rounds=1)
+    out = RunFolder(tmp_path / "out")
+    policy = federation.policy(ME, limits=WorkLimits(learning_rate_max=0.001))
+    federation.sources[ME] = SourceRounds(federation.source(ME, policy=policy)._site, Keeper(out, "source-2"))
+    header = until(federation.open(), ME, Header)
+    (answer,) = federation.sources[ME].handle(header)
+    assert answer.message.body == Refusal("limits.learning-rate-max")
+    assert answer.vectors == ()
+    assert b"0.001" not in answer.message.signed_bytes
+    kept = out.site("source-2") / "refused" / "round-1-attempt-1.header"
+    assert decode_signed(kept.read_bytes()) == header.message
+    (line,) = [json.loads(text) for text in (out.site("source-2") / METRICS_FILE).read_text().splitlines()]
+    assert (line["round"], line["attempt"], line["rule"]) == (1, 1, "fedgp_auto")
+    assert line["refused"] == {"key": "limits.learning-rate-max", "asked": "0.05", "allowed": "at most 0.001"}
+    federation.close()
+
+
+def test_lines_of_refusals_and_of_rounds_are_read_beside_each_other(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 4, rounds=2, rule="source_only")
+    out = RunFolder(tmp_path / "out")
+    federation.sources[ME] = SourceRounds(federation.sources[ME]._site, Keeper(out, "source-2"))
+    federation.open()
+    federation.sources[ME].handle(until(federation, ME, Result))
+    tighten(federation, ME, allowed_rules=())
+    federation.go().close()
+    out.append_round(federation.watch.lines[0])
+    first, second = read_run(out.path).sites["source-2"]
+    assert (first["round"], "refused" in first) == (1, False)
+    assert (second["round"], second["refused"]["key"]) == (2, "allowed-rules")
+
+
+@pytest.mark.parametrize("kind", list(STEPS))
+def test_a_policy_that_changes_in_a_session_ends_it_at_the_next_step_and_nothing_leaves(
+    tmp_path: Path, kind: type
+) -> None:
+    federation = Federation(tmp_path, 4, rounds=1)
+    header = until(federation.open(), ME, Header)
+    for answer in federation.sources[ME].handle(header):
+        federation.submit(ME, answer)
+    parcel = until(federation, ME, kind)
+    tighten(federation, ME, allowed_rules=("source_only",))
+    answers = federation.sources[ME].handle(parcel)
+    assert [answer.message.body for answer in answers] == [Abort(STEPS[kind], "POLICY", TARGET)]
+    assert all(answer.vectors == () for answer in answers)
+    assert has_burnt(federation, header.message) == (kind not in BEFORE_RELEASE)  # type: ignore[arg-type]
+    assert federation.sources[ME].deadline_s() is None
+    (alarm,) = federation.watch.alarms[ME]
+    assert isinstance(alarm, PolicyRefusal)
+    assert alarm.key == "allowed-rules"
+    assert federation.sources[ME].handle(parcel) == []
+    federation.close()
+
+
+def test_the_others_finish_the_round_that_a_policy_ended_at_one_source(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 4, rounds=1, rule="source_only").open()
+    parcel = until(federation, ME, KeyList)
+    tighten(federation, ME, allowed_rules=())
+    federation.queue.appendleft((TARGET, ME, encode_signed(parcel.message), parcel.vectors))
+    federation.go().close()
+    (line,) = federation.watch.lines
+    assert (line["status"], line["dropped"]) == ("finished", ["source-2"])
+    assert "source source-2 aborted at advertise: check POLICY failed" in federation.watch.text
+
+
+def test_an_update_in_clear_is_checked_before_its_fuse_burns(tmp_path: Path) -> None:
+    """Should the policy list less than the message holds, nothing leaves."""
+    federation = Federation(tmp_path, visibility=Visibility.INDIVIDUAL, rounds=1)
+    site = federation.sources[ME]._site
+
+    def lists_nothing(update: Any) -> None:
+        raise PolicyRefusal("metadata.may-leave", "samples", "none")
+
+    object.__setattr__(site, "check_update", lists_nothing)
+    header = until(federation.open(), ME, Header)
+    answers = federation.sources[ME].handle(header)
+    assert [answer.message.body for answer in answers] == [Refusal("metadata.may-leave")]
+    assert not has_burnt(federation, header.message)  # type: ignore[arg-type]
+    federation.close()
+
+
+def test_a_header_that_does_not_name_this_site_is_a_fault_and_no_matter_of_policy(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 4, rounds=1)
+    federation.sources[ME] = federation.source(ME, policy=federation.policy(ME, allowed_rules=()))
+    header = until(federation.open(), ME, Header)
+    body: Any = header.message.body
+    lie = changed(header.message, participants=(1, 3, 4), levels=body.levels[:3])
+    (answer,) = federation.sources[ME].handle(Parcel(lie, header.vectors))
+    assert answer.message.body == Refusal("HEADER_PARTICIPANTS")
+    federation.close()
