@@ -12,9 +12,10 @@ _OWNER = "the site's owner decides; its policy.toml must allow it"
 _MENDS = {
     "k-min": "raise privacy.k-min at the aggregator, or let more sources take part",
     "n-c": "raise privacy.n-c at the aggregator, and let session.threshold = 0 choose the threshold",
-    "trusted-peers": "a sum over more sources, or without those that this site does not trust",
+    "trusted-peers": "raise privacy.n-c at the aggregator by the number of sources that this site does not trust",
     "energy.kappa": "raise privacy.kappa at the aggregator",
     "energy.granularity": 'set privacy.energy-granularity = "layer" at the aggregator',
+    "energy.unfiltered-projection": "set strategy.filter = true at the aggregator",
     "allowed-rules": "set a strategy.rule at the aggregator that every source allows",
     "quantisation.modulus-bits-min": "set session.modulus-bits = 64 at the aggregator",
     "quantisation.clip-min": "raise session.clip at the aggregator",
@@ -27,7 +28,7 @@ _MENDS = {
     "release.max-attempts": "lower session.attempts at the aggregator",
     "release.max-rounds": "lower strategy.rounds at the aggregator",
 }
-_FILTERED_RULES = frozenset(rule.value for rule in Rule if rule.projects)
+_PROJECTING_RULES = frozenset(rule.value for rule in Rule if rule.projects)
 
 
 def _refusal(key: str, asked: object, allowed: object) -> PolicyRefusal:
@@ -99,7 +100,7 @@ def _check_visibility(policy: SourcePolicy, header: Header, own_index: int, limi
     _check_smallest_sum(policy, header, level, quorum)
     if level is Visibility.SUM:
         _check_trusted(policy, header, own_index, limits)
-        _check_energy(policy, header)
+        _check_energy(policy, header, own_index, limits)
 
 
 def _check_smallest_sum(policy: SourcePolicy, header: Header, level: Visibility, quorum: int) -> None:
@@ -121,23 +122,27 @@ def _check_trusted(policy: SourcePolicy, header: Header, own_index: int, limits:
         raise _refusal("trusted-peers", f"a sum with {max(0, others)} trusted others", f"at least {policy.k_min}")
 
 
-def _check_energy(policy: SourcePolicy, header: Header) -> None:
-    """FedGP's filter needs no key of its own: where it leaves one source alone in a layer, that layer has cap 0."""
+def _check_energy(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
+    """Where FedGP's filter leaves one source alone in a layer, that layer has cap 0; without it parts can cancel."""
     asked, bounds = header.energy, policy.energy
     if asked is not None:
         left = header.sum_quorum - 1 - policy.n_c
         if asked.others > left:
             raise _refusal("n-c", f"energies of {asked.others} others", f"at most {left} with n-c = {policy.n_c}")
+        if limits is not None:  # the session checks this too; there it would accuse the aggregator
+            left = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
+            if asked.others > left:
+                raise _refusal("trusted-peers", f"energies of {asked.others} others", f"at most {left} trusted ones")
     if bounds.kappa == 0:
         return
     if asked is None or asked.kappa < bounds.kappa:
         found = "no energy rule" if asked is None else f"{asked.kappa:g}"
         raise _refusal("energy.kappa", found, f"at least {bounds.kappa:g}")
-    filters = header.rule.filter and header.rule.rule in _FILTERED_RULES
-    if asked.granularity is Granularity.MODEL and (filters or bounds.terms is Granularity.LAYER):
-        # As a whole the rule says nothing of a layer, in which the filter may have left one source alone.
-        allowed = "layer where strategy.filter is on" if bounds.terms is Granularity.MODEL else "layer"
-        raise _refusal("energy.granularity", "model", allowed)
+    if asked.granularity is Granularity.MODEL and bounds.terms is Granularity.LAYER:
+        raise _refusal("energy.granularity", "model", "layer")
+    unfiltered = header.rule.rule in _PROJECTING_RULES and not header.rule.filter
+    if unfiltered and not bounds.unfiltered_projection:
+        raise _refusal("energy.unfiltered-projection", "true", "false")
 
 
 def _check_what_is_trained(policy: SourcePolicy, header: Header) -> None:

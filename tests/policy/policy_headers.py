@@ -63,7 +63,7 @@ def header_at_every_limit() -> Header:
         previous_result_digest=b"",
         previous_checkpoint=b"",
         sum_quorum=5,
-        energy=EnergyTerms(kappa=2.0, others=3, granularity=Granularity.LAYER),
+        energy=EnergyTerms(kappa=2.0, others=2, granularity=Granularity.LAYER),
     )
 
 

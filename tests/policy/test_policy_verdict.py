@@ -91,8 +91,9 @@ CASES = [
     ),
     Case("n-c", asking(threshold=4), 0),
     Case("n-c", asking(threshold=8), None, at=asking(threshold=7)),  # more than there are sources
-    Case("n-c", asking(energy=energies(others=4)), 0),
+    Case("n-c", asking(energy=energies(others=4)), 0, at=asking(energy=energies(others=3)), policy=TRUSTING),
     Case("trusted-peers", asking(sum_quorum=4, energy=energies(others=2)), ()),
+    Case("trusted-peers", asking(energy=energies(others=3)), ()),
     Case("allowed-rules", asking(rule=rule("fedda_auto")), ("fedda_auto",)),
     Case("allowed-rules", asking(rule=rule("fedgp_auto", select=True)), ("fedgp_auto", "auto")),
     Case("allowed-tasks", trained_for(f"{FACTORY}2"), (), at=trained_for(FACTORY)),
