@@ -19,6 +19,7 @@ from securefda.config import (
     load_aggregator,
     load_federation,
     load_source,
+    site_policy,
     source_toml,
     strategy_of,
     training_settings,
@@ -48,6 +49,8 @@ def test_a_minimal_file_gets_the_documented_defaults(file: Path) -> None:
     assert config.task.data_dir is None
     assert (config.strategy.rule, config.strategy.estimator, config.strategy.rounds) == ("fedgp_auto", "mean-field", 20)
     assert (config.privacy.visibility, config.privacy.k_min, config.privacy.n_c) == ("sum", 2, 0)
+    assert (config.privacy.kappa, config.privacy.energy_granularity) == (1.0, "layer")
+    assert config.privacy.site_visibility == {}
     assert (config.session.threshold, config.session.modulus_bits, config.session.clip) == (0, 32, 1.0)
     assert config.transport.listen == "127.0.0.1:0"
 
@@ -111,6 +114,35 @@ BAD_VALUES = [
     ("[privacy]\ncohort-size = 2", "privacy.cohort-size", "below k-min + n-c + 1 = 3", "set 0 for 4"),
     ("[privacy]\nk-min = 3", "privacy.k-min", "at least 4 sources", "add sources"),
     ("[privacy]\nn-c = 1", "privacy.k-min", "at least 4 sources", "add sources"),
+    ("[privacy]\nkappa = -1", "privacy.kappa", "greater than or equal to 0", ""),
+    ("[privacy]\nkappa = inf", "privacy.kappa", "finite", ""),
+    ("[privacy]\nkappa = 2.5", "privacy.kappa", "2.5 is above k-min = 2", "raise privacy.k-min"),
+    ("[privacy]\nenergy-granularity = 'row'", "privacy.energy-granularity", "'layer' or 'model'", ""),
+    (
+        "[privacy]\nenergy-granularity = 'model'\n[strategy]\nfilter = true",
+        "privacy.energy-granularity",
+        "with strategy.filter",
+        "strategy.filter = false",
+    ),
+    (
+        "[privacy.site-visibility]\nsource-9 = 'sum'",
+        "privacy.site-visibility.source-9",
+        "no source of this federation",
+        "source-1, source-2, source-3",
+    ),
+    ("[privacy.site-visibility]\nsource-1 = 'all'", "privacy.site-visibility.source-1", "'cohort' or 'sum'", ""),
+    (
+        "[privacy]\nk-min = 3\nvisibility = 'individual'\nsite-visibility = {source-2 = 'sum'}",
+        "max-visibility",
+        "source-2",
+        "permits more",
+    ),
+    (
+        "[privacy]\nk-min = 3\nvisibility = 'individual'\nsite-visibility = {source-1 = 'cohort', source-3 = 'cohort'}",
+        "max-visibility",
+        "source-1, source-2, source-3 permit no more than cohort",
+        "more sources",
+    ),
     ("[session]\nthreshold = 1", "session.threshold", "below k-min + n-c + 1 = 3", "leave it at 0"),
     ("[session]\nthreshold = 2", "session.threshold", "below k-min + n-c + 1 = 3", "leave it at 0"),
     ("[session]\nthreshold = 4", "session.threshold", "outside [2, 3]", "leave it at 0"),
@@ -133,6 +165,27 @@ def test_a_wrong_setting_is_named_with_its_reason(file: Path, text: str, key: st
     assert hint in caught.value.hint
     assert caught.value.exit_code is ExitCode.CONFIG
     assert "\n" not in str(caught.value)
+
+
+def test_each_sites_policy_permits_what_the_file_says_of_it(file: Path) -> None:
+    overrides = ['federation.sources=["a", "b", "c", "d"]', "privacy.visibility=individual", "privacy.kappa=0.5"]
+    sites = 'privacy.site-visibility={a = "sum", b = "sum", c = "sum"}'
+    config = load_federation(file, [*overrides, sites, "privacy.energy-granularity=model"])
+    permitted = {site: site_policy(config, site) for site in config.federation.sources}
+    assert {site: policy.max_visibility for site, policy in permitted.items()} == {
+        "a": "sum",
+        "b": "sum",
+        "c": "sum",
+        "d": "individual",
+    }
+    assert {site: level.label for site, level in config.levels.items()}["d"] == "individual"
+    assert {(policy.energy.kappa, policy.energy.granularity) for policy in permitted.values()} == {(0.5, "model")}
+
+
+def test_nobody_is_asked_for_more_than_the_run_asks_whatever_a_site_permits(file: Path) -> None:
+    config = load_federation(file, ['privacy.site-visibility={source-1 = "individual"}'])
+    assert {level.label for level in config.levels.values()} == {"sum"}
+    assert site_policy(config, "source-1").max_visibility == "individual"
 
 
 @pytest.mark.parametrize(
