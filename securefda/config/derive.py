@@ -30,6 +30,7 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
         max_samples=session.max_samples,
         kappa=privacy.kappa,
         granularity=privacy.energy_granularity,
+        unfiltered_projection=not config.strategy.filter,
     )
 
 

@@ -43,7 +43,6 @@ class FederationConfig(Settings):
             _require_large_sums(self.privacy, self.session)
             _require_sound_threshold(len(self.federation.sources), self.privacy, self.session)
         plan_levels(self.levels, self.privacy.smallest_sum)
-        _require_layers_under_a_filter(self.strategy, self.privacy)
         return self
 
     @property
@@ -69,7 +68,6 @@ class AggregatorConfig(Settings):
     def _sums_are_large_enough(self) -> Self:
         if self.privacy.visibility != "individual":
             _require_large_sums(self.privacy, self.session)
-        _require_layers_under_a_filter(self.strategy, self.privacy)
         return self
 
 
@@ -87,13 +85,6 @@ def _require_known_sites(privacy: PrivacySection, sources: tuple[str, ...]) -> N
         if site not in sources:
             hint = f"sources: {', '.join(sources)}"
             raise ConfigError(f"privacy.site-visibility.{site}", "is no source of this federation", hint=hint)
-
-
-def _require_layers_under_a_filter(strategy: StrategySection, privacy: PrivacySection) -> None:
-    """The filter may leave one source alone in a layer, of which a rule over the whole model says nothing."""
-    if strategy.filter and privacy.kappa > 0 and privacy.energy_granularity == "model":
-        why = 'must be "layer" with strategy.filter: a layer could be one source\'s, and every source would refuse'
-        raise ConfigError("privacy.energy-granularity", why, hint="or set strategy.filter = false")
 
 
 def _require_enough_sources(sources: int, privacy: PrivacySection) -> None:

@@ -71,16 +71,12 @@ class TaskSection(Settings):
 
 
 class StrategySection(Settings):
-    """How updates become the next model: fields and bounds of ``securefda.adaptation.strategy.Strategy``.
-
-    Unlike there, ``filter`` is off: with it FedGP leaves sources out of layers, and where one is left, a layer of the
-    sum is that source's update. It has to be asked for, here and in the sources' policies.
-    """
+    """How updates become the next model: fields and bounds of ``securefda.adaptation.strategy.Strategy``."""
 
     rule: str = "fedgp_auto"
     beta: float = 0.5
     projection: str = "orthogonal"
-    filter: bool = False
+    filter: bool = True
     align: bool = True
     estimator: str = "mean-field"
     rounds: int = 20

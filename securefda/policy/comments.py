@@ -34,6 +34,10 @@ no such rule: a sum may then show this site's update nearly alone, for example w
 that only this site's agrees with it, or where FedGP's filter (strategy.filter) leaves no other source in a layer.""",
     "energy.granularity": """\
 "layer": this must hold in each layer. "model": for the model as a whole; one layer may then be this site's alone.""",
+    "energy.unfiltered-projection": """\
+Whether FedGP may run at level "sum" without its filter (strategy.filter = false). The target's update then decides
+the sign of each part as well, and one that is made for it can let the other sites' parts cancel each other, so that
+the sum is this site's update although all energies are as asked.""",
     "quantisation.modulus-bits-min": "Bits of the ring in which sums are taken: 32 or 64.",
     "quantisation.clip-min": """\
 Bounds on the largest absolute coordinate that travels: a tiny one would let only signs through,

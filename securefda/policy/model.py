@@ -53,10 +53,13 @@ class EnergyBounds(Settings):
         kappa: least ratio of the energy of the other sources that count to that of this site's own part; 0 asks for
             no energy rule, and then a sum may hold this site's update nearly alone.
         granularity: ``"layer"``: the ratio must hold in each layer; ``"model"``: for the model as a whole at least.
+        unfiltered_projection: whether FedGP may run without its filter. Its multiples can then be negative, and a
+            target that lies about its update can make the others' parts cancel, energies and all.
     """
 
     kappa: Annotated[float, Field(ge=0)] = 1.0
     granularity: Literal["layer", "model"] = "layer"
+    unfiltered_projection: bool = False
 
     @property
     def terms(self) -> Granularity:

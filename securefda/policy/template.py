@@ -35,6 +35,7 @@ def default_policy(
     max_samples: int | None = None,
     kappa: float = 1.0,
     granularity: Literal["layer", "model"] = "layer",
+    unfiltered_projection: bool = False,
 ) -> SourcePolicy:
     """Return the policy that a new site starts with: every rule that sources take part in, and these limits.
 
@@ -53,7 +54,7 @@ def default_policy(
         k_min=k_min,
         n_c=n_c,
         allowed_rules=RULES_OF_SOURCES,
-        energy=EnergyBounds(kappa=kappa, granularity=granularity),
+        energy=EnergyBounds(kappa=kappa, granularity=granularity, unfiltered_projection=unfiltered_projection),
         quantisation=QuantisationBounds.model_validate(around),
         release=ReleaseLimits(max_attempts=max_attempts),
         metadata=MetadataPolicy(may_leave=("samples",) if max_visibility == "individual" else ()),
