@@ -1,4 +1,7 @@
-"""Vectors that the aggregator offers for download: each kept once, only for as long as a message still needs it."""
+"""Vectors beside messages: which those are, and what the aggregator offers for download.
+
+Each is kept once, only for as long as a message still needs it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,24 @@ from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+from securefda.secagg.messages import Body, Header, vector_digests
 from securefda.transport.streams import Vector, byte_view
+
+
+def digests_beside(body: Body, count: int) -> tuple[bytes, ...]:
+    """Digests of the ``count`` vectors that travel beside a message: all that it names.
+
+    A header names the same to every source, but the second vector, the target's update, goes only to some. Whether
+    this source had to get it is not checked here.
+
+    Raises:
+        ValueError: that many do not travel beside this message.
+    """
+    named = vector_digests(body)
+    fewest = min(1, len(named)) if isinstance(body, Header) else len(named)
+    if not fewest <= count <= len(named):
+        raise ValueError(f"{type(body).__name__} names {len(named)} vectors, not {count}")
+    return named[:count]
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ import grpc
 
 from securefda.errors import AuthenticationError, ConnectionFailed, FaultyAggregatorError
 from securefda.secagg.messages import Body, Parcel, Signed, vector_digests
+from securefda.transport.attachments import digests_beside
 from securefda.transport.delivery import INSTANCE_BYTES, Link, pump
 from securefda.transport.dialer import Connection, Dialer, Endpoint, HandshakeRefused, HungUp, Welcomed, translated
 from securefda.transport.limits import UNREAD_MESSAGES, TransportSettings, backoff_s
@@ -47,6 +48,7 @@ class _Arrival:
     sequence: int
     message: Signed[Body]
     lengths: tuple[int, ...]
+    digests: tuple[bytes, ...]
     assemblies: list[Assembly] = field(default_factory=list)
 
 
@@ -252,8 +254,10 @@ class SourceChannel:
         if message.sender != self._endpoint.index:
             raise FaultyAggregatorError("SENDER", f"a message of site {message.sender} without its envelope")
         lengths = tuple(delivery.attachment_bytes)
-        if len(lengths) != len(vector_digests(message.body)):
-            raise FaultyAggregatorError("ATTACHMENT", f"{len(lengths)} vectors announced for a {message.type_name}")
+        try:
+            digests = digests_beside(message.body, len(lengths))
+        except ValueError as error:
+            raise FaultyAggregatorError("ATTACHMENT", str(error)) from None
         if any(not 0 < length <= self._max_vector_bytes for length in lengths):
             raise FaultyAggregatorError(
                 "ATTACHMENT", f"a vector of {max(lengths)} bytes announced, this site takes {self._max_vector_bytes}"
@@ -261,13 +265,13 @@ class SourceChannel:
         while len(self._inbox) >= UNREAD_MESSAGES:
             await self._wait()
         self._observer(Direction.RECEIVED, self._endpoint.index, message, wire_size(message, sum(lengths)))
-        self._inbox.append(_Arrival(delivery.sequence, message, lengths))
+        self._inbox.append(_Arrival(delivery.sequence, message, lengths, digests))
         self._news.set()
 
     async def _fetch(self, arrival: _Arrival) -> tuple[bytearray, ...] | None:
         """Download what is missing of a message's vectors; None where they have been withdrawn."""
         if not arrival.assemblies:
-            named = zip(arrival.lengths, vector_digests(arrival.message.body), strict=True)
+            named = zip(arrival.lengths, arrival.digests, strict=True)
             arrival.assemblies = [Assembly(length, digest) for length, digest in named]
         for assembly in arrival.assemblies:
             transfer = partial(download, assembly=assembly, patience_s=self._settings.silence_s)

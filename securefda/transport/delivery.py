@@ -88,7 +88,7 @@ class Link:
                 hint="raise it at every site of the federation",
             )
         self._assigned = sequence
-        self._pending.append(_Pending(delivery, vector_digests(message.body) if attachment_bytes else ()))
+        self._pending.append(_Pending(delivery, vector_digests(message.body)[: len(attachment_bytes)]))
         self._settled.clear()
         self._wake.set()
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 import grpc
 
 from securefda.errors import ConfigError, ConnectionFailed
-from securefda.secagg.messages import Parcel, vector_digests
+from securefda.secagg.messages import Parcel
+from securefda.transport.attachments import digests_beside
 from securefda.transport.events import Event
 from securefda.transport.limits import TransportSettings, server_options
 from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
@@ -91,7 +92,7 @@ class AggregatorServer:
 
         Args:
             site: roster index.
-            parcel: the message, with exactly the vectors that its body names.
+            parcel: the message, with the vectors that its body names; a header may go with the first one alone.
 
         Raises:
             ConnectionFailed: this source has not joined.
@@ -101,9 +102,7 @@ class AggregatorServer:
         entry = self._table.sites.get(site)
         if entry is None or not entry.instance_id:
             raise ConnectionFailed(f"source {site} has not joined")
-        digests = vector_digests(parcel.message.body)
-        if len(digests) != len(parcel.vectors):
-            raise ValueError(f"{parcel.message.type_name} names {len(digests)} vectors, not {len(parcel.vectors)}")
+        digests = digests_beside(parcel.message.body, len(parcel.vectors))
         lengths = tuple(memoryview(vector).nbytes for vector in parcel.vectors)
         self._table.note(Direction.SENT, site, parcel.message, wire_size(parcel.message, sum(lengths)))
         for digest, vector in zip(digests, parcel.vectors, strict=True):

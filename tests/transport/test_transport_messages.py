@@ -265,6 +265,29 @@ async def test_an_aggregator_cannot_send_to_a_source_that_never_joined() -> None
 
 
 @scenario
+async def test_a_header_goes_with_the_targets_update_to_some_and_without_it_to_others() -> None:
+    sites, (model, update) = Sites(), (os.urandom(100_001), os.urandom(50_000))
+    async with (
+        sites.listening() as (server, address),
+        sites.connected(1, address) as one,
+        sites.connected(2, address) as two,
+    ):
+        assert {(await next_event(server, Joined)).site for _ in range(2)} == {1, 2}
+        sent = header(model, update)
+        await server.send(1, sent)
+        await server.send(2, Parcel(sent.message, (model,)))
+        digest = sent.message.body.target.update_digest
+        store = server._table.attachments
+        assert store.find(digest, 1) is not None
+        assert store.find(digest, 2) is None
+        assert tuple(map(bytes, (await soon(one.receive())).vectors)) == (model, update)
+        assert tuple(map(bytes, (await soon(two.receive())).vectors)) == (model,)
+        for index in (1, 2):
+            await soon(server._table.site(index).link.settled())
+        assert store.held_bytes == 0
+
+
+@scenario
 async def test_vectors_that_the_message_does_not_name_are_refused_before_anything_leaves() -> None:
     sites = Sites()
     async with sites.listening() as (server, address), sites.connected(1, address) as channel:
