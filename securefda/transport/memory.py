@@ -29,6 +29,7 @@ from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Body, Header, Parcel, Signed
 from securefda.secagg.roster import PIN_BYTES, Roster, RosterEntry
+from securefda.transport.attachments import digests_beside
 from securefda.transport.meter import TrafficMeter
 from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
 from securefda.transport.wire import decode_signed, encode, encode_signed
@@ -96,6 +97,7 @@ class MemoryNetwork:
         self._enqueue(parcel.message.sender, self._target, parcel)
 
     def _enqueue(self, sender: int, to: int, parcel: Parcel) -> None:
+        digests_beside(parcel.message.body, len(parcel.vectors))  # as the network of processes, which sends no others
         self._observe(sender, Direction.SENT, to, parcel.message, parcel.vectors)
         self._queue.append((sender, to, encode_signed(parcel.message), parcel.vectors))
 

@@ -197,7 +197,9 @@ class Delivery(_message.Message):
 
     @_builtins.property
     def attachment_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Lengths of the vectors that the body names by digest, in that order; at most 2. Only from the aggregator."""
+        """Lengths of the vectors that the body names by digest, in that order; at most 2. Only from the aggregator. A header
+        for a source that is not at sum goes without the second, the target's update.
+        """
 
     def __init__(
         self,

@@ -187,3 +187,24 @@ def test_observed_bytes_of_a_masked_run_are_near_those_of_a_run_in_clear(tmp_pat
     clear = play(tmp_path / "clear", "digits", *SHORT, "privacy.visibility=individual")
     for site, count in masked.bytes_up.items():
         assert count < clear.bytes_up[site] + 2 * 4_000
+
+
+def test_a_simulated_run_serves_each_source_as_its_policy_permits_and_gives_the_model_of_all_in_clear(
+    tmp_path: Path,
+) -> None:
+    sites = 'privacy.site-visibility={source-3="sum", source-4="sum", source-5="sum"}'
+    given = (*SHORT, "privacy.n-c=0", "privacy.kappa=0", "privacy.visibility=individual")
+    summary = play(tmp_path / "mixed", "digits", *given, sites)
+    play(tmp_path / "clear", "digits", *given)
+    assert (summary.rounds, summary.rounds_lost) == (2, 0)
+    levels = [line["levels"] for line in read_run(tmp_path / "mixed").rounds]
+    assert (
+        levels
+        == [
+            {f"source-{index}": "sum" if index >= 3 else "individual" for index in range(1, 6)},
+        ]
+        * 2
+    )
+    one, other = parameters(tmp_path / "mixed"), parameters(tmp_path / "clear")
+    assert np.allclose(one, other, rtol=0, atol=1e-4)  # Adam divides by small steps, and makes more of the last bit
+    assert np.array_equal(predictions(tmp_path / "mixed", "digits"), predictions(tmp_path / "clear", "digits"))
