@@ -19,7 +19,7 @@ from typing import Any
 from e2e_processes import Kits
 
 from securefda.config import load_aggregator, load_source
-from securefda.errors import SecureFdaError
+from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.federation.kit import Kit, load_kit
 from securefda.policy import load_signed_policy
 from securefda.rounds.composition import Member, run_settings, source_site, target_site
@@ -125,6 +125,8 @@ class _Unheard:
 
     def round_finished(self, record: SiteLine) -> None: ...
 
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None: ...
+
     def alarm(self, error: SecureFdaError) -> None: ...
 
 
@@ -175,9 +177,7 @@ class Peers:
         kit, member = self._kit(site)
         config = load_source(kit.local / "settings.toml")
         with closing(SourceStore(self._federation.root / f"{site}.sqlite")) as store:
-            rounds = SourceRounds(
-                source_site(config, load_signed_policy(kit), member, store), _Unheard()
-            )
+            rounds = SourceRounds(source_site(config, load_signed_policy(kit), member, store), _Unheard())
             channel = _Channel(
                 endpoint_of(kit),
                 credentials_of(kit),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 from e2e_processes import Kits, assert_one_clear_line, free_port, kits
 
+from securefda.cli import main
 from securefda.errors import ExitCode
 from securefda.federation.endpoints import Address
 from securefda.federation.enrolment import init_federation
 from securefda.federation.sites import SiteSpec
+from securefda.transport.wire import decode_signed
 
 SHORT = "transport.reconnect-deadline-s=2"
 IN_CLEAR = ("privacy.visibility=individual", "strategy.rounds=1", "strategy.warm-up-rounds=0")
@@ -113,12 +116,32 @@ def test_too_few_sources_end_the_run_with_the_name_of_who_is_missing(tmp_path: P
         assert federation.summary()["error"]["code"] == "QuorumLost"
 
 
-def test_a_policy_that_permits_no_round_ends_the_source_with_its_key(tmp_path: Path) -> None:
+def allow_only(federation: Kits, site: str, rule: str, *, signed: bool) -> None:
+    """The owner of a site leaves one rule in its policy."""
+    policy = federation.kit(site) / "local" / "policy.toml"
+    text, count = re.subn(r"(?m)^allowed-rules = \[[^]]*\]", f'allowed-rules = ["{rule}"]', policy.read_text())
+    assert count == 1
+    policy.write_text(text)
+    assert not signed or main(["policy", "sign", str(federation.kit(site))]) == 0
+
+
+def test_a_policy_that_permits_no_round_ends_the_source_with_its_key_and_keeps_the_header(tmp_path: Path) -> None:
     with kits(tmp_path, 2, settings=IN_CLEAR) as federation:
-        policy = federation.kit("source-2") / "local" / "policy.toml"
-        policy.write_text(policy.read_text().replace('max-visibility = "individual"', 'max-visibility = "sum"'))
+        allow_only(federation, "source-2", "fedda", signed=True)
         processes = federation.start_all()
-        assert_one_clear_line(processes["source-2"], ExitCode.POLICY, "max-visibility", hint="policy.toml")
+        assert_one_clear_line(processes["source-2"], ExitCode.POLICY, "allowed-rules", hint="strategy.rule")
         assert processes["target"].end() == 0
-        assert federation.rounds()[0]["refused"] == {"source-2": "max-visibility"}
+        assert federation.rounds()[0]["refused"] == {"source-2": "allowed-rules"}
         assert federation.rounds()[0]["survivors"] == ["source-1"]
+        run = federation.kit("source-2") / "local" / "run"
+        (line,) = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+        assert line["refused"] == {"key": "allowed-rules", "asked": "fedgp_auto", "allowed": "fedda"}
+        header = decode_signed((run / "refused" / "round-1-attempt-1.header").read_bytes())
+        assert header.body.rule.rule == "fedgp_auto"  # type: ignore[union-attr]
+
+
+def test_a_policy_that_its_site_did_not_sign_starts_no_process(tmp_path: Path) -> None:
+    with kits(tmp_path, 2, settings=IN_CLEAR) as federation:
+        allow_only(federation, "source-2", "fedda", signed=False)
+        source = federation.start("source-2")
+        assert_one_clear_line(source, ExitCode.CONFIG, "policy", hint="securefda policy sign")

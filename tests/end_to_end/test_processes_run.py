@@ -38,6 +38,22 @@ def test_a_target_and_three_sources_finish_their_rounds(happy: Kits) -> None:
     assert happy.summary()["visibility"] == dict.fromkeys(happy.names, "sum")
 
 
+def test_each_source_is_served_at_the_level_that_its_own_signed_policy_permits(tmp_path: Path) -> None:
+    levels = {"source-1": "individual", "source-2": "sum", "source-3": "sum", "source-4": "sum"}
+    visible = "privacy.site-visibility={" + ", ".join(f'{site} = "{level}"' for site, level in levels.items()) + "}"
+    settings = ("strategy.rounds=3", "privacy.visibility=individual", visible)
+    with kits(tmp_path, 4, settings=settings) as federation:
+        processes = federation.start_all()
+        assert processes["target"].end() == 0, processes["target"].text
+        lines = federation.rounds()
+        assert [(line["status"], line["levels"]) for line in lines] == [("finished", levels)] * 3
+        assert lines[-1]["target_update_to"] == ["source-2", "source-3", "source-4"]
+        assert [(seen["level"], len(seen["members"])) for seen in lines[-1]["seen"]] == [("sum", 3), ("individual", 1)]
+        for site, level in levels.items():
+            assert processes[site].end() == 0, processes[site].text
+            assert f"visibility {level}" in processes[site].text
+
+
 def test_a_run_leaves_a_folder_that_can_be_read(happy: Kits) -> None:
     record = read_run(happy.run_folder)
     assert record.summary is not None
