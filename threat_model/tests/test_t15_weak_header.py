@@ -361,7 +361,6 @@ REASONS = {
     "HEADER_TARGET",
     "HEADER_COHORT",
     "HEADER_SUM",
-    "HEADER_ENERGY",
 }
 
 
