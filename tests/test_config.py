@@ -119,12 +119,6 @@ BAD_VALUES = [
     ("[privacy]\nkappa = 2.5", "privacy.kappa", "2.5 is above k-min = 2", "raise privacy.k-min"),
     ("[privacy]\nenergy-granularity = 'row'", "privacy.energy-granularity", "'layer' or 'model'", ""),
     (
-        "[privacy]\nenergy-granularity = 'model'\n[strategy]\nfilter = true",
-        "privacy.energy-granularity",
-        "with strategy.filter",
-        "strategy.filter = false",
-    ),
-    (
         "[privacy.site-visibility]\nsource-9 = 'sum'",
         "privacy.site-visibility.source-9",
         "no source of this federation",
@@ -180,6 +174,21 @@ def test_each_sites_policy_permits_what_the_file_says_of_it(file: Path) -> None:
     }
     assert {site: level.label for site, level in config.levels.items()}["d"] == "individual"
     assert {(policy.energy.kappa, policy.energy.granularity) for policy in permitted.values()} == {(0.5, "model")}
+
+
+@pytest.mark.parametrize(("overrides", "permitted"), [((), False), (("strategy.filter=false",), True)])
+def test_a_sites_policy_permits_unfiltered_projections_where_the_run_projects_unfiltered(
+    file: Path, overrides: tuple[str, ...], permitted: bool
+) -> None:
+    config = load_federation(file, overrides)
+    assert config.strategy.filter is not permitted
+    assert site_policy(config, "source-1").energy.unfiltered_projection is permitted
+
+
+def test_a_filter_goes_with_the_energy_rule_for_the_model(file: Path) -> None:
+    config = load_federation(file, ["strategy.filter=true", "privacy.energy-granularity=model"])
+    energy = site_policy(config, "source-1").energy
+    assert (energy.granularity, energy.unfiltered_projection) == ("model", False)
 
 
 def test_nobody_is_asked_for_more_than_the_run_asks_whatever_a_site_permits(file: Path) -> None:
@@ -339,7 +348,7 @@ def test_any_option_text_survives_the_way_to_a_process(tmp_path_factory: pytest.
 
 def test_sections_convert_to_what_rules_and_training_take(file: Path) -> None:
     config = load_federation(file, ["strategy.rule=fedda", "strategy.rounds=4", "training.source.optimizer=sgd"])
-    assert strategy_of(config.strategy) == Strategy(rule="fedda", rounds=4, warm_up_rounds=2, filter=False)
+    assert strategy_of(config.strategy) == Strategy(rule="fedda", rounds=4, warm_up_rounds=2, filter=True)
     settings = training_settings(config.training.source)
     assert isinstance(settings, TrainingSettings)
     assert (settings.optimizer, settings.batch_size) == ("sgd", 16)

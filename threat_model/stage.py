@@ -191,6 +191,7 @@ class Stage:
             max_samples=wanted.max_samples,
             kappa=wanted.kappa,
             granularity=granularity,
+            unfiltered_projection=not wanted.strategy.filter,
         )
 
     def restart(self, index: int) -> None:

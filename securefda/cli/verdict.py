@@ -7,6 +7,10 @@ from typing import Any
 
 _WITHOUT_SOURCES = ("target_only", "oracle")
 _NAMED_SITES = 6
+_CANCELLING = (
+    "FedGP ran without its filter, so a target that lies about its update could let the parts of sources that are "
+    "alike cancel each other, and a sum then shows the one that differs, whatever the energies"
+)
 
 
 def verdict(summary: Mapping[str, Any]) -> tuple[str, str]:
@@ -18,7 +22,7 @@ def verdict(summary: Mapping[str, Any]) -> tuple[str, str]:
     levels: Mapping[str, str] = summary["visibility"]
     strategy, energy = summary.get("strategy", {}), summary.get("energy")
     told = tuple((summary.get("target_releases") or {}).get("recipients", {}))
-    rule, filtered = str(strategy.get("rule", "")), bool(strategy.get("filter", False))
+    rule, filtered = str(strategy.get("rule", "")), bool(strategy.get("filter", True))
     return (
         protected(levels, rule, energy=energy),
         unprotected(levels, rule, told=told, filtered=filtered, energy=energy),
@@ -55,7 +59,7 @@ def unprotected(
     rule: str,
     *,
     told: Sequence[str] = (),
-    filtered: bool = False,
+    filtered: bool = True,
     energy: Mapping[str, Any] | None = None,
 ) -> str:
     """What stays visible, and to whom.
@@ -101,13 +105,18 @@ def _bounded(levels: Mapping[str, str], energy: Mapping[str, Any] | None) -> str
 def _of_the_sum(rule: str, filtered: bool, energy: Mapping[str, Any] | None) -> str:
     """What the one sum shows of a single source."""
     by_layer = energy is not None and energy["granularity"] == "layer"
-    may_be_alone = filtered and not by_layer and (rule.startswith("fedgp") or rule == "auto")
-    alone = "a layer in which one source alone points the target's way shows that source's part in the sum"
     if energy is None:
-        return alone if may_be_alone else "nothing bounded how much of a sum is one source's part"
-    per = "per layer" if by_layer else "for the model as a whole"
-    shown = f"the aggregator and the sources at sum saw how large each one's part of the sum was, one number {per}"
-    return f"{shown}; {alone}" if may_be_alone else shown
+        shown = "nothing bounded how much of a sum is one source's part"
+    else:
+        per = "per layer" if by_layer else "for the model as a whole"
+        shown = f"the aggregator and the sources at sum saw how large each one's part of the sum was, one number {per}"
+    if not (rule.startswith("fedgp") or rule == "auto"):
+        return shown
+    if filtered and not by_layer:
+        return f"{shown}; a layer in which one source alone points the target's way shows that source's part in the sum"
+    if not filtered and energy is not None:
+        return f"{shown}; {_CANCELLING}"
+    return shown
 
 
 def _sums(levels: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from securefda.adaptation.strategy import Rule
 from securefda.policy.model import SELECTION, SourcePolicy
 from securefda.policy.verdict import rules_that_publish_the_target
 from securefda.secagg.messages import Visibility
@@ -169,7 +170,20 @@ def _energy_claim(facts: _Facts) -> str:
     return (
         f"At level sum, a sum of which {site} makes up most: {place} the others that count hold together at least "
         f"{bounds.kappa:g} times the energy (sum of squares) of its part. This bounds lengths, not directions: parts "
-        "that point the same way show that way."
+        "that point the same way show that way." + _may_cancel(facts)
+    )
+
+
+def _may_cancel(facts: _Facts) -> str:
+    """What energies do not stop where FedGP may run without its filter."""
+    policy = facts.policy
+    projected = any(rule.projects and rule.value in policy.allowed_rules for rule in Rule)
+    if not (policy.energy.unfiltered_projection and projected):
+        return ""
+    return (
+        " This site permits FedGP without its filter (unfiltered-projection): the target's update then decides the "
+        "sign of each part as well, and one that is made for it can let the others' parts, where they are alike, "
+        f"cancel each other, so that the sum is nearly {facts.site}'s part alone although all energies are as asked."
     )
 
 
@@ -179,8 +193,9 @@ def _target_pays(facts: _Facts) -> tuple[str, ...]:
         return ("Nothing: under the allowed rules the target publishes no update of its own.",)
     return (
         f"With the rules {', '.join(published)} at level sum every source sees the target's own update g_T of the "
-        "round, since the rule runs inside the sources. The published change of the model is nearly parallel to it "
-        "anyway (cosine 0.91 to 1.00, measured on synthetic vectors). No source's policy protects the target's rows.",
+        "round, since the rule runs inside the sources. The published change of the model partly shows it anyway (in "
+        "this project's studies the median cosine of the two was between 0.3 and 1.0, by task and rule; each round's "
+        "is in the target's report). No source's policy protects the target's rows.",
         "At levels cohort and individual g_T stays at the target.",
     )
 

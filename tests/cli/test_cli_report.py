@@ -243,6 +243,29 @@ def test_a_filter_shows_a_lone_source_unless_the_energy_rule_holds_in_every_laye
     assert ("shows that source's part in the sum" in found) is is_said
 
 
+@pytest.mark.parametrize(
+    ("rule", "filtered", "energy", "is_said"),
+    [
+        ("fedgp_auto", False, "layer", True),
+        ("auto", False, "model", True),
+        ("fedgp_auto", True, "layer", False),
+        ("fedgp_auto", False, None, False),  # nothing is bounded there, which is said
+        ("fedda_auto", False, "layer", False),
+    ],
+)
+def test_without_its_filter_fedgp_is_said_to_let_like_sources_cancel(
+    rule: str, filtered: bool, energy: str | None, is_said: bool
+) -> None:
+    summary = {
+        "visibility": dict.fromkeys(SITES, "sum"),
+        "strategy": {"rule": rule, "filter": filtered},
+        "energy": energy and {"kappa": 1.0, "granularity": energy},
+    }
+    _, not_protected = verdict(summary)
+    assert ("without its filter" in not_protected) is is_said
+    assert ("nothing bounded" in not_protected) is (energy is None)
+
+
 def test_the_energy_rule_is_claimed_for_what_it_holds_and_its_numbers_are_said_to_be_seen() -> None:
     levels = dict.fromkeys(SITES, "sum")
     by_layer, on_model = ({"kappa": kappa, "granularity": of} for kappa, of in ((1.0, "layer"), (2.0, "model")))

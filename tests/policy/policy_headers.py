@@ -67,7 +67,7 @@ def header_at_every_limit() -> Header:
     )
 
 
-def rule(name: str, *, filtered: bool = False, select: bool = False) -> RuleTerms:
+def rule(name: str, *, filtered: bool = True, select: bool = False) -> RuleTerms:
     return RuleTerms(name, 0.5, "orthogonal", filtered, True, "mean-field", 1.0, select)
 
 

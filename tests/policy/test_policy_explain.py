@@ -57,6 +57,24 @@ def test_the_energy_rule_is_claimed_for_what_it_holds_for(granularity: str, clai
     assert "at least 1.5 times the energy" in text
 
 
+def test_a_site_that_permits_unfiltered_projections_is_told_that_the_other_parts_can_cancel() -> None:
+    def said(**changes: object) -> str:
+        bounds = default_policy(unfiltered_projection=True).energy.model_copy(update=changes)
+        return explain(default_policy().model_copy(update={"energy": bounds}), "lyon", 5).text()
+
+    cancel = "cancel each other, so that the sum is nearly lyon's part alone"
+    assert cancel in said()
+    assert cancel not in said(unfiltered_projection=False)
+    assert cancel not in said(kappa=0.0)  # that sums may show it alone is said there of every rule
+
+
+def test_unfiltered_projections_are_explained_only_where_a_rule_that_projects_is_allowed() -> None:
+    policy = default_policy(unfiltered_projection=True).model_copy(update={"allowed_rules": ("fedavg", "fedda")})
+    assert "cancel" not in explain(policy, "lyon", 5).text()
+    choosing = policy.model_copy(update={"allowed_rules": ("fedgp_auto",)})
+    assert "cancel" in explain(choosing, "lyon", 5).text()
+
+
 def test_no_energy_rule_is_claimed_for_cohorts() -> None:
     found = explain(default_policy("cohort"), "lyon", 5)
     assert any(line.startswith("At level cohort: ") and "No energy rule holds" in line for line in found.learns)
@@ -66,5 +84,6 @@ def test_no_energy_rule_is_claimed_for_cohorts() -> None:
 def test_the_target_pays_with_its_update_only_under_rules_that_publish_it() -> None:
     paid = explain(NAMED_POLICIES["clinical-default"].policy, "lyon", 5).target_pays
     assert "every source sees the target's own update g_T" in paid[0]
+    assert "between 0.3 and 1.0, by task and rule" in paid[0]
     free = explain(SourcePolicy(allowed_rules=("source_only", "fedavg")), "lyon", 5).target_pays
     assert free == ("Nothing: under the allowed rules the target publishes no update of its own.",)

@@ -44,6 +44,15 @@ def test_the_default_text_carries_the_energy_rule_of_the_federation(file: Path) 
     assert (energy.kappa, energy.granularity, energy.terms) == (2.5, "model", Granularity.MODEL)
 
 
+@pytest.mark.parametrize("permitted", [False, True])
+def test_a_new_site_permits_fedgp_without_its_filter_only_where_the_federation_runs_it(
+    file: Path, permitted: bool
+) -> None:
+    file.write_text(default_policy_text("source-1", default_policy(unfiltered_projection=permitted)))
+    assert load_policy(file).energy.unfiltered_projection is permitted
+    assert not default_policy().energy.unfiltered_projection
+
+
 def test_a_new_site_takes_clips_within_a_factor_of_ten_of_the_federations(file: Path) -> None:
     """A clip far below what updates reach would leave nothing of them but signs."""
     file.write_text(default_policy_text("source-1", default_policy(clip=0.5)))

@@ -88,6 +88,8 @@ def test_clinical_default_permits_three_hospitals_every_rule_at_sum_and_nothing_
     for name in ("source_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto"):
         check_header(policy, replace(header, rule=rule(name, select=True)), ME)
     require_satisfiable(policy, "lyon", ["lyon", "basel", "berne"])
+    unfiltered = replace(header, rule=rule("fedgp", filtered=False))
+    assert refused(policy, unfiltered) == "energy.unfiltered-projection"
     assert refused(policy, plain_header(3, 3, kappa=None)) == "energy.kappa"
     assert refused(policy, replace(header, levels=(Visibility.COHORT,) * 3)) == "max-visibility"
     assert refused(policy, replace(header, levels=(Visibility.INDIVIDUAL,) * 3)) == "max-visibility"

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_headers import ARCHITECTURE, FACTORY, ME, POLICY, header_at_every_limit, roster, rule
 
+from securefda.adaptation.strategy import Rule
 from securefda.errors import ExitCode, FaultyAggregatorError, PolicyRefusal
 from securefda.policy import SourcePolicy, check_header, check_metadata, check_task
 from securefda.secagg.messages import EnergyTerms, Granularity, Header, Layer, TargetTerms, Update, Visibility
@@ -101,6 +102,7 @@ CASES = [
     Case("energy.kappa", asking(energy=energies(kappa=1.9999)), 1.0),
     Case("energy.kappa", asking(energy=None), 0.0),
     Case("energy.granularity", asking(energy=energies(granularity=Granularity.MODEL)), "model"),
+    Case("energy.unfiltered-projection", asking(rule=rule("fedgp_auto", filtered=False)), True),
     Case("quantisation.modulus-bits-min", asking(modulus_bits=32), 32),
     Case("quantisation.clip-min", asking(layers=(LAYERS[0], Layer("bias", (3,), 0.4999))), 0.4),
     Case("quantisation.clip-max", asking(layers=(Layer("weight", (6,), 2.0001), LAYERS[1])), 3.0),
@@ -196,17 +198,43 @@ def test_only_sources_that_mask_count_for_the_threshold() -> None:
     assert (caught.value.key, caught.value.asked) == ("n-c", "threshold 3 of 5")
 
 
-@pytest.mark.parametrize("energy", [None, energies(granularity=Granularity.MODEL)])
-def test_leaving_sources_out_of_layers_needs_the_energy_rule_in_each_layer(energy: EnergyTerms | None) -> None:
-    """Where the filter leaves one source in a layer, the rule of the whole model does not notice."""
-    filtered = rule("fedgp_auto", filtered=True)
-    whole = changed(POLICY, "energy.granularity", "model")
-    asking(rule=filtered)(whole)
+PROJECTING = ("fedgp", "fedgp_auto", "fedgp_filtered_auto")
+EVERY_RULE = tuple(rule.value for rule in Rule)
+OF_EVERY_RULE = changed(changed(POLICY, "allowed-rules", EVERY_RULE), "max-visibility", "individual")
+
+
+@pytest.mark.parametrize("name", PROJECTING)
+def test_a_rule_that_projects_without_its_filter_is_refused_at_sum(name: str) -> None:
+    asking(rule=rule(name))(OF_EVERY_RULE)
     with pytest.raises(PolicyRefusal) as caught:
-        asking(rule=filtered, energy=energy)(whole)
-    assert caught.value.key == ("energy.kappa" if energy is None else "energy.granularity")
-    asking(rule=filtered, energy=energy)(changed(POLICY, "energy.kappa", 0.0))
-    asking(rule=rule("source_only", filtered=True), energy=energies(granularity=Granularity.MODEL))(whole)
+        asking(rule=rule(name, filtered=False))(OF_EVERY_RULE)
+    assert (caught.value.key, caught.value.asked, caught.value.allowed) == (
+        "energy.unfiltered-projection",
+        "true",
+        "false",
+    )
+    assert "strategy.filter = true" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", sorted({*EVERY_RULE} - {*PROJECTING}))
+def test_a_filter_that_is_off_is_no_matter_of_a_rule_that_does_not_project(name: str) -> None:
+    asking(rule=rule(name, filtered=False))(OF_EVERY_RULE)
+
+
+def test_a_filter_that_is_off_is_no_matter_of_a_site_that_asks_for_no_energies_or_is_not_at_sum() -> None:
+    unfiltered = rule("fedgp_auto", filtered=False)
+    asking(rule=unfiltered)(changed(OF_EVERY_RULE, "energy.kappa", 0.0))
+    check_header(OF_EVERY_RULE, all_in_cohorts(rule=unfiltered), ME)
+    served_at(Visibility.INDIVIDUAL, rule=unfiltered)(OF_EVERY_RULE)
+
+
+def test_filtered_projections_need_the_energy_rule_in_each_layer_only_where_the_site_says_so() -> None:
+    """The filter may leave one source in a layer, which the rule for the model does not notice: the owner's choice."""
+    for_the_model = asking(rule=rule("fedgp_auto"), energy=energies(granularity=Granularity.MODEL))
+    for_the_model(changed(POLICY, "energy.granularity", "model"))
+    with pytest.raises(PolicyRefusal) as caught:
+        for_the_model(POLICY)
+    assert caught.value.key == "energy.granularity"
 
 
 def test_a_policy_without_rules_refuses_every_rule() -> None:

@@ -323,6 +323,7 @@ def inequalities(header: Header, policy: SourcePolicy) -> dict[str, bool]:
         "g_T": header.target is None or bool(header.target.update_digest) == bool(of_sum),
         "target's rate": header.target is None or header.target.learning_rate <= limits.learning_rate_max,
         "energy": not at_sum or _energy_holds(header, policy, left),
+        "filter": not at_sum or header.rule.filter or not header.rule.rule.startswith("fedgp"),
         "sum": 2 <= header.sum_quorum <= len(of_sum) if of_sum else not header.sum_quorum and not header.energy,
         "cohort": 2 <= header.cohort_quorum <= header.cohort_size <= len(in_cohorts)
         if in_cohorts
@@ -345,6 +346,7 @@ REASONS = {
     "allowed-rules",
     "energy.kappa",
     "energy.granularity",
+    "energy.unfiltered-projection",
     "quantisation.modulus-bits-min",
     "quantisation.clip-min",
     "quantisation.clip-max",

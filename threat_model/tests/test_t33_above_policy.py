@@ -80,9 +80,8 @@ def all_in_cohorts(header: Header, _: int) -> Header:
     return replace(header, levels=levels, cohort_size=4, cohort_quorum=3, sum_quorum=0, energy=None)
 
 
-def filtered_for_the_model(header: Header, index: int) -> Header:
-    header = ruled(rule="fedgp", filter=True)(with_energies(granularity=Granularity.MODEL)(header, index), index)
-    return replace(header, target=TargetTerms(4, 0.1, bytes(32)))
+def unfiltered(header: Header, index: int) -> Header:
+    return replace(ruled(rule="fedgp", filter=False)(header, index), target=TargetTerms(4, 0.1, bytes(32)))
 
 
 CASES = [
@@ -98,7 +97,7 @@ CASES = [
     Case("energy.kappa", asks(), {"energy.kappa": 1.1}),
     Case("energy.kappa", asks(energy=None)),
     Case("energy.granularity", with_energies(granularity=Granularity.MODEL)),
-    Case("energy.granularity", filtered_for_the_model, {"energy.granularity": "model"}, policy_alone=False),
+    Case("energy.unfiltered-projection", unfiltered, policy_alone=False),
     Case("quantisation.modulus-bits-min", asks(), {"quantisation.modulus-bits-min": 64}),
     Case("quantisation.clip-min", clipped_at(0.48), {"quantisation.clip-min": 0.5}),
     Case("quantisation.clip-max", clipped_at(10 * CLIP + 0.1)),
