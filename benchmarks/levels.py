@@ -4,8 +4,8 @@
     python benchmarks/levels.py [--check]    from levels.json: write levels.svg, print the tables
 
 Every run is a simulated federation (`levels_runs.py` has the grid). A study that was stopped goes on where it was, with
-the same folder. ``--check`` ends with 1 where the caps of a study's own configuration cost a rule more than they
-may, over all targets and seeds, or where a sum without caps does not give the same predictions as the updates in clear.
+the same folder. ``--check`` ends with 1 where caps by layer cost a rule, with its example's own filter, more
+than they may, over all targets and seeds, or where a sum without caps does not give the same predictions as the updates in clear.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from federated import workers
-from levels_runs import CHECKED_RULES, RULES, STUDIES, Cache, Cell, Figures, cells_of, measure
+from levels_runs import CHECKED_LEVEL, RULES, STUDIES, Cache, Cell, Figures, cells_of, measure
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
@@ -106,13 +106,12 @@ def misses(rows: Sequence[Row]) -> list[str]:
     """A line for every requirement that does not hold or cannot be judged."""
     found = []
     at = {(row["study"], row["rule"], row["level"]): row for row in rows}
-    for study in STUDIES:
-        for rule, points in CHECKED_RULES.items():
-            level = STUDIES[study].checked
-            if (lost := _lost(at, study, rule, level)) is None:
-                found.append(f"MISSING: {study}, {rule}: not all seeds at {CLEAR} and {level}")
+    for name, study in STUDIES.items():
+        for rule, points in study.checked.items():
+            if (lost := _lost(at, name, rule)) is None:
+                found.append(f"MISSING: {name}, {rule}: not all seeds at {CLEAR} and {CHECKED_LEVEL}")
             elif lost > points:
-                found.append(f"MISSED: {study}, {rule}: {level} costs {lost:.2f} points, allowed are {points:g}")
+                found.append(f"MISSED: {name}, {rule}: caps by layer cost {lost:.2f} points, allowed are {points:g}")
     found += [
         f"MISSED: {row['study']}, {row['rule']}: a sum without caps predicts otherwise than updates in clear"
         for row in rows
@@ -121,9 +120,9 @@ def misses(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _lost(at: Mapping[tuple[str, str, str], Row], study: str, rule: str, level: str) -> float | None:
+def _lost(at: Mapping[tuple[str, str, str], Row], study: str, rule: str) -> float | None:
     """Points of accuracy that the caps cost, mean over targets and seeds; None where a run is missing."""
-    clear, capped = at.get((study, rule, CLEAR)), at.get((study, rule, level))
+    clear, capped = at.get((study, rule, CLEAR)), at.get((study, rule, CHECKED_LEVEL))
     every = list(range(STUDIES[study].seeds))
     if clear is None or capped is None or not clear["seeds"] == capped["seeds"] == every:
         return None

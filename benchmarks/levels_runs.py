@@ -44,8 +44,8 @@ class Study:
     targets: tuple[str, ...]
     seeds: int
     levels: Mapping[str, tuple[str, ...]]
-    checked: str
-    """The level whose rules are checked against the updates in clear: the example's own."""
+    checked: Mapping[str, float]
+    """Rule, with the example's own filter -> how many points caps by layer may cost it."""
 
 
 _EVERYWHERE: dict[str, tuple[str, ...]] = {
@@ -70,7 +70,7 @@ STUDIES = {
                 'privacy.site-visibility={SECOND="sum",THIRD="sum"}',
             ),
         },
-        checked="sum, caps on the model",
+        checked={"fedgp_auto, no filter": 1.0, "fedda_auto": 1.0, "fedgp, no filter": 1.5, "fedda": 1.5},
     ),
     "digits": Study(
         "digits.toml",
@@ -86,7 +86,7 @@ STUDIES = {
                 'privacy.site-visibility={source-2="cohort",source-3="cohort",source-4="sum",source-5="sum"}',
             ),
         },
-        checked="sum, caps by layer",
+        checked={"fedgp_auto": 1.0, "fedda_auto": 1.0, "fedgp": 1.5, "fedda": 1.5},
     ),
 }
 
@@ -94,18 +94,17 @@ RULES = {
     "source_only": (),
     "fedavg": (),
     "fedda": (),
-    "fedgp": (),
+    "fedgp": ("strategy.filter=true",),
     "fedda_auto": (),
-    "fedgp_auto": (),
+    "fedgp_auto": ("strategy.filter=true",),
     "fedgp, no filter": ("strategy.filter=false",),
     "fedgp_auto, no filter": ("strategy.filter=false",),
     "auto": (),
 }
 """Rule as the tables call it -> settings beside its name; rules without sources are the same at every level."""
 
-CHECKED_RULES = {"fedgp_auto": 1.0, "fedda_auto": 1.0, "fedgp": 1.5, "fedda": 1.5}
-"""Rule -> how many points the caps of the study's own configuration may cost it."""
-_MANY_SEEDS = ("individual", "sum, caps by layer", "sum, caps on the model")
+CHECKED_LEVEL = "sum, caps by layer"
+_MANY_SEEDS = ("individual", CHECKED_LEVEL)
 _FEW = 2
 
 
@@ -127,7 +126,8 @@ class Cell:
     @property
     def urgency(self) -> tuple[bool, bool, int]:
         """Sort key: what is checked comes first, then the same rules elsewhere, each seed by seed."""
-        return not _is_compared(self.rule, self.level), self.rule not in CHECKED_RULES, self.seed
+        known = STUDIES[self.study].checked
+        return not _is_compared(self.study, self.rule, self.level), self.rule not in known, self.seed
 
     def job(self, given: Iterable[str]) -> Job:
         """The federation and the seed; ``given`` are settings of the caller."""
@@ -152,13 +152,13 @@ def cells_of(name: str) -> list[Cell]:
         for rule in RULES
         for level in study.levels
         for target in study.targets
-        for seed in range(study.seeds if _is_compared(rule, level) else _FEW)
+        for seed in range(study.seeds if _is_compared(name, rule, level) else _FEW)
     ]
     return sorted(found, key=lambda cell: cell.urgency)
 
 
-def _is_compared(rule: str, level: str) -> bool:
-    return rule in CHECKED_RULES and level in _MANY_SEEDS
+def _is_compared(study: str, rule: str, level: str) -> bool:
+    return rule in STUDIES[study].checked and level in _MANY_SEEDS
 
 
 @dataclass(frozen=True, slots=True)
