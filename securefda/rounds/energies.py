@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -10,7 +11,11 @@ import numpy as np
 from securefda.adaptation import CapEffect, Contribution, energy_caps, energy_row, scale_to_caps
 from securefda.errors import FaultyAggregatorError
 from securefda.rounds.tail import Vector64
+from securefda.secagg.checks import quantisation
 from securefda.secagg.messages import Advertise, Granularity, Header, Visibility
+
+LEAST_STEPS = 8.0
+"""Fewest steps of the encoding that a part must be long per coordinate, in root mean square, to count for the caps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +76,26 @@ def _rows(header: Header, u1: Mapping[int, Advertise]) -> dict[int, tuple[float,
 
 
 def _caps(header: Header, rows: Mapping[int, tuple[float, ...]]) -> Vector64:
+    """The caps of those parts that are still there once they are rounded to the ring.
+
+    The aggregator chooses the steps. Parts that are spread out vanish below them sooner than one that is concentrated,
+    which would then be alone in the sum though the energies of all were as asked. So a row below the floor counts as
+    zero; and where no row is above it, nothing is released.
+    """
     if header.energy is None:
         raise ValueError("the header has no energy rule")
-    return energy_caps(np.array([*rows.values()]), kappa=header.energy.kappa, others=header.energy.others)
+    table = np.array([*rows.values()])
+    counted = np.where(table < _floors(header), 0.0, table)
+    caps = energy_caps(counted, kappa=header.energy.kappa, others=header.energy.others)
+    return np.where(np.max(counted, axis=0) > 0, caps, 0.0)
+
+
+def _floors(header: Header) -> Vector64:
+    """The smallest energy that counts, of each layer or of the model as a whole."""
+    encoding = quantisation(header)
+    steps = (encoding.step(number) for number in range(len(header.layers)))
+    floors = [LEAST_STEPS * step * math.sqrt(layer.size) for step, layer in zip(steps, header.layers, strict=True)]
+    return np.array([math.hypot(*floors)] if len(_sizes(header)) == 1 else floors)
 
 
 def _sizes(header: Header) -> list[int]:
