@@ -82,13 +82,19 @@ class CraftsTarget(SubtractsColluders):
         if self.victim not in heard.inputs:
             return
         cohort = frozenset(heard.inputs)
-        honest = sorted(cohort - {self.victim} - set(self.colluders), key=self._energy_of)
+        left = self._energies_after_caps()
+        honest = sorted(cohort - {self.victim} - set(self.colluders), key=lambda index: left[index])
         needed = max(0, quorum_of(heard.header, cohort) - len(cohort - set(honest)))
         self._lost = set(honest[needed:])
         self.summed = set(cohort - self._lost)
 
-    def _energy_of(self, index: int) -> float:
-        return float(np.sum(np.square(self.heard.advertised[index].body.energy)))
+    def _energies_after_caps(self) -> dict[int, float]:
+        """What each source's part of the sum holds, as far as it claims the truth."""
+        names, terms = sorted(self.heard.advertised), self.heard.header.energy
+        rows = np.array([self.heard.advertised[index].body.energy for index in names], np.float64)
+        if terms is not None:
+            rows = np.minimum(rows, energy_caps(rows, kappa=terms.kappa, others=terms.others))
+        return dict(zip(names, np.sum(rows**2, axis=1).tolist(), strict=True))
 
 
 class ClaimsEnergy(ColludingSource):

@@ -48,7 +48,7 @@ def updates_of(n: int, updates: UpdatesOf = known_update) -> dict[int, Vector]:
 def search(n: int = N, *, updates: UpdatesOf = known_update, **how: Any) -> Search:
     """What the attacker plays through; by default of five sources, of whom one may be lost."""
     weights = {index: samples_of(index) / MAX_SAMPLES for index in range(1, n + 1)}
-    defaults: dict[str, Any] = {"kappa": 1.0, "others": LEFT, "kept": LEFT}
+    defaults: dict[str, Any] = {"kappa": 1.0, "others": LEFT, "kept": LEFT, "negative": False}
     return Search(updates_of(n, updates), weights, SIZES, VICTIM, **(defaults | how))
 
 
@@ -62,7 +62,7 @@ def crafted(
     multiples: Multiples,
     *,
     updates: UpdatesOf = known_update,
-    filtered: bool = False,
+    filtered: bool = True,
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Stage:
@@ -105,33 +105,41 @@ def form(name: str, searching: Search) -> Multiples:
     return searching.closed_forms()[FORMS.index(name)]
 
 
+def like_minded_but_one(index: int, round_number: int, received: Vector) -> Vector:
+    """All sources but the victim make nearly the same update, cosine 0.97."""
+    own = known_update(index, round_number, received)
+    if index in (VICTIM, TARGET):
+        return own
+    shared: Vector = (0.85 * known_update(100, round_number, received) + 0.15 * own).astype(np.float32)
+    return shared
+
+
 CASES = [
-    (kappa, granularity, filtered)
+    (kappa, granularity, updates)
     for kappa in (1.0, 2.0)
-    for granularity, filtered in ((Granularity.LAYER, False), (Granularity.LAYER, True), (Granularity.MODEL, False))
+    for granularity in Granularity
+    for updates in (known_update, like_minded_but_one)
 ]
 
 
 @pytest.mark.threat("T22")
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize(("kappa", "granularity", "filtered"), CASES)
+@pytest.mark.parametrize(("kappa", "granularity", "updates"), CASES)
 def test_no_crafted_target_brings_a_sum_nearer_to_the_victim_than_the_rule_allows(
-    staged: MakesStage, kappa: float, granularity: Granularity, filtered: bool, name: str
+    staged: MakesStage, kappa: float, granularity: Granularity, updates: UpdatesOf, name: str
 ) -> None:
-    known = search(kappa=kappa, by_layer=granularity is Granularity.LAYER, negative=not filtered)
+    known = search(updates=updates, kappa=kappa, by_layer=granularity is Granularity.LAYER)
     settings = {"kappa": kappa, "energy_granularity": granularity}
-    stage = crafted(staged, form(name, known), filtered=filtered, settings=settings).play()
+    stage = crafted(staged, form(name, known), updates=updates, settings=settings).play()
     assert stage.accepted(VICTIM) == 1
     assert exposure(stage) <= cosine_under_energies(kappa)
 
 
 @pytest.mark.threat("T22")
 @pytest.mark.control
-@pytest.mark.parametrize(("name", "filtered"), [("alone", False), ("alone", True), ("against the others", True)])
-def test_sum_is_the_victims_alone_where_nobody_scales_to_the_caps(
-    staged: MakesStage, name: str, filtered: bool
-) -> None:
-    stage = crafted(staged, form(name, search()), filtered=filtered)
+@pytest.mark.parametrize("name", ["alone", "against the others"])
+def test_sum_is_the_victims_alone_where_nobody_scales_to_the_caps(staged: MakesStage, name: str) -> None:
+    stage = crafted(staged, form(name, search()))
     with switched_off(ENERGY_RULE, roster=stage.roster):
         stage.play()
     assert exposure(stage) > RECOVERED_COSINE
@@ -326,38 +334,61 @@ def test_filter_shows_a_lone_source_where_there_is_no_energy_rule(staged: MakesS
     assert cosine(stage.aggregator.model, stage.update(VICTIM)) > RECOVERED_COSINE
 
 
-# What remains: energies are bounded, directions are not.
-
-
-def like_minded_but_one(index: int, round_number: int, received: Vector) -> Vector:
-    """All sources but the victim make nearly the same update, cosine 0.97."""
-    own = known_update(index, round_number, received)
-    if index in (VICTIM, TARGET):
-        return own
-    shared: Vector = (0.85 * known_update(100, round_number, received) + 0.15 * own).astype(np.float32)
-    return shared
-
+# Directions: energies do not bound them. Without the filter the target gives parts the sign that it likes.
 
 OTHERS_CANCEL = multiplied(1, 1, -1, 1, -1)
 
 
+def cancelling(staged: MakesStage, name: str, *, filtered: bool, **options: Any) -> Stage:
+    known = search(updates=like_minded_but_one, negative=not filtered)
+    multiples = known.best(starts=4, sweeps=8, seed=22)[0] if name == "searched" else OTHERS_CANCEL
+    return crafted(staged, multiples, updates=like_minded_but_one, filtered=filtered, **options)
+
+
 @pytest.mark.threat("T22")
 @pytest.mark.parametrize("name", ["others cancel", "searched"])
-def test_like_minded_others_cannot_be_made_to_cancel_where_the_filter_leaves_no_negative_multiple(
-    staged: MakesStage, name: str
-) -> None:
-    known = search(updates=like_minded_but_one, negative=False)
-    multiples = known.best(starts=4, sweeps=8, seed=22)[0] if name == "searched" else OTHERS_CANCEL
-    stage = crafted(staged, multiples, updates=like_minded_but_one, filtered=True).play()
+def test_like_minded_others_cannot_be_made_to_cancel_under_the_filter(staged: MakesStage, name: str) -> None:
+    stage = cancelling(staged, name, filtered=True).play()
     assert exposure(stage) <= cosine_under_energies(1.0)
 
 
 @pytest.mark.threat("T22")
+def test_projection_without_the_filter_is_refused_by_a_site_that_does_not_permit_it(staged: MakesStage) -> None:
+    stage = cancelling(staged, "searched", filtered=False, policies={VICTIM: policy()}).play()
+    assert stage.refusals(VICTIM) == ["energy.unfiltered-projection"]
+    assert not stage.said(VICTIM, Advertise)
+
+
+@pytest.mark.threat("T22")
 @pytest.mark.control
-def test_like_minded_others_cancel_where_multiples_may_be_negative(staged: MakesStage) -> None:
-    """No switch: FedGP without the filter. The energies are as the rule wants them; the sum is the victim's."""
-    known = search(updates=like_minded_but_one)
-    multiples = known.best(starts=4, sweeps=8, seed=22)[0]
-    stage = crafted(staged, multiples, updates=like_minded_but_one).play()
+def test_like_minded_others_cancel_where_a_site_permits_projection_without_the_filter(staged: MakesStage) -> None:
+    """No switch: the policy's own ``energy.unfiltered-projection``. The energies are as the rule wants them."""
+    permits = default_policy("sum", 2, 0, 2, clip=CLIP, max_samples=MAX_SAMPLES, unfiltered_projection=True)
+    stage = cancelling(staged, "searched", filtered=False, policies={VICTIM: permits}).play()
     assert stage.alarms(VICTIM) == []
+    assert exposure(stage) > 0.95
+
+
+# What remains under the filter: updates that point against each other by themselves.
+
+OPPOSED_STAND_IN = multiplied(1, 0.9, 0.9, 0.01, 1.5)
+"""The second and third cancel; the fourth has as good as nothing, and the fifth is lost afterwards."""
+
+
+def two_opposed(index: int, round_number: int, received: Vector) -> Vector:
+    """The update of the third source is nearly the negative of the second's, cosine -0.96."""
+    own = known_update(index, round_number, received)
+    if index != 3:
+        return own
+    opposed: Vector = (0.3 * own - known_update(2, round_number, received)).astype(np.float32)
+    return opposed
+
+
+@pytest.mark.threat("T22")
+@pytest.mark.control
+def test_others_that_are_opposed_by_themselves_cancel_under_the_filter_too(staged: MakesStage) -> None:
+    """No switch, and no permission: the filter leaves each part the sign of its own update, which is all it does."""
+    stage = crafted(staged, OPPOSED_STAND_IN, updates=two_opposed, policies={VICTIM: policy()}).play()
+    assert stage.alarms(VICTIM) == []
+    assert stage.adversary.summed == {VICTIM, 2, 3, 4}
     assert exposure(stage) > 0.95
