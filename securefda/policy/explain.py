@@ -170,7 +170,7 @@ def _energy_claim(facts: _Facts) -> str:
     return (
         f"At level sum, a sum of which {site} makes up most: {place} the others that count hold together at least "
         f"{bounds.kappa:g} times the energy (sum of squares) of its part. This bounds lengths, not directions: parts "
-        "that point the same way show that way." + _may_cancel(facts)
+        "that point the same way show that way, and others that are opposed cancel." + _may_cancel(facts)
     )
 
 

@@ -55,6 +55,7 @@ def test_the_energy_rule_is_claimed_for_what_it_holds_for(granularity: str, clai
     text = " ".join(explain(policy, "lyon", 5).does_not_learn)
     assert claim in text
     assert "at least 1.5 times the energy" in text
+    assert "others that are opposed cancel." in text
 
 
 def test_a_site_that_permits_unfiltered_projections_is_told_that_the_other_parts_can_cancel() -> None:
