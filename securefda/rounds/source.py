@@ -224,7 +224,7 @@ class SourceRounds:
         )
         plan_of(body.rule)
         self._drop_round()
-        site.store.accept_header(header.envelope.session_id, body.run_id, body.round, body.attempt)
+        site.store.accept_header(header)
         level = body.level_of(site.signer.index)
         model, target_update = checked_vectors(body, level, parcel)
         self._reporter.round_started(body.round, level.label, body.rule.rule)

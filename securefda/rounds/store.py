@@ -24,15 +24,19 @@ from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.restore_guard import ReleaseMarker, file_number
 from securefda.rounds.run_folder import sync_folder
 from securefda.secagg.checks import History, PastResult
+from securefda.secagg.messages import Header, Signed
+from securefda.secagg.transcript import round_terms
 from securefda.training import Vector
 
-_SCHEMA_VERSION = 3
+_SCHEMA_VERSION = 4
 _LOCK_S = 1.0
 
 _SOURCE_TABLES = """
 CREATE TABLE origin (id INTEGER PRIMARY KEY CHECK (id = 0), file_number TEXT NOT NULL);
 CREATE TABLE sessions (session_id BLOB PRIMARY KEY);
-CREATE TABLE positions (run_id BLOB PRIMARY KEY, round INTEGER NOT NULL, attempt INTEGER NOT NULL);
+CREATE TABLE positions (
+    run_id BLOB PRIMARY KEY, round INTEGER NOT NULL, attempt INTEGER NOT NULL, terms BLOB NOT NULL
+);
 CREATE TABLE fuses (run_id BLOB NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (run_id, round));
 CREATE TABLE results (
     run_id BLOB NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, model_digest BLOB NOT NULL,
@@ -200,20 +204,29 @@ class SourceStore(_Store):
         with self._clear_errors():
             query = self._database.execute
             seen = query("SELECT 1 FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
-            position = query("SELECT round, attempt FROM positions WHERE run_id = ?", (run_id,)).fetchone()
+            position = query("SELECT round, attempt, terms FROM positions WHERE run_id = ?", (run_id,)).fetchone()
             fuse = query("SELECT 1 FROM fuses WHERE run_id = ? AND round = ?", (run_id, round_number)).fetchone()
             other_run = query("SELECT 1 FROM fuses WHERE run_id != ?", (run_id,)).fetchone()
             results = query(
                 "SELECT round, digest, model_digest FROM results WHERE run_id = ? ORDER BY round", (run_id,)
             ).fetchall()
         past = tuple(PastResult(*row) for row in results)
-        return History(bool(seen), position, bool(fuse), past, bool(other_run))
+        return History(
+            session_seen=bool(seen),
+            last_position=position and position[:2],
+            last_terms=position and position[2],
+            released=bool(fuse),
+            results=past,
+            other_run=bool(other_run),
+        )
 
-    def accept_header(self, session_id: bytes, run_id: bytes, round_number: int, attempt: int) -> None:
+    def accept_header(self, header: Signed[Header]) -> None:
         """Remember a header, so that neither it nor an earlier position is ever accepted again."""
+        body = header.body
         with self._transaction() as database:
-            database.execute("INSERT INTO sessions VALUES (?)", (session_id,))
-            database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (run_id, round_number, attempt))
+            database.execute("INSERT INTO sessions VALUES (?)", (header.envelope.session_id,))
+            row = (body.run_id, body.round, body.attempt, round_terms(body))
+            database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?)", row)
 
     def burn_fuse(self, run_id: bytes, round_number: int) -> None:
         """Write that this round's update may leave now; a second time for one round is refused.

@@ -33,7 +33,7 @@ from securefda.secagg.messages import (
 )
 from securefda.secagg.parameters import MODULUS_BITS, SessionLimits, sum_cannot_wrap, threshold_is_sound
 from securefda.secagg.roster import Roster
-from securefda.secagg.transcript import architecture_digest, layer_names_and_shapes
+from securefda.secagg.transcript import architecture_digest, layer_names_and_shapes, round_terms
 
 
 def require(condition: bool, check: str, detail: str = "") -> None:
@@ -84,6 +84,7 @@ class History:
         released: a masked input or an update of this (run, round) may have left already.
         results: accepted results of this run, oldest first.
         other_run: a masked input or an update of another run may have left already.
+        last_terms: what the last header that was accepted asked for, see ``round_terms``; None where there is none.
     """
 
     session_seen: bool = False
@@ -91,6 +92,7 @@ class History:
     released: bool = False
     results: tuple[PastResult, ...] = ()
     other_run: bool = False
+    last_terms: bytes | None = None
 
 
 def check_header(
@@ -153,6 +155,10 @@ def _check_freshness(header: Header, history: History) -> None:
     position = (header.round, header.attempt)
     rising = history.last_position is None or position > history.last_position
     require(rising, "HEADER_ORDER", f"round {header.round} attempt {header.attempt} after {history.last_position}")
+    # Energy rows leave before the fuse. What a later attempt makes of the same round must tell nothing new.
+    again = history.last_position is not None and history.last_position[0] == header.round
+    same = history.last_terms in (None, round_terms(header))
+    require(same or not again, "HEADER_ORDER", f"another attempt at round {header.round} asks for something else")
     require(not history.released, "RELEASE_FUSE", f"an update of round {header.round} may have left already")
 
 

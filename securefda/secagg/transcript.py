@@ -33,6 +33,16 @@ def header_context(header: Signed[Header]) -> bytes:
     return header.digest()
 
 
+def round_terms(header: Header) -> bytes:
+    """Digest of all in a header that decides what a source computes: model, rule, target's numbers, clips, weights.
+
+    Attempts at one round have the same. It is each site's own business, and no part of the protocol's messages.
+    """
+    granularity = None if header.energy is None else header.energy.granularity
+    terms = (header.model_digest, header.rule, header.target, header.layers, header.max_samples, granularity)
+    return sha256(repr(terms).encode()).digest()
+
+
 def key_list_context(ctx: bytes, advertisements: Sequence[Signed[Advertise]]) -> bytes:
     """ctx1: the header and every Advertise message with its signature, verbatim and in the order listed."""
     parts = [part for item in advertisements for part in (item.signed_bytes, item.signature)]

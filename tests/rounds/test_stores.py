@@ -13,11 +13,38 @@ import pytest
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.checks import History, PastResult
+from securefda.secagg.messages import NO_CONTEXT, Envelope, Header, Layer, RuleTerms, Signed, Visibility
+from securefda.secagg.transcript import round_terms
 
 RUN, OTHER_RUN = bytes(16), b"x" * 16
 SESSION, OTHER_SESSION = bytes(32), b"s" * 32
 CONFIG = b"c" * 32
 MODEL = np.arange(6, dtype=np.float32)
+
+
+def header(number: int) -> Signed[Header]:
+    body = Header(
+        run_id=RUN,
+        round=number,
+        attempt=1,
+        levels=(Visibility.INDIVIDUAL,),
+        rule=RuleTerms("source_only", 0.5, "orthogonal", True, True, "mean-field", 1.0),
+        target=None,
+        layers=(Layer("weight", (2, 3), 1.0),),
+        architecture_digest=bytes(32),
+        model_digest=bytes(32),
+        roster_digest=bytes(32),
+        participants=(1,),
+        threshold=1,
+        modulus_bits=32,
+        n_max=2,
+        max_samples=10,
+        training_deadline_ms=1,
+        phase_deadline_ms=1,
+        previous_result_digest=b"",
+        previous_checkpoint=b"",
+    )
+    return Signed(Envelope(SESSION, 0, NO_CONTEXT, body), b"", bytes(64))
 
 
 def history(path: Path, *, session: bytes = OTHER_SESSION, run: bytes = RUN, number: int = 1) -> History:
@@ -34,12 +61,15 @@ def test_a_new_source_remembers_nothing(tmp_path: Path) -> None:
 def test_positions_sessions_fuses_and_results_survive_a_restart(tmp_path: Path) -> None:
     store = SourceStore(tmp_path / "s.sqlite")
     first, second = PastResult(1, b"a" * 32, b"b" * 32), PastResult(2, b"c" * 32, b"d" * 32)
-    store.accept_header(SESSION, RUN, 2, 1)
+    accepted = header(2)
+    store.accept_header(accepted)
     store.burn_fuse(RUN, 2)
     store.record_result(RUN, second)
     store.record_result(RUN, first)
     store.close()
-    assert history(tmp_path / "s.sqlite", session=SESSION, number=2) == History(True, (2, 1), True, (first, second))
+    terms = round_terms(accepted.body)
+    expected = History(True, (2, 1), True, (first, second), last_terms=terms)
+    assert history(tmp_path / "s.sqlite", session=SESSION, number=2) == expected
 
 
 def test_a_fuse_is_of_one_run_and_one_round(tmp_path: Path) -> None:
@@ -89,7 +119,7 @@ def test_a_new_file_and_its_folders_are_on_the_disk_under_their_names(
 
 def test_a_session_id_is_remembered_in_every_run(tmp_path: Path) -> None:
     store = SourceStore(tmp_path / "s.sqlite")
-    store.accept_header(SESSION, RUN, 1, 1)
+    store.accept_header(header(1))
     store.close()
     assert history(tmp_path / "s.sqlite", session=SESSION, run=OTHER_RUN).session_seen
 

@@ -40,7 +40,7 @@ from securefda.secagg.messages import (
 )
 from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.roster import Roster
-from securefda.secagg.transcript import layer_names_and_shapes
+from securefda.secagg.transcript import layer_names_and_shapes, round_terms
 
 N, ME = 5, 2
 OTHER = sha256(b"other").digest()
@@ -219,10 +219,33 @@ def test_source_refuses_header_with_false_outside(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"target": replace(PUBLISHED, update_digest=OTHER)},
+        {"target": replace(PUBLISHED, scatter=0.5)},
+        {"model_digest": OTHER},
+        {"rule": replace(FEDGP, beta=0.25)},
+        {"max_samples": 77},
+        {"energy": EnergyTerms(1.0, 1, Granularity.MODEL)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_source_refuses_another_attempt_at_a_round_that_asks_for_something_else(changes: dict[str, Any]) -> None:
+    tried = header(rule=FEDGP, target=PUBLISHED)
+    history = History(last_position=(1, 1), last_terms=round_terms(tried.body))
+    check(header(rule=FEDGP, target=PUBLISHED, attempt=2), history, limits_of(N))
+    with pytest.raises(FaultyAggregatorError, match="asks for something else") as refused:
+        check(header(**{"rule": FEDGP, "target": PUBLISHED, "attempt": 2} | changes), history, limits_of(N))
+    assert refused.value.check == "HEADER_ORDER"
+
+
+@pytest.mark.parametrize(
     ("changes", "history"),
     [
         ({}, History()),
         ({"attempt": 2}, History(last_position=(1, 1))),
+        ({"attempt": 2}, History(last_position=(1, 1), last_terms=round_terms(header().body))),
+        (NEXT, replace(RAN, last_terms=OTHER)),
         (NEXT, RAN),
         ({**NEXT, "attempt": 3}, replace(RAN, last_position=(4, 2))),
         ({"round": 5, "previous_result_digest": OTHER, "model_digest": OTHER}, RAN),
@@ -241,6 +264,8 @@ def test_source_refuses_header_with_false_outside(name: str) -> None:
     ids=[
         "first",
         "next attempt",
+        "next attempt at the same",
+        "next round, which may ask for anything",
         "next round",
         "next attempt of it",
         "missed a round",
