@@ -117,14 +117,25 @@ def _in_clear(facts: _Facts) -> str:
     )
 
 
+_LENGTHS_WITHOUT_DIRECTION = ("source_only", "fedavg", "fedda")
+
+
 def _energy_row(facts: _Facts) -> str:
     site = facts.site
     condition = "Where the header carries an energy rule" if facts.policy.energy.kappa == 0 else "At level sum"
     count = "one number per layer" if facts.policy.energy.granularity == "layer" else "one number, or one per layer"
-    return (
-        f"{condition}: how large {site}'s part of the sum is, {count} and round (the norm, weighted by rows; no "
-        "direction). The other sources of the session see these numbers too."
+    line = (
+        f"{condition}: how large {site}'s part of the sum is, {count} and round (the norm, weighted by rows). The other "
+        "sources of the session see these numbers too."
     )
+    choosing = [name for name in facts.policy.allowed_rules if name not in _LENGTHS_WITHOUT_DIRECTION]
+    if choosing:
+        line += (
+            f" With the rules {', '.join(choosing)} these lengths depend on the target's update. A target that makes "
+            f"it up reads from them how far {site}'s update points in a direction of its choice, and its row count "
+            "with it, also in rounds that it never finishes."
+        )
+    return line
 
 
 def _always_seen(facts: _Facts) -> tuple[str, ...]:

@@ -101,7 +101,9 @@ _CLINICAL = NamedPolicy(
 -> none: with three hospitals one colluder would leave a sum over two. Contracts have to stand in for it; from five
 hospitals on, set 1.""",
         "trusted-peers": "-> empty: the hospitals of the roster are known to each other by name and legal entity.",
-        "allowed-rules": "-> every rule that runs inside the sources, where the aggregator needs the sum alone.",
+        "allowed-rules": """\
+-> every rule that runs inside the sources, where the aggregator needs the sum alone. Should a target be reckoned with
+that makes its update up, leave source_only, fedavg and fedda: in the others it chooses what lengths of parts tell.""",
         "allowed-tasks": _OWN_TASK,
         "architectures": _OWN_MODEL,
         "energy.kappa": "-> of all parts' energies the others hold half at least; with three hospitals 2 is the most.",
