@@ -71,9 +71,9 @@ def test_a_site_that_permits_unfiltered_projections_is_told_that_the_other_parts
 
 def test_unfiltered_projections_are_explained_only_where_a_rule_that_projects_is_allowed() -> None:
     policy = default_policy(unfiltered_projection=True).model_copy(update={"allowed_rules": ("fedavg", "fedda")})
-    assert "cancel" not in explain(policy, "lyon", 5).text()
+    assert "cancel each other" not in explain(policy, "lyon", 5).text()
     choosing = policy.model_copy(update={"allowed_rules": ("fedgp_auto",)})
-    assert "cancel" in explain(choosing, "lyon", 5).text()
+    assert "cancel each other" in explain(choosing, "lyon", 5).text()
 
 
 def test_no_energy_rule_is_claimed_for_cohorts() -> None:
