@@ -125,8 +125,8 @@ def _energy_row(facts: _Facts) -> str:
     condition = "Where the header carries an energy rule" if facts.policy.energy.kappa == 0 else "At level sum"
     count = "one number per layer" if facts.policy.energy.granularity == "layer" else "one number, or one per layer"
     line = (
-        f"{condition}: how large {site}'s part of the sum is, {count} and round (the norm, weighted by rows). The other "
-        "sources of the session see these numbers too."
+        f"{condition}: how large {site}'s part of the sum is, {count} and round (the norm, weighted by rows). The "
+        "other sources of the session see these numbers too."
     )
     choosing = [name for name in facts.policy.allowed_rules if name not in _LENGTHS_WITHOUT_DIRECTION]
     if choosing:
@@ -161,7 +161,7 @@ def _hidden(facts: _Facts) -> tuple[str, ...]:
     helped = f", and whichever {policy.n_c} of the other sources tell it all they know" if policy.n_c else ""
     return (
         f"{site}'s update, or its row count, loss or accuracy of a round on their own: each leaves only as a term of a "
-        f"sum beside {facts.others}. This holds whatever the aggregator does{helped}; what the sums listed above tell "
+        f"sum beside {facts.others}. This holds whatever the aggregator does{helped}; what the sums and lengths listed above tell "
         "by themselves is excepted.",
         _energy_claim(facts),
         *always,
