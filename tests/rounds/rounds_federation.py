@@ -237,6 +237,7 @@ class Federation:
             max_samples=settings.max_samples,
             kappa=settings.kappa,
             granularity=settings.energy_granularity.label,
+            unfiltered_projection=not settings.strategy.filter,
         )
         return policy.model_copy(update=changes)
 
