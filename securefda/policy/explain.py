@@ -161,8 +161,8 @@ def _hidden(facts: _Facts) -> tuple[str, ...]:
     helped = f", and whichever {policy.n_c} of the other sources tell it all they know" if policy.n_c else ""
     return (
         f"{site}'s update, or its row count, loss or accuracy of a round on their own: each leaves only as a term of a "
-        f"sum beside {facts.others}. This holds whatever the aggregator does{helped}; what the sums and lengths listed above tell "
-        "by themselves is excepted.",
+        f"sum beside {facts.others}. This holds whatever the aggregator does{helped}; what the sums and lengths listed "
+        "above tell by themselves is excepted.",
         _energy_claim(facts),
         *always,
     )
