@@ -4,8 +4,8 @@
     python benchmarks/levels.py [--check]    from levels.json: write levels.svg, print the tables
 
 Every run is a simulated federation (`levels_runs.py` has the grid). A study that was stopped goes on where it was, with
-the same folder. ``--check`` ends with 1 where caps by layer cost a rule, with its example's own filter, more
-than they may, over all targets and seeds, or where a sum without caps does not give the same predictions as the updates in clear.
+the same folder. ``--check`` ends with 1 where caps by layer cost a rule, with its example's own filter, more than they
+may, over all targets and seeds, or where a sum without caps does not give the same predictions as the updates in clear.
 """
 
 from __future__ import annotations

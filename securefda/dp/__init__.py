@@ -1,1 +1,1 @@
-"""Differential privacy of a site: noise that no seed predicts, accountants, planning and the ledger of what is spent."""
+"""Differential privacy of a site: noise that no seed predicts, accountants, planning, a ledger of what is spent."""
