@@ -4,7 +4,7 @@
     python benchmarks/levels.py [--check]    from levels.json: write levels.svg, print the tables
 
 Every run is a simulated federation (`levels_runs.py` has the grid). A study that was stopped goes on where it was, with
-the same folder. ``--check`` ends with 1 where caps by layer cost a rule, with its example's own filter, more than they
+the same folder. ``--check`` ends with 1 where an example's own caps cost a rule, with its own filter, more than they
 may, over all targets and seeds, or where a sum without caps does not give the same predictions as the updates in clear.
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from federated import workers
-from levels_runs import CHECKED_LEVEL, RULES, STUDIES, Cache, Cell, Figures, cells_of, measure
+from levels_runs import RULES, STUDIES, Cache, Cell, Figures, cells_of, measure
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ def misses(rows: Sequence[Row]) -> list[str]:
     for name, study in STUDIES.items():
         for rule, points in study.checked.items():
             if (lost := _lost(at, name, rule)) is None:
-                found.append(f"MISSING: {name}, {rule}: not all seeds at {CLEAR} and {CHECKED_LEVEL}")
+                found.append(f"MISSING: {name}, {rule}: not all seeds at {CLEAR} and {study.capped}")
             elif lost > points:
-                found.append(f"MISSED: {name}, {rule}: caps by layer cost {lost:.2f} points, allowed are {points:g}")
+                found.append(f"MISSED: {name}, {rule}: its caps cost {lost:.2f} points, allowed are {points:g}")
     found += [
         f"MISSED: {row['study']}, {row['rule']}: a sum without caps predicts otherwise than updates in clear"
         for row in rows
@@ -122,7 +122,7 @@ def misses(rows: Sequence[Row]) -> list[str]:
 
 def _lost(at: Mapping[tuple[str, str, str], Row], study: str, rule: str) -> float | None:
     """Points of accuracy that the caps cost, mean over targets and seeds; None where a run is missing."""
-    clear, capped = at.get((study, rule, CLEAR)), at.get((study, rule, CHECKED_LEVEL))
+    clear, capped = at.get((study, rule, CLEAR)), at.get((study, rule, STUDIES[study].capped))
     every = list(range(STUDIES[study].seeds))
     if clear is None or capped is None or not clear["seeds"] == capped["seeds"] == every:
         return None

@@ -45,7 +45,9 @@ class Study:
     seeds: int
     levels: Mapping[str, tuple[str, ...]]
     checked: Mapping[str, float]
-    """Rule, with the example's own filter -> how many points caps by layer may cost it."""
+    """Rule, with the example's own filter -> how many points the caps of the example may cost it."""
+    capped: str
+    """The level with the example's own caps."""
 
 
 _EVERYWHERE: dict[str, tuple[str, ...]] = {
@@ -71,6 +73,7 @@ STUDIES = {
             ),
         },
         checked={"fedgp_auto, no filter": 1.0, "fedda_auto": 1.0, "fedgp, no filter": 1.5, "fedda": 1.5},
+        capped="sum, caps on the model",
     ),
     "digits": Study(
         "digits.toml",
@@ -87,6 +90,7 @@ STUDIES = {
             ),
         },
         checked={"fedgp_auto": 1.0, "fedda_auto": 1.0, "fedgp": 1.5, "fedda": 1.5},
+        capped="sum, caps by layer",
     ),
 }
 
@@ -103,8 +107,7 @@ RULES = {
 }
 """Rule as the tables call it -> settings beside its name; rules without sources are the same at every level."""
 
-CHECKED_LEVEL = "sum, caps by layer"
-_MANY_SEEDS = ("individual", CHECKED_LEVEL)
+_MANY_SEEDS = ("individual", "sum, caps by layer", "sum, caps on the model")
 _FEW = 2
 
 

@@ -67,13 +67,16 @@ def test_levels_that_cost_nothing_pass_and_are_plotted(levels, known, tmp_path, 
 @pytest.mark.parametrize(
     ("rule", "allowed"), [("fedgp_auto", 1.0), ("fedda_auto", 1.0), ("fedgp", 1.5), ("fedda", 1.5)]
 )
-@pytest.mark.parametrize(("study", "example"), [("fed-heart", ", no filter"), ("digits", "")])
+@pytest.mark.parametrize(
+    ("study", "example", "capped"),
+    [("fed-heart", ", no filter", "sum, caps on the model"), ("digits", "", "sum, caps by layer")],
+)
 def test_caps_that_cost_a_rule_more_than_it_may_lose_are_found_and_nothing_else(
-    levels, known, study, example, rule, allowed
+    levels, known, study, example, capped, rule, allowed
 ):
     rule += example if rule.startswith("fedgp") else ""
-    just = change(known, study, "sum, caps by layer", rule, accuracy=70.0 - allowed + 0.01)
-    more = change(known, study, "sum, caps by layer", rule, accuracy=70.0 - allowed - 0.1)
+    just = change(known, study, capped, rule, accuracy=70.0 - allowed + 0.01)
+    more = change(known, study, capped, rule, accuracy=70.0 - allowed - 0.1)
     assert levels.misses(levels.rows_of(just)) == []
     [found] = levels.misses(levels.rows_of(more))
     assert found.startswith(f"MISSED: {study}, {rule}: ")
@@ -92,7 +95,7 @@ def test_a_seed_that_one_target_lacks_counts_for_none_and_is_missed(levels, know
     rows = {(row["study"], row["level"], row["rule"]): row for row in levels.rows_of(known)}
     assert rows["fed-heart", "individual", "fedda_auto"]["seeds"] == [0, 1, 2, 3]
     assert levels.misses([*rows.values()]) == [
-        "MISSING: fed-heart, fedda_auto: not all seeds at individual and sum, caps by layer"
+        "MISSING: fed-heart, fedda_auto: not all seeds at individual and sum, caps on the model"
     ]
 
 
