@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.cli.bench.job import K_MIN, Job, update_of
 from securefda.errors import SecureFdaError
 from securefda.secagg import source as src
-from securefda.secagg.checks import History, check_header, quantisation
+from securefda.secagg.checks import TAIL, History, check_header, quantisation
 from securefda.secagg.messages import Signed, Signer
 from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.prg import RingVector
@@ -105,7 +105,8 @@ class Crowd:
         began = time.thread_time()
         ready = src.receive_shares(phase, decode_signed(data))  # type: ignore[arg-type]
         opened = time.thread_time()
-        values = quantisation(phase.session.header.body).encode(update, np.array([0.0, 1.0])).values
+        alone = np.eye(TAIL)[1]  # n = 1, and every other figure zero
+        values = quantisation(phase.session.header.body).encode(update, alone).values
         self._phases[index], message = src.masked_input(ready, values)
         answer = encode_signed(message)
         self.seconds[index] |= {"r2_open_boxes": opened - began, "r2_masked_input": time.thread_time() - opened}

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from securefda.cli.bench.job import Job
+from securefda.secagg.checks import TAIL
 from securefda.secagg.messages import Signer
 from securefda.secagg.prg import Mask, add_masks, available_threads, useful_threads
 from securefda.secagg.roster import PIN_BYTES, Roster, RosterEntry
@@ -32,7 +33,7 @@ def raw_aes_ctr_gb_per_s() -> float:
 
 def keystream_add_gb_per_s(job: Job, threads: int = 1) -> float:
     """All masks of one source, made and added into a vector of the session's length."""
-    vector = np.zeros(job.params + 2, np.uint32)
+    vector = np.zeros(job.params + TAIL, np.uint32)
     masks = [Mask(Secret.random(os.urandom)) for _ in range(job.sources)]
     return _rate(job.sources * vector.nbytes, lambda: add_masks(vector, masks, threads=threads))
 
