@@ -135,8 +135,7 @@ def _energy_chart(rounds: Sequence[RoundLine]) -> Chart | None:
     caption = (
         "A source's part of a layer is scaled down where the others together hold too little beside it; a layer to "
         "which too few contribute, as where FedGP's filter leaves the others out, is left out of the round's sum, and "
-        "the model gets nothing from the sources there. "
-        "The target lengthens what the caps shortened, at most twofold."
+        "the model gets nothing from the sources there."
     )
     if emptied:
         most = ", ".join(f"{layer} ({count})" for layer, count in emptied.most_common(4))
