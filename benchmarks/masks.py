@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from securefda.secagg.checks import TAIL
 from securefda.secagg.fixed_point import ClippedLayer, Quantisation
 from securefda.secagg.masking import accumulate, mask, unmask
 from securefda.secagg.prg import BLOCK_BYTES, Mask, RingVector, add_masks
@@ -118,7 +119,7 @@ def main() -> None:
     given = parser.parse_args()
     times = measure(Session(given.sources, given.params, given.dropped, given.threads), given.repeats)
     raw = STREAM_BYTES / 1e6 / times.pop("raw_ms")
-    added = given.sources * 4 * (given.params + 2) / 1e6 / times.pop("add_ms")
+    added = given.sources * 4 * (given.params + TAIL) / 1e6 / times.pop("add_ms")
     large = STREAM_BYTES / 1e6 / times.pop("add_large_ms")
     figures = {
         "raw_aes_ctr_gb_per_s": raw,
