@@ -24,7 +24,7 @@ from typing import Any
 
 from securefda.dp.accountants import epsilon
 from securefda.dp.events import Budget, DpEvent, delta_warning
-from securefda.dp.ledger_files import RowMarkers, file_number, make_file
+from securefda.dp.ledger_files import RowMarkers, make_file, number_of
 from securefda.dp.ledger_rows import (
     NO_ROWS,
     DataSet,
@@ -310,7 +310,7 @@ def _connection(path: Path, wait_s: float) -> Iterator[tuple[sqlite3.Connection,
     with _ONE_AT_A_TIME[0], _clear_errors(path, wait_s):
         if not path.is_file():
             raise _missing(path)
-        number = file_number(path)
+        number = number_of(path)
         uri = f"{path.resolve().as_uri()}?mode=rw"
         database = sqlite3.connect(uri, uri=True, timeout=wait_s, isolation_level=None)
         try:

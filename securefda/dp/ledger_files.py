@@ -8,25 +8,24 @@ an audit log recorded finds that too.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from securefda.disk import file_number, sync_folder
 from securefda.dp.ledger_rows import Head, Row
 
-_GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION of Linux on 64-bit x86 and ARM
 _MODE = 0o600
 
 
 def make_file(path: Path) -> None:
     """Make the file where there is none, on the disk under its name; only its owner can read it. Raises OSError."""
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, _MODE))
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def file_number(path: Path) -> str:
+def number_of(path: Path) -> str:
     """What the file system calls this file: stays when it is renamed or written, differs for every copy.
 
     No SQLite connection of this process may have the file open: closing a descriptor would drop its locks.
@@ -36,26 +35,9 @@ def file_number(path: Path) -> str:
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return _number(descriptor)
+        return file_number(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _number(descriptor: int) -> str:
-    # The number alone would be given to another file once this one is deleted, so the time of birth or the generation
-    # goes with it where there is one. The device is left out: it changes when a machine restarts.
-    status = os.fstat(descriptor)
-    born = getattr(status, "st_birthtime", None)
-    return f"{status.st_ino}.{_generation(descriptor) if born is None else born}"
-
-
-def _generation(descriptor: int) -> int:
-    answer = bytearray(8)
-    try:
-        fcntl.ioctl(descriptor, _GET_GENERATION, answer)
-    except OSError:  # this file system has none
-        return 0
-    return int.from_bytes(answer, "little")
 
 
 class RowMarkers:
@@ -95,12 +77,12 @@ class RowMarkers:
 
     def _make(self, head: Head) -> None:
         os.close(os.open(self._path(_short(head)), os.O_CREAT | os.O_WRONLY, _MODE))
-        _sync_folder(self._ledger.parent)
+        sync_folder(self._ledger.parent)
 
     def _remove(self, markers: Sequence[tuple[int, str]]) -> None:
         for marker in markers:
             self._path(marker).unlink(missing_ok=True)  # another process may have done so
-        _sync_folder(self._ledger.parent)
+        sync_folder(self._ledger.parent)
 
     def _all(self) -> list[tuple[int, str]]:
         matches = (self._name.fullmatch(entry) for entry in os.listdir(self._ledger.parent))  # noqa: PTH208 - names
@@ -112,11 +94,3 @@ class RowMarkers:
 
 def _short(head: Head) -> tuple[int, str]:
     return head.count, head.digest.hex()[:16]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from securefda.disk import sync_folder
 from securefda.errors import ConfigError
 
 SECRET_MODE = 0o600
@@ -82,7 +83,7 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def make_folder(path: Path) -> None:
@@ -94,14 +95,6 @@ def make_folder(path: Path) -> None:
     # Not mkdir(parents=True): that gives the folders above the default mode.
     for folder in (*reversed(path.parents), path):
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -7,37 +7,15 @@ an old folder over a newer one brings back old contents, and cannot take away a 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from pathlib import Path
 
+from securefda.disk import sync_folder
 from securefda.errors import ConfigError
-from securefda.rounds.run_folder import sync_folder
 
-_GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION of Linux on 64-bit x86 and ARM
 _DOUBT = ", so it may not know of every update that left"
 _HINT = "name a new --out folder and take part in a new run with it, never again in the run of this one"
-
-
-def file_number(descriptor: int) -> str:
-    """What the file system calls this file: stays when it is renamed or written, differs for every copy.
-
-    The number alone would be given to another file once this one is deleted, so the time of birth or the generation
-    goes with it where the file system tells one. The device is left out: it changes when a machine restarts.
-    """
-    status = os.fstat(descriptor)
-    born = getattr(status, "st_birthtime", None)
-    return f"{status.st_ino}.{_generation(descriptor) if born is None else born}"
-
-
-def _generation(descriptor: int) -> int:
-    answer = bytearray(8)
-    try:
-        fcntl.ioctl(descriptor, _GET_GENERATION, answer)
-    except OSError:  # this file system has none
-        return 0
-    return int.from_bytes(answer, "little")
 
 
 class ReleaseMarker:

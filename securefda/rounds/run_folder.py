@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from securefda.disk import sync_folder
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.rounds.records import RoundLine, SiteLine, Summary
 
@@ -162,15 +163,6 @@ def _explaining(path: Path) -> Iterator[None]:
             raise SecureFdaError(f"{path}: the disk is full", hint=hint) from error
         hint = "name another folder with --out"
         raise SecureFdaError(f"{path}: cannot be written: {error.strerror}", hint=hint) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Force to the disk which names the folder holds. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _whole_length(path: Path) -> int:

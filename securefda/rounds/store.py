@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from securefda.disk import file_number, sync_folder
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.rounds.process_guard import ProcessGuard
-from securefda.rounds.restore_guard import ReleaseMarker, file_number
-from securefda.rounds.run_folder import sync_folder
+from securefda.rounds.restore_guard import ReleaseMarker
 from securefda.secagg.checks import History, PastResult
 from securefda.secagg.messages import Header, Signed
 from securefda.secagg.transcript import round_terms

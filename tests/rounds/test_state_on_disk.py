@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from securefda.disk import file_number
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.rounds.restore_guard import file_number
 from securefda.rounds.store import SourceStore
 
 RUN = bytes(16)
