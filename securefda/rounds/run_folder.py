@@ -103,12 +103,15 @@ def read_run(path: Path) -> RunRecord:
 
 
 def keep_refused(folder: Path, line: SiteLine, header: bytes) -> None:
-    """Append the line of a refused header to a site's metrics, and keep its signed bytes for ``policy check``."""
+    """Append the line of a refused header to a site's metrics, and keep its signed bytes for ``policy check``.
+
+    Of the headers that one key refused the last is kept, so that no aggregator can fill the disk with them.
+    """
     append_line(folder / METRICS_FILE, line)
     refused = folder / REFUSED_FOLDER
     with _explaining(refused):
         refused.mkdir(exist_ok=True)
-    replace_file(refused / f"round-{line['round']}-attempt-{line['attempt']}.header", header)
+    replace_file(refused / f"{line['refused']['key']}.header", header)
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:

@@ -223,10 +223,10 @@ class SourceRounds:
             unix_s=int(site.unix_time()),
         )
         plan_of(body.rule)
-        self._drop_round()
-        site.store.accept_header(header)
         level = body.level_of(site.signer.index)
         model, target_update = checked_vectors(body, level, parcel)
+        self._drop_round()
+        site.store.accept_header(header)
         self._reporter.round_started(body.round, level.label, body.rule.rule)
         result = site.trainer.train(model, body.round, body.rule.learning_rate_factor)
         record = site_line(body, level, result)

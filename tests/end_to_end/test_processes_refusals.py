@@ -136,7 +136,7 @@ def test_a_policy_that_permits_no_round_ends_the_source_with_its_key_and_keeps_t
         run = federation.kit("source-2") / "local" / "run"
         (line,) = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
         assert line["refused"] == {"key": "allowed-rules", "asked": "fedgp_auto", "allowed": "fedda"}
-        header = decode_signed((run / "refused" / "round-1-attempt-1.header").read_bytes())
+        header = decode_signed((run / "refused" / "allowed-rules.header").read_bytes())
         assert header.body.rule.rule == "fedgp_auto"  # type: ignore[union-attr]
 
 

@@ -86,7 +86,7 @@ def test_a_refused_header_is_kept_with_what_was_asked_and_allowed_and_the_aggreg
     assert answer.message.body == Refusal("limits.learning-rate-max")
     assert answer.vectors == ()
     assert b"0.001" not in answer.message.signed_bytes
-    kept = out.site("source-2") / "refused" / "round-1-attempt-1.header"
+    kept = out.site("source-2") / "refused" / "limits.learning-rate-max.header"
     assert decode_signed(kept.read_bytes()) == header.message
     (line,) = [json.loads(text) for text in (out.site("source-2") / METRICS_FILE).read_text().splitlines()]
     assert (line["round"], line["attempt"], line["rule"]) == (1, 1, "fedgp_auto")
