@@ -93,6 +93,14 @@ def test_a_header_that_was_refused_leaves_the_round_open(federation: Federation,
     assert not released(federation)
 
 
+def test_a_header_of_another_model_than_came_with_it_is_not_remembered(
+    federation: Federation, me: SourceRounds
+) -> None:
+    header = until(federation, ME, Header)
+    assert bodies(me.handle(again(header, session=b"l", model_digest=bytes(32)))) == [Refusal("HEADER_MODEL")]
+    assert isinstance(bodies(me.handle(again(header, attempt=2)))[0], Advertise)
+
+
 @pytest.mark.parametrize("how", ["silence", "crash", "a new header"])
 @pytest.mark.parametrize("lost_at", BEFORE_RELEASE)
 def test_a_session_lost_before_r2_is_followed_by_one_with_fresh_secrets(
