@@ -38,10 +38,11 @@ def training_settings(section: TrainingSection) -> TrainingSettings:
     Raises:
         ConfigError: training does not allow them; the key is the setting's.
     """
-    from securefda.training import TrainingSettings
+    from securefda.training import NoiseSettings, TrainingSettings
 
+    plain, dp = section.model_dump(exclude={"dp"}), section.dp
     try:
-        return TrainingSettings(**section.model_dump())
+        return TrainingSettings(**plain, dp=NoiseSettings(**dp.model_dump()) if dp.noise_multiplier else None)
     except ValueError as error:
         raise _config_error("training", section, error) from error
 

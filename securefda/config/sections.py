@@ -90,6 +90,14 @@ class StrategySection(Settings):
         return self
 
 
+class NoiseSection(Settings):
+    """DP-SGD of one side, as ``securefda.training.NoiseSettings``; a noise multiplier of 0 means plain training."""
+
+    noise_multiplier: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Positive = 1.0
+    ghost_clipping: bool = False
+
+
 class TrainingSection(Settings):
     """Local training of one side; the fields are those of ``securefda.training.TrainingSettings``."""
 
@@ -100,6 +108,7 @@ class TrainingSection(Settings):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    dp: NoiseSection = NoiseSection()
 
 
 class TrainingSides(Settings):
@@ -109,13 +118,21 @@ class TrainingSides(Settings):
     source: TrainingSection = TrainingSection()
 
 
+class BudgetSection(Settings):
+    """What a data set's privacy may cost over all rounds and runs; what a policy says under ``[dp]``."""
+
+    target_epsilon: Positive = 8.0
+    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    accountant: Literal["rdp", "prv"] = "rdp"
+
+
 class PrivacySection(Settings):
     """The level the aggregator asks for in its headers, and the two numbers of every site's policy.
 
     ``site_visibility`` is what the policies of single sites permit where one file makes all of them; the others permit
     ``visibility``, and nobody is asked for more than that, whatever it permits. ``kappa`` is of the energy rule at
     ``sum``, 0 for none; ``energy_granularity``, what it holds for.
-    ``target_noise`` is what the target's update carries when it leaves, which every release of it is accounted with.
+    ``budget`` is that of the target's rows and, where one file makes all policies, of every source's.
     ``cohort_size``, for visibility ``cohort`` alone, is the fewest members of a cohort when it forms; 0 means one more
     than the ``k_min + n_c + 1`` over which its sum may be opened, so that a cohort can lose one source.
     """
@@ -126,7 +143,7 @@ class PrivacySection(Settings):
     cohort_size: Natural = 0
     kappa: Annotated[float, Field(ge=0)] = 1.0
     energy_granularity: Literal["layer", "model"] = "layer"
-    target_noise: Literal["none"] = "none"
+    budget: BudgetSection = BudgetSection()
     site_visibility: Annotated[Mapping[str, Level], Field(strict=False)] = Field(default_factory=dict)
 
     def permitted(self, site: str) -> Level:
@@ -189,8 +206,13 @@ class TransportSection(Settings):
 
 
 class ProcessSection(Settings):
-    """One site's process: the startup kit, the folder for its state and results, and the seed of the run."""
+    """One site's process: the startup kit, the folder for its state and results, and the seed of the run.
+
+    ``data_set`` names the rows that the site trains on: with DP-SGD all that is trained on them is charged to the
+    ledger of this name, in the kit's ``local/ledgers``.
+    """
 
     kit: SettingsPath
     out: SettingsPath = Path("run")
     seed: Natural = 0
+    data_set: SiteId = "training-rows"

@@ -115,14 +115,17 @@ def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], 
 
 
 def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
-    """How the run goes. The digest covers all that must not change when a run is resumed."""
-    fixed = config.model_dump_json(include={"task", "strategy", "training", "privacy", "session"})
+    """How the run goes. The digest covers all that must not change when a run is resumed; a budget may."""
+    fixed = config.model_dump_json(
+        include={"task", "strategy", "training", "privacy", "session"}, exclude={"privacy": {"budget"}}
+    )
     return settings_of(config, sha256(f"{config.aggregator.seed}\0{fixed}".encode() + roster.digest()).digest())
 
 
 def settings_of(config: AggregatorConfig | FederationConfig, config_digest: bytes) -> RunSettings:
     """How a run of this configuration goes, under a digest of it."""
     privacy, session, transport = config.privacy, config.session, config.transport
+    training = config.training if isinstance(config, AggregatorConfig) else config.training.target
     return RunSettings(
         strategy=strategy_of(config.strategy),
         visibility=Visibility[privacy.visibility.upper()],
@@ -140,7 +143,7 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         cohort_size=privacy.cohort_size,
         kappa=privacy.kappa,
         energy_granularity=Granularity[privacy.energy_granularity.upper()],
-        target_noise=privacy.target_noise,
+        target_noise="dp-sgd" if training.dp.noise_multiplier else "none",
     )
 
 

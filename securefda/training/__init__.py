@@ -11,7 +11,7 @@ from securefda.training.local import (
     train_local,
 )
 from securefda.training.seeds import derive_seed
-from securefda.training.settings import TrainingSettings
+from securefda.training.settings import NoiseSettings, TrainingSettings
 from securefda.training.vectors import (
     LayerTable,
     Vector,
@@ -27,6 +27,7 @@ __all__ = [
     "Evaluation",
     "LayerTable",
     "LocalResult",
+    "NoiseSettings",
     "StepObserver",
     "TrainingSettings",
     "Vector",

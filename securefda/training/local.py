@@ -36,17 +36,20 @@ class LocalResult:
         update: local model minus received model, (m,) float32, finite.
         steps: number of optimizer steps taken.
         samples: number of rows trained on (n of the rules), counted once whatever the epochs.
-        loss: mean loss per row over the round.
+        loss: mean loss per row over the round; None with DP-SGD, where nothing is made of rows but noisy gradients.
         accuracy: over the rows of the last epoch, each as the model stood before the step that used it; in [0, 1].
+            None with DP-SGD.
         learning_rate: the effective one.
+        epsilon: spent of the data set's privacy with this round, all rounds before it included; None without DP-SGD.
     """
 
     update: Vector
     steps: int
     samples: int
-    loss: float
-    accuracy: float
+    loss: float | None
+    accuracy: float | None
     learning_rate: float
+    epsilon: float | None = None
 
     def __repr__(self) -> str:
         # The update is what the protocol hides; it must not reach a log by way of a traceback.

@@ -13,6 +13,29 @@ OPTIMIZERS = ("adam", "sgd")
 
 
 @dataclass(frozen=True, slots=True)
+class NoiseSettings:
+    """DP-SGD: what a step does to the gradients of the rows that it drew.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise over ``max_grad_norm``, > 0.
+        max_grad_norm: the gradient of each row, over all layers, is scaled down to this norm, > 0.
+        ghost_clipping: find the norms without holding every row's gradient: less memory, and a second backward pass.
+
+    Raises:
+        ConfigError: a value outside these bounds; ``key`` is the kebab-case name.
+    """
+
+    noise_multiplier: float
+    max_grad_norm: float = 1.0
+    ghost_clipping: bool = False
+
+    def __post_init__(self) -> None:
+        for key in ("noise_multiplier", "max_grad_norm"):
+            value = getattr(self, key)
+            _require(math.isfinite(value) and value > 0, f"dp.{key.replace('_', '-')}", f"must be above 0, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingSettings:
     """Local training of one round; the target and the sources have their own.
 
@@ -25,6 +48,7 @@ class TrainingSettings:
         momentum: heavy-ball momentum of "sgd" in [0, 1); 0 with "adam".
         weight_decay: L2 penalty added to the gradient, >= 0.
         device: "auto", "cpu", "cuda" or "mps".
+        dp: train by DP-SGD with this noise; None for plain training.
 
     Raises:
         ConfigError: a value outside these bounds; ``key`` is the kebab-case name.
@@ -37,6 +61,7 @@ class TrainingSettings:
     momentum: float = 0.0
     weight_decay: float = 0.0
     device: str = "auto"
+    dp: NoiseSettings | None = None
 
     def __post_init__(self) -> None:
         _require(self.optimizer in OPTIMIZERS, "optimizer", f"{self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
