@@ -96,6 +96,7 @@ class KnownUpdates:
     layers: LayerTable = LAYERS
     sizes: tuple[int, ...] = tuple(int(np.prod(shape)) for _, shape in LAYERS)
     architecture_digest: bytes = architecture_digest(LAYERS)
+    repeatable = True
 
     def __init__(self, index: int, updates: UpdateRule) -> None:
         self._index, self._updates = index, updates
@@ -115,6 +116,8 @@ class KnownUpdates:
         round_number: int,
         factor: float,  # noqa: ARG002 - the interface of a trainer
         *,
+        run_id: str = "",  # noqa: ARG002
+        attempt: int = 0,  # noqa: ARG002
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
     ) -> LocalResult:

@@ -25,6 +25,7 @@ from securefda.federation.endpoints import Address
 from securefda.federation.enrolment import init_federation
 from securefda.federation.sites import SiteSpec
 from securefda.policy import default_policy_text
+from securefda.rounds.composition import make_ledgers
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import RoundLine, Summary
 from securefda.rounds.run_folder import METRICS_FILE, SUMMARY_FILE, RunFolder, replace_file
@@ -62,6 +63,7 @@ def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Repo
     folder = RunFolder(out)
     target, address = config.federation.target, free_address()
     _enrol(config, folder.path / _KITS, address)
+    make_ledgers(config, {site: folder.path / _KITS / site for site in (target, *config.federation.sources)}, seed)
     files = _write_settings(config, folder, address, seed)
     environment = _environment(len(files))
     processes = [_Site.start(site, files[site], folder, target == site, environment) for site in files]

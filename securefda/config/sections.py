@@ -15,6 +15,7 @@ from securefda.settings import OptionalSettingsPath, Settings, SettingsPath
 
 SITE_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 MAX_PORT = 65535
+DEFAULT_DATA_SET = "training-rows"
 
 
 def _site_id(value: str) -> str:
@@ -215,4 +216,4 @@ class ProcessSection(Settings):
     kit: SettingsPath
     out: SettingsPath = Path("run")
     seed: Natural = 0
-    data_set: SiteId = "training-rows"
+    data_set: SiteId = DEFAULT_DATA_SET

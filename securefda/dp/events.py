@@ -16,6 +16,12 @@ GUARANTEE = (
 )
 """Printed with every epsilon: an epsilon without its neighbouring relation says nothing."""
 
+ASSUMPTIONS = (
+    "each row's gradient is clipped before this noise is added, the number of rows is public, no setting was chosen by "
+    "looking at the rows, all training on them is in the ledger, and arithmetic is exact"
+)
+"""Likewise: what an epsilon rests on."""
+
 _RUN_ID = re.compile(r"[!-~]{1,128}")
 _MAX_STEPS = 10**9
 

@@ -146,6 +146,12 @@ class Ledger:
         warning = delta_warning(budget.delta, self._data.samples)
         return Reservation(state.head.count, event, after, max(0.0, after - before), warning, state.head)
 
+    def require(self, event: DpEvent, budget: Budget) -> None:
+        """Refuse where :meth:`reserve` would refuse ``event``, and charge nothing. Errors as there."""
+        before, after = _before_and_after(self.events(), event, budget)
+        if after > budget.epsilon:
+            raise self._exhausted(event, budget, before, after)
+
     def commit(self, reservation: Reservation, *, steps: int, now: int) -> Head:
         """Write that a round is over; what it was charged stays, also where it took fewer steps.
 

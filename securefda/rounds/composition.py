@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -22,8 +23,12 @@ from securefda.config import (
     strategy_of,
     training_settings,
 )
+from securefda.config.sections import DEFAULT_DATA_SET, ProcessSection, TrainingSection
+from securefda.dp.events import Budget
+from securefda.dp.ledger import Ledger
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.policy import SourcePolicy, check_header, check_metadata, check_task, require_satisfiable
+from securefda.policy import SourcePolicy, check_header, check_metadata, check_task, check_training, require_satisfiable
+from securefda.rounds.accounts import PrivacyAccount, data_set_of, ledger_file, require_unledgered
 from securefda.rounds.records import RoundLine, RunStatus, Summary, summarise
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import ByteCounts, RunSettings, TargetSite
@@ -60,9 +65,13 @@ class Member:
 
 def task_of(section: TaskSection, roster: Roster, seed: int) -> Task:
     """The site's own instance of the task; ``seed`` is the run's and must be equal at every site."""
+    return _task(section, roster.target.site_id, tuple(entry.site_id for entry in roster.sources), seed)
+
+
+def _task(section: TaskSection, target: str, sources: tuple[str, ...], seed: int) -> Task:
     settings = TaskSettings(
-        target=roster.target.site_id,
-        sources=tuple(entry.site_id for entry in roster.sources),
+        target=target,
+        sources=sources,
         seed=seed,
         data_dir=section.data_dir,
         options=section.options,
@@ -99,19 +108,73 @@ def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], 
     """
     seed, site_id = config.aggregator.seed, member.site_id
     task = task_of(config.task, member.roster, seed)
-    rule, training = strategy_of(config.strategy).rule, training_settings(config.training)
+    rule = strategy_of(config.strategy).rule
     data, test_data = _target_rows(task, site_id, rule)
     if rule.adapts:
-        require_steps(site_id, len(data), training)
+        require_steps(site_id, len(data), training_settings(config.training))
+    trainer, notes = _trainer(config.aggregator, config.training, member, task, data, budget=target_budget(config))
     return TargetSite(
         signer=member.signer,
         roster=member.roster,
-        trainer=SiteTrainer(task, site_id, data, training, seed),
+        trainer=trainer,
         test_data=test_data,
         random_bytes=os.urandom,
         clock=time.monotonic,
         traffic=traffic,
+        notes=notes,
     )
+
+
+def target_budget(config: AggregatorConfig | FederationConfig) -> Budget:
+    """What the target's rows may cost; its settings are its policy."""
+    budget = config.privacy.budget
+    return Budget(budget.target_epsilon, budget.target_delta, budget.accountant)
+
+
+def _trainer(
+    process: ProcessSection, training: TrainingSection, member: Member, task: Task, rows: Samples, *, budget: Budget
+) -> tuple[SiteTrainer, tuple[str, ...]]:
+    """What trains at a site, and what its operator should know of it.
+
+    Raises:
+        LedgerError, BudgetExhausted, ConfigError: training with noise is not paid for.
+    """
+    settings, file = training_settings(training), ledger_file(process.kit, process.data_set)
+    if settings.dp is None:
+        require_unledgered(file, process.data_set)
+        return SiteTrainer(task, member.site_id, rows, settings, process.seed), ()
+    from securefda.rounds.private_site import PrivateTrainer  # noqa: PLC0415 - it imports Opacus
+
+    data = data_set_of(member.site_id, process.data_set, rows)
+    account = PrivacyAccount(Ledger(file, data), data, budget)
+    trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account)
+    round_ahead = trainer.event("the-next", 1, 0)
+    account.require(round_ahead, member.signing_key.public_key().public_bytes_raw())
+    return trainer, tuple(account.lines(round_ahead))
+
+
+def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) -> None:
+    """Make the ledgers that a federation on this machine lacks; where sites are apart, each makes its own.
+
+    Args:
+        config: the federation.
+        kits: site id -> the folder that stands for its kit.
+        seed: of the run.
+
+    Raises:
+        LedgerError, ConfigError, DataError: a ledger cannot be made, or the task or its rows are unfit.
+    """
+    target, sources = config.federation.target, config.federation.sources
+    for site in (target, *sources):
+        training = config.training.target if site == target else config.training.source
+        file = ledger_file(kits[site], DEFAULT_DATA_SET)
+        if not training.dp.noise_multiplier or file.exists():
+            continue
+        task = _task(config.task, target, sources, seed)
+        rule = strategy_of(config.strategy).rule
+        rows = _target_rows(task, site, rule)[0] if site == target else training_rows(task, site)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Ledger.create(file, data_set_of(site, DEFAULT_DATA_SET, rows), now=int(time.time()))
 
 
 def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
@@ -182,21 +245,28 @@ def source_site(config: SourceConfig, policy: SourcePolicy, member: Member, stor
         )
     require_satisfiable(policy, site_id, [entry.site_id for entry in member.roster.sources])
     check_task(policy, config.task.factory)
+    check_training(policy, config.training.dp.noise_multiplier, config.training.dp.max_grad_norm)
     task = task_of(config.task, member.roster, seed)
     data = training_rows(task, site_id)
     _require_room_for(len(data), policy)
     limits = policy.session_limits(member.roster)
+    trainer, notes = _trainer(config.source, config.training, member, task, data, budget=policy.dp.budget)
     return SourceSite(
         signer=member.signer,
         roster=member.roster,
         limits=limits,
         check_policy=partial(check_header, policy, own_index=member.index, limits=limits),
         check_update=partial(check_metadata, policy),
-        permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
-        trainer=SiteTrainer(task, site_id, data, training_settings(config.training), seed),
+        permits=Permits(
+            policy.visibility,
+            frozenset(policy.metadata.may_leave),
+            metrics=config.training.dp.noise_multiplier == 0,
+        ),
+        trainer=trainer,
         store=store,
         random_bytes=os.urandom,
         software_version=__version__,
+        notes=notes,
     )
 
 

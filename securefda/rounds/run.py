@@ -146,14 +146,25 @@ class AggregatorRun:
         self._reporter.note(f"resuming after round {max(recorded)}" if recorded else "resuming before any round ended")
         if position.round == 0 or position.round in recorded:
             return self._begin_round(position.round + 1)
-        if position.released or position.attempt >= self._settings.attempts:
+        if position.released or position.attempt >= self._settings.attempts or self._would_differ(position):
             return self._give_up_interrupted(position)
         return self._begin_round(position.round, position.attempt)
 
+    def _would_differ(self, position: Position) -> bool:
+        """Whether the target would train to another g_T: sources take no second header of a round that asks for more.
+
+        With DP-SGD it would differ by fresh noise, and be one release more than was paid for.
+        """
+        if self._site.trainer.repeatable or position.attempt == 0:
+            return False
+        return round_plan(
+            self._settings.strategy, position.round, last_errors(self._store.records())
+        ).uses_target_statistics
+
     def _give_up_interrupted(self, position: Position) -> list[Send]:
-        """Updates of the round may have left sources, or no attempt is left: it is lost, and the next one begins."""
+        """Updates of the round may have left, or it cannot be tried again: it is lost, and the next one begins."""
         current = self._enter_round(position.round, position.attempt)
-        self._reporter.note(f"round {current.number} was interrupted after its updates could leave; it is lost")
+        self._reporter.note(f"round {current.number} was interrupted and cannot be taken up again; it is lost")
         self._write_lost(current, ())
         return self._end_round()
 
@@ -237,6 +248,7 @@ class AggregatorRun:
         self._train_target(current)
         current.attempt += 1
         current.levels = dict(plan.levels)
+        current.metrics = self._attendance.all_hand_in_metrics(plan.participants)
         self._store.begin_attempt(current.number, current.attempt)
         header = self._header(current, plan)
         self._account_for_target(current, header.body)
@@ -272,6 +284,7 @@ class AggregatorRun:
             target=current.target,
             model=self.model,
             session=plan,
+            metrics=current.metrics,
         )
 
     def _train_target(self, current: CurrentRound) -> None:
@@ -279,7 +292,14 @@ class AggregatorRun:
         if current.trained:
             return
         began = self._site.clock()
-        current.target = train_target(self._site.trainer, self.model, current.number, current.plan)
+        current.target = train_target(
+            self._site.trainer,
+            self.model,
+            current.number,
+            current.plan,
+            run_id=self.run_id,
+            attempt=current.attempt + 1,
+        )
         current.trained = True
         current.spent("train_target", self._site.clock() - began)
 

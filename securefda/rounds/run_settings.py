@@ -20,7 +20,7 @@ ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class TargetSite:
-    """Everything of the target that stays the same during a run."""
+    """Everything of the target that stays the same during a run; ``notes`` are for its operator, before it begins."""
 
     signer: Signer
     roster: Roster
@@ -30,6 +30,7 @@ class TargetSite:
     clock: Callable[[], float]
     traffic: Callable[[], ByteCounts]
     unix_time: Callable[[], float] = time.time
+    notes: tuple[str, ...] = ()
 
     @property
     def sources(self) -> frozenset[int]:

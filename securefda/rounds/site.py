@@ -33,6 +33,7 @@ class Trainer(Protocol):
     layers: LayerTable
     sizes: tuple[int, ...]
     architecture_digest: bytes
+    repeatable: bool
 
     @property
     def n_params(self) -> int:
@@ -47,10 +48,12 @@ class Trainer(Protocol):
         round_number: int,
         factor: float,
         *,
+        run_id: str = "",
+        attempt: int = 0,
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
     ) -> LocalResult:
-        """Train one round from ``received``, float32 (m,)."""
+        """Train one round from ``received``, float32 (m,). A ledger, where there is one, is told run and attempt."""
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
         """Loss and metrics of a model, float32 (m,), over ``data``."""
@@ -58,6 +61,8 @@ class Trainer(Protocol):
 
 class SiteTrainer:
     """Trains at one site. The rows are read once; what is computed depends on (seed, site, round) alone.
+
+    ``repeatable`` says whether training the same again gives the same to the last bit; a GPU does not promise that.
 
     Args:
         task: the site's instance of the task.
@@ -77,7 +82,8 @@ class SiteTrainer:
         self._data = data
         self._settings = settings
         self._seed = seed
-        choose_device(settings.device)  # now, and not in the first round that trains here
+        device = choose_device(settings.device)  # now, and not in the first round that trains here
+        self.repeatable = device.type == "cpu"
         self._model = build_model(task, derive_seed(seed, "model"))
         self.layers = layer_table(self._model)
         self.sizes = layer_sizes(self.layers)
@@ -107,6 +113,8 @@ class SiteTrainer:
         round_number: int,
         factor: float,
         *,
+        run_id: str = "",  # noqa: ARG002 - nothing is charged for plain training
+        attempt: int = 0,  # noqa: ARG002
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
     ) -> LocalResult:

@@ -12,6 +12,7 @@ from typing import Any
 
 from securefda.adaptation import Contribution
 from securefda.errors import (
+    BudgetExhausted,
     ConfigError,
     FaultyAggregatorError,
     PolicyRefusal,
@@ -19,6 +20,7 @@ from securefda.errors import (
     SecureFdaError,
     TrainingError,
 )
+from securefda.policy.verdict import check_metrics
 from securefda.rounds.attempts import name_of
 from securefda.rounds.energies import apply_caps, row_of
 from securefda.rounds.patience import Patience
@@ -29,6 +31,7 @@ from securefda.rounds.site import vector_to_wire
 from securefda.rounds.source_site import Permits, SourceSite, site_line
 from securefda.rounds.tail import Figures
 from securefda.rounds.terms import (
+    Metrics,
     aligned_update,
     checked_vectors,
     clip_contribution,
@@ -36,6 +39,7 @@ from securefda.rounds.terms import (
     encode_contribution,
     error_units_of,
     figures_of,
+    metrics_of,
     plan_of,
     require_few_at_the_clip,
     weight_of,
@@ -132,8 +136,8 @@ class SourceRounds:
     def join(self) -> Parcel:
         """The first message to an aggregator: who I am and which architecture I built."""
         self._process.require_original()
-        site = self._site
-        body = Join(site.trainer.architecture_digest, site.software_version, site.permits.visibility)
+        site, permits = self._site, self._site.permits
+        body = Join(site.trainer.architecture_digest, site.software_version, permits.visibility, permits.metrics)
         return Parcel(site.signer.sign(NO_SESSION, NO_CONTEXT, body))
 
     def vector_bytes(self) -> int:
@@ -174,8 +178,7 @@ class SourceRounds:
             self._process.require_original()  # code of the task may have forked on the way here
             self._drop_round()
             self.failure = error
-            unfit = isinstance(error, (TrainingError, ConfigError))
-            return [self._refuse(parcel, "TRAINING" if unfit else "STORAGE")]
+            return [self._refuse(parcel, _word_for(error))]
 
     def expire(self) -> list[Parcel]:
         """The deadline passed without a message: the session is dead, and the aggregator is told so."""
@@ -212,6 +215,7 @@ class SourceRounds:
         if site.signer.index not in body.participants:
             raise FaultyAggregatorError("HEADER_PARTICIPANTS", "it does not name this site")
         site.check_policy(body)  # first, so that what the policy forbids is refused by its key
+        check_metrics(body, handed_in=site.permits.metrics)
         history = site.store.history(header.envelope.session_id, body.run_id, body.round)
         check_header(
             header,
@@ -228,15 +232,16 @@ class SourceRounds:
         self._drop_round()
         site.store.accept_header(header)
         self._reporter.round_started(body.round, level.label, body.rule.rule)
-        result = site.trainer.train(model, body.round, body.rule.learning_rate_factor)
-        record = site_line(body, level, result)
+        result = site.trainer.train(
+            model, body.round, body.rule.learning_rate_factor, run_id=body.run_id.hex(), attempt=body.attempt
+        )
+        record, metrics = site_line(body, level, result), metrics_of(body, result)
         if level is Visibility.INDIVIDUAL:
-            return self._release_in_clear(header, result, record)
-        weight, accuracy = weight_of(body, result.samples), result.accuracy
+            return self._release_in_clear(header, result, record, metrics)
+        weight = weight_of(body, result.samples)
         contribution = contribution_at_source(body, level, target_update, aligned_update(body, result))
         del result  # a vector of the model's length less, while the contribution is at work
-        figures = figures_of(contribution, weight, loss=record["loss"], accuracy=accuracy)
-        return self._open_session(header, contribution, figures, record)
+        return self._open_session(header, contribution, figures_of(contribution, weight, metrics), record)
 
     def _open_session(
         self, header: Signed[Header], contribution: Contribution, figures: Figures, record: SiteLine
@@ -252,17 +257,20 @@ class SourceRounds:
         self._round = _Round(header, phase, record, contribution, figures)
         return [Parcel(advertise)]
 
-    def _release_in_clear(self, header: Signed[Header], result: LocalResult, record: SiteLine) -> list[Parcel]:
-        site, may_leave = self._site, self._site.permits.may_leave
+    def _release_in_clear(
+        self, header: Signed[Header], result: LocalResult, record: SiteLine, metrics: Metrics | None
+    ) -> list[Parcel]:
+        site, permits = self._site, self._site.permits
         vector = vector_to_wire(aligned_update(header.body, result))
         body = Update(
             sha256(vector).digest(),
             len(vector),
             result.samples,
-            loss=result.loss if "loss" in may_leave else None,
-            accuracy=result.accuracy if "accuracy" in may_leave else None,
+            loss=metrics.loss if metrics and "loss" in permits.may_leave else None,
+            accuracy=metrics.accuracy if metrics and "accuracy" in permits.may_leave else None,
         )
         site.check_update(body)
+        check_metrics(header.body, handed_in=permits.metrics, update=body)
         site.store.burn_fuse(header.body.run_id, header.body.round)
         self._round = _Round(header, _AwaitingClearResult(header), record)
         return [Parcel(site.signer.sign(header.envelope.session_id, header.digest(), body), (vector,))]
@@ -420,3 +428,10 @@ class SourceRounds:
     def _name(self, index: int) -> str:
         entries = self._site.roster.entries
         return entries[index].site_id if 0 <= index < len(entries) else f"index {index}"
+
+
+def _word_for(error: SecureFdaError) -> str:
+    """What the aggregator hears of an error that is this site's own."""
+    if isinstance(error, BudgetExhausted):
+        return "dp.target-epsilon"
+    return "TRAINING" if isinstance(error, (TrainingError, ConfigError)) else "STORAGE"

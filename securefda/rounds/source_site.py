@@ -23,15 +23,18 @@ class Permits:
     Attributes:
         visibility: the most that the aggregator may see; the first message says so.
         may_leave: which of ``loss`` and ``accuracy`` go in clear beside an update at ``individual``.
+        metrics: whether loss and accuracy leave at all, be it inside a sum; the first message says so. False where the
+            site trains with DP-SGD: noise protects gradients and not these.
     """
 
     visibility: Visibility
     may_leave: frozenset[str] = frozenset()
+    metrics: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSite:
-    """Everything of a source that stays the same during a run."""
+    """Everything of a source that stays the same during a run; ``notes`` are for its operator, before it begins."""
 
     signer: Signer
     roster: Roster
@@ -44,6 +47,7 @@ class SourceSite:
     random_bytes: RandomBytes
     software_version: str
     unix_time: Callable[[], float] = time.time
+    notes: tuple[str, ...] = ()
 
 
 def site_line(header: Header, level: Visibility, result: LocalResult) -> SiteLine:

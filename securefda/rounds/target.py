@@ -31,10 +31,13 @@ class TargetRound:
     step_updates: Any
 
 
-def train_target(trainer: Trainer, model: Vector, round_number: int, plan: RoundPlan) -> TargetRound | None:
+def train_target(
+    trainer: Trainer, model: Vector, round_number: int, plan: RoundPlan, *, run_id: str = "", attempt: int = 0
+) -> TargetRound | None:
     """Train the target for a round, or return None where the round's rule uses nothing of it.
 
-    Memory is O(m), but for a rule that needs every single step: that takes B vectors more.
+    Memory is O(m), but for a rule that needs every single step: that takes B vectors more. A ledger, where the target
+    has one, is told run and attempt.
 
     Raises:
         TrainingError: fewer than two steps where the rule estimates a variance, or a loss that is not finite.
@@ -42,7 +45,7 @@ def train_target(trainer: Trainer, model: Vector, round_number: int, plan: Round
     if plan.rule is Rule.SOURCE_ONLY and not plan.select:
         return None
     if not plan.uses_target_statistics:
-        result = trainer.train(model, round_number, plan.learning_rate_factor)
+        result = trainer.train(model, round_number, plan.learning_rate_factor, run_id=run_id, attempt=attempt)
         return TargetRound(result, None, None)
     running = StepStatistics(trainer.n_params)
     kept: list[Vector] = []
@@ -53,7 +56,13 @@ def train_target(trainer: Trainer, model: Vector, round_number: int, plan: Round
             kept.append(step.copy())
 
     result = trainer.train(
-        model, round_number, plan.learning_rate_factor, fewest_steps=FEWEST_TARGET_STEPS, on_step=observe
+        model,
+        round_number,
+        plan.learning_rate_factor,
+        run_id=run_id,
+        attempt=attempt,
+        fewest_steps=FEWEST_TARGET_STEPS,
+        on_step=observe,
     )
     try:
         statistics = running.finish()

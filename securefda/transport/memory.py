@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig, site_policy
 from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.rounds.accounts import TERMS
 from securefda.rounds.attempts import Send
-from securefda.rounds.composition import Member, run_settings, source_site, summary_of, target_site
+from securefda.rounds.composition import Member, make_ledgers, run_settings, source_site, summary_of, target_site
 from securefda.rounds.progress import Reporter
 from securefda.rounds.recording import RecordingReporter, model_file
 from securefda.rounds.records import SiteLine, Summary, refused_line
 from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_folder import RunFolder
+from securefda.rounds.run_folder import SITES_FOLDER, RunFolder
 from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Body, Header, Parcel, Signed
@@ -154,6 +155,9 @@ def simulate(
         run = federation.aggregator(recording, meter)
         recording.model_bytes = lambda: model_file(run.layers, run.model)
         sources = {entry.index: federation.source(entry.site_id) for entry in federation.roster.sources}
+        training = config.training
+        if training.target.dp.noise_multiplier or training.source.dp.noise_multiplier:
+            reporter.note(TERMS)
         network = MemoryNetwork(run, sources, {federation.roster.target.index: meter}, delivers)
         try:
             network.run()
@@ -182,8 +186,11 @@ class _Federation:
     @classmethod
     def of(cls, config: FederationConfig, folder: RunFolder, seed: int, reporter: Reporter, stores: ExitStack) -> Self:
         roster, keys = _throwaway_roster(config)
+        target = config.federation.target
+        sites = folder.path / SITES_FOLDER
+        make_ledgers(config, {site: sites / site for site in (target, *config.federation.sources)}, seed)
         settings = AggregatorConfig(
-            aggregator=ProcessSection(kit=folder.path, out=folder.path, seed=seed),
+            aggregator=ProcessSection(kit=sites / target, out=folder.path, seed=seed),
             task=config.task,
             strategy=config.strategy,
             training=config.training.target,
@@ -196,6 +203,7 @@ class _Federation:
 
     def aggregator(self, recording: RecordingReporter, meter: TrafficMeter) -> AggregatorRun:
         site = target_site(self.settings, self._member(self.config.federation.target), meter.counts)
+        self._show(self.config.federation.target, site.notes)
         return AggregatorRun(site, run_settings(self.settings, self.roster), self.store, recording)
 
     def summary(self, run: AggregatorRun, error: BaseException | None) -> Summary:
@@ -204,14 +212,19 @@ class _Federation:
     def source(self, site_id: str) -> SourceRounds:
         config = self.config
         settings = SourceConfig(
-            source=self.settings.aggregator,
+            source=self.settings.aggregator.model_copy(update={"kit": self.folder.site(site_id)}),
             task=config.task,
             training=config.training.source,
             transport=config.transport,
         )
         store = self.stores.enter_context(closing(SourceStore(self.folder.site(site_id) / "state.sqlite")))
         site = source_site(settings, site_policy(config, site_id), self._member(site_id), store)
+        self._show(site_id, site.notes)
         return SourceRounds(site, _SiteRecorder(self.folder, site_id, self.reporter))
+
+    def _show(self, site_id: str, notes: Iterable[str]) -> None:
+        for note in notes:
+            self.reporter.note(f"{site_id}: {note}")
 
     def _member(self, site_id: str) -> Member:
         return Member(self.roster, site_id, self.keys[site_id], encode)

@@ -11,6 +11,7 @@ from typing import cast
 from securefda.config import AggregatorConfig
 from securefda.federation.kit import Kit, load_kit, use_kit
 from securefda.heap import map_large_blocks
+from securefda.rounds.accounts import TERMS
 from securefda.rounds.composition import Member, run_settings, summary_of, target_site
 from securefda.rounds.progress import Reporter
 from securefda.rounds.recording import RecordingReporter, model_file
@@ -41,6 +42,8 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
     meter = TrafficMeter()
     site, settings = target_site(config, member, meter.counts), run_settings(config, kit.roster)
+    for note in (*site.notes, *([TERMS] if site.notes else [])):
+        reporter.note(note)
     folder = RunFolder(config.aggregator.out)
     with closing(AggregatorStore(folder.path / STATE_FILE)) as store:
         recording = RecordingReporter(folder, reporter)

@@ -11,6 +11,7 @@ from securefda.errors import PolicyRefusal, RunEnded, SecureFdaError
 from securefda.federation.kit import Kit, load_kit, use_kit
 from securefda.heap import map_large_blocks
 from securefda.policy import load_signed_policy
+from securefda.rounds.accounts import TERMS
 from securefda.rounds.composition import Member, source_site
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import SiteLine, refused_line
@@ -45,7 +46,10 @@ def main(config: SourceConfig, reporter: Reporter) -> None:
     store = SourceStore(config.source.out / STATE_FILE)
     try:
         shown = _SourceReporter(kit.site_id, config.source.out, reporter)
-        rounds = SourceRounds(source_site(config, policy, member, store), shown)
+        site = source_site(config, policy, member, store)
+        for note in (*site.notes, *([TERMS] if site.notes else [])):
+            reporter.note(note)
+        rounds = SourceRounds(site, shown)
         run_until_told(_Service(config, kit, rounds, reporter).serve())
         _raise_outcome(rounds, shown)
     finally:

@@ -31,8 +31,8 @@ class Fixed(SiteTrainer):
         round_number: int,
         factor: float,
         *,
-        fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
+        **_options: Any,
     ) -> LocalResult:
         result = super().train(received, round_number, factor)
         for _ in range(STEPS if on_step else 0):

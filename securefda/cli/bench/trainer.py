@@ -23,6 +23,7 @@ class RandomTrainer:
     def __init__(self, site_id: str, params: int) -> None:
         self.layers: LayerTable = (("parameters", (params,)),)
         self.sizes: tuple[int, ...] = (params,)
+        self.repeatable = True
         self.architecture_digest = architecture_digest(self.layers)
         self._update = update_of(site_id, params)
 
@@ -41,11 +42,13 @@ class RandomTrainer:
         round_number: int,
         factor: float,
         *,
+        run_id: str = "",
+        attempt: int = 0,
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
     ) -> LocalResult:
         """The update, at no cost."""
-        del received, round_number, factor, fewest_steps, on_step
+        del received, round_number, factor, run_id, attempt, fewest_steps, on_step
         return LocalResult(self._update, steps=1, samples=SAMPLES, loss=0.0, accuracy=0.0, learning_rate=1.0)
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:

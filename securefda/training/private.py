@@ -1,0 +1,259 @@
+"""One round of training at one site by DP-SGD (Abadi et al. 2016). Import it where it is needed: it imports Opacus.
+
+Opacus computes and clips the gradient of each row. What it is given here instead of its own: noise
+(:mod:`securefda.dp.noise_optimizer`), the rows of each step (:mod:`securefda.dp.sampling`), and a loss that is taken
+row by row, so that no row has a part in another's gradient.
+
+Everything that comes out of a round is computed from noisy gradients, the step count and the number of rows. There is
+no training loss and no training accuracy.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from opacus import PrivacyEngine
+from opacus.validators import ModuleValidator
+from opacus.validators.errors import UnsupportedModuleError
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from securefda.dp.noise import NoiseSource
+from securefda.dp.noise_optimizer import take_noise_from
+from securefda.dp.planning import Schedule
+from securefda.dp.sampling import draw_rows
+from securefda.errors import ConfigError, TrainingError
+from securefda.tasks import Samples, Task, task_code
+from securefda.training.device import choose_device
+from securefda.training.local import LocalResult, StepObserver, require_steps
+from securefda.training.seeds import derive_seed, seeded_torch
+from securefda.training.settings import NoiseSettings, TrainingSettings
+from securefda.training.vectors import FlatModel, Vector
+
+_MEND = "a gradient was not finite, which noise does not hide; look at the site's data, or lower the learning rate"
+_INSTEAD = {
+    "BatchNorm": "torch.nn.GroupNorm",
+    "InstanceNorm": "torch.nn.GroupNorm",
+    "LSTM": "opacus.layers.DPLSTM",
+    "GRU": "opacus.layers.DPGRU",
+    "RNN": "opacus.layers.DPRNN",
+    "MultiheadAttention": "opacus.layers.DPMultiheadAttention",
+}
+"""Start of a layer's class that mixes rows, or that hides its parameters from Opacus -> what to use in its place."""
+
+RandomBytes = Callable[[int], bytes]
+
+
+def schedule_of(settings: TrainingSettings, samples: int, rounds: int = 1) -> Schedule:
+    """Return how often a site's rows are used: what a round is charged by.
+
+    Raises:
+        ConfigError: ``training.batch-size`` is larger than the data.
+    """
+    if settings.batch_size > samples:
+        why = f"{settings.batch_size} is larger than the data, which have {samples} rows"
+        raise ConfigError("training.batch-size", why, hint=f"set it to {samples} or less")
+    return Schedule(samples, settings.batch_size, settings.epochs, rounds)
+
+
+def train_private(
+    task: Task,
+    model: nn.Module,
+    received: Vector,
+    data: Samples,
+    *,
+    settings: TrainingSettings,
+    seed: int,
+    site: str,
+    fewest_steps: int = 1,
+    on_step: StepObserver | None = None,
+    random_bytes: RandomBytes = os.urandom,
+) -> LocalResult:
+    """Train from the received model on one site's rows for one round, as ``train_local`` does, by DP-SGD.
+
+    Each step draws every row with probability 1 / (batches of an epoch), scales each row's gradient down to
+    ``settings.dp.max_grad_norm`` over all layers, adds noise, and divides by the expected number of rows. Two calls
+    with the same arguments give different updates. Memory: with per-sample gradients as many vectors of length m as
+    a step drew rows; with ghost clipping none of that kind.
+
+    Args:
+        task: gives the loss; it is taken of each row by itself (``torch.func.vmap``).
+        model: as for ``train_local``; rows must not mix in it, see :func:`require_separate_rows`.
+        received: the global model, (m,) float32; not changed.
+        data: the site's training rows.
+        settings: how to train; ``dp`` is set.
+        seed: of this site in this round: for layers that draw (dropout), never for noise or for which rows a step has.
+        site: site id, for messages.
+        fewest_steps: refuse to train with fewer.
+        on_step: called after each step, in order, with what noise has touched already.
+        random_bytes: where noise and the rows of each step come from; anything but ``os.urandom`` is for tests.
+
+    Returns:
+        The update; loss and accuracy are None.
+
+    Raises:
+        TrainingError: too few steps, a layer that DP-SGD cannot train, a gradient that is not finite.
+        ConfigError: the batch is larger than the data.
+        DataError: the task's own code, or torch on its behalf, fails.
+    """
+    if settings.dp is None:
+        raise ValueError("train_private needs settings with dp")
+    schedule = schedule_of(settings, len(data))
+    require_steps(site, len(data), settings, fewest_steps)
+    device = choose_device(settings.device)
+    flat = FlatModel(model, received, device)
+    flat.release_gradient()
+    flat.model.train()
+    with (
+        seeded_torch(derive_seed(seed, "layers"), device),
+        _steps_of(task, flat.model, data, settings, random_bytes) as step,
+        task_code(type(task), "training"),
+    ):
+        before = flat.values.clone() if on_step is not None else None
+        for _ in range(schedule.steps_per_round):
+            step(torch.from_numpy(draw_rows(len(data), schedule.sampling_rate, random_bytes)).to(device))
+            if on_step is not None and before is not None:
+                on_step(torch.sub(flat.values, before).cpu().numpy())
+                before.copy_(flat.values)
+    update: Vector = flat.values.cpu().numpy() - received
+    if not np.isfinite(update).all():
+        raise TrainingError(f"{site}: the update is not finite", hint="lower training.learning-rate")
+    return LocalResult(update, schedule.steps_per_round, len(data), None, None, settings.learning_rate)
+
+
+def require_separate_rows(task: Task, model: nn.Module, data: Samples) -> None:
+    """Refuse, before the first round, what DP-SGD cannot train: its bound holds for rows that do not mix.
+
+    Layers that Opacus knows are refused by name. Of any other, rows of the site tell: what the model says of one row
+    must not change with the rows beside it.
+
+    Raises:
+        TrainingError: names the layer and what to use instead.
+        DataError: the task's own code fails.
+    """
+    faults = ModuleValidator.validate(model, strict=False)
+    if faults:
+        raise _unfit(model, faults[0])
+    rows = data.features[:3]
+    if len(rows) == 1:  # it has nothing beside it
+        return
+    beside_others = torch.cat([rows[:1], rows[1:].flip(0) + 1])
+    model.train()
+    among, beside = (_first_output(task, model, batch) for batch in (rows, beside_others))
+    if not torch.allclose(among, beside, rtol=1e-4, atol=1e-5):
+        raise TrainingError(
+            f"model {type(model).__name__}: what it says of a row depends on the rows beside it, so that no row's "
+            "gradient bounds what the row changes",
+            hint="use layers that treat each row by itself; torch.nn.GroupNorm instead of a norm over the batch",
+        )
+
+
+def _first_output(task: Task, model: nn.Module, batch: Tensor) -> Tensor:
+    with seeded_torch(0, torch.device("cpu")), torch.no_grad(), task_code(type(task), "the model"):
+        first: Tensor = model(batch)[0]
+    return first
+
+
+class _RowLoss(nn.Module):
+    """A task's loss of each row by itself, (batch,); Opacus sets ``reduction``."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.reduction = "mean"
+        self._of_rows = torch.func.vmap(lambda output, label: task.loss(output[None], label[None]))
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        losses: Tensor = self._of_rows(outputs, labels)
+        return losses if self.reduction == "none" else losses.mean()
+
+
+@contextmanager
+def _steps_of(
+    task: Task, model: nn.Module, data: Samples, settings: TrainingSettings, random_bytes: RandomBytes
+) -> Iterator[Callable[[Tensor], None]]:
+    """Yield what takes a step on the rows it is given; Opacus' hooks are on the model for as long as the block."""
+    dp = settings.dp
+    if dp is None:
+        raise ValueError("no dp")
+    device = next(model.parameters()).device
+    features, labels = data.features.to(device), data.labels.to(device)
+    with _quiet():
+        wrapped, optimizer, row_loss = _made_private(task, model, data, settings, dp)
+    take_noise_from(NoiseSource(random_bytes), optimizer)
+
+    def step(rows: Tensor) -> None:
+        optimizer.zero_grad()
+        # A step that drew no row still has its noise. Opacus' layers take no empty batch: a row times zero is one.
+        drawn, weight = (rows, 1.0) if len(rows) else (torch.zeros(1, dtype=torch.long, device=device), 0.0)
+        loss = row_loss(wrapped(features[drawn]), labels[drawn])
+        (loss * weight).backward()
+        try:
+            optimizer.step()
+        except ValueError as error:  # of the noise, or of Opacus where a layer has no gradient
+            raise TrainingError(f"training stopped at a step: {error}", hint=_MEND) from None
+
+    try:
+        with _quiet():
+            yield step
+    finally:
+        wrapped.cleanup()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without two warnings: that Opacus' own noise is not from a CSPRNG, and that inputs need no gradient."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Secure RNG turned off", category=UserWarning)
+        warnings.filterwarnings("ignore", message="Full backward hook is firing", category=UserWarning)
+        yield
+
+
+def _made_private(
+    task: Task, model: nn.Module, data: Samples, settings: TrainingSettings, dp: NoiseSettings
+) -> tuple[Any, Any, Callable[[Tensor, Tensor], Any]]:
+    """Opacus' model, optimizer and loss. Its loader and its accountant are not used: rows and epsilon come from us."""
+    row_loss = _RowLoss(task)
+    loader = DataLoader(TensorDataset(data.features, data.labels), batch_size=settings.batch_size)
+    try:
+        private = PrivacyEngine().make_private(
+            module=model,
+            optimizer=_torch_optimizer(model, settings),
+            criterion=row_loss,
+            data_loader=loader,
+            noise_multiplier=dp.noise_multiplier,
+            max_grad_norm=dp.max_grad_norm,
+            poisson_sampling=False,
+            grad_sample_mode="ghost" if dp.ghost_clipping else "hooks",
+        )
+    except (UnsupportedModuleError, NotImplementedError) as error:
+        raise _unfit(model, error) from error
+    wrapped, optimizer = private[0], private[1]
+    return wrapped, optimizer, private[2] if dp.ghost_clipping else row_loss
+
+
+def _torch_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+    return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=settings.momentum)
+
+
+def _unfit(model: nn.Module, error: Exception) -> TrainingError:
+    """The first layer that is in the way, and what to use instead."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        instead = next((use for start, use in _INSTEAD.items() if kind.startswith(start)), None)
+        if instead and ModuleValidator.validate(module, strict=False):
+            return TrainingError(
+                f"model {type(model).__name__}: layer {name or '(the model)'} is {kind}, which DP-SGD cannot train",
+                hint=f"use {instead} instead",
+            )
+    words = " ".join(str(error).split())
+    return TrainingError(f"model {type(model).__name__}: DP-SGD cannot train it", hint=f"Opacus says: {words[:300]}")
