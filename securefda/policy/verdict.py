@@ -25,6 +25,7 @@ _MENDS = {
     "limits.learning-rate-max": "lower the target's learning rate",
     "limits.training-deadline-s-max": "lower transport.training-deadline-s at the aggregator",
     "limits.phase-deadline-s-max": "lower transport.phase-deadline-s at the aggregator",
+    "dp.metrics": "ask the aggregator's operator: this site's Join said that it has none to give",
     "release.max-attempts": "lower session.attempts at the aggregator",
     "release.max-rounds": "lower strategy.rounds at the aggregator",
 }
@@ -82,6 +83,25 @@ def check_metadata(policy: SourcePolicy, update: Update) -> None:
     for name, value in carried.items():
         if value is not None and name not in allowed:
             raise _refusal("metadata.may-leave", name, ", ".join(allowed) or "none")
+
+
+def check_metrics(header: Header, *, handed_in: bool, update: Update | None = None) -> None:
+    """Accept a header, and an update in clear under it, by which no loss or accuracy leaves that must stay.
+
+    Args:
+        header: of the attempt.
+        handed_in: whether this site hands in loss and accuracy at all, as its Join said; with DP-SGD it does not.
+        update: what is about to leave, if it is an update in clear.
+
+    Raises:
+        PolicyRefusal: ``dp.metrics``, the header asks for what this site does not hand in, or the update carries what
+            the header does not ask for.
+    """
+    if header.metrics and not handed_in:
+        raise _refusal("dp.metrics", "loss and accuracy", "neither, since noise protects what leaves this site")
+    carries = update is not None and (update.loss is not None or update.accuracy is not None)
+    if carries and not header.metrics:
+        raise _refusal("dp.metrics", "loss or accuracy beside an update", "neither, since the header has no metrics")
 
 
 def rules_that_publish_the_target(policy: SourcePolicy) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ class Attendance:
 
     def __init__(self, site: TargetSite, software_version: str, reporter: Reporter) -> None:
         self._site, self._version, self._reporter = site, software_version, reporter
-        self._joined: dict[int, Visibility] = {}
+        self._joined: dict[int, Join] = {}
         self._why: dict[int, str] = {}
         self.present: set[int] = set()
 
@@ -45,7 +45,7 @@ class Attendance:
     def came(self, index: int, body: Join) -> None:
         """A source reported. Another version is worth a word: it may be why something fails later."""
         self.present.add(index)
-        self._joined[index] = body.visibility
+        self._joined[index] = body
         self._why.pop(index, None)
         name = self._site.name(index)
         self._reporter.note(f"{name} joined ({len(self.present)} of {len(self._site.sources)})")
@@ -54,7 +54,13 @@ class Attendance:
 
     def permits(self, index: int) -> Visibility:
         """The most that a source's policy lets the aggregator see, as its join said; the least there is without one."""
-        return self._joined.get(index, Visibility.SUM)
+        join = self._joined.get(index)
+        return Visibility.SUM if join is None else join.visibility
+
+    def all_hand_in_metrics(self, indices: Iterable[int]) -> bool:
+        """Whether each of these sources said in its join that it hands in loss and accuracy."""
+        joins = [self._joined.get(index) for index in indices]
+        return all(join is not None and join.metrics for join in joins)
 
     def came_back(self, index: int) -> bool:
         """A source that had left is back as the same process; False where it never joined."""

@@ -121,7 +121,7 @@ class ClearAttempt:
         except ValueError as error:
             raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
         clip_contribution(header, contribution)
-        figures = figures_of(contribution, weight_of(header, body.samples), loss=0.0, accuracy=0.0)
+        figures = figures_of(contribution, weight_of(header, body.samples), None)
         accumulate(self._total, encode_contribution(header, contribution, figures, self._units))
 
     def _go_on(self) -> list[Send]:

@@ -34,6 +34,7 @@ class CurrentRound:
         seconds: by phase.
         refused: policy key or check by roster index of the source that refused.
         levels: roster index -> what the aggregator sees of the source in the last attempt.
+        metrics: whether the sources hand in loss and accuracy in the last attempt.
         released_to: site ids that were sent the target's update.
         target_cosine: cosine of g_T and the round's update of the model.
     """
@@ -47,6 +48,7 @@ class CurrentRound:
     seconds: dict[str, float] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     levels: dict[int, Visibility] = field(default_factory=dict)
+    metrics: bool = False
     released_to: set[str] = field(default_factory=set)
     target_cosine: float | None = None
 
@@ -74,7 +76,8 @@ class CurrentRound:
         line["mean_beta"] = total.mean_beta if total and self.plan.rule.adapts else None
         line["target_cosine"] = self.target_cosine
         if outcome is not None:
-            line["seen"] = [seen for part in outcome.parts for seen in _seen(site, part, max_samples)]
+            parts = outcome.parts
+            line["seen"] = [seen for part in parts for seen in _seen(site, part, max_samples, metrics=self.metrics)]
             line["energy"] = _energy_line(site, outcome.energy)
         if total and total.errors and self.target and self.target.statistics:
             errors = total.errors.by_rule(self.target.statistics.mean_variance)
@@ -115,19 +118,24 @@ class CurrentRound:
         )
 
 
-def _seen(site: TargetSite, part: PartialSum, max_samples: int) -> Iterator[SeenLine]:
-    """What the aggregator learnt of the members of a part: of each at ``individual``, else of all together."""
-    level = part.level.label
+def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, metrics: bool) -> Iterator[SeenLine]:
+    """What the aggregator learnt of the members of a part: of each at ``individual``, else of all together.
+
+    Without ``metrics`` there is no loss and no accuracy, whatever stands in their places.
+    """
+    level, figures = part.level.label, part.figures
     if part.level is Visibility.INDIVIDUAL:
         for index, told in sorted(part.reports.items()):
-            yield SeenLine(
-                level=level, members=[site.name(index)], rows=told.samples, loss=told.loss, accuracy=told.accuracy
-            )
+            seen = (told.loss, told.accuracy) if metrics else (None, None)
+            yield SeenLine(level=level, members=[site.name(index)], rows=told.samples, loss=seen[0], accuracy=seen[1])
         return
-    figures, members = part.figures, [site.name(index) for index in sorted(part.members)]
-    loss, accuracy = figures.loss / figures.samples, figures.accuracy / figures.samples
-    rows = round(figures.samples * max_samples)
-    yield SeenLine(level=level, members=members, rows=rows, loss=loss, accuracy=accuracy)
+    yield SeenLine(
+        level=level,
+        members=[site.name(index) for index in sorted(part.members)],
+        rows=round(figures.samples * max_samples),
+        loss=figures.loss / figures.samples if metrics else None,
+        accuracy=figures.accuracy / figures.samples if metrics else None,
+    )
 
 
 def _energy_line(site: TargetSite, report: EnergyReport | None) -> EnergyLine | None:

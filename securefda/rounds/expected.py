@@ -41,6 +41,7 @@ def expected_header(config: FederationConfig) -> Header:
         target=_target(config, plan, to_sources=bool(session.sum_quorum)),
         model_digest=_NOTHING,
         session=session,
+        metrics=not config.training.source.dp.noise_multiplier,
     )
 
 

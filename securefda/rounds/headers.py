@@ -156,6 +156,7 @@ def make_header(
     target: TargetRound | None,
     model: Vector,
     session: SessionPlan,
+    metrics: bool,
 ) -> Signed[Header]:
     """Sign the header of an attempt, with a fresh session id."""
     body = header_of(
@@ -166,6 +167,7 @@ def make_header(
         target=published_terms(target, plan, to_sources=Visibility.SUM in session.levels.values()),
         model_digest=sha256(vector_to_wire(model)).digest(),
         session=session,
+        metrics=metrics,
     )
     return site.signer.sign(draw(site.random_bytes, SESSION_ID_BYTES), NO_CONTEXT, body)
 
@@ -188,8 +190,9 @@ def header_of(
     target: TargetTerms | None,
     model_digest: bytes,
     session: SessionPlan,
+    metrics: bool,
 ) -> Header:
-    """The header of an attempt."""
+    """The header of an attempt; ``metrics`` only where the join of every participant said so."""
     return Header(
         run_id=place.run_id,
         round=place.round,
@@ -214,4 +217,5 @@ def header_of(
         cohort_quorum=session.cohort_quorum,
         sum_quorum=session.sum_quorum,
         energy=session.energy,
+        metrics=metrics,
     )

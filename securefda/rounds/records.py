@@ -25,7 +25,7 @@ class SeenLine(TypedDict):
     """What the aggregator learnt in a round of one set of sources: of their updates the sum, or the one update.
 
     ``rows`` is how many they trained on together; ``loss`` and ``accuracy`` are the means over these rows, None where a
-    single source's policy keeps its own.
+    single source's policy keeps its own, and of everybody in a round in which one of them has none to give.
     """
 
     level: str
@@ -80,9 +80,9 @@ class RoundLine(TypedDict, total=False):
 class SiteLine(TypedDict, total=False):
     """One line of a source's own ``metrics.jsonl``; it stays at that source.
 
-    ``loss`` is the mean over the round's training rows, ``clipped`` the number of coordinates that the clip changed,
-    ``capped`` and ``zeroed`` the number of layers that the energy rule scaled down, and to nothing. A line with
-    ``refused`` is of a header that this site's policy refused: the key, what was asked and what is allowed.
+    ``loss`` is the mean over the round's training rows, None with DP-SGD; ``clipped`` is the number of coordinates that
+    the clip changed, ``capped`` and ``zeroed`` the number of layers that the energy rule scaled down, and to nothing. A
+    line with ``refused`` is of a header that this site's policy refused: the key, what was asked and what is allowed.
     """
 
     round: int
@@ -94,7 +94,7 @@ class SiteLine(TypedDict, total=False):
     refused: dict[str, str]
     beta: float | None
     samples: int
-    loss: float
+    loss: float | None
     clipped: int
 
 

@@ -47,8 +47,8 @@ class Figures:
     Attributes:
         kept: w of the rules, the share 1 - beta of the target's update; 0 where no rule was evaluated yet.
         samples: n, the weight itself.
-        loss: mean loss over the training rows.
-        accuracy: over the training rows, in [0, 1].
+        loss: mean loss over the training rows; 0 where the header has no metrics.
+        accuracy: over the training rows, in [0, 1]; 0 likewise.
         errors: estimated Delta errors of the rules; None where they are not asked for.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,9 +213,31 @@ def weight_of(header: Header, samples: int) -> float:
     return samples / header.max_samples
 
 
-def figures_of(contribution: Contribution, weight: float, *, loss: float, accuracy: float) -> Figures:
-    """What travels of a source beside its contribution, weighted."""
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Mean loss and accuracy over a source's training rows."""
+
+    loss: float
+    accuracy: float
+
+
+def metrics_of(header: Header, result: LocalResult) -> Metrics | None:
+    """The metrics that a source hands in under this header; None where it has none, and nobody's travel.
+
+    Raises:
+        TrainingError: the header has metrics, and training gave none.
+    """
+    if not header.metrics:
+        return None
+    if result.loss is None or result.accuracy is None:
+        raise TrainingError("training gave no loss or no accuracy", hint="this site's Join must not promise them")
+    return Metrics(result.loss, result.accuracy)
+
+
+def figures_of(contribution: Contribution, weight: float, metrics: Metrics | None) -> Figures:
+    """What travels of a source beside its contribution, weighted; without metrics there are zeros in their place."""
     errors = None if contribution.errors is None else contribution.errors.times(weight)
+    loss, accuracy = (metrics.loss, metrics.accuracy) if metrics else (0.0, 0.0)
     return Figures(weight * contribution.keep, weight, weight * loss, weight * accuracy, errors)
 
 

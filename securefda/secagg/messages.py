@@ -165,6 +165,9 @@ class Header:
 
     ``levels`` says what the aggregator sees of each participant, in their order. Those at ``cohort`` and ``sum`` make
     up one masking session, with one sum over all that are at ``sum``, and one per cohort of the others.
+
+    ``metrics`` says whether loss and accuracy over the training rows travel, at any level: where one participant has
+    none to give, nobody's do, for a sum of few would tell more of each.
     """
 
     run_id: bytes
@@ -190,6 +193,7 @@ class Header:
     cohort_quorum: int = 0
     sum_quorum: int = 0
     energy: EnergyTerms | None = None
+    metrics: bool = False
 
     def __post_init__(self) -> None:
         _require_bytes(self.run_id, 16, "run_id")
@@ -321,7 +325,8 @@ class MaskedInput:
 class Update:
     """Visibility ``individual``: the digest of the update in clear (float32) and the number of samples behind it.
 
-    ``loss`` and ``accuracy`` are means over the training rows, where the site's policy lets them leave.
+    ``loss`` and ``accuracy`` are means over the training rows, where the header has ``metrics`` and the site's policy
+    lets them leave.
     """
 
     digest: bytes
@@ -451,11 +456,15 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A source reports for a run, with the architecture it built itself and the most that may be seen of it."""
+    """A source reports for a run, with the architecture it built itself and the most that may be seen of it.
+
+    ``metrics`` says whether it hands in loss and accuracy over its training rows; with DP-SGD it has none.
+    """
 
     architecture_digest: bytes
     software_version: str
     visibility: Visibility
+    metrics: bool
 
     def __post_init__(self) -> None:
         _require_bytes(self.architecture_digest, DIGEST_BYTES, "architecture_digest")

@@ -149,6 +149,7 @@ def _header(proto: pb.Header) -> m.Header:
         cohort_quorum=proto.cohort_quorum,
         sum_quorum=proto.sum_quorum,
         energy=_energy(proto.energy) if proto.HasField("energy") else None,
+        metrics=proto.metrics,
     )
 
 
@@ -244,6 +245,7 @@ def _join(proto: pb.Join) -> m.Join:
         architecture_digest=proto.architecture_digest,
         software_version=proto.software_version,
         visibility=m.Visibility(proto.visibility),
+        metrics=proto.metrics,
     )
 
 

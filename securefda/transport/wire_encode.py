@@ -79,6 +79,7 @@ def _header(body: m.Header) -> pb.Header:
         cohort_quorum=body.cohort_quorum,
         sum_quorum=body.sum_quorum,
         energy=None if body.energy is None else _energy(body.energy),
+        metrics=body.metrics,
     )
 
 
@@ -160,6 +161,7 @@ def _join(body: m.Join) -> pb.Join:
         architecture_digest=body.architecture_digest,
         software_version=body.software_version,
         visibility=pb.Visibility.ValueType(body.visibility),
+        metrics=body.metrics,
     )
 
 

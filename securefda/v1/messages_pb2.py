@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsecurefda/v1/messages.proto\x12\x0csecurefda.v1\"8\n\rSignedMessage\x12\x14\n\x0csigned_bytes\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xa9\x06\n\x08\x45nvelope\x12\r\n\x05suite\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\x0c\x12\x0e\n\x06sender\x18\x03 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x04 \x01(\x0c\x12&\n\x06header\x18\x10 \x01(\x0b\x32\x14.securefda.v1.HeaderH\x00\x12,\n\tadvertise\x18\x11 \x01(\x0b\x32\x17.securefda.v1.AdvertiseH\x00\x12)\n\x08key_list\x18\x12 \x01(\x0b\x32\x15.securefda.v1.KeyListH\x00\x12\x31\n\x0cshare_bundle\x18\x13 \x01(\x0b\x32\x19.securefda.v1.ShareBundleH\x00\x12\x35\n\x0eshare_delivery\x18\x14 \x01(\x0b\x32\x1b.securefda.v1.ShareDeliveryH\x00\x12\x31\n\x0cmasked_input\x18\x15 \x01(\x0b\x32\x19.securefda.v1.MaskedInputH\x00\x12&\n\x06update\x18\x16 \x01(\x0b\x32\x14.securefda.v1.UpdateH\x00\x12,\n\tsurvivors\x18\x17 \x01(\x0b\x32\x17.securefda.v1.SurvivorsH\x00\x12=\n\x12survivor_signature\x18\x18 \x01(\x0b\x32\x1f.securefda.v1.SurvivorSignatureH\x00\x12\x30\n\x0b\x63onsistency\x18\x19 \x01(\x0b\x32\x19.securefda.v1.ConsistencyH\x00\x12&\n\x06unmask\x18\x1a \x01(\x0b\x32\x14.securefda.v1.UnmaskH\x00\x12&\n\x06result\x18\x1b \x01(\x0b\x32\x14.securefda.v1.ResultH\x00\x12$\n\x05\x61\x62ort\x18\x1c \x01(\x0b\x32\x13.securefda.v1.AbortH\x00\x12(\n\x07refusal\x18\x1d \x01(\x0b\x32\x15.securefda.v1.RefusalH\x00\x12\"\n\x04join\x18\x1e \x01(\x0b\x32\x12.securefda.v1.JoinH\x00\x12(\n\x07goodbye\x18\x1f \x01(\x0b\x32\x15.securefda.v1.GoodbyeH\x00\x42\x06\n\x04\x62ody\"2\n\x05Layer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x63lip\x18\x03 \x01(\x01\"\x9b\x01\n\tRuleTerms\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\x0c\n\x04\x62\x65ta\x18\x02 \x01(\x01\x12\x12\n\nprojection\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\x08\x12\r\n\x05\x61lign\x18\x05 \x01(\x08\x12\x11\n\testimator\x18\x06 \x01(\t\x12\x1c\n\x14learning_rate_factor\x18\x07 \x01(\x01\x12\x0e\n\x06select\x18\x08 \x01(\x08\"p\n\x0bTargetTerms\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\x15\n\rupdate_digest\x18\x03 \x01(\x0c\x12\x13\n\x0bmean_square\x18\x04 \x01(\x01\x12\x0f\n\x07scatter\x18\x05 \x01(\x01\"\xe7\x04\n\x06Header\x12\x0e\n\x06run_id\x18\x01 \x01(\x0c\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12(\n\x06levels\x18\x04 \x03(\x0e\x32\x18.securefda.v1.Visibility\x12%\n\x04rule\x18\x05 \x01(\x0b\x32\x17.securefda.v1.RuleTerms\x12)\n\x06target\x18\x06 \x01(\x0b\x32\x19.securefda.v1.TargetTerms\x12#\n\x06layers\x18\x07 \x03(\x0b\x32\x13.securefda.v1.Layer\x12\x1b\n\x13\x61rchitecture_digest\x18\x08 \x01(\x0c\x12\x14\n\x0cmodel_digest\x18\t \x01(\x0c\x12\x15\n\rroster_digest\x18\n \x01(\x0c\x12\x14\n\x0cparticipants\x18\x0b \x03(\r\x12\x11\n\tthreshold\x18\x0c \x01(\r\x12\x14\n\x0cmodulus_bits\x18\r \x01(\r\x12\r\n\x05n_max\x18\x0e \x01(\r\x12\x13\n\x0bmax_samples\x18\x0f \x01(\r\x12\x1c\n\x14training_deadline_ms\x18\x10 \x01(\x04\x12\x19\n\x11phase_deadline_ms\x18\x11 \x01(\x04\x12\x1e\n\x16previous_result_digest\x18\x12 \x01(\x0c\x12\x1b\n\x13previous_checkpoint\x18\x13 \x01(\x0c\x12\x13\n\x0b\x63ohort_size\x18\x14 \x01(\r\x12\x15\n\rcohort_quorum\x18\x15 \x01(\r\x12\x12\n\nsum_quorum\x18\x16 \x01(\r\x12)\n\x06\x65nergy\x18\x17 \x01(\x0b\x32\x19.securefda.v1.EnergyTerms\"\\\n\x0b\x45nergyTerms\x12\r\n\x05kappa\x18\x01 \x01(\x01\x12\x0e\n\x06others\x18\x02 \x01(\r\x12.\n\x0bgranularity\x18\x03 \x01(\x0e\x32\x19.securefda.v1.Granularity\"v\n\tAdvertise\x12\x10\n\x08mask_key\x18\x01 \x01(\x0c\x12\x0f\n\x07\x62ox_key\x18\x02 \x01(\x0c\x12\x1c\n\x14self_mask_commitment\x18\x03 \x01(\x0c\x12\x18\n\x10nonce_commitment\x18\x04 \x01(\x0c\x12\x0e\n\x06\x65nergy\x18\x05 \x03(\x02\">\n\x07KeyList\x12\x33\n\x0e\x61\x64vertisements\x18\x01 \x03(\x0b\x32\x1b.securefda.v1.SignedMessage\"%\n\x08ShareBox\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\x0b\n\x03\x62ox\x18\x02 \x01(\x0c\"C\n\x0bShareBundle\x12%\n\x05\x62oxes\x18\x01 \x03(\x0b\x32\x16.securefda.v1.ShareBox\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"8\n\x0c\x44\x65liveredBox\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\x0b\n\x03\x62ox\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\":\n\rShareDelivery\x12)\n\x05\x62oxes\x18\x01 \x03(\x0b\x32\x1a.securefda.v1.DeliveredBox\"3\n\x0bMaskedInput\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\"\x7f\n\x06Update\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07samples\x18\x03 \x01(\x07\x12\x11\n\x04loss\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08\x61\x63\x63uracy\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\x07\n\x05_lossB\x0b\n\t_accuracy\"/\n\x08Survivor\x12\r\n\x05index\x18\x01 \x01(\r\x12\x14\n\x0cinput_digest\x18\x02 \x01(\x0c\"G\n\tSurvivors\x12)\n\tsurvivors\x18\x01 \x03(\x0b\x32\x16.securefda.v1.Survivor\x12\x0f\n\x07\x64ropped\x18\x02 \x03(\r\"-\n\x11SurvivorSignature\x12\x18\n\x10survivors_digest\x18\x01 \x01(\x0c\"k\n\x0b\x43onsistency\x12/\n\nsignatures\x18\x01 \x03(\x0b\x32\x1b.securefda.v1.SignedMessage\x12+\n\x06inputs\x18\x02 \x03(\x0b\x32\x1b.securefda.v1.SignedMessage\"L\n\x0bUnmaskShare\x12\r\n\x05owner\x18\x01 \x01(\r\x12\x13\n\tself_mask\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06master\x18\x03 \x01(\x0cH\x00\x42\x07\n\x05share\"3\n\x06Unmask\x12)\n\x06shares\x18\x01 \x03(\x0b\x32\x19.securefda.v1.UnmaskShare\"U\n\x06Result\x12\x12\n\nsum_digest\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\x0c\x12\x12\n\ncheckpoint\x18\x04 \x01(\x0c\"Z\n\x05\x41\x62ort\x12 \n\x04step\x18\x01 \x01(\x0e\x32\x12.securefda.v1.Step\x12\r\n\x05\x63heck\x18\x02 \x01(\t\x12\x14\n\x07\x61\x63\x63used\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_accused\"\x16\n\x07Refusal\x12\x0b\n\x03key\x18\x01 \x01(\t\"k\n\x04Join\x12\x1b\n\x13\x61rchitecture_digest\x18\x01 \x01(\x0c\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12,\n\nvisibility\x18\x03 \x01(\x0e\x32\x18.securefda.v1.Visibility\"<\n\x07Goodbye\x12\x11\n\tcompleted\x18\x01 \x01(\x08\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t*n\n\nVisibility\x12\x1a\n\x16VISIBILITY_UNSPECIFIED\x10\x00\x12\x19\n\x15VISIBILITY_INDIVIDUAL\x10\x01\x12\x15\n\x11VISIBILITY_COHORT\x10\x02\x12\x12\n\x0eVISIBILITY_SUM\x10\x03*\xb2\x01\n\x04Step\x12\x14\n\x10STEP_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSTEP_HEADER\x10\x01\x12\x11\n\rSTEP_TRAINING\x10\x02\x12\x12\n\x0eSTEP_ADVERTISE\x10\x03\x12\x0f\n\x0bSTEP_SHARES\x10\x04\x12\x15\n\x11STEP_MASKED_INPUT\x10\x05\x12\x12\n\x0eSTEP_SURVIVORS\x10\x06\x12\x0f\n\x0bSTEP_UNMASK\x10\x07\x12\x0f\n\x0bSTEP_RESULT\x10\x08*X\n\x0bGranularity\x12\x1b\n\x17GRANULARITY_UNSPECIFIED\x10\x00\x12\x15\n\x11GRANULARITY_LAYER\x10\x01\x12\x15\n\x11GRANULARITY_MODEL\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsecurefda/v1/messages.proto\x12\x0csecurefda.v1\"8\n\rSignedMessage\x12\x14\n\x0csigned_bytes\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xa9\x06\n\x08\x45nvelope\x12\r\n\x05suite\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\x0c\x12\x0e\n\x06sender\x18\x03 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x04 \x01(\x0c\x12&\n\x06header\x18\x10 \x01(\x0b\x32\x14.securefda.v1.HeaderH\x00\x12,\n\tadvertise\x18\x11 \x01(\x0b\x32\x17.securefda.v1.AdvertiseH\x00\x12)\n\x08key_list\x18\x12 \x01(\x0b\x32\x15.securefda.v1.KeyListH\x00\x12\x31\n\x0cshare_bundle\x18\x13 \x01(\x0b\x32\x19.securefda.v1.ShareBundleH\x00\x12\x35\n\x0eshare_delivery\x18\x14 \x01(\x0b\x32\x1b.securefda.v1.ShareDeliveryH\x00\x12\x31\n\x0cmasked_input\x18\x15 \x01(\x0b\x32\x19.securefda.v1.MaskedInputH\x00\x12&\n\x06update\x18\x16 \x01(\x0b\x32\x14.securefda.v1.UpdateH\x00\x12,\n\tsurvivors\x18\x17 \x01(\x0b\x32\x17.securefda.v1.SurvivorsH\x00\x12=\n\x12survivor_signature\x18\x18 \x01(\x0b\x32\x1f.securefda.v1.SurvivorSignatureH\x00\x12\x30\n\x0b\x63onsistency\x18\x19 \x01(\x0b\x32\x19.securefda.v1.ConsistencyH\x00\x12&\n\x06unmask\x18\x1a \x01(\x0b\x32\x14.securefda.v1.UnmaskH\x00\x12&\n\x06result\x18\x1b \x01(\x0b\x32\x14.securefda.v1.ResultH\x00\x12$\n\x05\x61\x62ort\x18\x1c \x01(\x0b\x32\x13.securefda.v1.AbortH\x00\x12(\n\x07refusal\x18\x1d \x01(\x0b\x32\x15.securefda.v1.RefusalH\x00\x12\"\n\x04join\x18\x1e \x01(\x0b\x32\x12.securefda.v1.JoinH\x00\x12(\n\x07goodbye\x18\x1f \x01(\x0b\x32\x15.securefda.v1.GoodbyeH\x00\x42\x06\n\x04\x62ody\"2\n\x05Layer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x63lip\x18\x03 \x01(\x01\"\x9b\x01\n\tRuleTerms\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\x0c\n\x04\x62\x65ta\x18\x02 \x01(\x01\x12\x12\n\nprojection\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\x08\x12\r\n\x05\x61lign\x18\x05 \x01(\x08\x12\x11\n\testimator\x18\x06 \x01(\t\x12\x1c\n\x14learning_rate_factor\x18\x07 \x01(\x01\x12\x0e\n\x06select\x18\x08 \x01(\x08\"p\n\x0bTargetTerms\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\x15\n\rupdate_digest\x18\x03 \x01(\x0c\x12\x13\n\x0bmean_square\x18\x04 \x01(\x01\x12\x0f\n\x07scatter\x18\x05 \x01(\x01\"\xf8\x04\n\x06Header\x12\x0e\n\x06run_id\x18\x01 \x01(\x0c\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12(\n\x06levels\x18\x04 \x03(\x0e\x32\x18.securefda.v1.Visibility\x12%\n\x04rule\x18\x05 \x01(\x0b\x32\x17.securefda.v1.RuleTerms\x12)\n\x06target\x18\x06 \x01(\x0b\x32\x19.securefda.v1.TargetTerms\x12#\n\x06layers\x18\x07 \x03(\x0b\x32\x13.securefda.v1.Layer\x12\x1b\n\x13\x61rchitecture_digest\x18\x08 \x01(\x0c\x12\x14\n\x0cmodel_digest\x18\t \x01(\x0c\x12\x15\n\rroster_digest\x18\n \x01(\x0c\x12\x14\n\x0cparticipants\x18\x0b \x03(\r\x12\x11\n\tthreshold\x18\x0c \x01(\r\x12\x14\n\x0cmodulus_bits\x18\r \x01(\r\x12\r\n\x05n_max\x18\x0e \x01(\r\x12\x13\n\x0bmax_samples\x18\x0f \x01(\r\x12\x1c\n\x14training_deadline_ms\x18\x10 \x01(\x04\x12\x19\n\x11phase_deadline_ms\x18\x11 \x01(\x04\x12\x1e\n\x16previous_result_digest\x18\x12 \x01(\x0c\x12\x1b\n\x13previous_checkpoint\x18\x13 \x01(\x0c\x12\x13\n\x0b\x63ohort_size\x18\x14 \x01(\r\x12\x15\n\rcohort_quorum\x18\x15 \x01(\r\x12\x12\n\nsum_quorum\x18\x16 \x01(\r\x12)\n\x06\x65nergy\x18\x17 \x01(\x0b\x32\x19.securefda.v1.EnergyTerms\x12\x0f\n\x07metrics\x18\x18 \x01(\x08\"\\\n\x0b\x45nergyTerms\x12\r\n\x05kappa\x18\x01 \x01(\x01\x12\x0e\n\x06others\x18\x02 \x01(\r\x12.\n\x0bgranularity\x18\x03 \x01(\x0e\x32\x19.securefda.v1.Granularity\"v\n\tAdvertise\x12\x10\n\x08mask_key\x18\x01 \x01(\x0c\x12\x0f\n\x07\x62ox_key\x18\x02 \x01(\x0c\x12\x1c\n\x14self_mask_commitment\x18\x03 \x01(\x0c\x12\x18\n\x10nonce_commitment\x18\x04 \x01(\x0c\x12\x0e\n\x06\x65nergy\x18\x05 \x03(\x02\">\n\x07KeyList\x12\x33\n\x0e\x61\x64vertisements\x18\x01 \x03(\x0b\x32\x1b.securefda.v1.SignedMessage\"%\n\x08ShareBox\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\x0b\n\x03\x62ox\x18\x02 \x01(\x0c\"C\n\x0bShareBundle\x12%\n\x05\x62oxes\x18\x01 \x03(\x0b\x32\x16.securefda.v1.ShareBox\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"8\n\x0c\x44\x65liveredBox\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\x0b\n\x03\x62ox\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\":\n\rShareDelivery\x12)\n\x05\x62oxes\x18\x01 \x03(\x0b\x32\x1a.securefda.v1.DeliveredBox\"3\n\x0bMaskedInput\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\"\x7f\n\x06Update\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07samples\x18\x03 \x01(\x07\x12\x11\n\x04loss\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08\x61\x63\x63uracy\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\x07\n\x05_lossB\x0b\n\t_accuracy\"/\n\x08Survivor\x12\r\n\x05index\x18\x01 \x01(\r\x12\x14\n\x0cinput_digest\x18\x02 \x01(\x0c\"G\n\tSurvivors\x12)\n\tsurvivors\x18\x01 \x03(\x0b\x32\x16.securefda.v1.Survivor\x12\x0f\n\x07\x64ropped\x18\x02 \x03(\r\"-\n\x11SurvivorSignature\x12\x18\n\x10survivors_digest\x18\x01 \x01(\x0c\"k\n\x0b\x43onsistency\x12/\n\nsignatures\x18\x01 \x03(\x0b\x32\x1b.securefda.v1.SignedMessage\x12+\n\x06inputs\x18\x02 \x03(\x0b\x32\x1b.securefda.v1.SignedMessage\"L\n\x0bUnmaskShare\x12\r\n\x05owner\x18\x01 \x01(\r\x12\x13\n\tself_mask\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06master\x18\x03 \x01(\x0cH\x00\x42\x07\n\x05share\"3\n\x06Unmask\x12)\n\x06shares\x18\x01 \x03(\x0b\x32\x19.securefda.v1.UnmaskShare\"U\n\x06Result\x12\x12\n\nsum_digest\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\x0c\x12\x12\n\ncheckpoint\x18\x04 \x01(\x0c\"Z\n\x05\x41\x62ort\x12 \n\x04step\x18\x01 \x01(\x0e\x32\x12.securefda.v1.Step\x12\r\n\x05\x63heck\x18\x02 \x01(\t\x12\x14\n\x07\x61\x63\x63used\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_accused\"\x16\n\x07Refusal\x12\x0b\n\x03key\x18\x01 \x01(\t\"|\n\x04Join\x12\x1b\n\x13\x61rchitecture_digest\x18\x01 \x01(\x0c\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12,\n\nvisibility\x18\x03 \x01(\x0e\x32\x18.securefda.v1.Visibility\x12\x0f\n\x07metrics\x18\x04 \x01(\x08\"<\n\x07Goodbye\x12\x11\n\tcompleted\x18\x01 \x01(\x08\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t*n\n\nVisibility\x12\x1a\n\x16VISIBILITY_UNSPECIFIED\x10\x00\x12\x19\n\x15VISIBILITY_INDIVIDUAL\x10\x01\x12\x15\n\x11VISIBILITY_COHORT\x10\x02\x12\x12\n\x0eVISIBILITY_SUM\x10\x03*\xb2\x01\n\x04Step\x12\x14\n\x10STEP_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSTEP_HEADER\x10\x01\x12\x11\n\rSTEP_TRAINING\x10\x02\x12\x12\n\x0eSTEP_ADVERTISE\x10\x03\x12\x0f\n\x0bSTEP_SHARES\x10\x04\x12\x15\n\x11STEP_MASKED_INPUT\x10\x05\x12\x12\n\x0eSTEP_SURVIVORS\x10\x06\x12\x0f\n\x0bSTEP_UNMASK\x10\x07\x12\x0f\n\x0bSTEP_RESULT\x10\x08*X\n\x0bGranularity\x12\x1b\n\x17GRANULARITY_UNSPECIFIED\x10\x00\x12\x15\n\x11GRANULARITY_LAYER\x10\x01\x12\x15\n\x11GRANULARITY_MODEL\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'securefda.v1.messages_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VISIBILITY']._serialized_start=3326
-  _globals['_VISIBILITY']._serialized_end=3436
-  _globals['_STEP']._serialized_start=3439
-  _globals['_STEP']._serialized_end=3617
-  _globals['_GRANULARITY']._serialized_start=3619
-  _globals['_GRANULARITY']._serialized_end=3707
+  _globals['_VISIBILITY']._serialized_start=3360
+  _globals['_VISIBILITY']._serialized_end=3470
+  _globals['_STEP']._serialized_start=3473
+  _globals['_STEP']._serialized_end=3651
+  _globals['_GRANULARITY']._serialized_start=3653
+  _globals['_GRANULARITY']._serialized_end=3741
   _globals['_SIGNEDMESSAGE']._serialized_start=45
   _globals['_SIGNEDMESSAGE']._serialized_end=101
   _globals['_ENVELOPE']._serialized_start=104
@@ -48,45 +48,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TARGETTERMS']._serialized_start=1125
   _globals['_TARGETTERMS']._serialized_end=1237
   _globals['_HEADER']._serialized_start=1240
-  _globals['_HEADER']._serialized_end=1855
-  _globals['_ENERGYTERMS']._serialized_start=1857
-  _globals['_ENERGYTERMS']._serialized_end=1949
-  _globals['_ADVERTISE']._serialized_start=1951
-  _globals['_ADVERTISE']._serialized_end=2069
-  _globals['_KEYLIST']._serialized_start=2071
-  _globals['_KEYLIST']._serialized_end=2133
-  _globals['_SHAREBOX']._serialized_start=2135
-  _globals['_SHAREBOX']._serialized_end=2172
-  _globals['_SHAREBUNDLE']._serialized_start=2174
-  _globals['_SHAREBUNDLE']._serialized_end=2241
-  _globals['_DELIVEREDBOX']._serialized_start=2243
-  _globals['_DELIVEREDBOX']._serialized_end=2299
-  _globals['_SHAREDELIVERY']._serialized_start=2301
-  _globals['_SHAREDELIVERY']._serialized_end=2359
-  _globals['_MASKEDINPUT']._serialized_start=2361
-  _globals['_MASKEDINPUT']._serialized_end=2412
-  _globals['_UPDATE']._serialized_start=2414
-  _globals['_UPDATE']._serialized_end=2541
-  _globals['_SURVIVOR']._serialized_start=2543
-  _globals['_SURVIVOR']._serialized_end=2590
-  _globals['_SURVIVORS']._serialized_start=2592
-  _globals['_SURVIVORS']._serialized_end=2663
-  _globals['_SURVIVORSIGNATURE']._serialized_start=2665
-  _globals['_SURVIVORSIGNATURE']._serialized_end=2710
-  _globals['_CONSISTENCY']._serialized_start=2712
-  _globals['_CONSISTENCY']._serialized_end=2819
-  _globals['_UNMASKSHARE']._serialized_start=2821
-  _globals['_UNMASKSHARE']._serialized_end=2897
-  _globals['_UNMASK']._serialized_start=2899
-  _globals['_UNMASK']._serialized_end=2950
-  _globals['_RESULT']._serialized_start=2952
-  _globals['_RESULT']._serialized_end=3037
-  _globals['_ABORT']._serialized_start=3039
-  _globals['_ABORT']._serialized_end=3129
-  _globals['_REFUSAL']._serialized_start=3131
-  _globals['_REFUSAL']._serialized_end=3153
-  _globals['_JOIN']._serialized_start=3155
-  _globals['_JOIN']._serialized_end=3262
-  _globals['_GOODBYE']._serialized_start=3264
-  _globals['_GOODBYE']._serialized_end=3324
+  _globals['_HEADER']._serialized_end=1872
+  _globals['_ENERGYTERMS']._serialized_start=1874
+  _globals['_ENERGYTERMS']._serialized_end=1966
+  _globals['_ADVERTISE']._serialized_start=1968
+  _globals['_ADVERTISE']._serialized_end=2086
+  _globals['_KEYLIST']._serialized_start=2088
+  _globals['_KEYLIST']._serialized_end=2150
+  _globals['_SHAREBOX']._serialized_start=2152
+  _globals['_SHAREBOX']._serialized_end=2189
+  _globals['_SHAREBUNDLE']._serialized_start=2191
+  _globals['_SHAREBUNDLE']._serialized_end=2258
+  _globals['_DELIVEREDBOX']._serialized_start=2260
+  _globals['_DELIVEREDBOX']._serialized_end=2316
+  _globals['_SHAREDELIVERY']._serialized_start=2318
+  _globals['_SHAREDELIVERY']._serialized_end=2376
+  _globals['_MASKEDINPUT']._serialized_start=2378
+  _globals['_MASKEDINPUT']._serialized_end=2429
+  _globals['_UPDATE']._serialized_start=2431
+  _globals['_UPDATE']._serialized_end=2558
+  _globals['_SURVIVOR']._serialized_start=2560
+  _globals['_SURVIVOR']._serialized_end=2607
+  _globals['_SURVIVORS']._serialized_start=2609
+  _globals['_SURVIVORS']._serialized_end=2680
+  _globals['_SURVIVORSIGNATURE']._serialized_start=2682
+  _globals['_SURVIVORSIGNATURE']._serialized_end=2727
+  _globals['_CONSISTENCY']._serialized_start=2729
+  _globals['_CONSISTENCY']._serialized_end=2836
+  _globals['_UNMASKSHARE']._serialized_start=2838
+  _globals['_UNMASKSHARE']._serialized_end=2914
+  _globals['_UNMASK']._serialized_start=2916
+  _globals['_UNMASK']._serialized_end=2967
+  _globals['_RESULT']._serialized_start=2969
+  _globals['_RESULT']._serialized_end=3054
+  _globals['_ABORT']._serialized_start=3056
+  _globals['_ABORT']._serialized_end=3146
+  _globals['_REFUSAL']._serialized_start=3148
+  _globals['_REFUSAL']._serialized_end=3170
+  _globals['_JOIN']._serialized_start=3172
+  _globals['_JOIN']._serialized_end=3296
+  _globals['_GOODBYE']._serialized_start=3298
+  _globals['_GOODBYE']._serialized_end=3358
 # @@protoc_insertion_point(module_scope)

@@ -438,6 +438,7 @@ class Header(_message.Message):
     COHORT_QUORUM_FIELD_NUMBER: _builtins.int
     SUM_QUORUM_FIELD_NUMBER: _builtins.int
     ENERGY_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.bytes
     """Random name of the run; 16 bytes."""
     round: _builtins.int
@@ -472,6 +473,8 @@ class Header(_message.Message):
     """Fewest survivors over which the sum of a cohort may be opened; 0 where no participant is at level cohort."""
     sum_quorum: _builtins.int
     """Fewest survivors over which the sum of level sum may be opened; 0 where no participant is at that level."""
+    metrics: _builtins.bool
+    """Whether loss and accuracy over the training rows travel in this round; only where every participant's Join said so."""
     @_builtins.property
     def levels(self) -> _containers.RepeatedScalarFieldContainer[Global___Visibility.ValueType]:
         """What the aggregator sees of each participant, in their order; as many as participants."""
@@ -522,10 +525,11 @@ class Header(_message.Message):
         cohort_quorum: _builtins.int = ...,
         sum_quorum: _builtins.int = ...,
         energy: Global___EnergyTerms | None = ...,
+        metrics: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["energy", b"energy", "rule", b"rule", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "energy", b"energy", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "energy", b"energy", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -779,9 +783,9 @@ class Update(_message.Message):
     samples: _builtins.int
     """Number of samples behind the update; at least 1. Of fixed width, so that the length of the message is no hint."""
     loss: _builtins.float
-    """Mean loss over the training rows; finite. Absent unless the site's policy lets it leave."""
+    """Mean loss over the training rows; finite. Absent unless the header has metrics and the site's policy lets it leave."""
     accuracy: _builtins.float
-    """Accuracy over the training rows, in [0, 1]. Absent unless the site's policy lets it leave."""
+    """Accuracy over the training rows, in [0, 1]. Absent likewise."""
     def __init__(
         self,
         *,
@@ -1067,22 +1071,26 @@ class Join(_message.Message):
     ARCHITECTURE_DIGEST_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     VISIBILITY_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     architecture_digest: _builtins.bytes
     """Digest of the layer names and shapes that the source built itself; 32 bytes."""
     software_version: _builtins.str
     """Version of securefda at the source; at most 64 characters."""
     visibility: Global___Visibility.ValueType
     """The most that the source's policy lets the aggregator see of it."""
+    metrics: _builtins.bool
+    """Whether the source hands in loss and accuracy over its training rows; one that trains with DP-SGD has none."""
     def __init__(
         self,
         *,
         architecture_digest: _builtins.bytes = ...,
         software_version: _builtins.str = ...,
         visibility: Global___Visibility.ValueType = ...,
+        metrics: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "software_version", b"software_version", "visibility", b"visibility"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "metrics", b"metrics", "software_version", b"software_version", "visibility", b"visibility"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -102,6 +102,7 @@ def planned_header(run: RunSettings, permitted: list[Visibility]) -> Header:
         target=None,
         model_digest=bytes(32),
         session=Planner(names, run).plan(dict(enumerate(permitted, start=1))),
+        metrics=True,
     )
 
 

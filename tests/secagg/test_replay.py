@@ -44,7 +44,7 @@ def recorded(**changes: Any) -> list[tuple[int, AnySigned]]:
         cohort.header,
         signer(TARGET).sign(cohort.header.envelope.session_id, context, Abort(Step.SHARES, "SHARE_BOX", None)),
         signer(TARGET).sign(NO_SESSION, NO_CONTEXT, Goodbye(True, 1, "")),
-        signer(LIAR).sign(NO_SESSION, NO_CONTEXT, Join(bytes(32), "1", Visibility.SUM)),
+        signer(LIAR).sign(NO_SESSION, NO_CONTEXT, Join(bytes(32), "1", Visibility.SUM, metrics=True)),
         signer(LIAR).sign(cohort.header.envelope.session_id, context, Refusal("key")),
         signer(LIAR).sign(cohort.header.envelope.session_id, context, Update(bytes(32), 4, 1)),
     ]

@@ -87,6 +87,7 @@ headers = st.builds(
     cohort_quorum=uint32,
     sum_quorum=uint32,
     energy=st.none() | energies,
+    metrics=st.booleans(),
 )
 
 
@@ -142,7 +143,7 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
         m.Abort, st.sampled_from(m.Step), st.from_regex("[A-Z0-9_]{1,64}", fullmatch=True), st.none() | indices
     ),
     m.Refusal: st.builds(m.Refusal, st.from_regex("[A-Za-z0-9_.-]{1,64}", fullmatch=True)),
-    m.Join: st.builds(m.Join, digests, lines(64), levels),
+    m.Join: st.builds(m.Join, digests, lines(64), levels, st.booleans()),
     m.Goodbye: st.builds(m.Goodbye, st.booleans(), uint32, lines(500)),
 }
 envelopes = st.builds(

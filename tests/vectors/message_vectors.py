@@ -52,6 +52,7 @@ def _header() -> m.Header:
         previous_checkpoint=b"",
         sum_quorum=2,
         energy=m.EnergyTerms(1.5, 1, m.Granularity.LAYER),
+        metrics=True,
     )
 
 
@@ -80,7 +81,7 @@ def _bodies() -> list[tuple[int, m.Body]]:
         (0, m.Result(_digest(26), 2, _digest(27), b"")),
         (0, m.Abort(m.Step.SHARES, "KEY_SIGNATURE", 0)),
         (1, m.Refusal("max-visibility")),
-        (1, m.Join(_digest(28), "0.1.0", m.Visibility.COHORT)),
+        (1, m.Join(_digest(28), "0.1.0", m.Visibility.COHORT, metrics=True)),
         (0, m.Goodbye(True, 20, "")),
     ]
 
@@ -115,6 +116,7 @@ def malformed() -> list[dict[str, str]]:
     head = b"\x08\x01" + b"\x12\x20" + SESSION_ID + b"\x18\x01" + b"\x22\x20" + CONTEXT
     refusal = b"\xea\x01\x05\x0a\x03key"
     header = encode(m.Envelope(SESSION_ID, 0, CONTEXT, _header()))
+    join = encode(m.Envelope(SESSION_ID, 1, CONTEXT, m.Join(_digest(28), "0.1.0", m.Visibility.COHORT, metrics=True)))
     levels = b"\x22\x04\x03\x03\x02\x01\x2a"
     unmask = b"\xd2\x01"
     both = b"\x08\x02" + b"\x12\x21" + b"\x24" * 33 + b"\x1a\x21" + b"\x25" * 33
@@ -145,6 +147,10 @@ def malformed() -> list[dict[str, str]]:
         ("unmask with both shares", long_way, head + unmask + bytes([len(both) + 2, 0x0A, len(both)]) + both),
         ("unmask with no share", "holds no share", head + unmask + bytes([len(none) + 2, 0x0A, len(none)]) + none),
         ("unmask with one owner twice", "one share per owner", head + unmask + b"\x4e" + (b"\x0a\x25" + share) * 2),
+        ("header with metrics that are neither", "is not in its canonical form", header[:-1] + b"\x02"),
+        ("header with metrics written out as false", long_way, header[:-1] + b"\x00"),
+        ("join with metrics that are neither", "is not in its canonical form", join[:-1] + b"\x02"),
+        ("join with metrics written out as false", long_way, join[:-1] + b"\x00"),
         ("advertise with a short key", "mask_key", head + b"\x8a\x01\x21\x0a\x1f" + bytes(31)),
     ]
     cases += [

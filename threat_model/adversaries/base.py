@@ -65,6 +65,7 @@ class MaliciousAggregator:
 
     Attributes:
         joined: who reported, and the most that each said its policy lets the aggregator see.
+        with_metrics: those of them that hand in loss and accuracy.
         sessions: all that was heard, one entry per attempt; ``heard`` is the last.
         colluders: the colluding sources, by roster index.
         model: what it publishes next.
@@ -78,6 +79,7 @@ class MaliciousAggregator:
         self.target: TargetRound | None = None
         self.last_result: Signed[Result] | None = None
         self.joined: dict[int, Visibility] = {}
+        self.with_metrics: set[int] = set()
         self.sessions: list[Heard] = []
         self.done = False
         self.deadline: float | None = None
@@ -177,6 +179,7 @@ class MaliciousAggregator:
         body, sender = parcel.message.body, parcel.message.sender
         if isinstance(body, Join):
             self.joined[sender] = body.visibility
+            self.with_metrics |= {sender} if body.metrics else set()
             ready = not self.sessions and set(self.joined) == self.seat.site.sources
             return self._begin() if ready else []
         if self.sessions and parcel.message.envelope.session_id == self.heard.session_id:
@@ -218,7 +221,16 @@ class MaliciousAggregator:
         self.target = self.train(place, plan)
         members = self.participants()
         session = self.session_plan(members)
-        header = make_header(site, settings, place, plan=plan, target=self.target, model=self.model, session=session)
+        header = make_header(
+            site,
+            settings,
+            place,
+            plan=plan,
+            target=self.target,
+            model=self.model,
+            session=session,
+            metrics=members <= self.with_metrics,
+        )
         self.sessions.append(Heard(header.body, header.envelope.session_id))
         self._waits_for = Advertise if header.body.masked else Update
         sends = [send for index in sorted(members) for send in self._send_header(index)]

@@ -210,6 +210,7 @@ def honest_header() -> Header:
         target=None,
         model=np.zeros(N_PARAMS, np.float32),
         session=Planner(names, wanted).plan(dict.fromkeys(names, Visibility.SUM)),
+        metrics=True,
     ).body
     return _with_energy(header, others=2)  # one more of the four others in the smallest sum is not trusted
 
