@@ -118,12 +118,14 @@ class Question:
         headers: of the rounds of one run; of one round where a header was given.
         indices: site id -> roster index of every source that the headers may name.
         factory: the task; empty where it is not known.
+        noise: noise multiplier and clip norm with which sources train; None where it is not known.
         has_names: whether the site ids are real; without a roster a header's are made up.
     """
 
     headers: tuple[Header, ...]
     indices: Mapping[str, int]
     factory: str = ""
+    noise: tuple[float, float] | None = None
     has_names: bool = True
 
     def put_to(self, policy: SourcePolicy, site: str) -> str:
@@ -134,7 +136,7 @@ class Question:
             ConfigError: no header over these sources could satisfy it.
             FaultyAggregatorError: the headers do not name the site.
         """
-        from securefda.policy import check_header, check_task, require_satisfiable
+        from securefda.policy import check_header, check_task, check_training, require_satisfiable
         from securefda.secagg.parameters import SessionLimits
 
         own, limits = self.indices[site], None
@@ -144,6 +146,8 @@ class Question:
             limits = SessionLimits(k_min=policy.k_min, n_c=policy.n_c, trusted=trusted)
         if self.factory:
             check_task(policy, self.factory)
+        if self.noise is not None:
+            check_training(policy, *self.noise)
         for header in self.headers:
             check_header(policy, header, own, limits)
         return self.headers[0].level_of(own).label
@@ -167,8 +171,9 @@ def question_of_federation(config: FederationConfig, permitted: Mapping[str, str
     config = config.model_copy(update={"privacy": privacy.model_copy(update={"site_visibility": sites})})
     header = replace(expected_header(config), attempt=config.session.attempts)
     indices = {site: index for index, site in enumerate(config.federation.sources, start=1)}
-    rules = rules_of_run(strategy_of(config.strategy))
-    return Question(tuple(replace(header, rule=terms) for terms in rules), indices, config.task.factory)
+    headers = tuple(replace(header, rule=terms) for terms in rules_of_run(strategy_of(config.strategy)))
+    dp = config.training.source.dp
+    return Question(headers, indices, config.task.factory, (dp.noise_multiplier, dp.max_grad_norm))
 
 
 def question_of_header(path: Path, kits: Sequence[Kit]) -> Question:

@@ -1,11 +1,13 @@
 """Configuration of a federation and of each of its processes; flag before environment before file."""
 
-from securefda.config.convert import strategy_of, training_settings
+from securefda.config.convert import budget_of, strategy_of, training_settings
 from securefda.config.derive import aggregator_toml, kit_settings_toml, site_policy, source_toml
 from securefda.config.files import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.config.load import child_environment, load_aggregator, load_federation, load_source
 from securefda.config.sections import (
+    BudgetSection,
     FederationSection,
+    NoiseSection,
     PrivacySection,
     ProcessSection,
     SessionSection,
@@ -18,8 +20,10 @@ from securefda.config.sections import (
 
 __all__ = [
     "AggregatorConfig",
+    "BudgetSection",
     "FederationConfig",
     "FederationSection",
+    "NoiseSection",
     "PrivacySection",
     "ProcessSection",
     "SessionSection",
@@ -30,6 +34,7 @@ __all__ = [
     "TrainingSides",
     "TransportSection",
     "aggregator_toml",
+    "budget_of",
     "child_environment",
     "kit_settings_toml",
     "load_aggregator",

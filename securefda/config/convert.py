@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from securefda.dp.events import Budget
 from securefda.errors import ConfigError
 from securefda.settings import Settings, kebab_case
 
 if TYPE_CHECKING:
     from securefda.adaptation.strategy import Strategy
-    from securefda.config.sections import StrategySection, TrainingSection
+    from securefda.config.sections import BudgetSection, StrategySection, TrainingSection
     from securefda.training import TrainingSettings
 
 _PARTS_OF_A_RUN = ("warm_up_rounds", "finetune_rounds")
@@ -45,6 +46,11 @@ def training_settings(section: TrainingSection) -> TrainingSettings:
         return TrainingSettings(**plain, dp=NoiseSettings(**dp.model_dump()) if dp.noise_multiplier else None)
     except ValueError as error:
         raise _config_error("training", section, error) from error
+
+
+def budget_of(section: BudgetSection) -> Budget:
+    """Return the budget that a ledger takes."""
+    return Budget(section.target_epsilon, section.target_delta, section.accountant)
 
 
 def _config_error(table: str, section: Settings, error: ValueError) -> ConfigError:

@@ -8,6 +8,7 @@ from typing import Any
 
 import tomli_w
 
+from securefda.config.convert import budget_of
 from securefda.config.files import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.config.sections import ProcessSection
 from securefda.policy import SourcePolicy, default_policy
@@ -19,8 +20,11 @@ _KIT_HEADING = """\
 
 
 def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
-    """Return the policy that a source of ``config`` starts with: it permits what the configuration asks for."""
-    privacy, session = config.privacy, config.session
+    """Return the policy that a source of ``config`` starts with: it permits what the configuration asks for.
+
+    Where sources are to train with noise, their policies require it: to train without any is then no slip of a setting.
+    """
+    privacy, session, dp = config.privacy, config.session, config.training.source.dp
     return default_policy(
         privacy.permitted(site),
         privacy.k_min,
@@ -31,6 +35,9 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
         kappa=privacy.kappa,
         granularity=privacy.energy_granularity,
         unfiltered_projection=not config.strategy.filter,
+        budget=budget_of(privacy.budget),
+        required=dp.noise_multiplier > 0,
+        max_grad_norm=dp.max_grad_norm,
     )
 
 

@@ -3,6 +3,7 @@
 from securefda.policy.explain import Explanation, explain
 from securefda.policy.feasible import require_satisfiable
 from securefda.policy.model import (
+    DpPolicy,
     EnergyBounds,
     MetadataPolicy,
     QuantisationBounds,
@@ -15,10 +16,11 @@ from securefda.policy.model import (
 from securefda.policy.named import NAMED_POLICIES, NamedPolicy
 from securefda.policy.signed import HoldsPolicy, load_signed_policy
 from securefda.policy.template import default_policy, default_policy_text, policy_text
-from securefda.policy.verdict import check_header, check_metadata, check_task
+from securefda.policy.verdict import check_header, check_metadata, check_task, check_training
 
 __all__ = [
     "NAMED_POLICIES",
+    "DpPolicy",
     "EnergyBounds",
     "Explanation",
     "HoldsPolicy",
@@ -31,6 +33,7 @@ __all__ = [
     "check_header",
     "check_metadata",
     "check_task",
+    "check_training",
     "default_policy",
     "default_policy_text",
     "explain",

@@ -48,6 +48,24 @@ a huge one would leave nothing of the update but rounding error.""",
 Bounds on the number of rows up to which a header lets weights count. The first must be at least this site's rows;
 since it does not depend on them, no header finds out how many there are.""",
     "quantisation.max-samples-max": "",
+    "dp.required": """\
+Whether this site trains by DP-SGD or not at all. How much noise it adds is in its own settings, [training.dp]. Noise
+bounds what all that leaves, but for the number of rows, can tell of one row, whoever looks and however many work
+together. Training without noise, which false permits, is bounded by nothing and counted nowhere.""",
+    "dp.unit": """\
+What the bound is of. "sample": one row of the training data, added or removed; two rows of one patient are two.""",
+    "dp.target-epsilon": """\
+The most that a data set's rounds with noise may cost, over all runs since its ledger was opened or reset. A round
+that would cost more is not trained (exit code 11). Who has to guess, at even odds, whether a row was trained on is
+right at most e^epsilon times as often as wrong, apart from delta.""",
+    "dp.target-delta": """\
+The probability that epsilon leaves out. Keep it well below one over the number of rows: at one over that number,
+publishing a row as it is would pass.""",
+    "dp.accountant": """\
+How epsilon is added up: "rdp", or "prv", which is numerical, slower, and tighter for larger epsilons.""",
+    "dp.max-grad-norm": """\
+The largest clip norm (training.dp.max-grad-norm) that this site's settings may ask for. It does not change epsilon,
+since the noise grows with it: a large one only leaves little but noise of an update.""",
     "limits.model-bytes-max": "The largest model that this site trains, in bytes (4 per parameter).",
     "limits.learning-rate-max": """\
 The largest effective learning rate that the target may publish: this site's update is scaled with it.""",
@@ -58,6 +76,7 @@ How often a round may be tried again, each time with new keys, after sources wer
     "release.max-rounds": "How many rounds one run may have: each is one more equation about this site's rows.",
     "metadata.may-leave": """\
 What may leave in clear beside an update at level "individual": "samples", "loss", "accuracy" of the training rows.
-At the other two levels these numbers travel inside the sum, and never of one site alone.""",
+At the other two levels these numbers travel inside the sum, and never of one site alone. In rounds in which anybody
+trains by DP-SGD, loss and accuracy leave neither way.""",
 }
 """Dotted key -> its comment; empty where the key before it speaks for both."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from securefda.adaptation.strategy import Rule
+from securefda.policy.explain_budget import budget_assumption, budget_in_short, budget_in_words
 from securefda.policy.model import SELECTION, SourcePolicy
 from securefda.policy.verdict import rules_that_publish_the_target
 from securefda.secagg.messages import Visibility
@@ -18,6 +19,7 @@ class Explanation:
         summary: the numbers in one line.
         learns: what the aggregator can learn of the site, with every peer following the protocol or not.
         does_not_learn: what it cannot, as long as ``assumes`` holds.
+        budget: what noise bounds, what counts it, what it leaves out, and what holds without it.
         target_pays: what the sources learn of the target.
         assumes: what the claims rest on.
     """
@@ -25,6 +27,7 @@ class Explanation:
     summary: str
     learns: tuple[str, ...]
     does_not_learn: tuple[str, ...]
+    budget: tuple[str, ...]
     target_pays: tuple[str, ...]
     assumes: tuple[str, ...]
 
@@ -34,6 +37,7 @@ class Explanation:
         for heading, lines in (
             ("The aggregator can learn", self.learns),
             ("It cannot learn", self.does_not_learn),
+            ("What noise bounds", self.budget),
             ("What it costs the target", self.target_pays),
             ("What this rests on", self.assumes),
         ):
@@ -54,6 +58,7 @@ def explain(policy: SourcePolicy, site: str, sources: int | None = None) -> Expl
         summary=_summary(facts, sources),
         learns=(*_seen(facts), *_always_seen(facts)),
         does_not_learn=_hidden(facts),
+        budget=budget_in_words(policy, site),
         target_pays=_target_pays(facts),
         assumes=_assumptions(facts),
     )
@@ -78,7 +83,7 @@ def _summary(facts: _Facts, sources: int | None) -> str:
     line = (
         f"{facts.site} permits at most level {policy.max_visibility}, with k-min = {policy.k_min}, n-c = {policy.n_c}"
     )
-    line += f", kappa = {policy.energy.kappa:g} per {policy.energy.granularity}"
+    line += f", kappa = {policy.energy.kappa:g} per {policy.energy.granularity}; {budget_in_short(policy)}"
     if sources is None or policy.visibility is Visibility.INDIVIDUAL:
         return f"{line}."
     spare = sources - policy.smallest_sum
@@ -92,8 +97,7 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
     lines = []
     sum_line = (
         f"At level sum: one weighted sum per round over at least {policy.smallest_sum} of {facts.of_all} sources, in "
-        f"which {site}'s part is one term beside those of {facts.others}. With it come the sums of rows, losses and "
-        f"accuracies{', and of estimated errors of the rules' if SELECTION in policy.allowed_rules else ''}."
+        f"which {site}'s part is one term beside those of {facts.others}. With it come the sums of {_summed(policy)}."
     )
     if policy.visibility is Visibility.INDIVIDUAL:
         lines.append(_in_clear(facts))
@@ -107,14 +111,27 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
     return (*lines, sum_line, _energy_row(facts))
 
 
+def _summed(policy: SourcePolicy) -> str:
+    """Loss and accuracy are figures of the rows without noise: one source with noise keeps those of all at home."""
+    numbers = "rows"
+    if not policy.dp.required:
+        numbers += ", of losses and accuracies where no source of the round trains with noise"
+    return numbers + (", and of estimated errors of the rules" if SELECTION in policy.allowed_rules else "")
+
+
 def _in_clear(facts: _Facts) -> str:
     site = facts.site
     names = {"samples": "its number of training rows", "loss": "its mean loss", "accuracy": "its accuracy"}
     beside = ", ".join(names[name] for name in names if name in facts.policy.metadata.may_leave)
-    return (
-        f"At level individual: {site}'s own update of every round, in clear, with {beside}. From an update it can "
-        "tell much about the rows behind it. k, n_c and kappa protect nothing at this level."
+    told = (
+        "What it tells of one row is bounded by noise alone (below)"
+        if facts.policy.dp.required
+        else "From an update without noise it can tell much about the rows behind it"
     )
+    line = f"At level individual: {site}'s own update of every round, in clear, with {beside}. {told}. "
+    if set(facts.policy.metadata.may_leave) - {"samples"}:
+        line += "Mean loss and accuracy leave only in rounds in which no source trains with noise. "
+    return line + "k, n_c and kappa protect nothing at this level."
 
 
 _LENGTHS_WITHOUT_DIRECTION = ("source_only", "fedavg", "fedda")
@@ -151,16 +168,18 @@ def _always_seen(facts: _Facts) -> tuple[str, ...]:
 
 def _hidden(facts: _Facts) -> tuple[str, ...]:
     policy, site = facts.policy, facts.site
+    without = "only where it trains with noise is there a bound of that, as said below."
+    bounds = "what they tell of one row is bounded, as said below." if policy.dp.required else without
     always = (
         f"Rows, files or anything else of {site} that is not named above: there is no message for it. This does "
-        "not say that an update or a sum tells nothing about rows; no noise is added.",
+        f"not say that an update or a sum tells nothing about rows: {bounds}",
         "A rule, a task, a model or a number beyond this policy is refused before training, and only the key leaves.",
     )
     if policy.visibility is Visibility.INDIVIDUAL:
         return (f"Where it asks for level individual, nothing of {site}'s update stays hidden from it.", *always)
     helped = f", and whichever {policy.n_c} of the other sources tell it all they know" if policy.n_c else ""
     return (
-        f"{site}'s update, or its row count, loss or accuracy of a round on their own: each leaves only as a term of a "
+        f"{site}'s update, or its row count, loss or accuracy of a round on their own: what leaves is only a term of a "
         f"sum beside {facts.others}. This holds whatever the aggregator does{helped}; what the sums and lengths listed "
         "above tell by themselves is excepted.",
         _energy_claim(facts),
@@ -206,7 +225,8 @@ def _target_pays(facts: _Facts) -> tuple[str, ...]:
         f"With the rules {', '.join(published)} at level sum every source sees the target's own update g_T of the "
         "round, since the rule runs inside the sources. The published change of the model partly shows it anyway (in "
         "this project's studies the median cosine of the two was between 0.3 and 1.0, by task and rule; each round's "
-        "is in the target's report). No source's policy protects the target's rows.",
+        "is in the target's report). No source's policy protects the target's rows; noise in the target's own training "
+        "(its training.dp) bounds what g_T tells of one of them.",
         "At levels cohort and individual g_T stays at the target.",
     )
 
@@ -216,6 +236,7 @@ def _assumptions(facts: _Facts) -> tuple[str, ...]:
     common = (
         f"{site}'s own machine and signing key are in nobody else's hands; its process runs with the policy that "
         "the site signed.",
+        budget_assumption(site),
     )
     if policy.visibility is Visibility.INDIVIDUAL:
         return (*common, "TLS 1.3 keeps the network out; towards the aggregator nothing is assumed.")

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from securefda.adaptation.strategy import Rule
+from securefda.dp.events import Budget
 from securefda.errors import ConfigError
 from securefda.secagg.messages import Granularity, Visibility
 from securefda.secagg.parameters import SessionLimits
@@ -97,6 +98,34 @@ class QuantisationBounds(Settings):
         return self
 
 
+class DpPolicy(Settings):
+    """What the privacy of this site's rows may cost, and whether they may be trained on without noise.
+
+    The ledger of a data set keeps the budget, over all rounds and runs with noise since its last reset. It counts no
+    round without noise: only where ``required`` does the budget bound all that this site hands in.
+
+    Attributes:
+        required: whether this site trains by DP-SGD or not at all.
+        unit: what an epsilon is of: one row of the training data, added or removed.
+        target_epsilon: the most that may be spent, at ``target_delta``.
+        target_delta: of that epsilon; it should be well below one over the number of rows.
+        accountant: ``"rdp"`` or ``"prv"``, see :func:`securefda.dp.accountants.epsilon`.
+        max_grad_norm: largest clip norm of a row's gradient that this site's own settings may ask for.
+    """
+
+    required: bool = False
+    unit: Literal["sample"] = "sample"
+    target_epsilon: Positive = 8.0
+    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    accountant: Literal["rdp", "prv"] = "rdp"
+    max_grad_norm: Positive = 10.0
+
+    @property
+    def budget(self) -> Budget:
+        """What the ledger holds each round against."""
+        return Budget(self.target_epsilon, self.target_delta, self.accountant)
+
+
 class WorkLimits(Settings):
     """How much work a header may ask for, and for how long it may keep this site waiting.
 
@@ -144,6 +173,7 @@ class SourcePolicy(Settings):
         architectures: SHA-256 of permitted models, hex; empty for the one that this site builds itself.
         energy: the energy rule of a sum.
         quantisation: bounds on the encoding.
+        dp: whether training takes noise, and its budget.
         limits: bounds on work.
         release: bounds on rounds and retries.
         metadata: what may leave beside an update in clear.
@@ -158,6 +188,7 @@ class SourcePolicy(Settings):
     architectures: Annotated[tuple[Annotated[str, AfterValidator(_digest)], ...], Field(strict=False)] = ()
     energy: EnergyBounds = EnergyBounds()
     quantisation: QuantisationBounds = QuantisationBounds()
+    dp: DpPolicy = DpPolicy()
     limits: WorkLimits = WorkLimits()
     release: ReleaseLimits = ReleaseLimits()
     metadata: MetadataPolicy = MetadataPolicy()
@@ -171,6 +202,10 @@ class SourcePolicy(Settings):
         if self.visibility is Visibility.INDIVIDUAL and "samples" not in self.metadata.may_leave:
             why = 'lacks "samples", without which no update at max-visibility = "individual" can be weighted'
             raise ConfigError("metadata.may-leave", why, hint='add "samples", or lower max-visibility')
+        bare = [name for name in self.metadata.may_leave if name != "samples"]
+        if self.dp.required and bare:
+            why = f'lists "{bare[0]}", a figure of the rows without noise, and dp.required = true lets none leave'
+            raise ConfigError("metadata.may-leave", why, hint=f'take "{bare[0]}" out, or set dp.required = false')
         return self
 
     @property

@@ -9,8 +9,10 @@ from typing import Any, Literal
 import tomli_w
 
 from securefda.adaptation.strategy import Rule
+from securefda.dp.events import Budget
 from securefda.policy.comments import COMMENTS, HEADING
 from securefda.policy.model import (
+    DpPolicy,
     EnergyBounds,
     MetadataPolicy,
     QuantisationBounds,
@@ -22,7 +24,7 @@ RULES_OF_SOURCES = tuple(rule.value for rule in Rule if rule.needs_sources and r
 """What a header may ask sources for; `finetune_offline` is a schedule of two of them."""
 
 ROOM = 10
-"""How far, as a factor, a header's clip and row count may lie from those that the federation was set up with."""
+"""How far, as a factor, clips and row counts may lie from those that the federation was set up with."""
 
 
 def default_policy(
@@ -36,10 +38,14 @@ def default_policy(
     kappa: float = 1.0,
     granularity: Literal["layer", "model"] = "layer",
     unfiltered_projection: bool = False,
+    budget: Budget | None = None,
+    required: bool = False,
+    max_grad_norm: float | None = None,
 ) -> SourcePolicy:
     """Return the policy that a new site starts with: every rule that sources take part in, and these limits.
 
-    ``clip`` and ``max_samples`` are the federation's; the policy's bounds lie around them. None leaves the widest.
+    ``clip``, ``max_samples`` and ``max_grad_norm`` are the federation's; the policy's bounds lie around them. None
+    leaves the widest, for the clip norm of DP-SGD the usual one. ``budget`` and ``required`` go into ``[dp]``.
 
     Raises:
         ConfigError: ``energy.kappa``, it is above ``k_min``.
@@ -56,9 +62,19 @@ def default_policy(
         allowed_rules=RULES_OF_SOURCES,
         energy=EnergyBounds(kappa=kappa, granularity=granularity, unfiltered_projection=unfiltered_projection),
         quantisation=QuantisationBounds.model_validate(around),
+        dp=_dp(budget, required, max_grad_norm),
         release=ReleaseLimits(max_attempts=max_attempts),
         metadata=MetadataPolicy(may_leave=("samples",) if max_visibility == "individual" else ()),
     )
+
+
+def _dp(budget: Budget | None, required: bool, max_grad_norm: float | None) -> DpPolicy:
+    chosen: dict[str, object] = {"required": required}
+    if budget is not None:
+        chosen |= {"target_epsilon": budget.epsilon, "target_delta": budget.delta, "accountant": budget.accountant}
+    if max_grad_norm is not None:
+        chosen["max_grad_norm"] = max_grad_norm * ROOM
+    return DpPolicy.model_validate(chosen)
 
 
 def default_policy_text(site: str, policy: SourcePolicy | None = None) -> str:

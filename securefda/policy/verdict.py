@@ -22,6 +22,8 @@ _MENDS = {
     "quantisation.clip-max": "lower session.clip at the aggregator",
     "quantisation.max-samples-min": "raise session.max-samples at the aggregator",
     "quantisation.max-samples-max": "lower session.max-samples at the aggregator",
+    "dp.required": "set training.dp.noise-multiplier in this site's settings; securefda budget plan finds it",
+    "dp.max-grad-norm": "lower training.dp.max-grad-norm in this site's settings",
     "limits.learning-rate-max": "lower the target's learning rate",
     "limits.training-deadline-s-max": "lower transport.training-deadline-s at the aggregator",
     "limits.phase-deadline-s-max": "lower transport.phase-deadline-s at the aggregator",
@@ -70,6 +72,24 @@ def check_task(policy: SourcePolicy, factory: str) -> None:
     """
     if policy.allowed_tasks and factory not in policy.allowed_tasks:
         raise _refusal("allowed-tasks", factory, ", ".join(policy.allowed_tasks))
+
+
+def check_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm: float) -> None:
+    """Accept the noise that this site's settings train with; what it may cost is the ledger's to say.
+
+    Args:
+        policy: of this site.
+        noise_multiplier: of DP-SGD, as the settings name it; 0 for training without noise.
+        max_grad_norm: clip norm of a row's gradient; it means nothing without noise.
+
+    Raises:
+        PolicyRefusal: ``dp.required`` or ``dp.max-grad-norm``.
+    """
+    with_noise, largest = noise_multiplier > 0, policy.dp.max_grad_norm
+    if policy.dp.required and not with_noise:
+        raise _refusal("dp.required", "training without noise", "DP-SGD alone")
+    if with_noise and not max_grad_norm <= largest:
+        raise _refusal("dp.max-grad-norm", f"{max_grad_norm:g}", f"at most {largest:g}")
 
 
 def check_metadata(policy: SourcePolicy, update: Update) -> None:
