@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
 
@@ -46,8 +47,11 @@ def _std(optimizer: DPOptimizer) -> float:
 
 
 def _add_noise(source: NoiseSource, optimizer: DPOptimizer) -> None:
-    std = _std(optimizer)
     for parameter in optimizer.params:
         _check_processed_flag(parameter.summed_grad)  # refuses to use a sum of gradients twice
-        parameter.grad = source.added_to(parameter.summed_grad, std).view_as(parameter)
+    sums = [parameter.summed_grad.reshape(-1) for parameter in optimizer.params]
+    # One draw for all layers: most have few values, and each draw has its price.
+    noisy = source.added_to(torch.cat(sums), _std(optimizer))
+    for parameter, part in zip(optimizer.params, torch.split(noisy, [len(values) for values in sums]), strict=True):
+        parameter.grad = part.view_as(parameter)
         _mark_as_processed(parameter.summed_grad)

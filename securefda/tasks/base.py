@@ -140,6 +140,15 @@ class Task(ABC):
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss of a batch, a scalar that can be differentiated."""
 
+    def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each row by itself, (n,), where :meth:`loss` returns their mean; DP-SGD takes this one.
+
+        Default: ``loss`` of each row, by ``torch.func.vmap``. A task may have a quicker way; no row may have a part in
+        the loss of another, or epsilon says nothing.
+        """
+        losses: Tensor = torch.func.vmap(lambda output, label: self.loss(output[None], label[None]))(outputs, labels)
+        return losses
+
     @abstractmethod
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """Return named figures in [0, 1] over all rows given; ``accuracy`` is among them."""

@@ -80,6 +80,10 @@ class Digits(Task):
         """Return the mean cross-entropy of the logits."""
         return nn.functional.cross_entropy(outputs, labels)
 
+    def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropy of each row's logits."""
+        return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """Return the accuracy."""
         return {"accuracy": float((outputs.argmax(dim=1) == labels).double().mean())}

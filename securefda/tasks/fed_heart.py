@@ -105,6 +105,10 @@ class FedHeart(Task):
         """Return the mean binary cross-entropy of the logits."""
         return nn.functional.binary_cross_entropy_with_logits(outputs, labels)
 
+    def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the binary cross-entropy of each row's logit."""
+        return nn.functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
+
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """Return the accuracy at the threshold 0.5."""
         return {"accuracy": float(((outputs > 0) == (labels > 0.5)).double().mean())}

@@ -83,7 +83,7 @@ def train_private(
     a step drew rows; with ghost clipping none of that kind.
 
     Args:
-        task: gives the loss; it is taken of each row by itself (``torch.func.vmap``).
+        task: gives the loss of each row by itself, ``row_losses``.
         model: as for ``train_local``; rows must not mix in it, see :func:`require_separate_rows`.
         received: the global model, (m,) float32; not changed.
         data: the site's training rows.
@@ -161,15 +161,19 @@ def _first_output(task: Task, model: nn.Module, batch: Tensor) -> Tensor:
 
 
 class _RowLoss(nn.Module):
-    """A task's loss of each row by itself, (batch,); Opacus sets ``reduction``."""
+    """A task's loss of each row by itself, (batch,), or the mean of these; Opacus sets ``reduction``."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.reduction = "mean"
-        self._of_rows = torch.func.vmap(lambda output, label: task.loss(output[None], label[None]))
+        self._task = task
 
     def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        losses: Tensor = self._of_rows(outputs, labels)
+        losses = self._task.row_losses(outputs, labels)
+        if losses.shape != labels.shape[:1]:
+            shape = tuple(losses.shape)
+            hint = f"row_losses of task {type(self._task).__name__} must return one number for each row"
+            raise TrainingError(f"the losses of {len(labels)} rows have the shape {shape}", hint=hint)
         return losses if self.reduction == "none" else losses.mean()
 
 

@@ -63,6 +63,11 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def weights_of(flat: Tensor) -> Tensor:
+    """The weights' part of what is drawn for all parameters at once."""
+    return flat[: CLASSES * FEATURES].view(CLASSES, FEATURES)
+
+
 def noise_free(way: str) -> Tensor:
     training = Training(way, None)
     training.optimizer.noise_multiplier = 0.0
@@ -72,7 +77,7 @@ def noise_free(way: str) -> Tensor:
 def test_a_step_is_the_clipped_mean_plus_noise_of_the_source(way: str) -> None:
     source = NoiseSource(lambda length: bytes(range(length)))
     change = Training(way, source).step()
-    noise = source.normal((CLASSES, FEATURES), MULTIPLIER * CLIP)
+    noise = weights_of(source.normal((CLASSES * (FEATURES + 1),), MULTIPLIER * CLIP))
     torch.testing.assert_close(change, noise_free(way) + noise / ROWS, rtol=0, atol=1e-6)
 
 
@@ -113,7 +118,8 @@ def test_noised_gradients_are_on_the_grid(way: str) -> None:
 def test_noise_follows_the_multiplier_of_the_moment(way: str) -> None:
     training = Training(way, NoiseSource(lambda length: bytes(range(length))))
     training.optimizer.noise_multiplier = MULTIPLIER / 2
-    noise = NoiseSource(lambda length: bytes(range(length))).normal((CLASSES, FEATURES), MULTIPLIER * CLIP / 2)
+    source = NoiseSource(lambda length: bytes(range(length)))
+    noise = weights_of(source.normal((CLASSES * (FEATURES + 1),), MULTIPLIER * CLIP / 2))
     torch.testing.assert_close(training.step(), noise_free(way) + noise / ROWS, rtol=0, atol=1e-6)
 
 
