@@ -107,7 +107,7 @@ class FedHeart(Task):
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the binary cross-entropy of each row's logit."""
-        return nn.functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
+        return nn.functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(dim=1)
 
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """Return the accuracy at the threshold 0.5."""
