@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from securefda.adaptation.strategy import Strategy
 from securefda.config import (
     aggregator_toml,
+    budget_of,
     child_environment,
     kit_settings_toml,
     load_aggregator,
@@ -24,8 +25,12 @@ from securefda.config import (
     strategy_of,
     training_settings,
 )
+from securefda.config.files import AggregatorConfig, FederationConfig, SourceConfig
+from securefda.dp.events import Budget
 from securefda.errors import ConfigError, ExitCode
-from securefda.training import TrainingSettings
+from securefda.policy import check_training
+from securefda.settings import Settings, known_keys
+from securefda.training import NoiseSettings, TrainingSettings
 
 MINIMAL = """
 [federation]
@@ -137,6 +142,20 @@ BAD_VALUES = [
         "source-1, source-2, source-3 permit no more than cohort",
         "more sources",
     ),
+    ("[privacy.budget]\ntarget-epsilon = 0", "privacy.budget.target-epsilon", "greater than 0", ""),
+    ("[privacy.budget]\ntarget-epsilon = -1.0", "privacy.budget.target-epsilon", "greater than 0", ""),
+    ("[privacy.budget]\ntarget-epsilon = inf", "privacy.budget.target-epsilon", "finite", ""),
+    ("[privacy.budget]\ntarget-delta = 0.0", "privacy.budget.target-delta", "greater than 0", ""),
+    ("[privacy.budget]\ntarget-delta = 1.0", "privacy.budget.target-delta", "less than 1", ""),
+    ("[privacy.budget]\naccountant = 'gdp'", "privacy.budget.accountant", "'rdp' or 'prv'", ""),
+    ("[privacy.budget]\nepsilon = 1.0", "privacy.budget.epsilon", "unknown key", "privacy.budget.target-epsilon"),
+    ("[privacy]\nbudget = 8.0", "privacy.budget", "must be a table", ""),
+    ("[training.source.dp]\nnoise-multiplier = -0.1", "training.source.dp.noise-multiplier", "equal to 0", ""),
+    ("[training.target.dp]\nnoise-multiplier = nan", "training.target.dp.noise-multiplier", "finite", ""),
+    ("[training.source.dp]\nmax-grad-norm = 0.0", "training.source.dp.max-grad-norm", "greater than 0", ""),
+    ("[training.target.dp]\nghost-clipping = 1", "training.target.dp.ghost-clipping", "valid boolean", ""),
+    ("[training.source.dp]\nclip-norm = 1.0", "training.source.dp.clip-norm", "unknown key", "max-grad-norm"),
+    ("[training.dp]\nnoise-multiplier = 1.0", "training.dp", "unknown key", "source.dp.noise-multiplier"),
     ("[session]\nthreshold = 1", "session.threshold", "below k-min + n-c + 1 = 3", "leave it at 0"),
     ("[session]\nthreshold = 2", "session.threshold", "below k-min + n-c + 1 = 3", "leave it at 0"),
     ("[session]\nthreshold = 4", "session.threshold", "outside [2, 3]", "leave it at 0"),
@@ -174,6 +193,73 @@ def test_each_sites_policy_permits_what_the_file_says_of_it(file: Path) -> None:
     }
     assert {site: level.label for site, level in config.levels.items()}["d"] == "individual"
     assert {(policy.energy.kappa, policy.energy.granularity) for policy in permitted.values()} == {(0.5, "model")}
+
+
+NOISE = ("training.source.dp.noise-multiplier=1.1", "training.source.dp.max-grad-norm=20")
+
+
+def test_where_sources_train_with_noise_their_policies_require_it_and_permit_the_clip_norm(file: Path) -> None:
+    policy = site_policy(load_federation(file, NOISE), "source-1")
+    assert policy.dp.required
+    check_training(policy, 1.1, 20.0)
+    plain = site_policy(load_federation(file, ["training.target.dp.noise-multiplier=1.1"]), "source-1")
+    assert not plain.dp.required
+    check_training(plain, 0.0, 1.0)
+
+
+def test_every_sites_policy_gets_the_budget_of_the_file(file: Path) -> None:
+    file.write_text(MINIMAL + "[privacy.budget]\ntarget-epsilon = 3\ntarget-delta = 1e-6\naccountant = 'prv'\n")
+    config = load_federation(file)
+    budgets = {site_policy(config, site).dp.budget for site in config.federation.sources}
+    assert budgets == {Budget(3.0, 1e-6, "prv")} == {budget_of(config.privacy.budget)}
+
+
+def test_without_a_word_there_is_no_noise_and_the_documented_budget(file: Path) -> None:
+    config = load_federation(file)
+    for side in (config.training.source, config.training.target):
+        assert side.dp.noise_multiplier == 0
+        assert training_settings(side).dp is None
+    assert budget_of(config.privacy.budget) == Budget(8.0, 1e-5, "rdp")
+    assert site_policy(config, "source-1").dp.max_grad_norm == 10.0
+
+
+def test_noise_of_one_side_is_not_that_of_the_other(file: Path) -> None:
+    env = {"SECUREFDA_TRAINING_SOURCE_DP_MAX_GRAD_NORM": "0.5"}
+    config = load_federation(file, ["training.source.dp.noise-multiplier=1.1"], env)
+    assert training_settings(config.training.source).dp == NoiseSettings(1.1, 0.5)
+    assert training_settings(config.training.target).dp is None
+
+
+def test_tables_within_tables_are_overridden_by_flag_before_environment_before_file(file: Path) -> None:
+    file.write_text(MINIMAL + "[training.source.dp]\nnoise-multiplier = 1\nmax-grad-norm = 2\nghost-clipping = true\n")
+    env = {
+        "SECUREFDA_TRAINING_SOURCE_DP_NOISE_MULTIPLIER": "3",
+        "SECUREFDA_TRAINING_SOURCE_DP_MAX_GRAD_NORM": "4",
+        "SECUREFDA_PRIVACY_BUDGET_ACCOUNTANT": "prv",
+    }
+    config = load_federation(file, ["training.source.dp.noise-multiplier=5", "privacy.budget.target-epsilon=6"], env)
+    dp, budget = config.training.source.dp, config.privacy.budget
+    assert (dp.noise_multiplier, dp.max_grad_norm, dp.ghost_clipping) == (5.0, 4.0, True)
+    assert (budget.target_epsilon, budget.accountant) == (6.0, "prv")
+
+
+def test_a_wrong_override_of_a_table_within_a_table_is_named(file: Path) -> None:
+    with pytest.raises(ConfigError, match="--set") as caught:
+        load_federation(file, ["training.source.dp.noise-multiplier=-1"])
+    assert caught.value.key == "training.source.dp.noise-multiplier"
+    with pytest.raises(ConfigError) as caught:
+        load_federation(file, ["training.source.dp=1"])
+    assert caught.value.key == "training.source.dp"
+    env = {"SECUREFDA_TRAINING_SOURCE_DP_NOISE_MULTIPLER": "1"}
+    with pytest.raises(ConfigError) as caught:
+        load_federation(file, env=env)
+    assert "SECUREFDA_TRAINING_SOURCE_DP_NOISE_MULTIPLIER" in caught.value.hint
+
+
+@pytest.mark.parametrize("model", [FederationConfig, AggregatorConfig, SourceConfig])
+def test_no_two_settings_of_a_file_have_one_environment_name(model: type[Settings]) -> None:
+    names = [key.replace(".", "_").replace("-", "_") for key in known_keys(model)]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(("overrides", "permitted"), [((), False), (("strategy.filter=false",), True)])
@@ -275,12 +361,15 @@ def test_environment_settings_of_other_files_and_programs_are_left_alone(file: P
 
 def test_a_child_process_inherits_no_setting_but_everything_else() -> None:
     env = {"SECUREFDA_STRATEGY_ROUNDS": "3", "SECUREFDA_TRAINING_LEARNING_RATE": "1", "PATH": "/bin"}
+    env |= {"SECUREFDA_TRAINING_DP_NOISE_MULTIPLIER": "0", "SECUREFDA_PRIVACY_BUDGET_TARGET_EPSILON": "9"}
     assert child_environment(env) == {"PATH": "/bin"}
 
 
 def test_process_files_carry_the_federation_to_each_side(file: Path, tmp_path: Path) -> None:
     file.write_text(MINIMAL + 'data-dir = "data"\n[task.options]\nnote = "a \\"quoted\\" \\\\ ünicode"\n')
-    config = load_federation(file, ["training.target.epochs=2", "training.source.epochs=3", "strategy.rounds=9"])
+    overrides = [*NOISE, "privacy.budget.target-epsilon=2", "training.target.dp.ghost-clipping=true"]
+    overrides += ["training.target.epochs=2", "training.source.epochs=3", "strategy.rounds=9"]
+    config = load_federation(file, overrides)
     for name, text in (
         ("aggregator.toml", aggregator_toml(config, tmp_path / "kit", tmp_path / "out", 7)),
         ("source.toml", source_toml(config, tmp_path / "kit", tmp_path / "out", 7)),
@@ -297,6 +386,8 @@ def test_process_files_carry_the_federation_to_each_side(file: Path, tmp_path: P
     )
     assert aggregator.transport == source.transport == config.transport
     assert (aggregator.training.epochs, source.training.epochs) == (2, 3)
+    assert (aggregator.training.dp, source.training.dp) == (config.training.target.dp, config.training.source.dp)
+    assert (source.training.dp.noise_multiplier, aggregator.privacy.budget.target_epsilon) == (1.1, 2.0)
     assert aggregator.aggregator == source.source
     assert (source.source.kit, source.source.out, source.source.seed) == (tmp_path / "kit", tmp_path / "out", 7)
 

@@ -15,7 +15,15 @@ from securefda.cli import main
 from securefda.cli.samples import sample
 from securefda.config import load_federation
 from securefda.federation.kit import load_kit
-from securefda.policy import NAMED_POLICIES, SourcePolicy, default_policy, load_policy, load_signed_policy, policy_text
+from securefda.policy import (
+    NAMED_POLICIES,
+    DpPolicy,
+    SourcePolicy,
+    default_policy,
+    load_policy,
+    load_signed_policy,
+    policy_text,
+)
 from securefda.rounds.expected import expected_header
 from securefda.secagg.messages import NO_CONTEXT, Result, Signer
 from securefda.transport.wire import encode, encode_signed
@@ -104,6 +112,46 @@ def test_check_finds_what_a_later_round_or_attempt_would_be_refused_for(
     file.write_text(policy_text("source-1", permits(**changes)))
     code, found = envelope(["policy", "check", str(file), FEDERATION], capsys)
     assert (code, found["data"]["policies"][0]["key"]) == (10, key)
+
+
+@pytest.mark.parametrize(
+    ("dp", "override", "key"),
+    [
+        ({"required": True}, "0", "dp.required"),
+        ({"max_grad_norm": 0.5}, "1.1", "dp.max-grad-norm"),
+        ({"required": True}, "1.1", ""),
+        ({"max_grad_norm": 0.5}, "0", ""),
+    ],
+)
+def test_check_compares_the_noise_that_the_federation_trains_with(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    dp: dict[str, Any],
+    override: str,
+    key: str,
+) -> None:
+    monkeypatch.setenv("SECUREFDA_TRAINING_SOURCE_DP_NOISE_MULTIPLIER", override)
+    file = tmp_path / "policy.toml"
+    file.write_text(policy_text("source-1", permits(dp=DpPolicy(**dp))))
+    code, found = envelope(["policy", "check", str(file), FEDERATION], capsys)
+    assert (code, found["data"]["policies"][0].get("key", "")) == (10 if key else 0, key)
+
+
+def test_kits_of_a_federation_with_noise_require_it_and_pass_their_own_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECUREFDA_TRAINING_SOURCE_DP_NOISE_MULTIPLIER", "1.1")
+    monkeypatch.setenv("SECUREFDA_PRIVACY_BUDGET_TARGET_EPSILON", "2")
+    root = tmp_path / "kits"
+    assert main(["federation", "init", FEDERATION, "--out", str(root)]) == 0
+    assert load_policy(root / "source-1" / "local" / "policy.toml").dp == DpPolicy(required=True, target_epsilon=2.0)
+    assert main(["policy", "check", str(root / "source-1"), FEDERATION]) == 0
+    monkeypatch.delenv("SECUREFDA_TRAINING_SOURCE_DP_NOISE_MULTIPLIER")
+    assert main(["policy", "check", str(root / "source-1"), FEDERATION]) == 10
+    out, err = capsys.readouterr()
+    assert "dp.required: asked training without noise" in out
+    assert "securefda budget plan" in err
 
 
 def test_a_policy_file_by_itself_is_of_the_site_that_is_named(
@@ -255,6 +303,7 @@ def test_explain_fills_in_the_numbers_of_the_kits_federation(kits: Path, capsys:
     assert "N = 5" in found["data"]["summary"]
     assert found["data"]["learns"]
     assert found["data"]["does_not_learn"]
+    assert any("at most epsilon = 8 at delta = 1e-05 of each row" in line for line in found["data"]["budget"])
 
 
 def test_explain_reads_a_policy_that_is_not_signed_and_says_so(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:

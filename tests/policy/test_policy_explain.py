@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from securefda.policy import NAMED_POLICIES, EnergyBounds, SourcePolicy, default_policy, explain
+from securefda.dp.events import ASSUMPTIONS
+from securefda.policy import NAMED_POLICIES, DpPolicy, EnergyBounds, SourcePolicy, default_policy, explain
 
 
 def test_the_numbers_are_filled_in() -> None:
@@ -80,6 +81,75 @@ def test_no_energy_rule_is_claimed_for_cohorts() -> None:
     found = explain(default_policy("cohort"), "lyon", 5)
     assert any(line.startswith("At level cohort: ") and "No energy rule holds" in line for line in found.learns)
     assert all(line.startswith("At level sum, ") for line in found.does_not_learn if "times the energy" in line)
+
+
+REQUIRING = SourcePolicy(dp=DpPolicy(required=True, target_epsilon=1.0, target_delta=1e-6))
+WITHOUT = "The ledger does not count such rounds, and after one of them no epsilon holds for all that left"
+
+
+def test_a_required_budget_is_said_with_its_unit_what_it_covers_and_what_counts_it() -> None:
+    found = explain(REQUIRING, "lyon", 5)
+    assert found.summary.startswith("lyon permits at most level sum")
+    assert "noise required, epsilon at most 1 at delta 1e-06" in found.summary
+    text = " ".join(found.budget)
+    assert "over all rounds and runs of a data set together, at most epsilon = 1 at delta = 1e-06 of each row, " in text
+    assert "added or removed" in text
+    assert "at most e^epsilon = 2.72 times as often as wrong" in text
+    assert "The ledger at lyon counts it" in text
+    assert "what was spent before it comes on top" in text
+    assert "dp.required = false" not in text
+    assert WITHOUT not in text
+
+
+def test_what_a_budget_does_not_cover_is_said_with_noise_required_or_not() -> None:
+    for policy in (REQUIRING, SourcePolicy()):
+        text = " ".join(explain(policy, "lyon").budget)
+        assert "Not covered: lyon's number of rows, which is taken as public" in text
+        assert "Several rows of one patient are not one unit" in text
+        assert f"of two rows together epsilon is {2 * policy.dp.target_epsilon:g}," in text
+
+
+def test_a_site_that_may_train_without_noise_is_told_what_then_protects_and_what_does_not() -> None:
+    found = explain(SourcePolicy(), "lyon", 5)
+    assert "training without noise permitted" in found.summary
+    assert WITHOUT in found.budget[0]
+    assert "sums hide which of their sources a part is of" in found.budget[0]
+    assert "nothing bounds it" in found.budget[0]
+    assert "of such rounds: over all rounds and runs of a data set together, at most epsilon = 8" in found.budget[1]
+    in_clear = explain(default_policy("individual"), "lyon", 5).budget[0]
+    assert "What protects then: towards the aggregator nothing." in in_clear
+    assert "sums hide" not in in_clear
+
+
+@pytest.mark.parametrize(("epsilon", "said"), [(0.1, "1.11 times"), (8.0, "2981 times"), (1000.0, "nothing of use")])
+def test_the_odds_of_an_epsilon_are_rounded_up_and_an_endless_one_is_not_dressed_up(epsilon: float, said: str) -> None:
+    assert said in " ".join(explain(SourcePolicy(dp=DpPolicy(target_epsilon=epsilon)), "lyon").budget)
+
+
+def test_loss_and_accuracy_are_said_to_travel_only_where_nobody_adds_noise() -> None:
+    assert "With it come the sums of rows." in explain(REQUIRING, "lyon").text()
+    without = explain(SourcePolicy(), "lyon").text()
+    assert "sums of rows, of losses and accuracies where no source of the round trains with noise." in without
+    in_clear = explain(NAMED_POLICIES["research-open"].policy, "lyon").learns[0]
+    assert "leave only in rounds in which no source trains with noise" in in_clear
+
+
+def test_an_update_in_clear_with_noise_is_not_said_to_tell_much_and_one_without_is() -> None:
+    much = "From an update without noise it can tell much about the rows behind it"
+    assert much in explain(default_policy("individual"), "lyon").learns[0]
+    noisy = explain(default_policy("individual", required=True), "lyon").learns[0]
+    assert much not in noisy
+    assert "What it tells of one row is bounded by noise alone" in noisy
+
+
+def test_nothing_says_that_there_is_no_noise_in_this_version() -> None:
+    for policy in (REQUIRING, *(named.policy for named in NAMED_POLICIES.values())):
+        assert "no noise is added" not in explain(policy, "lyon").text()
+
+
+def test_every_epsilon_comes_with_what_it_rests_on() -> None:
+    for named in NAMED_POLICIES.values():
+        assert any(ASSUMPTIONS in line and "cannot be guessed" in line for line in explain(named.policy, "a").assumes)
 
 
 def test_the_target_pays_with_its_update_only_under_rules_that_publish_it() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from policy_headers import roster
 
 from securefda.adaptation.strategy import Rule
+from securefda.dp.events import ACCOUNTANTS, Budget
 from securefda.errors import ConfigError
-from securefda.policy import SourcePolicy, default_policy, default_policy_text, load_policy, parse_policy
+from securefda.policy import DpPolicy, SourcePolicy, default_policy, default_policy_text, load_policy, parse_policy
 from securefda.secagg.messages import Granularity, Visibility
 from securefda.settings import kebab_case, known_keys
 
@@ -67,6 +70,45 @@ def test_a_new_site_s_weights_count_at_least_up_to_the_federation_s_rows(file: P
     assert (bounds.max_samples_min, bounds.max_samples_max) == (300, 3000)
 
 
+def test_the_default_text_carries_the_budget_and_that_noise_is_required(file: Path) -> None:
+    chosen = default_policy(budget=Budget(2.5, 1e-7, "prv"), required=True, max_grad_norm=3.0)
+    file.write_text(default_policy_text("source-1", chosen))
+    dp = load_policy(file).dp
+    assert (dp.required, dp.unit) == (True, "sample")
+    assert dp.max_grad_norm == pytest.approx(30.0)
+    assert dp.budget == Budget(2.5, 1e-7, "prv")
+
+
+def test_without_a_word_training_needs_no_noise_and_the_budget_is_that_of_the_settings(file: Path) -> None:
+    file.write_text("k-min = 2\n")
+    assert load_policy(file).dp == default_policy().dp == default_policy(max_grad_norm=1.0).dp
+    assert load_policy(file).dp.budget == Budget(8.0, 1e-5, "rdp")
+    assert (load_policy(file).dp.required, load_policy(file).dp.max_grad_norm) == (False, 10.0)
+
+
+@pytest.mark.parametrize("name", ["loss", "accuracy"])
+def test_a_figure_without_noise_may_leave_only_where_training_without_noise_is_permitted(file: Path, name: str) -> None:
+    text = f"max-visibility = 'individual'\n[metadata]\nmay-leave = ['samples', '{name}']\n"
+    file.write_text(f"{text}[dp]\nrequired = false\n")
+    assert load_policy(file).metadata.may_leave == ("samples", name)
+    file.write_text(f"{text}[dp]\nrequired = true\n")
+    with pytest.raises(ConfigError, match=f'lists "{name}"') as caught:
+        load_policy(file)
+    assert caught.value.key == "metadata.may-leave"
+    assert "dp.required = false" in caught.value.hint
+
+
+def test_the_number_of_rows_may_leave_beside_noise() -> None:
+    policy = default_policy("individual", required=True)
+    assert (policy.dp.required, policy.metadata.may_leave) == (True, ("samples",))
+
+
+def test_reading_a_policy_needs_no_accountant_and_no_torch() -> None:
+    code = "import sys, securefda.policy; print([name for name in ('torch', 'opacus', 'scipy') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
 def test_the_default_text_shows_and_explains_every_key() -> None:
     lines = default_policy_text("source-1").splitlines()
     for key in known_keys(SourcePolicy):
@@ -105,6 +147,18 @@ def test_the_default_text_shows_and_explains_every_key() -> None:
         ("max-visibility = 'individual'", "metadata.may-leave", 'lacks "samples"'),
         ("max-visibility = 'individual'\n[metadata]\nmay-leave = ['loss']", "metadata.may-leave", 'lacks "samples"'),
         ("[metadata]\nmay-leave = ['rows']", "metadata.may-leave.0", "'samples', 'loss' or 'accuracy'"),
+        ("[dp]\nrequired = 1", "dp.required", "valid boolean"),
+        ("[dp]\nunit = 'patient'", "dp.unit", "'sample'"),
+        ("[dp]\ntarget-epsilon = 0.0", "dp.target-epsilon", "greater than 0"),
+        ("[dp]\ntarget-epsilon = -1.0", "dp.target-epsilon", "greater than 0"),
+        ("[dp]\ntarget-epsilon = inf", "dp.target-epsilon", "finite"),
+        ("[dp]\ntarget-delta = 0.0", "dp.target-delta", "greater than 0"),
+        ("[dp]\ntarget-delta = 1.0", "dp.target-delta", "less than 1"),
+        ("[dp]\naccountant = 'gdp'", "dp.accountant", "'rdp' or 'prv'"),
+        ("[dp]\nmax-grad-norm = 0.0", "dp.max-grad-norm", "greater than 0"),
+        ("[dp]\nmax-grad-norm = nan", "dp.max-grad-norm", "finite"),
+        ("[dp]\nnoise-multiplier = 1.0", "dp.noise-multiplier", "unknown key"),
+        ("[dp]\nepsilon = 1.0", "dp.epsilon", "unknown key"),
     ],
 )
 def test_a_wrong_policy_is_refused_with_its_key(file: Path, text: str, key: str, part: str) -> None:
@@ -143,6 +197,11 @@ def test_trusted_peers_become_roster_indices() -> None:
 def test_trust_in_a_site_that_is_no_source_is_an_error(site: str) -> None:
     with pytest.raises(ConfigError, match=f"trusted-peers: {site}"):
         SourcePolicy(trusted_peers=(site,)).session_limits(GREEKS)
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_every_accountant_of_the_ledger_can_be_chosen(accountant: str) -> None:
+    assert DpPolicy.model_validate({"accountant": accountant}).budget.accountant == accountant
 
 
 def test_every_rule_that_a_round_asks_of_sources_can_be_allowed() -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from policy_headers import ME, header_at_every_limit, rule
 
+from securefda.dp.events import Budget
+from securefda.dp.planning import Schedule, plan_epsilon, plan_noise
 from securefda.errors import PolicyRefusal
-from securefda.policy import NAMED_POLICIES, SourcePolicy, check_header, load_policy, require_satisfiable
+from securefda.policy import (
+    NAMED_POLICIES,
+    SourcePolicy,
+    check_header,
+    check_training,
+    load_policy,
+    require_satisfiable,
+)
 from securefda.policy.comments import COMMENTS
 from securefda.secagg.messages import EnergyTerms, Granularity, Header, Visibility
 from securefda.settings import kebab_case, known_keys
@@ -65,6 +75,26 @@ def test_a_template_has_a_comment_and_a_reason_for_each_value(name: str) -> None
         assert text.index(f"# {first}\n") < text.index(f"\n{kebab_case(key.rpartition('.')[2])} = ")
 
 
+SMALL, LARGE = Schedule(300, 16, 1, 20), Schedule(5000, 64, 1, 20)
+
+
+def test_what_reasons_say_of_noise_and_budgets_is_what_the_accountants_say() -> None:
+    reasons = {name: named.reasons["dp.target-epsilon"] for name, named in NAMED_POLICIES.items()}
+    strict = plan_noise(LARGE, NAMED_POLICIES["strict"].policy.dp.budget).noise_multiplier
+    assert f"noise multiplier of {strict:.1f} " in reasons["strict"]
+    assert f"e^1 = {math.ceil(math.e * 100) / 100} times" in reasons["strict"]
+    assert f"in {100 * math.e / (1 + math.e):.0f} of 100 cases" in reasons["strict"]
+    one = Budget(1.0, NAMED_POLICIES["clinical-default"].policy.dp.target_delta)
+    required = NAMED_POLICIES["clinical-default"].reasons["dp.required"].replace("\n", " ")
+    small, large = (plan_noise(schedule, one).noise_multiplier for schedule in (SMALL, LARGE))
+    assert f"300 rows in batches of 16 take a noise multiplier of {small:.1f}, 5000 in batches of 64" in required
+    assert f"one of {large:.1f}:" in required
+    assert round(plan_epsilon(SMALL, 1.0, one.delta).epsilon) == 8
+    assert f"right {math.ceil(math.exp(8))} times" in reasons["clinical-default"]
+    said = [f"{plan_epsilon(SMALL, 4.3, one.delta, accountant=name).epsilon:.2f}" for name in ("rdp", "prv")]
+    assert " for ".join(said) in NAMED_POLICIES["strict"].reasons["dp.accountant"]
+
+
 @pytest.mark.parametrize("name", sorted(NAMED_POLICIES))
 def test_no_line_of_a_template_is_longer_than_120_columns(name: str) -> None:
     assert max(map(len, NAMED_POLICIES[name].text("lyon").splitlines())) <= 120
@@ -80,6 +110,18 @@ def test_strict_permits_sums_over_six_under_rules_that_the_target_cannot_steer(t
     assert refused(policy, replace(header, rule=rule("fedgp_auto"))) == "allowed-rules"
     assert refused(policy, replace(header, attempt=2)) == "release.max-attempts"
     assert refused(policy, replace(header, levels=(Visibility.COHORT,) * 8)) == "max-visibility"
+
+
+def test_strict_alone_refuses_to_train_without_noise(tmp_path: Path) -> None:
+    strict = load("strict", tmp_path)
+    check_training(strict, 2.4, 1.0)
+    with pytest.raises(PolicyRefusal) as caught:
+        check_training(strict, 0.0, 1.0)
+    assert caught.value.key == "dp.required"
+    assert strict.dp.budget == Budget(1.0, 1e-6)
+    for name in ("clinical-default", "research-open"):
+        check_training(load(name, tmp_path), 0.0, 1.0)
+        check_training(load(name, tmp_path), 1.1, 1.0)
 
 
 def test_clinical_default_permits_three_hospitals_every_rule_at_sum_and_nothing_in_clear(tmp_path: Path) -> None:

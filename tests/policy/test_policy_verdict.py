@@ -13,7 +13,7 @@ from policy_headers import ARCHITECTURE, FACTORY, ME, POLICY, header_at_every_li
 
 from securefda.adaptation.strategy import Rule
 from securefda.errors import ExitCode, FaultyAggregatorError, PolicyRefusal
-from securefda.policy import SourcePolicy, check_header, check_metadata, check_task
+from securefda.policy import SourcePolicy, check_header, check_metadata, check_task, check_training
 from securefda.secagg.messages import EnergyTerms, Granularity, Header, Layer, TargetTerms, Update, Visibility
 from securefda.settings import known_keys
 
@@ -63,6 +63,10 @@ def trained_for(factory: str) -> Asks:
     return lambda policy: check_task(policy, factory)
 
 
+def trained_with(noise_multiplier: float, max_grad_norm: float = 1.0) -> Asks:
+    return lambda policy: check_training(policy, noise_multiplier, max_grad_norm)
+
+
 AT_EVERY_LIMIT = asking()
 
 
@@ -78,6 +82,7 @@ class Case:
 
 
 TARGET = TargetTerms(steps=10, learning_rate=0.2501, update_digest=bytes(32))
+REQUIRING = changed(POLICY, "dp.required", True)
 TRUSTING = changed(POLICY, "trusted-peers", ())
 LAYERS = header_at_every_limit().layers
 CASES = [
@@ -109,6 +114,8 @@ CASES = [
     Case("quantisation.n-max", asking(n_max=9), 9),
     Case("quantisation.max-samples-min", asking(max_samples=999), 999),
     Case("quantisation.max-samples-max", asking(max_samples=1001), 1001),
+    Case("dp.required", trained_with(0.0), False, at=trained_with(0.01), policy=REQUIRING),
+    Case("dp.max-grad-norm", trained_with(1.0, 10.001), 10.001, at=trained_with(1.0, 10.0)),
     Case("limits.model-bytes-max", asking(layers=(*LAYERS, Layer("one", (1,), 1.0))), 40),
     Case("limits.learning-rate-max", asking(target=TARGET), 0.2501),
     Case("limits.training-deadline-s-max", asking(training_deadline_ms=60_501), 60.501),
@@ -120,8 +127,12 @@ CASES = [
 ]
 
 
+OF_THE_LEDGER = {"dp.unit", "dp.target-epsilon", "dp.target-delta", "dp.accountant"}
+"""What rounds may cost together is no matter of one header or one site's settings: ``dp.budget`` goes to the ledger."""
+
+
 def test_every_key_of_the_schema_has_been_asked_for_too_much_of() -> None:
-    assert {case.key for case in CASES} == set(known_keys(SourcePolicy))
+    assert {case.key for case in CASES} == set(known_keys(SourcePolicy)) - OF_THE_LEDGER
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
@@ -267,6 +278,23 @@ def test_no_listed_architecture_leaves_the_choice_to_the_session() -> None:
 
 def test_a_header_that_needs_nothing_of_the_target_has_no_learning_rate_to_refuse() -> None:
     asking(target=None)(changed(POLICY, "limits.learning-rate-max", 1e-9))
+
+
+def test_training_without_noise_is_refused_where_noise_is_required_whatever_the_clip_norm() -> None:
+    with pytest.raises(PolicyRefusal) as caught:
+        check_training(REQUIRING, 0.0, 1.0)
+    assert (caught.value.key, caught.value.asked) == ("dp.required", "training without noise")
+    assert "training.dp.noise-multiplier" in caught.value.hint
+    with pytest.raises(PolicyRefusal) as caught:
+        check_training(REQUIRING, float("nan"), 1.0)
+    assert caught.value.key == "dp.required"
+
+
+def test_a_clip_norm_means_nothing_without_noise_and_no_number_is_no_norm() -> None:
+    check_training(POLICY, 0.0, 1e9)
+    with pytest.raises(PolicyRefusal) as caught:
+        check_training(POLICY, 1.0, float("nan"))
+    assert caught.value.key == "dp.max-grad-norm"
 
 
 def test_row_counts_leave_in_clear_only_where_the_policy_lists_them() -> None:
