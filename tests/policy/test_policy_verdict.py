@@ -14,6 +14,7 @@ from policy_headers import ARCHITECTURE, FACTORY, ME, POLICY, header_at_every_li
 from securefda.adaptation.strategy import Rule
 from securefda.errors import ExitCode, FaultyAggregatorError, PolicyRefusal
 from securefda.policy import SourcePolicy, check_header, check_metadata, check_task, check_training
+from securefda.policy.verdict import check_metrics
 from securefda.secagg.messages import EnergyTerms, Granularity, Header, Layer, TargetTerms, Update, Visibility
 from securefda.settings import known_keys
 
@@ -348,3 +349,27 @@ def test_every_accepted_header_satisfies_every_inequality(
     else:
         with pytest.raises(PolicyRefusal):
             check_header(POLICY, header, ME)
+
+
+@pytest.mark.parametrize("handed_in", [True, False])
+@pytest.mark.parametrize("asked", [True, False])
+def test_loss_and_accuracy_are_refused_where_the_site_hands_in_none(handed_in: bool, asked: bool) -> None:
+    header = replace(header_at_every_limit(), metrics=asked)
+    if handed_in or not asked:
+        check_metrics(header, handed_in=handed_in)
+        return
+    with pytest.raises(PolicyRefusal) as caught:
+        check_metrics(header, handed_in=handed_in)
+    assert (caught.value.key, caught.value.asked) == ("dp.metrics", "loss and accuracy")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("figures", [{"loss": 0.0}, {"accuracy": 0.0}, {"loss": 0.5, "accuracy": 0.5}])
+def test_an_update_carries_loss_or_accuracy_only_where_the_header_has_metrics(figures: dict[str, float]) -> None:
+    header, bare = header_at_every_limit(), Update(bytes(32), 4, 10)
+    check_metrics(replace(header, metrics=True), handed_in=True, update=replace(bare, **figures))
+    for handed_in in (True, False):
+        check_metrics(header, handed_in=handed_in, update=bare)
+        with pytest.raises(PolicyRefusal) as caught:
+            check_metrics(header, handed_in=handed_in, update=replace(bare, **figures))
+        assert caught.value.key == "dp.metrics"

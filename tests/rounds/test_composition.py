@@ -9,10 +9,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import Federation
 
-from securefda.config import ProcessSection, SourceConfig, TaskSection, TrainingSection
+from securefda.config import NoiseSection, ProcessSection, SourceConfig, TaskSection, TrainingSection
+from securefda.config.sections import DEFAULT_DATA_SET
+from securefda.dp.ledger import Ledger
 from securefda.errors import ConfigError
 from securefda.policy import default_policy
-from securefda.rounds.composition import Member, source_site
+from securefda.rounds.accounts import data_set_of, ledger_file
+from securefda.rounds.composition import Member, source_site, task_of, training_rows
 from securefda.rounds.store import SourceStore
 from securefda.training import choose_device
 from securefda.transport.wire import encode
@@ -22,6 +25,14 @@ DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")
 
 def member_of(federation: Federation) -> Member:
     return Member(federation.roster, federation.roster.sources[0].site_id, Ed25519PrivateKey.generate(), encode)
+
+
+def make_ledger(kit: Path, federation: Federation) -> None:
+    """The ledger of the first source's rows, in its kit."""
+    site, file = federation.roster.sources[0].site_id, ledger_file(kit, DEFAULT_DATA_SET)
+    file.parent.mkdir(parents=True)
+    rows = training_rows(task_of(DIGITS, federation.roster, 0), site)
+    Ledger.create(file, data_set_of(site, DEFAULT_DATA_SET, rows), now=0)
 
 
 def test_a_policy_that_a_header_could_use_to_count_rows_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -34,6 +45,21 @@ def test_a_policy_that_a_header_could_use_to_count_rows_is_refused_at_the_start(
     site = source_site(config, default_policy(max_samples=1000), member_of(federation), store)
     assert 10 < site.trainer.samples <= 1000
     store.close()
+    federation.close()
+
+
+@pytest.mark.parametrize(("noise", "handed_in"), [(0.0, True), (1.0, False)])
+def test_a_site_that_trains_by_dp_sgd_hands_in_no_loss_and_no_accuracy(
+    tmp_path: Path, noise: float, handed_in: bool
+) -> None:
+    federation = Federation(tmp_path)
+    training = TrainingSection(dp=NoiseSection(noise_multiplier=noise))
+    config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
+    if noise:
+        make_ledger(tmp_path, federation)
+    with closing(SourceStore(tmp_path / "state.sqlite")) as store:
+        site = source_site(config, default_policy(max_samples=1000), member_of(federation), store)
+        assert site.permits.metrics is handed_in
     federation.close()
 
 

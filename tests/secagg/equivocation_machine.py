@@ -188,6 +188,7 @@ class EquivocationMachine(RuleBasedStateMachine):
                     "cohort_size": st.integers(0, 4),
                     "cohort_quorum": st.integers(0, 4),
                     "previous_result_digest": st.sampled_from([b"", STRANGER]),
+                    "metrics": st.booleans(),
                 },
             )
         )

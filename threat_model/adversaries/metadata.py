@@ -72,5 +72,5 @@ def _numbers(value: Any) -> Iterator[float]:
     elif isinstance(value, tuple):
         for item in value:
             yield from _numbers(item)
-    elif isinstance(value, (int, float)):
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
         yield float(value)
