@@ -360,6 +360,14 @@ def test_training_figures_are_shown_as_sums_and_only_where_they_were_summed(tmp_
     assert "Shown as sums" not in page_of(tmp_path / "clear").text
 
 
+def test_rounds_in_which_no_training_figures_travelled_have_none_in_the_page(tmp_path: Path) -> None:
+    none = [seen_line(level, SITES, loss=None, accuracy=None) for level in ("cohort", "sum")]
+    write_run(tmp_path / "none", [line(n, seen=none) for n in (1, 2)])
+    assert "Training at the sources" not in page_of(tmp_path / "none").text
+    write_run(tmp_path / "some", [line(1, seen=none), line(2, seen=[seen_line("sum", SITES)])])
+    assert "Training at the sources" in page_of(tmp_path / "some").text
+
+
 def test_emptied_layers_are_named_and_caps_that_did_nothing_have_no_figure(tmp_path: Path) -> None:
     levels = dict.fromkeys(SITES, "sum")
     calm = {"layers": 4, "zeroed": [], "capped": {}}
