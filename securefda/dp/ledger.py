@@ -38,12 +38,14 @@ from securefda.dp.ledger_rows import (
     read_chain,
     statement,
 )
-from securefda.dp.ledger_state import MEND, MEND_CHAIN, LedgerState, bound_to
+from securefda.dp.ledger_state import ACCEPT, MEND_CHAIN, LedgerState, bound_to
 from securefda.errors import BudgetExhausted, ConfigError, TrainingError
 
 _SCHEMA_VERSION = 1
 _TABLE = "CREATE TABLE rows (number INTEGER PRIMARY KEY, body TEXT NOT NULL, digest BLOB NOT NULL)"
 _MAX_REASON = 500
+_USE_IT = "use it: securefda budget show --config FILE says what is spent"
+_PUT_BACK = f"put the newest copy back, then: {ACCEPT}"
 
 # Closing a file drops all locks of the process on it, so no two threads may have a ledger open.
 _ONE_AT_A_TIME = [threading.RLock()]
@@ -109,10 +111,12 @@ class Ledger:
         markers = RowMarkers(path)
         with _clear_errors(path, 0):
             highest = markers.highest()
+            is_there = path.exists()
+            # A file without any marker is in doubt, and stays so: a marker made here would clear it.
+            if is_there and (highest is None or highest[0] > 0):
+                raise LedgerError(path, "exists already", hint=_USE_IT)
             if highest is not None and highest[0] > 0:
-                is_there = path.exists()
-                what = "exists already" if is_there else f"was deleted after {highest[0]} rows"
-                raise LedgerError(path, what, hint="use it" if is_there else "put the newest copy back")
+                raise LedgerError(path, f"was deleted after {highest[0]} rows", hint=_PUT_BACK)
             markers.advance(NO_ROWS)
             make_file(path)
         _write_first_row(path, data, now, random_bytes(16).hex())
@@ -232,7 +236,8 @@ class Ledger:
             fields = {key: value for key, value in row.fields.items() if key != "signature"}
             said = statement(rows[0].fields["ledger"], row.kind, row.time, fields, Head(before.number, before.digest))
             if not is_valid(said, _signature(row)):
-                raise LedgerError(self._path, f"row {row.number} ({row.kind}) is not signed by this site", hint=MEND)
+                what = f"row {row.number} ({row.kind}) is not signed by this site"
+                raise LedgerError(self._path, what, hint=MEND_CHAIN)
 
     def _by_the_sites_word(self, kind: Kind, reason: str, sign: Sign, now: int) -> Head:
         if not 1 <= len(reason.strip()) <= _MAX_REASON:
@@ -264,17 +269,28 @@ class Ledger:
 
     def _read(self, database: sqlite3.Connection, number: str) -> LedgerState:
         highest = self._markers.highest()  # before the rows: another process may be adding both
-        version = database.execute("PRAGMA user_version").fetchone()[0]
-        if version != _SCHEMA_VERSION:
-            hint = "use the release that made it, or put the newest copy back"
-            raise LedgerError(self._path, f"has schema version {version}, not {_SCHEMA_VERSION}", hint=hint)
-        # All of them: a query that is broken off would keep the connection open for as long as its error lives.
-        stored = database.execute("SELECT number, body, digest FROM rows ORDER BY number").fetchall()
-        try:
-            rows = read_chain(stored)
-        except ValueError as error:
-            raise LedgerError(self._path, str(error), hint=MEND_CHAIN) from error
+        rows = _stored_rows(self._path, database)
         return LedgerState(self._path, database, rows, number, self._markers.doubt(highest, rows))
+
+
+def fingerprints_of(path: Path, *, wait_s: float = 30.0) -> frozenset[str]:
+    """Fingerprints of all rows that the ledger at ``path`` is bound to or was. Raises LedgerError: it is unreadable."""
+    with _connection(path, wait_s) as (database, _):
+        rows = _stored_rows(path, database)
+    return frozenset(row.fields["fingerprint"] for row in rows if "fingerprint" in row.fields)
+
+
+def _stored_rows(path: Path, database: sqlite3.Connection) -> tuple[Row, ...]:
+    version = database.execute("PRAGMA user_version").fetchone()[0]
+    if version != _SCHEMA_VERSION:
+        hint = "use the release that made it, or put the newest copy back"
+        raise LedgerError(path, f"has schema version {version}, not {_SCHEMA_VERSION}", hint=hint)
+    # All of them: a query that is broken off would keep the connection open for as long as its error lives.
+    stored = database.execute("SELECT number, body, digest FROM rows ORDER BY number").fetchall()
+    try:
+        return read_chain(stored)
+    except ValueError as error:
+        raise LedgerError(path, str(error), hint=MEND_CHAIN) from error
 
 
 def _before_and_after(past: Sequence[DpEvent], event: DpEvent, budget: Budget) -> tuple[float, float]:
@@ -302,7 +318,7 @@ def _write_first_row(path: Path, data: DataSet, now: int, ledger_id: str) -> Non
         database.execute("PRAGMA journal_mode = WAL")
         with _transaction(database):
             if database.execute("PRAGMA user_version").fetchone()[0]:
-                raise LedgerError(path, "exists already", hint="use it")
+                raise LedgerError(path, "exists already", hint=_USE_IT)
             database.execute(_TABLE)
             state = LedgerState(path, database, (), number, "")
             state.append("opened", now, {"ledger": ledger_id, **bound_to(data, number)})
@@ -330,9 +346,9 @@ def _connection(path: Path, wait_s: float) -> Iterator[tuple[sqlite3.Connection,
 def _missing(path: Path) -> LedgerError:
     highest = RowMarkers(path).highest() if path.parent.is_dir() else None
     if highest is None or highest[0] == 0:
-        hint = "a data set that was never trained on gets one with: securefda budget init"
+        hint = "a data set that was never trained on gets one with: securefda budget init --config FILE"
         return LedgerError(path, "is missing", hint=hint)
-    return LedgerError(path, f"was deleted after {highest[0]} rows", hint="put the newest copy back")
+    return LedgerError(path, f"was deleted after {highest[0]} rows", hint=_PUT_BACK)
 
 
 @contextmanager

@@ -15,9 +15,10 @@ from securefda.errors import ConfigError
 CLOCK_SLACK_S = 300
 """How far the clock may go back: processes take the time before they wait for each other, and NTP corrects."""
 
-MEND = "put the newest ledger back; where there is none: securefda budget accept --reason WHY, or budget reset"
-MEND_CHAIN = "put the newest ledger back; where there is none, keep this one as evidence and begin anew under its name"
-_MEND_DATA = "if this is meant: securefda budget accept --reason WHY, which keeps what is spent"
+ACCEPT = "securefda budget accept --config FILE --reason WHY"
+MEND = f"put the newest ledger back; where this is it: {ACCEPT}, which keeps what is spent"
+MEND_CHAIN = "put the newest ledger back; where there is none, keep this one as evidence: nobody knows what was spent"
+_MEND_DATA = f"if this is meant: {ACCEPT}, which keeps what is spent; other rows need another data-set"
 _BINDING: tuple[Kind, ...] = ("opened", "accepted", "reset")
 
 
@@ -53,14 +54,16 @@ class LedgerState:
             raise ConfigError(str(self._path), why, hint=_MEND_DATA)
         if now is not None and now < self.rows[-1].time - CLOCK_SLACK_S:
             why = f"says {_text(now)}, but the privacy ledger was written at {_text(self.rows[-1].time)}"
-            raise ConfigError("clock", f"{why}: it was moved back", hint="set the clock, or securefda budget accept")
+            raise ConfigError("clock", f"{why}: it was moved back", hint=f"set the clock; where it is right: {ACCEPT}")
 
     def check_owner(self, data: DataSet) -> None:
         """Refuse the ledger of another data set. Raises ConfigError."""
         owner = (self.rows[0].fields["site"], self.rows[0].fields["data"])
         if owner != (data.site_id, data.name):
             why = f"is the privacy ledger of data set {owner[1]} of {owner[0]}, not of {data.name} of {data.site_id}"
-            raise ConfigError(str(self._path), why, hint="name the ledger of this data set")
+            raise ConfigError(
+                str(self._path), why, hint="put the ledger of this data set back; other rows need another data-set"
+            )
 
     def open_reservation(self, number: int, event: DpEvent) -> Row:
         """The row that reserved ``event`` and was not committed. Raises ValueError."""

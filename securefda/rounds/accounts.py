@@ -12,12 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from securefda.dp.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent, delta_warning
-from securefda.dp.ledger import Ledger, Reservation
-from securefda.dp.ledger_rows import DataSet, Head
+from securefda.dp.ledger import Ledger, Reservation, Sign, fingerprints_of
+from securefda.dp.ledger_rows import DataSet, Head, LedgerError
 from securefda.errors import ConfigError
+from securefda.federation.files import make_folder
 from securefda.federation.kit import LOCAL
-from securefda.secagg.signatures import signature_is_valid
+from securefda.secagg.signatures import sign_bytes, signature_is_valid
 from securefda.tasks import Samples
 
 LEDGERS = "ledgers"
@@ -42,6 +45,62 @@ def data_set_of(site_id: str, name: str, rows: Samples) -> DataSet:
         digest.update(f"{part.dtype} {tuple(part.shape)}\0".encode())
         digest.update(part.detach().contiguous().cpu().numpy().tobytes())
     return DataSet(site_id, name, digest.hexdigest(), len(rows))
+
+
+def make_ledger(file: Path, data: DataSet, *, now: int) -> Ledger:
+    """Make the ledger of rows that were never trained on, and its folder.
+
+    Args:
+        file: as :func:`ledger_file` names it.
+        data: the rows.
+        now: Unix time in seconds.
+
+    Raises:
+        LedgerError: there is one, or was; it cannot be written.
+        ConfigError: another ledger of the folder is of the same rows.
+    """
+    try:
+        make_folder(file.parent)
+    except OSError as error:
+        hint = "check the folders above it, their permissions and the free disk space"
+        raise LedgerError(file, f"cannot be made: {error.strerror or error}", hint=hint) from error
+    require_one_ledger(file, data)
+    return Ledger.create(file, data, now=now)
+
+
+def require_one_ledger(file: Path, data: DataSet) -> None:
+    """Refuse a second ledger of rows that have, or had, one under another name: the two would count apart.
+
+    Raises:
+        ConfigError: the same rows, to the bit, are in another ledger beside ``file``; only these are looked at.
+        LedgerError: one beside it cannot be read.
+    """
+    for other in sorted(file.parent.glob("*.sqlite")):
+        if other == file:
+            continue
+        try:
+            taken = data.fingerprint in fingerprints_of(other)
+        except LedgerError as error:
+            what = f"is refused, for {other.name} beside it may be of the same rows, and {error.what}"
+            raise LedgerError(file, what, hint=f"of {other.name}: {error.hint}") from error
+        if taken:
+            why = f"{data.name} is another name for the rows of {other.stem}: two privacy ledgers would count them apart"
+            raise ConfigError("data-set", why, hint=f'set data-set = "{other.stem}"')
+
+
+def signer_of(key: Ed25519PrivateKey) -> Sign:
+    """What signs a ledger's statements with a site's key."""
+    return lambda said: sign_bytes(key, STATEMENT, said)
+
+
+def check_statements(ledger: Ledger, public_key: bytes) -> None:
+    """Check that the site, whose raw key of 32 bytes this is, signed every reset and every acceptance.
+
+    Raises:
+        LedgerError: one is not signed by it, or the ledger is missing, cannot be read, or is in doubt.
+        ConfigError: it is the ledger of other rows.
+    """
+    ledger.check_signatures(lambda said, signature: signature_is_valid(public_key, STATEMENT, said, signature))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +131,7 @@ class PrivacyAccount:
             ConfigError: it is the ledger of other rows.
             BudgetExhausted: the budget does not pay for a round.
         """
-        self.ledger.check_signatures(lambda said, signature: signature_is_valid(public_key, STATEMENT, said, signature))
+        check_statements(self.ledger, public_key)
         self.ledger.require(event, self.budget)
 
     def reserve(self, event: DpEvent) -> Reservation:

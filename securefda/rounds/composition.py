@@ -100,6 +100,18 @@ def _target_rows(task: Task, site_id: str, rule: Rule) -> tuple[Samples, Samples
         return data, task.test_data(site_id)
 
 
+def rows_of_site(config: AggregatorConfig | SourceConfig, roster: Roster, site_id: str) -> Samples:
+    """The rows that a site's process trains on, of which its privacy ledger is.
+
+    Raises:
+        ConfigError, DataError: the task or its data are unfit.
+    """
+    if isinstance(config, SourceConfig):
+        return training_rows(task_of(config.task, roster, config.source.seed), site_id)
+    task = task_of(config.task, roster, config.aggregator.seed)
+    return _target_rows(task, site_id, strategy_of(config.strategy).rule)[0]
+
+
 def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], ByteCounts]) -> TargetSite:
     """The target's side of a run.
 
