@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from securefda.cli.report_levels import Chart, level_charts, listed, seen_rows
-from securefda.cli.summary_text import energy_text, levels_text, percent, releases_text
+from securefda.cli.summary_text import energy_text, levels_text, percent, releases_text, spent_text
 from securefda.cli.verdict import verdict
 from securefda.errors import SecureFdaError
 from securefda.rounds.records import REPORTED_ROUNDS, RoundLine
@@ -120,6 +120,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Levels", levels_text(summary.get("visibility") or {})),
         ("Energy rule", energy_text(summary["energy"]) if summary.get("energy") else ""),
         ("g_T sent to sources", releases_text(releases) if releases else ""),
+        ("target's privacy", spent_text(privacy) if (privacy := summary.get("target_privacy")) else ""),
         ("Refused (rounds)", ", ".join(refusals)),
         ("Dropped (rounds)", ", ".join(dropped)),
         ("Run", str(summary.get("run_id", ""))),

@@ -31,7 +31,7 @@ class Chart:
 
 def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
     """The figures for which these rounds have something to show."""
-    makers = (_trained_chart, _energy_chart, _cosine_chart, _errors_chart)
+    makers = (_trained_chart, _energy_chart, _cosine_chart, _errors_chart, _privacy_chart)
     return [chart for maker in makers if (chart := maker(rounds))]
 
 
@@ -73,15 +73,15 @@ def cosine_sentence(rounds: Sequence[RoundLine]) -> str:
     told = any(line.get("target_update_to") for line in rounds)
     who = "Sources at sum saw g_T, and everybody" if told else "g_T itself stayed at the target; everybody"
     middle = median(values)
-    if middle >= _NEARLY_PARALLEL:
-        return (
-            f"{who} sees how the model changes: nearly parallel to it (median cosine {middle:.2f}), so hiding g_T "
-            "would not hide what it tells of the target's rows; noise at the target would."
-        )
-    return (
-        f"{who} sees how the model changes: with a median cosine of {middle:.2f} that shows part of g_T only. Neither "
-        "carries noise, and only noise at the target would bound what they tell of its rows."
+    seen = (
+        f"{who} sees how the model changes: nearly parallel to it (median cosine {middle:.2f}), so hiding g_T would "
+        "not hide what it tells of the target's rows."
+        if middle >= _NEARLY_PARALLEL
+        else f"{who} sees how the model changes: with a median cosine of {middle:.2f} that shows part of g_T only."
     )
+    if any("target_epsilon" in line for line in rounds):
+        return f"{seen} The target trained with noise, which bounds what either tells of one of its rows."
+    return f"{seen} Neither carries noise, and only noise at the target would bound what they tell of its rows."
 
 
 def _trained_chart(rounds: Sequence[RoundLine]) -> Chart | None:
@@ -179,3 +179,17 @@ def _ranges(numbers: Sequence[int]) -> str:
     if len(starts) > 4:
         return f"{len(ordered)} rounds"
     return ", ".join(f"{start}–{end}" if end > start else f"{start}" for start, end in zip(starts, ends, strict=True))
+
+
+def _privacy_chart(rounds: Sequence[RoundLine]) -> Chart | None:
+    """What the target's rows have cost after each round."""
+    from securefda.cli.figures import lines_figure
+
+    points = [(line["round"], line["target_epsilon"]) for line in rounds if "target_epsilon" in line]
+    if not points:
+        return None
+    caption = (
+        "Of one row of the target, added or removed, over all rounds and runs that its ledger knows. A source's own "
+        "epsilon is known to that source alone: securefda budget show."
+    )
+    return Chart("Privacy that the target has spent", caption, lines_figure({"epsilon": points}, "epsilon", "epsilon"))

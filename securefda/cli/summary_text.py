@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from securefda.cli.output import aligned
-from securefda.rounds.records import EnergyTotals, Summary, TargetReleases
+from securefda.rounds.records import EnergyTotals, PrivacySpent, Summary, TargetReleases
 from securefda.rounds.run_folder import REPORT_FILE
 
 _NAMED = 10
@@ -39,6 +39,7 @@ def _privacy_rows(summary: Summary) -> list[tuple[str, str]]:
         ("energy rule", energy_text(summary.energy) if summary.energy else ""),
         ("g_T sent to sources", releases_text(summary.target_releases)),
         ("cosine of g_T and update", spread),
+        ("target's privacy", spent_text(summary.target_privacy) if summary.target_privacy else ""),
     ]
 
 
@@ -68,6 +69,14 @@ def releases_text(releases: TargetReleases) -> str:
     noise = "without noise" if releases["noise"] == "none" else f"with {releases['noise']}"
     sites, updates = len(releases["recipients"]), releases["updates"]
     return f"{updates} updates in {releases['headers']} headers, to {sites} sources, {noise}"
+
+
+def spent_text(privacy: PrivacySpent) -> str:
+    """What the target's rows have cost of what they may."""
+    return (
+        f"epsilon {privacy['epsilon']:.4f} of {privacy['limit']:g} spent at delta {privacy['delta']:g} "
+        f"by {privacy['accountant']}, per row, over all rounds of its ledger"
+    )
 
 
 def _some(names: Sequence[str]) -> str:

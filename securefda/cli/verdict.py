@@ -25,7 +25,7 @@ def verdict(summary: Mapping[str, Any]) -> tuple[str, str]:
     rule, filtered = str(strategy.get("rule", "")), bool(strategy.get("filter", True))
     return (
         protected(levels, rule, energy=energy),
-        unprotected(levels, rule, told=told, filtered=filtered, energy=energy),
+        unprotected(levels, rule, told=told, filtered=filtered, energy=energy, privacy=summary.get("target_privacy")),
     )
 
 
@@ -61,6 +61,7 @@ def unprotected(
     told: Sequence[str] = (),
     filtered: bool = True,
     energy: Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None,
 ) -> str:
     """What stays visible, and to whom.
 
@@ -70,8 +71,11 @@ def unprotected(
         told: sources that were sent the target's own update.
         filtered: ``strategy.filter``.
         energy: the energy rule.
+        privacy: what the target's rows have cost, as in ``summary.json``; None where it trained without noise.
     """
     if rule in _WITHOUT_SOURCES:
+        if privacy is not None:
+            return f"Not protected: {_of_the_target(privacy)}."
         return "Not protected: no noise was added, so the final model may reveal something of the target's rows."
     parts = []
     if clear := _at(levels, "individual"):
@@ -86,7 +90,14 @@ def unprotected(
         parts.append(f"{_sources(told, levels)} {verb} the target's own update, from which they evaluate the rule")
     if _at(levels, "sum"):
         parts.append(_of_the_sum(rule, filtered, energy))
-    parts.append("no noise was added, so sums and the final model may reveal something of the rows behind them")
+    if privacy is None:
+        parts.append(
+            "no noise was added at the target, and without noise sums and the final model may reveal something of the "
+            "rows behind them"
+        )
+    else:
+        parts.append(_of_the_target(privacy))
+        parts.append("of a source's rows, sums and the final model may reveal something unless it trained with noise")
     return f"Not protected: {'; '.join(part for part in parts if part)}."
 
 
@@ -99,6 +110,14 @@ def _bounded(levels: Mapping[str, str], energy: Mapping[str, Any] | None) -> str
     return (
         f" {where} the other sources that count held together at least {times} any one's part: a bound on lengths, not "
         "on directions."
+    )
+
+
+def _of_the_target(privacy: Mapping[str, Any]) -> str:
+    """What noise at the target leaves open."""
+    return (
+        "the target trained with noise: what left it tells of any one of its rows as much as epsilon "
+        f"{privacy['epsilon']:.2f} at delta {privacy['delta']:g} allows, over all rounds that its ledger knows"
     )
 
 

@@ -237,6 +237,7 @@ def summary_of(
         kappa=privacy.kappa,
         granularity=privacy.energy_granularity,
         releases=store.target_releases(),
+        target_budget=target_budget(config) if config.training.dp.noise_multiplier else None,
         rounds_planned=config.strategy.rounds,
         status="failed" if isinstance(error, SecureFdaError) else status,
         error=error if isinstance(error, SecureFdaError) else None,

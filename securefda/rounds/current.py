@@ -100,7 +100,7 @@ class CurrentRound:
             {site.name(index): count - old.get(index, 0) for index, count in sorted(new.items())}
             for new, old in zip(site.traffic(), self.traffic_before, strict=True)
         )
-        return RoundLine(
+        line = RoundLine(
             round=self.number,
             rule=str(self.plan.rule),
             mean_beta=None,
@@ -116,6 +116,9 @@ class CurrentRound:
             model_digest=sha256(vector_to_wire(model)).hexdigest(),
             status=status,
         )
+        if self.target is not None and self.target.result.epsilon is not None:
+            line["target_epsilon"] = self.target.result.epsilon
+        return line
 
 
 def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, metrics: bool) -> Iterator[SeenLine]:

@@ -11,10 +11,11 @@ from statistics import fmean, median
 from typing import Any, Literal, Protocol, TypedDict
 
 from securefda import __version__
+from securefda.dp.events import Budget
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.secagg.messages import Header, Signed, Visibility
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 REPORTED_ROUNDS = 5
 """The reported accuracy is the mean over this many last rounds, as in the paper's tables."""
 
@@ -51,7 +52,8 @@ class RoundLine(TypedDict, total=False):
     ``levels`` maps participant to what the aggregator was to see of it, and ``seen`` is what it did see.
     ``target_update_to`` names the sources that were sent g_T, ``target_cosine`` is that of g_T and the update of the
     model, and ``delta_errors`` maps rule to estimated error, in squared units of the parameters, where the rule of the
-    next round is chosen by it. A lost round keeps the last model and has no accuracy.
+    next round is chosen by it. ``target_epsilon`` is what the target's rows have cost with this round, where it trains
+    with DP-SGD. A lost round keeps the last model and has no accuracy.
     """
 
     round: int
@@ -62,6 +64,7 @@ class RoundLine(TypedDict, total=False):
     mean_beta: float | None
     target_cosine: float | None
     delta_errors: dict[str, float]
+    target_epsilon: float
     survivors: list[str]
     levels: dict[str, str]
     seen: list[SeenLine]
@@ -96,6 +99,7 @@ class SiteLine(TypedDict, total=False):
     samples: int
     loss: float | None
     clipped: int
+    epsilon: float
 
 
 def refused_line(refusal: PolicyRefusal, header: Signed[Header]) -> SiteLine:
@@ -151,6 +155,15 @@ class TargetReleases(TypedDict):
     noise: str
 
 
+class PrivacySpent(TypedDict):
+    """What the target's rows have cost, over all rounds and runs that its ledger knows, and what they may cost."""
+
+    epsilon: float
+    limit: float
+    delta: float
+    accountant: str
+
+
 class Spread(TypedDict):
     """Of figures of several rounds."""
 
@@ -171,6 +184,7 @@ class Summary:
             no round had, what the settings permit.
         energy: the energy rule over the run; None where there is none.
         target_releases: how often g_T was sent to sources.
+        target_privacy: what the target's rows have cost; None where it trains without noise.
         target_cosine: of g_T and the update of the model, over the finished rounds that had both; None without one.
         rounds_by_rule: rule -> finished rounds.
         rounds: finished rounds; ``rounds_planned`` were asked for and ``rounds_lost`` given up.
@@ -191,6 +205,7 @@ class Summary:
     visibility: Mapping[str, str]
     energy: EnergyTotals | None
     target_releases: TargetReleases
+    target_privacy: PrivacySpent | None
     target_cosine: Spread | None
     rounds_by_rule: Mapping[str, int]
     rounds: int
@@ -227,6 +242,7 @@ def summarise(
     kappa: float = 0.0,
     granularity: str = "layer",
     releases: Sequence[Release] = (),
+    target_budget: Budget | None = None,
 ) -> Summary:
     """Make the summary of a run from its rounds. Of a round that was written twice, the later line counts.
 
@@ -236,6 +252,7 @@ def summarise(
         kappa: of the energy rule, 0 for none.
         granularity: what it holds for, ``layer`` or ``model``.
         releases: of g_T, in order.
+        target_budget: of the target's rows, where it trains with noise.
     """
     rounds = list({line["round"]: line for line in lines}.values())
     finished = [line for line in rounds if line.get("status") == "finished"]
@@ -247,6 +264,7 @@ def summarise(
         visibility={**visibility, **_most_seen(rounds)},
         energy=_energy_totals(finished, kappa, granularity) if kappa else None,
         target_releases=_release_totals(releases),
+        target_privacy=None if target_budget is None else _spent(rounds, target_budget),
         target_cosine=_spread([cosine for line in finished if (cosine := line.get("target_cosine")) is not None]),
         rounds_by_rule=dict(Counter(line.get("rule", "") for line in finished)),
         rounds=len(finished),
@@ -301,6 +319,11 @@ def _release_totals(releases: Sequence[Release]) -> TargetReleases:
         recipients=dict(sorted(Counter(site for release in releases for site in release.recipients).items())),
         noise=", ".join(sorted({release.noise for release in releases})) or "none",
     )
+
+
+def _spent(rounds: Sequence[RoundLine], budget: Budget) -> PrivacySpent:
+    spent = max((line["target_epsilon"] for line in rounds if "target_epsilon" in line), default=0.0)
+    return PrivacySpent(epsilon=spent, limit=budget.epsilon, delta=budget.delta, accountant=budget.accountant)
 
 
 def _spread(values: Sequence[float]) -> Spread | None:

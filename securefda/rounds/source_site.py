@@ -52,7 +52,7 @@ class SourceSite:
 
 def site_line(header: Header, level: Visibility, result: LocalResult) -> SiteLine:
     """This site's own line of a round, as far as training fills it."""
-    return SiteLine(
+    line = SiteLine(
         round=header.round,
         attempt=header.attempt,
         level=level.label,
@@ -64,3 +64,6 @@ def site_line(header: Header, level: Visibility, result: LocalResult) -> SiteLin
         capped=0,
         zeroed=0,
     )
+    if result.epsilon is not None:
+        line["epsilon"] = result.epsilon
+    return line

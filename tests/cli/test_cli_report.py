@@ -220,7 +220,7 @@ def test_at_sum_no_single_update_was_seen_and_the_targets_own_was_by_those_that_
     assert "collude" in protected(levels, "fedgp_auto")
     assert "the sources saw the target's own update" in unprotected(levels, "fedgp_auto", told=SITES)
     assert "target's own update" not in unprotected(levels, "fedavg")
-    assert "no noise was added" in unprotected(levels, "fedavg")
+    assert "no noise was added at the target" in unprotected(levels, "fedavg")
 
 
 @pytest.mark.parametrize(
