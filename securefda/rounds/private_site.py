@@ -52,7 +52,7 @@ class PrivateTrainer(SiteTrainer):
         random_bytes: RandomBytes = os.urandom,
     ) -> None:
         super().__init__(task, site, data, settings, seed)
-        require_separate_rows(task, self._model, data)
+        require_separate_rows(task, self._model, data, settings)
         schedule_of(settings, len(data))
         self.repeatable = False
         self.account = account

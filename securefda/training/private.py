@@ -10,10 +10,12 @@ no training loss and no training accuracy.
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,9 @@ _INSTEAD = {
     "MultiheadAttention": "opacus.layers.DPMultiheadAttention",
 }
 """Start of a layer's class that mixes rows, or that hides its parameters from Opacus -> what to use in its place."""
+
+_PROBES = 3
+"""Rows of the site on which a model is tried before the first round."""
 
 RandomBytes = Callable[[int], bytes]
 
@@ -127,37 +132,79 @@ def train_private(
     return LocalResult(update, schedule.steps_per_round, len(data), None, None, settings.learning_rate)
 
 
-def require_separate_rows(task: Task, model: nn.Module, data: Samples) -> None:
+def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> None:
     """Refuse, before the first round, what DP-SGD cannot train: its bound holds for rows that do not mix.
 
-    Layers that Opacus knows are refused by name. Of any other, rows of the site tell: what the model says of one row
-    must not change with the rows beside it.
+    Layers that Opacus knows are refused by name. Of any other, rows of the site tell: what the model and the loss say
+    of one row must not change with the rows beside it, and a row that is clipped must have its own gradient, shorter.
 
     Raises:
         TrainingError: names the layer and what to use instead.
         DataError: the task's own code fails.
     """
-    faults = ModuleValidator.validate(model, strict=False)
-    if faults:
-        raise _unfit(model, faults[0])
-    rows = data.features[:3]
-    if len(rows) == 1:  # it has nothing beside it
-        return
-    beside_others = torch.cat([rows[:1], rows[1:].flip(0) + 1])
     model.train()
-    among, beside = (_first_output(task, model, batch) for batch in (rows, beside_others))
+    faults = ModuleValidator.validate(model, strict=False)
+    if faults or any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        raise _unfit(model, faults[0] if faults else None)
+    _require_same_beside_others(task, model, data)
+    for row in range(min(len(data), _PROBES)):
+        _require_own_gradient(task, model, Samples(data.features[[row]], data.labels[[row]]), settings)
+
+
+def _require_same_beside_others(task: Task, model: nn.Module, data: Samples) -> None:
+    features, labels = data.features[:_PROBES], data.labels[:_PROBES]
+    moved = features[1:].flip(0) + (1 if features.is_floating_point() else 0)  # a whole number may be a word's
+    others = torch.cat([features[:1], moved]), torch.cat([labels[:1], labels[1:].flip(0)])
+    among, beside = (_said_of_first(task, model, *batch) for batch in ((features, labels), others))
     if not torch.allclose(among, beside, rtol=1e-4, atol=1e-5):
         raise TrainingError(
-            f"model {type(model).__name__}: what it says of a row depends on the rows beside it, so that no row's "
-            "gradient bounds what the row changes",
+            f"model {type(model).__name__}: what it or its loss says of a row depends on the rows beside it, so that "
+            "no row's gradient bounds what the row changes",
             hint="use layers that treat each row by itself; torch.nn.GroupNorm instead of a norm over the batch",
         )
 
 
-def _first_output(task: Task, model: nn.Module, batch: Tensor) -> Tensor:
+def _said_of_first(task: Task, model: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
     with seeded_torch(0, torch.device("cpu")), torch.no_grad(), task_code(type(task), "the model"):
-        first: Tensor = model(batch)[0]
-    return first
+        outputs = model(features)
+        return torch.cat([outputs[0].flatten().float(), task.row_losses(outputs, labels)[:1].flatten().float()])
+
+
+def _require_own_gradient(task: Task, model: nn.Module, row: Samples, settings: TrainingSettings) -> None:
+    """Opacus sees what passes through layers. A parameter that is used elsewhere too would escape it, and the clip."""
+    own = _gradient(task, model, row)
+    length = float(torch.linalg.vector_norm(own))
+    if settings.dp is None or not 0 < length < math.inf:
+        return
+    half = replace(settings, batch_size=1, dp=replace(settings.dp, max_grad_norm=length / 2))
+    with (
+        seeded_torch(0, torch.device("cpu")),
+        _optimizer_of(task, model, row, half) as (optimizer, backward),
+        task_code(type(task), "training"),
+    ):
+        backward(row.features, row.labels, 1.0)
+        optimizer.pre_step()
+        clipped = torch.cat([parameter.summed_grad.flatten() for parameter in optimizer.params])
+    if not torch.allclose(clipped, own / 2, rtol=1e-2, atol=1e-3 * length):
+        raise TrainingError(
+            f"model {type(model).__name__}: the gradient of a row that Opacus clips is not the row's gradient",
+            hint="use every parameter in the layer that has it and nowhere else, and keep the rows in dimension 0",
+        )
+
+
+def _gradient(task: Task, model: nn.Module, row: Samples) -> Tensor:
+    """Of all federated parameters, (m,), without Opacus."""
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    with seeded_torch(0, torch.device("cpu")), task_code(type(task), "training"):
+        loss = task.row_losses(model(row.features), row.labels).sum()
+        parts = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
+    for (name, _), part in zip(named, parts, strict=True):
+        if part is None:
+            raise TrainingError(
+                f"model {type(model).__name__}: parameter {name} has no part in the loss, so it would only gain noise",
+                hint="leave it out, or set its requires_grad to False",
+            )
+    return torch.cat([part.flatten() for part in parts])
 
 
 class _RowLoss(nn.Module):
@@ -182,31 +229,66 @@ def _steps_of(
     task: Task, model: nn.Module, data: Samples, settings: TrainingSettings, random_bytes: RandomBytes
 ) -> Iterator[Callable[[Tensor], None]]:
     """Yield what takes a step on the rows it is given; Opacus' hooks are on the model for as long as the block."""
-    dp = settings.dp
-    if dp is None:
-        raise ValueError("no dp")
     device = next(model.parameters()).device
     features, labels = data.features.to(device), data.labels.to(device)
-    with _quiet():
-        wrapped, optimizer, row_loss = _made_private(task, model, data, settings, dp)
-    take_noise_from(NoiseSource(random_bytes), optimizer)
+    with _optimizer_of(task, model, data, settings) as (optimizer, backward):
+        take_noise_from(NoiseSource(random_bytes), optimizer)
 
-    def step(rows: Tensor) -> None:
+        def step(rows: Tensor) -> None:
+            # A step that drew no row still has its noise. Opacus' layers take no empty batch: a row times zero is one.
+            drawn, weight = (rows, 1.0) if len(rows) else (torch.zeros(1, dtype=torch.long, device=device), 0.0)
+            backward(features[drawn], labels[drawn], weight)
+            try:
+                optimizer.step()
+            except ValueError as error:  # of the noise
+                raise TrainingError(f"training stopped at a step: {error}", hint=_MEND) from None
+
+        yield step
+
+
+@contextmanager
+def _optimizer_of(
+    task: Task, model: nn.Module, data: Samples, settings: TrainingSettings
+) -> Iterator[tuple[Any, Callable[[Tensor, Tensor, float], None]]]:
+    """Yield Opacus' optimizer, and what gives it the gradients of rows, their losses times a weight."""
+    if settings.dp is None:
+        raise ValueError("no dp")
+    with _quiet():
+        wrapped, optimizer, row_loss = _made_private(task, model, data, settings, settings.dp)
+
+    def backward(features: Tensor, labels: Tensor, weight: float) -> None:
         optimizer.zero_grad()
-        # A step that drew no row still has its noise. Opacus' layers take no empty batch: a row times zero is one.
-        drawn, weight = (rows, 1.0) if len(rows) else (torch.zeros(1, dtype=torch.long, device=device), 0.0)
-        loss = row_loss(wrapped(features[drawn]), labels[drawn])
-        (loss * weight).backward()
-        try:
-            optimizer.step()
-        except ValueError as error:  # of the noise, or of Opacus where a layer has no gradient
-            raise TrainingError(f"training stopped at a step: {error}", hint=_MEND) from None
+        (row_loss(wrapped(features), labels) * weight).backward()
+        _require_a_gradient_of_each(optimizer.params, len(features))
 
     try:
         with _quiet():
-            yield step
+            yield optimizer, backward
     finally:
         wrapped.cleanup()
+        _forget_rows(model)
+
+
+def _forget_rows(model: nn.Module) -> None:
+    """Remove what Opacus leaves behind: sums without noise, and rows where a step failed."""
+    for module in model.modules():
+        for name in ("activations", "max_batch_len"):
+            vars(module).pop(name, None)
+    for parameter in model.parameters():
+        vars(parameter).pop("summed_grad", None)
+        parameter.grad = None
+
+
+def _require_a_gradient_of_each(parameters: Iterable[Any], rows: int) -> None:
+    """Refuse parts of rows that are clipped each by itself: the row would then move the sum by a multiple."""
+    for parameter in parameters:
+        sample = parameter.grad_sample
+        found = sample if sample is not None else getattr(parameter, "_norm_sample", None)
+        if not isinstance(found, Tensor) or len(found) != rows:
+            raise TrainingError(
+                "a layer has no gradient of each row, or more than one",
+                hint="use every parameter in each step, once, and keep the rows in dimension 0 of every layer",
+            )
 
 
 @contextmanager
@@ -249,12 +331,12 @@ def _torch_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.opti
     return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=settings.momentum)
 
 
-def _unfit(model: nn.Module, error: Exception) -> TrainingError:
+def _unfit(model: nn.Module, error: Exception | None) -> TrainingError:
     """The first layer that is in the way, and what to use instead."""
     for name, module in model.named_modules():
         kind = type(module).__name__
         instead = next((use for start, use in _INSTEAD.items() if kind.startswith(start)), None)
-        if instead and ModuleValidator.validate(module, strict=False):
+        if instead and (isinstance(module, nn.RNNBase) or ModuleValidator.validate(module, strict=False)):
             return TrainingError(
                 f"model {type(model).__name__}: layer {name or '(the model)'} is {kind}, which DP-SGD cannot train",
                 hint=f"use {instead} instead",
