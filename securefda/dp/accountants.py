@@ -3,6 +3,8 @@
 Rounds with one noise multiplier and sampling rate are added up first. So epsilon does not depend on the order of
 the rounds, and many equal rounds cost no more to account for than one.
 
+Opacus is imported by the first call: it takes seconds, which a process that trains without noise does not need.
+
 Every epsilon is an upper bound for the guarantee of :data:`securefda.dp.events.GUARANTEE`, in exact arithmetic. The
 parameters of a round must not be chosen by looking at the data.
 """
@@ -17,13 +19,12 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from opacus.accountants import PRVAccountant, RDPAccountant
-from opacus.accountants.analysis.rdp import compute_rdp
 
 from securefda.dp.events import DpEvent, require_accountant, require_delta
 
-# Opacus ends at 63, where small epsilons are overstated: the best order grows as epsilon falls.
-ORDERS: tuple[float, ...] = (*RDPAccountant.DEFAULT_ALPHAS, 64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
+# Those of Opacus, which end at 63, where small epsilons are overstated: the best order grows as epsilon falls.
+_LARGE_ORDERS = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
+ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64), *_LARGE_ORDERS)
 
 _ROUNDING = 1e-12
 """Opacus sums a series that it ends at terms of e**-30, and differences of nearly equal numbers: log A of an order can
@@ -87,6 +88,8 @@ def rdp_of_a_step(noise_multiplier: float, sampling_rate: float) -> NDArray[np.f
 
 
 def _rdp(noise_multiplier: float, sampling_rate: float, order: float) -> float:
+    from opacus.accountants.analysis.rdp import compute_rdp
+
     try:
         value = float(compute_rdp(q=sampling_rate, noise_multiplier=noise_multiplier, steps=1, orders=float(order)))
     except (ValueError, OverflowError, ZeroDivisionError):  # an order that is left out makes the bound no smaller
@@ -95,6 +98,8 @@ def _rdp(noise_multiplier: float, sampling_rate: float, order: float) -> float:
 
 
 def _by_prv(groups: tuple[_Group, ...], delta: float) -> float | None:
+    from opacus.accountants import PRVAccountant
+
     accountant = PRVAccountant()
     accountant.history = list(groups)
     try:
