@@ -20,6 +20,7 @@ from securefda.config import (
     FederationConfig,
     SourceConfig,
     TaskSection,
+    budget_of,
     strategy_of,
     training_settings,
 )
@@ -124,7 +125,8 @@ def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], 
     data, test_data = _target_rows(task, site_id, rule)
     if rule.adapts:
         require_steps(site_id, len(data), training_settings(config.training))
-    trainer, notes = _trainer(config.aggregator, config.training, member, task, data, budget=target_budget(config))
+    budget = budget_of(config.privacy.budget)
+    trainer, notes = trainer_at(config.aggregator, config.training, member, task, data, budget=budget)
     return TargetSite(
         signer=member.signer,
         roster=member.roster,
@@ -137,19 +139,23 @@ def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], 
     )
 
 
-def target_budget(config: AggregatorConfig | FederationConfig) -> Budget:
-    """What the target's rows may cost; its settings are its policy."""
-    budget = config.privacy.budget
-    return Budget(budget.target_epsilon, budget.target_delta, budget.accountant)
-
-
-def _trainer(
+def trainer_at(
     process: ProcessSection, training: TrainingSection, member: Member, task: Task, rows: Samples, *, budget: Budget
 ) -> tuple[SiteTrainer, tuple[str, ...]]:
-    """What trains at a site, and what its operator should know of it.
+    """What trains at a site, and what its operator should know of it before it begins.
+
+    Args:
+        process: names the kit, the data set and the run's seed.
+        training: of the site.
+        member: the site.
+        task: the site's own instance.
+        rows: that it trains on.
+        budget: what its policy lets them cost.
 
     Raises:
-        LedgerError, BudgetExhausted, ConfigError: training with noise is not paid for.
+        LedgerError, BudgetExhausted: training with noise is not paid for.
+        ConfigError: the ledger is of other rows, or the rows have one and training is without noise.
+        TrainingError: the model cannot be federated, or not be trained with noise.
     """
     settings, file = training_settings(training), ledger_file(process.kit, process.data_set)
     if settings.dp is None:
@@ -237,7 +243,7 @@ def summary_of(
         kappa=privacy.kappa,
         granularity=privacy.energy_granularity,
         releases=store.target_releases(),
-        target_budget=target_budget(config) if config.training.dp.noise_multiplier else None,
+        target_budget=budget_of(config.privacy.budget) if config.training.dp.noise_multiplier else None,
         rounds_planned=config.strategy.rounds,
         status="failed" if isinstance(error, SecureFdaError) else status,
         error=error if isinstance(error, SecureFdaError) else None,
@@ -263,7 +269,7 @@ def source_site(config: SourceConfig, policy: SourcePolicy, member: Member, stor
     data = training_rows(task, site_id)
     _require_room_for(len(data), policy)
     limits = policy.session_limits(member.roster)
-    trainer, notes = _trainer(config.source, config.training, member, task, data, budget=policy.dp.budget)
+    trainer, notes = trainer_at(config.source, config.training, member, task, data, budget=policy.dp.budget)
     return SourceSite(
         signer=member.signer,
         roster=member.roster,

@@ -111,8 +111,10 @@ CASES = [
     Case("release.max-attempts", asks(attempt=3), {"release.max-attempts": 2}),
     Case("release.max-rounds", asks(round=51), {"release.max-rounds": 50}),
 ]
-NOT_IN_A_HEADER = {"allowed-tasks", "metadata.may-leave"}
-"""What a site trains for and what it adds to its own messages: no aggregator has a say in either."""
+NOT_IN_A_HEADER = {"allowed-tasks", "metadata.may-leave"} | {
+    f"dp.{key}" for key in ("required", "unit", "target-epsilon", "target-delta", "accountant", "max-grad-norm")
+}
+"""What a site trains for, with which noise, and what it adds to its own messages: no aggregator has a say in any."""
 
 
 def played(staged: MakesStage, case: Case) -> Stage:

@@ -94,7 +94,7 @@ def _check_policy(path: Path, settings: Path | None) -> str:
     """The policy is the one that the site signed, and this federation and task can meet it."""
     from securefda.cli.policies import naming
     from securefda.federation.kit import load_kit
-    from securefda.policy import check_task, load_signed_policy, require_satisfiable
+    from securefda.policy import check_task, check_training, load_signed_policy, require_satisfiable
 
     kit = load_kit(path, now())
     with naming(kit.site_id):
@@ -103,7 +103,9 @@ def _check_policy(path: Path, settings: Path | None) -> str:
         if kit.role == "source":
             require_satisfiable(policy, kit.site_id, tuple(entry.site_id for entry in kit.roster.sources))
     if kit.role == "source" and settings is not None:
-        check_task(policy, _load(path, settings).task.factory)
+        config = _load(path, settings)
+        check_task(policy, config.task.factory)
+        check_training(policy, config.training.dp.noise_multiplier, config.training.dp.max_grad_norm)
     numbers = f"k-min {policy.k_min}, n-c {policy.n_c}, kappa {policy.energy.kappa:g} per {policy.energy.granularity}"
     return f"at most {policy.max_visibility}, {numbers}; signed by {kit.site_id}"
 
@@ -130,12 +132,23 @@ def _check_device(kit: Path, settings: Path) -> str:
 
 
 def _check_data(path: Path, settings: Path) -> str:
+    """The rows are there, the model can be trained on them, and with noise the next round is paid for."""
+    from securefda.config import AggregatorConfig, budget_of
     from securefda.federation.kit import load_kit
-    from securefda.rounds.composition import task_of, training_rows
+    from securefda.policy import load_signed_policy
+    from securefda.rounds.composition import Member, task_of, trainer_at, training_rows
+    from securefda.transport.wire import encode
 
     kit, config = load_kit(path, now()), _load(path, settings)
-    rows = len(training_rows(task_of(config.task, kit.roster, _process_seed(config)), kit.site_id))
-    return f"{config.task.factory}: {rows} training rows at {kit.site_id}"
+    if isinstance(config, AggregatorConfig):
+        process, budget = config.aggregator, budget_of(config.privacy.budget)
+    else:
+        process, budget = config.source, load_signed_policy(kit).dp.budget
+    task = task_of(config.task, kit.roster, process.seed)
+    rows = training_rows(task, kit.site_id)
+    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    _, notes = trainer_at(process, config.training, member, task, rows, budget=budget)
+    return "; ".join([f"{config.task.factory}: {len(rows)} training rows at {kit.site_id}", *notes])
 
 
 def _load(path: Path, settings: Path) -> AggregatorConfig | SourceConfig:
@@ -144,12 +157,6 @@ def _load(path: Path, settings: Path) -> AggregatorConfig | SourceConfig:
 
     load = load_aggregator if load_kit(path, now()).role == "target" else load_source
     return load(settings, (), os.environ)
-
-
-def _process_seed(config: AggregatorConfig | SourceConfig) -> int:
-    from securefda.config import AggregatorConfig
-
-    return (config.aggregator if isinstance(config, AggregatorConfig) else config.source).seed
 
 
 def _plain(finding: Finding) -> dict[str, Any]:
