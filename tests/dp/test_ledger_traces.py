@@ -1,8 +1,9 @@
 """Sum of claims: whatever happens to runs, the ledger's epsilon is that of the raw events, computed another way.
 
 A trace is one data set's life: rounds of two runs that take turns, kills at every point of a round, second attempts,
-restarts, and policies that change epsilon, delta, noise, sampling rate, steps and clip norm. What began to train is
-written down beside the ledger and composed by numerical integration (independent.py), event by event.
+restarts, policies that change epsilon and delta, settings that change noise, sampling rate, steps and clip norm, and
+the site's own word, by which the ledger is accepted or begins anew, also while a round is in progress. What began to
+train is written down beside the ledger and composed by numerical integration (independent.py), event by event.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from independent import independent_epsilon
-from ledger_site import NOON, Site
+from ledger_site import NOON, Site, sign
 
 from securefda.dp.events import Budget, DpEvent
 from securefda.dp.ledger import Ledger, Reservation
@@ -46,6 +47,7 @@ class Life:
     budget: Budget = field(default_factory=lambda: Budget(20.0, DELTAS[0]))
     charged: list[DpEvent] = field(default_factory=list)
     training: dict[str, Reservation] = field(default_factory=dict)
+    before_reset: set[int] = field(default_factory=set)
     refusals: int = 0
     clock: Iterator[int] = field(default_factory=lambda: count(NOON))
 
@@ -55,7 +57,8 @@ class Life:
     def begin_round(self, run: str) -> None:
         """A run reserves; it may be killed before, or right after the row was written."""
         noise, rate = self.chance.choice(SETTINGS)
-        event = DpEvent(run, 1, self.chance.randrange(3), noise, rate, self.chance.randint(1, 40), 1.0)
+        clip = self.chance.choice([0.1, 1.0, 10.0])
+        event = DpEvent(run, 1, self.chance.randrange(3), noise, rate, self.chance.randint(1, 40), clip)
         markers = set(self.site.path.parent.glob("*.rows-*"))
         try:
             reservation = self.ledger.reserve(event, self.budget, now=next(self.clock))
@@ -77,6 +80,17 @@ class Life:
         reservation = self.training.pop(run)
         if self.chance.random() < 0.6:
             self.ledger.commit(reservation, steps=reservation.event.steps, now=next(self.clock))
+            if reservation.number in self.before_reset:  # it trained on, and what it costs counts anew
+                self.charged.append(reservation.event)
+
+    def speak(self) -> None:
+        """The site signs that it goes on with the ledger as it is, or that nothing counts as spent any more."""
+        if self.chance.random() < 0.6:
+            self.ledger.accept("moved to another disk", sign, now=next(self.clock))
+            return
+        self.ledger.reset("other rows", sign, now=next(self.clock))
+        self.charged.clear()
+        self.before_reset |= {reservation.number for reservation in self.training.values()}
 
     @property
     def ledger(self) -> Ledger:
@@ -96,6 +110,8 @@ def live(site: Site, seed: int) -> Life:
         run = life.chance.choice(["run-1", "run-2"])
         if life.chance.random() < 0.15:
             life.change_policy()
+        if life.chance.random() < 0.07:
+            life.speak()
         (life.end_round if run in life.training else life.begin_round)(run)
     return life
 
@@ -121,9 +137,12 @@ def check_every_row(life: Life) -> None:
     """Each reservation's row says what was spent with it, and never more than its limit."""
     so_far: list[DpEvent] = []
     for row in life.ledger.rows():
-        if row.event is None:
+        if row.kind == "reset":
+            so_far.clear()
+        if row.event is not None:
+            so_far.append(row.event)
+        if row.kind != "reserved":
             continue
-        so_far.append(row.event)
         spent = float(row.fields["spent"])
         assert spent == pytest.approx(independent_epsilon(so_far, float(row.fields["delta"])), abs=TOLERANCE)
         assert spent <= float(row.fields["limit"])
@@ -140,11 +159,15 @@ def test_traces_hold_every_kind_of_thing_that_is_claimed(folder: Path) -> None:
     assert sum(life.budget != Budget(20.0, DELTAS[0]) for life in lives) > 10
     assert sum(kind.count("reserved") - kind.count("committed") for kind in kinds) > 40  # killed
     assert sum({"run-1", "run-2"} <= {event.run_id for event in life.charged} for life in lives) > 10
+    assert sum(kind.count("accepted") for kind in kinds) > 5
+    assert sum(kind.count("reset") for kind in kinds) > 5
+    assert sum(len({event.max_grad_norm for event in life.charged}) > 1 for life in lives) > 10
+    assert sum(kind.count("charged") for kind in kinds) > 0  # finished after a reset
 
 
 def test_accountant_that_begins_anew_with_each_run_understates_what_was_spent(folder: Path) -> None:
     """The companion: what an engine made anew would say is found by the same comparison."""
-    life = live(Site.new(folder), 3)
+    life = live(Site.new(folder), 6)
     last_run = [event for event in life.charged if event.run_id == life.charged[-1].run_id]
     assert last_run != life.charged
 
