@@ -84,7 +84,7 @@ def require_one_ledger(file: Path, data: DataSet) -> None:
             what = f"is refused, for {other.name} beside it may be of the same rows, and {error.what}"
             raise LedgerError(file, what, hint=f"of {other.name}: {error.hint}") from error
         if taken:
-            why = f"{data.name} is another name for the rows of {other.stem}: two privacy ledgers would count them apart"
+            why = f"{data.name} is another name for the rows of {other.stem}: two ledgers would count them apart"
             raise ConfigError("data-set", why, hint=f'set data-set = "{other.stem}"')
 
 

@@ -1,9 +1,8 @@
-"""``securefda budget``: what differential privacy would cost, before anything is trained."""
+"""``securefda budget``: the ledger of a site's rows, what is spent of their budget, and what training would cost."""
 
 from __future__ import annotations
 
-import math
-import textwrap
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,200 +10,214 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securefda.cli.options import OutputFormat
-from securefda.cli.output import Format, aligned, print_result
-from securefda.dp.events import ACCOUNTANTS, GUARANTEE, Budget, require_accountant, require_delta
+from securefda.cli.options import OutputFormat, Overrides, now
+from securefda.cli.output import Format, print_result
+from securefda.dp.events import ACCOUNTANTS
 from securefda.errors import ConfigError
 
 if TYPE_CHECKING:
-    from securefda.dp.planning import Plan, Schedule
+    from securefda.cli.budget_site import BudgetSite
+    from securefda.dp.ledger_rows import Row
 
-app = typer.Typer(help="Plan a budget of differential privacy; no command spends one in this version.")
-
-_ASSUMPTIONS = (
-    "a step clips the gradient of each row and adds this noise, no setting was chosen by looking at the rows, "
-    "nothing was spent of the data set before, and arithmetic is exact"
-)
-_NOTE = "This plans a budget; training with noise is not part of this version, so no run has this guarantee."
-_OPTIONS = {
-    "samples": "--samples",
-    "batch-size": "--batch",
-    "epochs": "--epochs",
-    "rounds": "--rounds",
-    "dp.target-epsilon": "--epsilon",
-    "dp.target-delta": "--delta",
-    "dp.noise-multiplier": "--noise",
-    "dp.accountant": "--accountant",
-}
-"""What the planner calls a value -> what it is called here."""
+app = typer.Typer(help="A site's budget of differential privacy: its ledger, what is spent, and plans.")
 
 _MOST_ROUNDS = 10_000
 """Epsilon is computed after every round."""
 
-_MOST_STEPS = 10**9
-"""Of one event of the accountants."""
+_RESET_MEANS = (
+    "nothing that was spent counts any more, so rows that trained before lose the protection that their epsilon stated"
+)
 
-_MOST_ROWS = 11
-_WIDTH = 100
-_SVG_START = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+ConfigFile = Annotated[
+    Path, typer.Option("--config", metavar="FILE", help="The site's settings file: source.toml or aggregator.toml.")
+]
+Reason = Annotated[str, typer.Option("--reason", metavar="WHY", help="Why, in words; kept in the ledger for ever.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw epsilon over the rounds.")]
 
 
 @app.callback()
 def _budget() -> None:
-    """Plan a budget of differential privacy; no command spends one in this version."""
+    """A site's budget of differential privacy: its ledger, what is spent, and plans."""
+
+
+@app.command("init")
+def init(config: ConfigFile, overrides: Overrides = [], output: OutputFormat = Format.TXT) -> None:
+    """Make the ledger of the rows that a site trains on, once; training with noise refuses to start without it.
+
+    Right only for rows on which nothing was trained before: the ledger counts from now on.
+    """
+    from securefda.cli.budget_show import show_json, show_text, standing_of
+    from securefda.rounds.accounts import make_ledger
+
+    site = _site(config, overrides)
+    budget, time = site.budget(), int(now().timestamp())
+    make_ledger(site.file, site.data, now=time)
+    found = standing_of(site, budget, time)
+    made = f"made the privacy ledger of data set {site.data.name} of {site.data.site_id}; it counts from now on"
+    print_result(output, show_json(found, None, None), f"{made}\n\n{show_text(found, None, None)}")
+
+
+@app.command("show")
+def show(
+    config: ConfigFile,
+    rounds: Annotated[bool, typer.Option("--rounds", help="List every charge, by run and round.")] = False,
+    plot: Plot = None,
+    overrides: Overrides = [],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Show what is spent of the budget of a site's rows, over all rounds, runs and restarts, and what is left.
+
+    All is computed anew from the ledger's rows, by the accountant and for the delta of the budget as it is now.
+    """
+    from securefda.cli.budget_output import require_new
+    from securefda.cli.budget_show import charges_of, draw_charges, show_json, show_text, standing_of
+
+    require_new(plot)
+    site = _site(config, overrides)
+    found = standing_of(site, site.budget(), int(now().timestamp()))
+    charges = charges_of(found.rows, found.budget) if rounds or plot is not None else None
+    if plot is not None and charges is not None:
+        draw_charges(plot, found, charges)
+    listed = charges if rounds else None
+    print_result(output, show_json(found, charges, plot), show_text(found, listed, plot))
+
+
+@app.command("accept")
+def accept(config: ConfigFile, reason: Reason, overrides: Overrides = [], output: OutputFormat = Format.TXT) -> None:
+    """Go on with a ledger in doubt, by the site's signature: what it knows of stays spent.
+
+    For rows that have changed, a ledger that was copied or put back, and a clock that was wrong.
+    """
+    from securefda.dp.ledger_rows import charged
+
+    site = _site(config, overrides)
+    rows = _signed(site, "accepted", reason)
+    kept = (
+        f"the ledger has {len(charged(rows))} charged rounds; they stay spent, and what it does not know is not counted"
+    )
+    _print_statement(output, site, rows, f"accepted, {kept}")
+
+
+@app.command("reset")
+def reset(
+    config: ConfigFile,
+    reason: Reason,
+    yes: Annotated[bool, typer.Option("--yes", help="Say that this is meant.")] = False,
+    overrides: Overrides = [],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Count from zero again, by the site's signature: rows that trained before lose their protection.
+
+    The rounds stay in the ledger, and every later showing names the reset and its reason.
+    """
+    from securefda.dp.ledger_rows import charged
+
+    site = _site(config, overrides)
+    if not yes:
+        raise ConfigError("--yes", f"is missing: after a reset {_RESET_MEANS}", hint="add --yes if that is meant")
+    rows = _signed(site, "reset", reason)
+    lost = len(charged(rows[:-1]))
+    _print_statement(output, site, rows, f"reset, {lost} charged rounds count no more: {_RESET_MEANS}")
 
 
 @app.command("plan")
 def plan(
-    delta: Annotated[float, typer.Option("--delta", help="Should be below one over the number of rows.")],
     rounds: Annotated[int, typer.Option("--rounds", max=_MOST_ROUNDS, help="Rounds of training.")],
-    samples: Annotated[int, typer.Option("--samples", help="Rows of the site's data set.")],
-    batch: Annotated[int, typer.Option("--batch", help="Expected rows of a step.")],
-    epochs: Annotated[int, typer.Option("--epochs", help="Passes over the rows per round.")] = 1,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="A site's settings: its rows, what they cost, and its budget."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option("--delta", help="Should be below one over the number of rows.")] = None,
+    samples: Annotated[int | None, typer.Option("--samples", help="Rows of the site's data set.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Expected rows of a step.")] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the rows per round; default: 1.")] = None,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="Budget; asks for the noise multiplier.")] = None,
     noise: Annotated[float | None, typer.Option("--noise", help="Noise multiplier; asks for the epsilon.")] = None,
     accountant: Annotated[
-        str,
+        str | None,
         typer.Option("--accountant", metavar="|".join(ACCOUNTANTS), help="prv: tighter for larger epsilons, and slow."),
-    ] = ACCOUNTANTS[0],
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw epsilon over the rounds.")
     ] = None,
+    plot: Plot = None,
+    overrides: Overrides = [],
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Plan a site's budget of differential privacy: the noise for an epsilon, or the epsilon of a noise.
 
-    It is a planning tool. It plans a budget; training with noise is not part of this version, which adds no noise.
+    A plan spends nothing. With --config it goes on from what the ledger of the site's rows holds, and what is not
+    given comes from the site's settings and its budget.
 
     Every epsilon is of one row that is added or removed, with batches drawn by Poisson sampling at one over the
     batches of an epoch.
     """
-    if plot is not None and plot.exists():
-        raise ConfigError("--plot", f"{plot} exists already", hint="name a new file, or remove that one")
-    with _options_named():
-        found = _planned((samples, batch, epochs, rounds), epsilon, noise, delta, accountant)
+    from securefda.cli.budget_output import require_new
+    from securefda.cli.budget_plan import draw_plan, plan_json, plan_text
+
+    require_new(plot)
+    given: dict[str, Any] = {
+        "rounds": rounds,
+        "samples": samples,
+        "batch-size": batch,
+        "epochs": epochs,
+        "dp.target-epsilon": epsilon,
+        "dp.noise-multiplier": noise,
+        "dp.target-delta": delta,
+        "dp.accountant": accountant,
+    }
+    question, found = _planned(given, config, overrides)
     if plot is not None:
-        _draw(plot, found)
-    data = _as_json(found, samples, batch, epochs, epsilon) | {"plot": None if plot is None else str(plot)}
-    print_result(output, data, _text(found, epsilon, plot))
+        draw_plan(plot, found, question)
+    data = plan_json(found, question, given) | {"plot": None if plot is None else str(plot)}
+    print_result(output, data, plan_text(found, question, given, plot))
 
 
-def _planned(
-    counts: tuple[int, int, int, int], epsilon: float | None, noise: float | None, delta: float, accountant: str
-) -> Plan:
-    """The plan; ``counts`` are those of a schedule, in its order. Raises ConfigError."""
-    if epsilon is not None and noise is None:
-        from securefda.dp.planning import plan_noise
+def _planned(given: dict[str, Any], config: Path | None, overrides: list[str]) -> tuple[Any, Any]:
+    from securefda.cli.budget_plan import options_named, planned, question_of_options, question_of_site
 
-        budget = Budget(epsilon, delta, accountant)
-        return plan_noise(_schedule(counts), budget)
-    if noise is not None and epsilon is None:
-        return _costed(counts, noise, delta, accountant)
-    why = "one of the two is needed" if epsilon is None else "only one of the two can be given"
-    hint = "--epsilon asks for the noise multiplier, --noise for the epsilon"
-    raise ConfigError("--epsilon, --noise", why, hint=hint)
-
-
-def _costed(counts: tuple[int, int, int, int], noise: float, delta: float, accountant: str) -> Plan:
-    from securefda.dp.planning import plan_epsilon
-
-    require_delta(delta)
-    require_accountant(accountant)
-    found = plan_epsilon(_schedule(counts), noise, delta, accountant=accountant)
-    if not math.isfinite(found.epsilon):
-        raise ConfigError("--noise", f"with {noise!r} no finite epsilon is known", hint="0.5 to 10 are usual")
-    return found
+    if config is None:
+        if overrides:
+            raise ConfigError("--set", "is of a site's settings", hint="name them with --config FILE")
+        with options_named(given):
+            question = question_of_options(given)
+            return question, planned(question)
+    site = _site(config, overrides)
+    budget = site.budget()
+    with options_named(given):
+        question = question_of_site(given, site, budget)
+        return question, planned(question)
 
 
-def _schedule(counts: tuple[int, int, int, int]) -> Schedule:
-    from securefda.dp.planning import Schedule
+def _site(config: Path, overrides: list[str]) -> BudgetSite:
+    from securefda.cli.budget_site import load_site
 
-    schedule = Schedule(*counts)
-    steps = schedule.steps_per_round * schedule.rounds
-    if steps > _MOST_STEPS:
-        raise ConfigError("rounds", f"make {steps} steps, more than {_MOST_STEPS}", hint="plan fewer steps")
-    return schedule
+    return load_site(config, overrides, os.environ, now())
+
+
+def _signed(site: BudgetSite, kind: str, reason: str) -> tuple[Row, ...]:
+    """Write the site's word into its ledger; returns the rows with it."""
+    from securefda.rounds.accounts import require_one_ledger, signer_of
+
+    sign, ledger = signer_of(site.kit.signing_key), site.ledger
+    if site.file.exists():
+        require_one_ledger(site.file, site.data)
+    with _reason_named():
+        (ledger.accept if kind == "accepted" else ledger.reset)(reason, sign, now=int(now().timestamp()))
+    return ledger.rows()
 
 
 @contextmanager
-def _options_named() -> Iterator[None]:
-    """Name the option, where the planner names a value by the key it has in a policy."""
+def _reason_named() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(_OPTIONS.get(error.key, error.key), error.why, hint=error.hint) from error
+        raise ConfigError("--reason" if error.key == "reason" else error.key, error.why, hint=error.hint) from error
 
 
-def _draw(path: Path, found: Plan) -> None:
-    from securefda.cli.figures import lines_figure
-    from securefda.federation.files import write_file, writing_errors
+def _print_statement(output: Format, site: BudgetSite, rows: tuple[Row, ...], text: str) -> None:
+    from securefda.cli.budget_output import filled
+    from securefda.cli.budget_show import statements_of
 
-    label = f"epsilon at delta {found.delta:g},\none row added or removed"
-    svg = lines_figure({"epsilon": list(enumerate(found.curve))}, label, "budget")
-    # A figure of the report takes names and colours from its page; a file has to bring them.
-    start = f'{_SVG_START} style="background: #fff; color: #000"'
-    about = f"<desc>{GUARANTEE}. Holds where {_ASSUMPTIONS}. {_NOTE}</desc>"
-    opening, end, rest = svg.replace("<svg", start, 1).partition(">")
-    with writing_errors(path):
-        write_file(path, f"{opening}{end}{about}{rest}".encode(), 0o644)
-
-
-def _as_json(found: Plan, samples: int, batch: int, epochs: int, target: float | None) -> dict[str, Any]:
-    rounds = len(found.cost_per_round)
-    return {
-        "noise_multiplier": found.noise_multiplier,
-        "sampling_rate": found.sampling_rate,
-        "steps_per_round": found.steps_per_round,
-        "steps": found.steps_per_round * rounds,
-        "epsilon": found.epsilon,
-        "target_epsilon": target,
-        "delta": found.delta,
-        "accountant": found.accountant,
-        "samples": samples,
-        "batch": batch,
-        "epochs": epochs,
-        "rounds": rounds,
-        "mean_epsilon_per_round": found.epsilon / rounds,
-        "epsilon_of_round": list(found.cost_per_round),
-        "epsilon_after_round": list(found.curve),
-        "guarantee": GUARANTEE,
-        "assumptions": _ASSUMPTIONS,
-        "note": _NOTE,
-        "warnings": _warnings(found),
-    }
-
-
-def _text(found: Plan, target: float | None, plot: Path | None) -> str:
-    rounds = len(found.cost_per_round)
-    asked = "" if target is None else f" (asked for: at most {target:g})"
-    rows = [
-        ("noise multiplier", str(found.noise_multiplier)),
-        ("sampling rate", f"{found.sampling_rate:.6g} = 1/{round(1 / found.sampling_rate)}"),
-        ("steps", f"{found.steps_per_round} per round, {found.steps_per_round * rounds} in all"),
-        ("epsilon", f"{_up(found.epsilon)} at delta {found.delta:g} after {rounds} rounds{asked}"),
-        ("epsilon per round", f"{_up(found.epsilon / rounds)} on average"),
-        ("accountant", found.accountant),
-    ]
-    said = [f"Epsilon is of {GUARANTEE}. It holds where {_ASSUMPTIONS}.", _NOTE]
-    said += [f"warning: {line}" for line in _warnings(found)]
-    words = "\n".join(textwrap.fill(line, _WIDTH, break_long_words=False) for line in said)
-    drawn = [] if plot is None else [f"drawn: {plot}"]
-    return "\n\n".join([aligned(rows), aligned(_curve_rows(found)), words, *drawn])
-
-
-def _curve_rows(found: Plan) -> list[tuple[str, str, str]]:
-    """The curve, or some of its rounds, the first and the last among them."""
-    last = len(found.cost_per_round)
-    shown = sorted({1 + round(place * (last - 1) / (_MOST_ROWS - 1)) for place in range(_MOST_ROWS)})
-    head = ("after round", "epsilon", "of this round")
-    return [head, *((str(number), _up(found.curve[number]), _up(found.cost_per_round[number - 1])) for number in shown)]
-
-
-def _warnings(found: Plan) -> list[str]:
-    keys = [line.partition(":") for line in found.warnings]
-    return [f"{_OPTIONS.get(key, key)}:{why}" for key, _, why in keys]
-
-
-def _up(epsilon: float) -> str:
-    """Four decimals, rounded up: what is printed of an upper bound is one."""
-    return f"{math.ceil(epsilon * 10_000) / 10_000:.4f}"
+    said = statements_of(rows)[-1]
+    lines = [f"{site.data.name} of {site.data.site_id}: {text}", f"signed by {site.data.site_id} as row {said['row']}"]
+    lines += [f"overruled: {line}" for line in said["overruled"]]
+    data = {"site": site.data.site_id, "data_set": site.data.name, "ledger": str(site.file)} | said
+    print_result(output, data, filled(lines))
