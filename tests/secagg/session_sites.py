@@ -100,6 +100,7 @@ class UnitTrainer:
         self.sizes: tuple[int, ...] = (WIDTH,)
         self.architecture_digest = architecture_digest(self.layers)
         self.n_params = WIDTH
+        self.repeatable = True
 
     def initial_model(self) -> Any:
         return np.zeros(WIDTH, np.float32)
