@@ -1,0 +1,238 @@
+"""Merkle trees of RFC 9162, section 2.1 (RFC 6962 has the same), over SHA-256. Pure: no disk, no clock.
+
+A leaf hashes to ``SHA-256(0x00 || entry)`` and two subtrees to ``SHA-256(0x01 || left || right)``, so no entry can
+stand in for a subtree. The left subtree of n > 1 leaves holds the largest power of two that is smaller than n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Final
+
+HASH_BYTES: Final = 32
+EMPTY_ROOT: Final = sha256(b"").digest()
+"""Root of the tree without leaves."""
+
+Subtree = Callable[[int, int], bytes]
+"""``subtree(height, index)``: hash of the complete subtree over leaves ``[index << height, (index + 1) << height)``."""
+
+
+class ProofError(ValueError):
+    """A proof does not show what it should; the text says which. Nothing may rest on it."""
+
+
+def leaf_hash(entry: bytes) -> bytes:
+    """Hash of one entry as a leaf, 32 bytes."""
+    return sha256(b"\x00" + entry).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """Hash of two neighbouring subtrees, 32 bytes each, as one of 32 bytes."""
+    return sha256(b"\x01" + left + right).digest()
+
+
+def complete_root(hashes: Sequence[bytes]) -> bytes:
+    """Root over a power of two of neighbouring hashes of one height, at least one. Raises ValueError."""
+    if not hashes or len(hashes) & (len(hashes) - 1):
+        raise ValueError(f"a complete subtree has a power of two of leaves, not {len(hashes)}")
+    row = list(hashes)
+    while len(row) > 1:
+        row = [sha256(b"\x01" + row[at] + row[at + 1]).digest() for at in range(0, len(row), 2)]
+    return row[0]
+
+
+class Frontier:
+    """A tree that grows by one leaf at a time and knows its root: at most one hash per height is kept.
+
+    Args:
+        peaks: hashes of the complete subtrees that make up the tree, the largest first; none for an empty one.
+        size: number of leaves, which says how large each of them is.
+
+    Raises:
+        ValueError: the number of peaks is not that of a tree of this size.
+    """
+
+    __slots__ = ("_peaks", "size")
+
+    def __init__(self, peaks: Sequence[bytes] = (), size: int = 0) -> None:
+        if size < 0 or size.bit_count() != len(peaks):
+            raise ValueError(f"{len(peaks)} peaks make no tree of {size} leaves")
+        self._peaks = list(peaks)
+        self.size = size
+
+    @property
+    def peaks(self) -> tuple[bytes, ...]:
+        """Hashes of the complete subtrees, the largest first: all that is kept."""
+        return tuple(self._peaks)
+
+    def copy(self) -> Frontier:
+        """The same tree, which grows by itself from here on."""
+        return Frontier(self._peaks, self.size)
+
+    def append(self, leaf: bytes) -> None:
+        """Add the hash of a leaf, 32 bytes."""
+        merges, peaks = self.size, self._peaks
+        while merges & 1:  # as many complete subtrees end here as the size has trailing ones
+            leaf = sha256(b"\x01" + peaks.pop() + leaf).digest()
+            merges >>= 1
+        peaks.append(leaf)
+        self.size += 1
+
+    def root(self) -> bytes:
+        """Root of the tree as it is, 32 bytes."""
+        return _joined(self._peaks)
+
+
+def root_of(size: int, subtree: Subtree) -> bytes:
+    """Root of the first ``size`` leaves, from the hashes of complete subtrees."""
+    return _range_root(0, size, subtree) if size else EMPTY_ROOT
+
+
+def inclusion_proof(index: int, size: int, subtree: Subtree) -> tuple[bytes, ...]:
+    """Hashes that lead from leaf ``index`` to the root of the first ``size`` leaves (RFC 9162, 2.1.3.1).
+
+    Args:
+        index: 0-based.
+        size: number of leaves of the tree.
+        subtree: asked only for complete subtrees within the first ``size`` leaves, O(log size) times.
+
+    Raises:
+        ValueError: the tree has no such leaf.
+    """
+    if not 0 <= index < size:
+        raise ValueError(f"a tree of {size} leaves has no leaf {index}")
+    start, end, path = 0, size, list[bytes]()
+    while end - start > 1:
+        middle = start + _left_width(end - start)
+        if index < middle:
+            path.append(_range_root(middle, end, subtree))
+            end = middle
+        else:
+            path.append(_range_root(start, middle, subtree))
+            start = middle
+    return tuple(reversed(path))
+
+
+def check_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
+    """Check that a leaf is at ``index`` of the tree with this size and root (RFC 9162, 2.1.3.2).
+
+    Raises:
+        ProofError: the proof does not show it.
+    """
+    _check_sizes(proof, leaf, root)
+    if not 0 <= index < size:
+        raise ProofError(f"a tree of {size} leaves has no leaf {index}")
+    place, last, found = index, size - 1, leaf
+    for step in proof:
+        if last == 0:
+            raise ProofError("the inclusion proof is too long")
+        if place & 1 or place == last:
+            found = node_hash(step, found)
+            while not place & 1 and place:
+                place, last = place >> 1, last >> 1
+        else:
+            found = node_hash(found, step)
+        place, last = place >> 1, last >> 1
+    if last:
+        raise ProofError("the inclusion proof is too short")
+    if not compare_digest(found, root):
+        raise ProofError(f"leaf {index} is not in this tree")
+
+
+def consistency_proof(old: int, new: int, subtree: Subtree) -> tuple[bytes, ...]:
+    """Hashes that show that the tree of ``new`` leaves begins with the ``old`` leaves (RFC 9162, 2.1.4.1).
+
+    Returns:
+        The proof; empty where ``old`` is 0 or ``new``, which need none.
+
+    Raises:
+        ValueError: ``old`` is larger than ``new``, or negative.
+    """
+    if not 0 <= old <= new:
+        raise ValueError(f"a tree of {new} leaves does not begin with {old}")
+    if old in (0, new):
+        return ()
+    start, end, path, whole = 0, new, list[bytes](), True
+    while old != end:
+        middle = start + _left_width(end - start)
+        if old <= middle:
+            path.append(_range_root(middle, end, subtree))
+            end = middle
+        else:
+            path.append(_range_root(start, middle, subtree))
+            start, whole = middle, False
+    if not whole:  # else the verifier has this hash already: it is the old root
+        path.append(_range_root(start, end, subtree))
+    return tuple(reversed(path))
+
+
+def check_consistency(old: int, old_root: bytes, new: int, new_root: bytes, proof: Sequence[bytes]) -> None:
+    """Check that the tree with the new size and root begins with all leaves of the old one (RFC 9162, 2.1.4.2).
+
+    Raises:
+        ProofError: the proof does not show it.
+    """
+    _check_sizes(proof, old_root, new_root)
+    if not 0 <= old <= new:
+        raise ProofError(f"a tree of {new} leaves does not begin with {old}")
+    if old in (0, new):
+        if proof or not compare_digest(old_root, new_root if old else EMPTY_ROOT):
+            raise ProofError("the trees differ, or the proof has hashes that it does not need")
+        return
+    found_old, found_new = _both_roots(old, new, (old_root, *proof) if not old & (old - 1) else tuple(proof))
+    if not (compare_digest(found_old, old_root) and compare_digest(found_new, new_root)):
+        raise ProofError(f"the tree of {new} leaves does not begin with these {old}")
+
+
+def _both_roots(old: int, new: int, path: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """Old and new root as a consistency proof makes them; ``0 < old < new``."""
+    if not path:
+        raise ProofError("the consistency proof is too short")
+    place, last = old - 1, new - 1
+    while place & 1:
+        place, last = place >> 1, last >> 1
+    found_old = found_new = path[0]
+    for step in path[1:]:
+        if last == 0:
+            raise ProofError("the consistency proof is too long")
+        if place & 1 or place == last:
+            found_old, found_new = node_hash(step, found_old), node_hash(step, found_new)
+            while not place & 1 and place:
+                place, last = place >> 1, last >> 1
+        else:
+            found_new = node_hash(found_new, step)
+        place, last = place >> 1, last >> 1
+    if last:
+        raise ProofError("the consistency proof is too short")
+    return found_old, found_new
+
+
+def _check_sizes(proof: Sequence[bytes], *hashes: bytes) -> None:
+    if any(len(item) != HASH_BYTES for item in (*proof, *hashes)):
+        raise ProofError(f"a hash is not {HASH_BYTES} bytes long")
+
+
+def _left_width(leaves: int) -> int:
+    """Leaves of the left subtree: the largest power of two below ``leaves``, which is at least 2."""
+    return 1 << ((leaves - 1).bit_length() - 1)
+
+
+def _range_root(start: int, end: int, subtree: Subtree) -> bytes:
+    """Root over ``[start, end)``, where ``start`` is a multiple of the largest complete subtree in it."""
+    peaks = []
+    while start < end:
+        height = (end - start).bit_length() - 1
+        peaks.append(subtree(height, start >> height))
+        start += 1 << height
+    return _joined(peaks)
+
+
+def _joined(peaks: Sequence[bytes]) -> bytes:
+    if not peaks:
+        return EMPTY_ROOT
+    root = peaks[-1]
+    for peak in reversed(peaks[:-1]):
+        root = node_hash(peak, root)
+    return root
