@@ -119,7 +119,13 @@ class Task(ABC):
     Every answer is a pure function of the settings and of the site's files: two calls, or two processes, get the
     same rows in the same order. ``model`` may use torch's global generator (as layers do): whoever calls it seeds
     and restores that generator. Models have no BatchNorm, whose running statistics are not federated parameters.
+
+    ``separate_rows`` says that each row is prepared from its own record and public numbers alone. A task that, say,
+    standardises with the mean of the site's rows sets it to False: a record then changes every row, which clipping
+    one gradient does not bound, and DP-SGD refuses it.
     """
+
+    separate_rows: bool = True
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings

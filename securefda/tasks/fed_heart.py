@@ -44,6 +44,14 @@ _DROPPED = ("slope", "ca", "thal")
 _LEVELS = {"cp": (2.0, 3.0, 4.0), "restecg": (1.0, 2.0)}
 
 FEATURES = 13
+_Numbers = tuple[float, ...]
+# In the order of _features: age, sex, resting blood pressure (mm Hg), cholesterol (mg/dl), fasting blood sugar above
+# 120 mg/dl, largest heart rate, angina on exertion, ST depression (mm), then the levels: what a textbook calls usual
+# for adults, halves for yes or no.
+_PUBLIC_SCALING: tuple[_Numbers, _Numbers] = (
+    (50.0, 0.5, 130.0, 200.0, 0.5, 150.0, 0.5, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5),
+    (10.0, 0.5, 20.0, 50.0, 0.5, 25.0, 0.5, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5),
+)
 _TRAIN_FRACTION = 0.66
 _SPLIT_SEED = 43
 _TARGET_FRACTION = 0.2
@@ -58,11 +66,13 @@ class _Hospital:
 class FedHeart(Task):
     """Fed-Heart with any of the four hospitals as the target; site ids are the hospitals' names.
 
-    A hospital's rows are standardised with the mean and the standard deviation of its own training rows. Sources
-    train on all of their training rows. The target keeps a random ``target-fraction`` of its own (default 0.2, and
-    1.0 at switzerland, which has 30 rows), drawn by the seed, as in Jiang et al. 2024, Table 17.
+    A hospital's rows are standardised with the mean and the standard deviation of its own training rows, or, with
+    ``scaling = "public"``, with round numbers that are the same everywhere and come from no record here: with DP-SGD
+    no other will do. Sources train on all of their training rows. The target keeps a random ``target-fraction`` of
+    its own (default 0.2, and 1.0 at switzerland, which has 30 rows), drawn by the seed, as in Jiang et al. 2024,
+    Table 17.
 
-    Options: ``target-fraction`` in (0, 1].
+    Options: ``target-fraction`` in (0, 1]; ``scaling``, "site" (default) or "public".
 
     Raises:
         ConfigError: an unknown site or option, or no data folder.
@@ -71,12 +81,13 @@ class FedHeart(Task):
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        settings.reject_unknown_options("target-fraction")
+        settings.reject_unknown_options("target-fraction", "scaling")
         for site in (settings.target, *settings.sources):
             if site not in SHA256:
                 raise ConfigError("sites", f"{site} is no hospital of Fed-Heart", hint=f"known: {', '.join(SHA256)}")
         default = 1.0 if settings.target == "switzerland" else _TARGET_FRACTION
         self._fraction = settings.number("target-fraction", default, low=0.01, high=1.0)
+        self.separate_rows = settings.choice("scaling", "site", ("site", "public")) == "public"
         self._hospitals: dict[str, _Hospital] = {}
 
     def model(self) -> nn.Module:
@@ -123,7 +134,8 @@ class FedHeart(Task):
     def _hospital(self, site: str) -> _Hospital:
         self.require_site(site)
         if site not in self._hospitals:
-            self._hospitals[site] = _prepare(*_read(self._folder / f"{site}.csv", site))
+            scaling = _PUBLIC_SCALING if self.separate_rows else None
+            self._hospitals[site] = _prepare(*_read(self._folder / f"{site}.csv", site), scaling)
         return self._hospitals[site]
 
 
@@ -156,7 +168,10 @@ def _features(row: dict[str, str]) -> list[float]:
     return plain + one_hot
 
 
-def _prepare(features: NDArray[np.float64], labels: NDArray[np.int64]) -> _Hospital:
+def _prepare(
+    features: NDArray[np.float64], labels: NDArray[np.int64], scaling: tuple[_Numbers, _Numbers] | None
+) -> _Hospital:
+    """Split and standardise; ``scaling`` is the means and the deviations, None for those of the training rows."""
     train, test = train_test_split(
         np.arange(len(labels)),
         train_size=_TRAIN_FRACTION,
@@ -166,9 +181,12 @@ def _prepare(features: NDArray[np.float64], labels: NDArray[np.int64]) -> _Hospi
     )
     # FLamby keeps the file's order inside both parts.
     train, test = np.sort(train), np.sort(test)
-    mean, deviation = features[train].mean(axis=0), features[train].std(axis=0, ddof=1)
-    # A column that never varies in training (a level no patient has) stays at zero.
-    deviation[deviation == 0.0] = 1.0
+    if scaling is None:
+        mean, deviation = features[train].mean(axis=0), features[train].std(axis=0, ddof=1)
+        # A column that never varies in training (a level no patient has) stays at zero.
+        deviation[deviation == 0.0] = 1.0
+    else:
+        mean, deviation = (np.array(numbers) for numbers in scaling)
     standard = (features - mean) / deviation
     return _Hospital(_samples(standard, labels, train), _samples(standard, labels, test))
 

@@ -135,8 +135,9 @@ def train_private(
 def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> None:
     """Refuse, before the first round, what DP-SGD cannot train: its bound holds for rows that do not mix.
 
-    Layers that Opacus knows are refused by name. Of any other, rows of the site tell: what the model and the loss say
-    of one row must not change with the rows beside it, and a row that is clipped must have its own gradient, shorter.
+    That they were prepared apart, the task says of itself. Layers that Opacus knows are refused by name. Of any other,
+    rows of the site tell: what the model and the loss say of one row must not change with the rows beside it, and a
+    row that is clipped must have its own gradient, shorter.
 
     Raises:
         TrainingError: names the layer and what to use instead.
