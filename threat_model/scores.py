@@ -60,3 +60,10 @@ def auc(members: Sequence[float], others: Sequence[float]) -> float:
     """Probability that a member scores above another, ties counting half: the area under the ROC curve."""
     ours, theirs = np.asarray(members, np.float64)[:, None], np.asarray(others, np.float64)[None, :]
     return float(np.mean((ours > theirs) + 0.5 * (ours == theirs)))
+
+
+def psnr(estimate: Estimate, secret: Estimate) -> float:
+    """Peak signal-to-noise ratio in dB of values in [0, 1], to which the estimate is cut; 200 where nothing differs."""
+    cut = np.clip(np.asarray(estimate, np.float64), 0, 1)
+    error = float(np.mean((cut - np.asarray(secret, np.float64)) ** 2))
+    return float(-10 * np.log10(max(error, 1e-20)))

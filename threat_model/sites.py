@@ -33,9 +33,11 @@ from securefda.transport import wire
 
 TARGET = 0
 MOST_SITES = 128
-LAYERS: LayerTable = (("weight", (63, 64)), ("bias", (64,)))
-"""4096 parameters: enough for the bounds of :mod:`threat_model.scores`, few enough to be quick."""
+LAYERS: LayerTable = (("weight", (64, 63)), ("bias", (64,)))
+"""Those of ``torch.nn.Linear(63, 64)``: 4096 parameters, enough for the bounds of :mod:`threat_model.scores`, and few
+enough to be quick."""
 
+OUTPUTS, INPUTS = LAYERS[0][1]
 N_PARAMS = 4096
 MAX_SAMPLES = 100
 CLIP = 1.0
@@ -177,7 +179,7 @@ def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float])
         signer=signer_of(TARGET),
         roster=roster,
         trainer=KnownUpdates(TARGET, updates),
-        test_data=Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)),
+        test_data=Samples(torch.zeros(1, INPUTS), torch.zeros(1, dtype=torch.int64)),
         random_bytes=os.urandom,
         clock=clock,
         traffic=lambda: ({}, {}),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from securefda.rounds.attempts import Send
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings
+from securefda.rounds.site import Trainer
 from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.checks import quantisation
@@ -132,6 +133,8 @@ class Stage:
         sources: makes those sources that are no victims, by roster index. An aggregator of the attacker sees them.
         policies: of single sources; the others permit what ``settings`` ask for, and no more.
         updates: what each site's training gives.
+        trainers: of single sites, by roster index, in place of one that gives ``updates``; see
+            :mod:`threat_model.private_sites` for real ones.
         visibility: the level that the run asks for and that policies permit.
         settings: fields of :class:`RunSettings` that differ from :func:`run_settings`.
         roster: another one than :func:`roster_of` gives.
@@ -147,6 +150,7 @@ class Stage:
         sources: Mapping[int, MakesSource] | None = None,
         policies: Mapping[int, SourcePolicy] | None = None,
         updates: UpdateRule = known_update,
+        trainers: Mapping[int, Trainer] | None = None,
         visibility: Visibility = Visibility.SUM,
         settings: Mapping[str, Any] | None = None,
         roster: Roster | None = None,
@@ -155,7 +159,7 @@ class Stage:
         self.folder, self.updates, self.network = folder, updates, network
         self.roster = roster or roster_of(n)
         self.settings = run_settings(visibility, settings or {})
-        self.policies = dict(policies or {})
+        self.policies, self.trainers = dict(policies or {}), dict(trainers or {})
         self.now = 0.0
         self.passed: list[Passed] = []
         self.watches: dict[int, SiteWatch] = {}
@@ -168,6 +172,7 @@ class Stage:
 
     def _seat(self) -> AggregatorSeat:
         site = target_site(self.roster, self.updates, lambda: self.now)
+        site = replace(site, trainer=self.trainers.get(TARGET, site.trainer))
         colluders = {index: self.sources[index] for index in self._makes}
         return AggregatorSeat(site, self.settings, self._aggregator_store, SilentReporter(), colluders)
 
@@ -175,6 +180,9 @@ class Stage:
         policy = self.policies.get(index) or self.default_policy()
         self._stores[index] = SourceStore(self.folder / f"source-{index}.sqlite")
         site = source_site(index, self.roster, policy, self.updates, self._stores[index])
+        trainer = self.trainers.get(index, site.trainer)
+        permits = replace(site.permits, metrics=not hasattr(trainer, "account"))  # with noise there are no figures
+        site = replace(site, trainer=trainer, permits=permits)
         return self._makes.get(index, SourceRounds)(site, self.watches.setdefault(index, SiteWatch()))
 
     def default_policy(self) -> SourcePolicy:

@@ -17,7 +17,7 @@ from threat_model.switches import checks_off, switched_off
 from threat_model.unbound import BOXES_IN_CONTEXT, MODEL_IN_CONTEXT
 
 VICTIM, OTHERS, ALL = 2, [1, 3, 4, 5], [1, 2, 3, 4, 5]
-INPUTS, OUTPUTS = LAYERS[0][1]
+OUTPUTS, INPUTS = LAYERS[0][1]
 ROWS, RATE = 20, 0.5
 DEAD = np.concatenate([np.zeros(INPUTS * OUTPUTS), np.full(OUTPUTS, -1e3)]).astype(np.float32)
 """A model whose biases are so low that no unit is ever active: no row moves it."""

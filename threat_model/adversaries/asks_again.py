@@ -1,0 +1,58 @@
+"""T19: an aggregator that asks for the same training again and again, until the noise averages out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from securefda.errors import BudgetExhausted
+from securefda.rounds.private_site import PrivateTrainer
+from securefda.training import Vector
+from threat_model.adversaries.membership import gradients_of
+from threat_model.private_sites import Candidates, asked
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Told:
+    """What the site gave in all: the mean of its updates (m,), over how many, and its last word on epsilon."""
+
+    mean: Vector
+    rounds: int
+    epsilon: float
+
+
+class AsksAgain:
+    """Has one site train from one model in round after round, under a new run each, and averages what comes.
+
+    Powers: a target's: it begins runs as it likes, says which round and which attempt it is, and the site's process can
+    be made to end and begin anew before each. It sees each update.
+    Goal: what all updates tell together, more than the budget allows, while each by itself is within it.
+    Source: the accountants of several systems are made with the training engine, and anew with each round or run.
+
+    Args:
+        started: makes the site's process: a trainer on the ledger that lies on its disk.
+    """
+
+    threat = "T19"
+
+    def __init__(self, started: Callable[[], PrivateTrainer]) -> None:
+        self._started = started
+
+    def attack(self, rounds: int) -> Told:
+        """Ask up to ``rounds`` times; the site may end it before, when its budget is spent."""
+        model = self._started().initial_model()
+        total, count, epsilon = np.zeros(len(model), np.float64), 0, 0.0
+        for number in range(1, rounds + 1):
+            try:
+                result = asked(self._started(), model, run_id=f"run-{number}")
+            except BudgetExhausted:
+                break
+            total, count, epsilon = total + result.update, count + 1, result.epsilon or 0.0
+        return Told((total / max(count, 1)).astype(np.float32), count, epsilon)
+
+    def scores(self, told: Told, candidates: Candidates) -> Vector:
+        """How strongly the mean points to each candidate, (n,): a matched filter."""
+        scores: Vector = -gradients_of(candidates) @ told.mean
+        return scores

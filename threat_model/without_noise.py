@@ -1,0 +1,22 @@
+"""Taking away, one at a time, what differential privacy rests on: the ledger's memory, the noise and its scale."""
+
+from __future__ import annotations
+
+from securefda.dp import ledger_rows, noise_optimizer
+from threat_model.switches import Switch, replaced
+
+LEDGER_MEMORY = replaced("rounds that were charged before", ledger_rows, "charged", lambda _: lambda _: ())
+"""A round is paid for by itself, as where an accountant is made anew with each round."""
+
+NOISE_OF_A_CSPRNG = replaced("noise of a CSPRNG", noise_optimizer, "take_noise_from", lambda _: lambda *_: None)
+"""Opacus draws its noise itself, from torch's generator, which training seeds with the run's seed."""
+
+
+def noise_scaled(factor: float) -> Switch:
+    """Noise has ``factor`` times the standard deviation that is charged for."""
+    return replaced(
+        f"noise at its scale, not {factor:g} of it",
+        noise_optimizer,
+        "_std",
+        lambda original: lambda optimizer: factor * original(optimizer),
+    )
