@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pymerkle import InmemoryTree, verify_consistency
 from tree_builder import EIGHT, mth, path, proof, subtree_of
@@ -38,6 +38,7 @@ ROOTS = (
 """Published for the first 0 to 8 of the entries above."""
 
 SIZES = st.integers(1, 70)
+QUICK = settings(deadline=None, max_examples=60)
 
 
 def entries(count: int) -> list[bytes]:
@@ -86,6 +87,7 @@ def test_roots_and_proofs_are_those_that_the_rfc_defines(size: int) -> None:
         assert list(consistency_proof(index + 1, size, subtree)) == proof(index + 1, leaves)
 
 
+@QUICK
 @given(SIZES, st.data())
 def test_pymerkle_makes_the_same_roots_and_inclusion_proofs_and_finds_the_trees_consistent(
     size: int, data: st.DataObject
@@ -103,6 +105,7 @@ def test_pymerkle_makes_the_same_roots_and_inclusion_proofs_and_finds_the_trees_
     verify_consistency(mth(leaves[:old]), root_of(size, subtree), other.prove_consistency(old, size), old, size)
 
 
+@QUICK
 @given(SIZES, st.data())
 def test_every_leaf_and_every_earlier_tree_is_proved(size: int, data: st.DataObject) -> None:
     leaves = entries(size)
@@ -113,6 +116,7 @@ def test_every_leaf_and_every_earlier_tree_is_proved(size: int, data: st.DataObj
     check_consistency(old, mth(leaves[:old]), size, root, consistency_proof(old, size, subtree))
 
 
+@QUICK
 @given(SIZES, st.data())
 def test_mutated_inclusion_proofs_are_refused(size: int, data: st.DataObject) -> None:
     leaves = entries(size)
@@ -132,6 +136,7 @@ def test_mutated_inclusion_proofs_are_refused(size: int, data: st.DataObject) ->
             check_inclusion(leaf, other, size, good, root)
 
 
+@QUICK
 @given(SIZES, st.data())
 def test_mutated_consistency_proofs_are_refused(size: int, data: st.DataObject) -> None:
     leaves = entries(size)
@@ -151,6 +156,7 @@ def test_mutated_consistency_proofs_are_refused(size: int, data: st.DataObject) 
             check_consistency(other, old_root, size, root, good)
 
 
+@QUICK
 @given(st.integers(2, 40), st.data())
 def test_tree_in_which_an_old_leaf_was_changed_is_consistent_with_nothing_before(
     size: int, data: st.DataObject

@@ -1,0 +1,322 @@
+"""Signed notes, checkpoints and cosignatures as C2SP writes them. Pure: no disk, no clock.
+
+- `c2sp.org/signed-note <https://c2sp.org/signed-note>`_: a text, a blank line, signature lines.
+- `c2sp.org/tlog-checkpoint <https://c2sp.org/tlog-checkpoint>`_: a note whose text is origin, size and root of a log.
+- `c2sp.org/tlog-cosignature <https://c2sp.org/tlog-cosignature>`_: a witness' Ed25519 signature with its time.
+
+Every value has one encoding and the parser takes no other. A key may also sign messages of the session: those have a
+NUL after their type, which no note can hold, and a cosignature begins with ``cosignature/v1``, which no origin does.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from securefda.audit.merkle import HASH_BYTES
+
+ED25519: Final = 0x01
+COSIGNATURE_V1: Final = 0x04
+MAX_NOTE_BYTES: Final = 512 * 1024
+MAX_SIGNATURES: Final = 1100
+"""More than a roster has sites."""
+MAX_NAME_BYTES: Final = 255
+_KEY_BYTES, _ID_BYTES, _SIGNATURE_BYTES, _TIME_BYTES = 32, 4, 64, 8
+_LARGEST = 2**63 - 1
+_DASH = "\N{EM DASH} "
+_COSIGNED = "cosignature/v1\n"
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
+
+
+class NoteError(ValueError):
+    """A note, a checkpoint or a key does not have the one form that it must have; the text says what is wrong."""
+
+
+class SignatureError(NoteError):
+    """A signature that names a known key is not by that key, or no known key has signed at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteKey:
+    """A public key as notes name it.
+
+    Attributes:
+        name: who signs, 1 to 255 bytes of UTF-8 without blanks, plus signs and control characters.
+        kind: ``ED25519`` or ``COSIGNATURE_V1``.
+        public: raw Ed25519 public key, 32 bytes.
+
+    Raises:
+        NoteError: one is not so.
+    """
+
+    name: str
+    kind: int
+    public: bytes
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if self.kind not in (ED25519, COSIGNATURE_V1):
+            raise NoteError(f"no signature type {self.kind:#04x} is known")
+        if len(self.public) != _KEY_BYTES:
+            raise NoteError(f"an Ed25519 public key has {_KEY_BYTES} bytes, not {len(self.public)}")
+
+    @property
+    def key_id(self) -> bytes:
+        """First 4 bytes of ``SHA-256(name || 0x0A || kind || public key)``."""
+        return sha256(self.name.encode() + b"\n" + bytes([self.kind]) + self.public).digest()[:_ID_BYTES]
+
+    def to_text(self) -> str:
+        """The key as other programs for notes take it: ``name+hex id+base64(kind || public key)``."""
+        return f"{self.name}+{self.key_id.hex()}+{_encode(bytes([self.kind]) + self.public)}"
+
+    @classmethod
+    def parse(cls, text: str) -> NoteKey:
+        """Read what ``to_text`` writes. Raises NoteError for anything else."""
+        name, *rest = text.split("+", 2)
+        if len(rest) != 2:
+            raise NoteError("a key is a name, an id and a key, with plus signs between them")
+        material = _decode(rest[1])
+        if not material:
+            raise NoteError("the key is empty")
+        key = cls(name, material[0], material[1:])
+        if key.key_id.hex() != rest[0]:
+            raise NoteError(f"the id {rest[0]!r} is not that of the key")
+        return key
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One signature line: the name and the id (4 bytes) of the key, and what it signed with, at least 1 byte.
+
+    Raises:
+        NoteError: a value that no line can hold.
+    """
+
+    name: str
+    key_id: bytes
+    value: bytes
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if len(self.key_id) != _ID_BYTES or not self.value:
+            raise NoteError("a signature has a key id of 4 bytes and a value")
+
+    def to_line(self) -> str:
+        """The line, with its newline."""
+        return f"{_DASH}{self.name} {_encode(self.key_id + self.value)}\n"
+
+    @classmethod
+    def parse(cls, line: str) -> Signature:
+        """Read a line with its newline. Raises NoteError."""
+        words = line.removeprefix(_DASH).removesuffix("\n").split(" ")
+        if not (line.startswith(_DASH) and line.endswith("\n") and len(words) == 2):
+            raise NoteError("a signature line is a dash, a name and base64, with single blanks between them")
+        value = _decode(words[1])
+        return cls(words[0], value[:_ID_BYTES], value[_ID_BYTES:])
+
+    def is_of(self, key: NoteKey) -> bool:
+        """Tell whether the line names this key; whether the key made it is another question."""
+        return self.name == key.name and self.key_id == key.key_id
+
+
+@dataclass(frozen=True, slots=True)
+class Witnessed:
+    """A signature that was checked: whose it is, and of a cosignature its time in seconds of Unix time, else 0."""
+
+    key: NoteKey
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A text and the signatures under it, of which nobody knows yet whether they are right.
+
+    Attributes:
+        text: UTF-8 that ends in a newline, without other control characters.
+        signatures: at least one; no two name the same key.
+
+    Raises:
+        NoteError: it cannot be written down so.
+    """
+
+    text: str
+    signatures: tuple[Signature, ...]
+
+    def __post_init__(self) -> None:
+        if not self.text.endswith("\n") or _CONTROL.search(self.text):
+            raise NoteError("the text of a note ends in a newline and has no other control character")
+        if not 1 <= len(self.signatures) <= MAX_SIGNATURES:
+            raise NoteError(f"a note has 1 to {MAX_SIGNATURES} signatures, not {len(self.signatures)}")
+        if len({(item.name, item.key_id) for item in self.signatures}) != len(self.signatures):
+            raise NoteError("a note has two signatures of one key")
+
+    def to_bytes(self) -> bytes:
+        """The note as it is stored and sent. Raises NoteError where it would be longer than ``MAX_NOTE_BYTES``."""
+        data = (self.text + "\n" + "".join(item.to_line() for item in self.signatures)).encode()
+        if len(data) > MAX_NOTE_BYTES:
+            raise NoteError(f"the note is longer than {MAX_NOTE_BYTES} bytes")
+        return data
+
+    @classmethod
+    def parse(cls, data: bytes) -> Note:
+        """Read a note. Raises NoteError for anything that ``to_bytes`` does not write."""
+        if len(data) > MAX_NOTE_BYTES:
+            raise NoteError(f"the note is longer than {MAX_NOTE_BYTES} bytes")
+        try:
+            whole = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise NoteError("the note is not UTF-8") from error
+        text, blank, lines = whole.rpartition("\n\n")
+        if not blank or not lines.endswith("\n"):
+            raise NoteError("the note has no text, or no signatures after a blank line, or ends too early")
+        return cls(text + "\n", tuple(Signature.parse(f"{line}\n") for line in lines[:-1].split("\n")))
+
+    def signed(self, signature: Signature) -> Note:
+        """The note with one more signature. Raises NoteError."""
+        return Note(self.text, (*self.signatures, signature))
+
+    def check(self, keys: Iterable[NoteKey]) -> tuple[Witnessed, ...]:
+        """Check every signature that names one of these keys, and ignore those of all other keys.
+
+        Returns:
+            What was checked, in the order of the lines.
+
+        Raises:
+            SignatureError: one is wrong, or there is none.
+        """
+        known = {(key.name, key.key_id): key for key in keys}
+        found = [
+            Witnessed(known[item.name, item.key_id], check_signature(self.text, item, known[item.name, item.key_id]))
+            for item in self.signatures
+            if (item.name, item.key_id) in known
+        ]
+        if not found:
+            raise SignatureError("no known key has signed the note")
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The head of a log: what its operator signs and its witnesses cosign.
+
+    Attributes:
+        origin: names the log, one line, not empty.
+        size: number of entries, 0 to 2**63 - 1.
+        root: root of the tree over them, 32 bytes.
+        extensions: further lines, none of them empty; we write none.
+
+    Raises:
+        NoteError: one is not so.
+    """
+
+    origin: str
+    size: int
+    root: bytes
+    extensions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for line in (self.origin, *self.extensions):
+            if not line or "\n" in line or _CONTROL.search(line):
+                raise NoteError("a line of the checkpoint is empty, or has a control character")
+        if type(self.size) is not int or not 0 <= self.size <= _LARGEST or len(self.root) != HASH_BYTES:
+            raise NoteError("a checkpoint has a size below 2**63 and a root of 32 bytes")
+
+    def to_text(self) -> str:
+        """The text of the note."""
+        return "".join(f"{line}\n" for line in (self.origin, self.size, _encode(self.root), *self.extensions))
+
+    @classmethod
+    def parse(cls, text: str) -> Checkpoint:
+        """Read the text of a note. Raises NoteError for anything that ``to_text`` does not write."""
+        lines = text.removesuffix("\n").split("\n")
+        if not text.endswith("\n") or len(lines) < 3:
+            raise NoteError("a checkpoint has three lines: origin, size and root")
+        if not _NUMBER.fullmatch(lines[1]):
+            raise NoteError(f"{lines[1][:24]!r} is no size of a tree")
+        return cls(lines[0], int(lines[1]), _decode(lines[2]), tuple(lines[3:]))
+
+
+def sign(text: str, name: str, key: Ed25519PrivateKey) -> Signature:
+    """Sign the text of a note as ``name``, with type 0x01. Raises NoteError for a malformed name."""
+    note_key = NoteKey(name, ED25519, key.public_key().public_bytes_raw())
+    return Signature(name, note_key.key_id, key.sign(text.encode()))
+
+
+def cosign(text: str, name: str, key: Ed25519PrivateKey, time: int) -> Signature:
+    """Say as witness ``name`` that at ``time`` this is the largest head seen of the log, consistent with all before.
+
+    The caller has checked that: this only signs.
+
+    Args:
+        text: the text of the checkpoint.
+        name: the witness; its key cosigns under no other name, since the name is not signed.
+        key: its key.
+        time: seconds of Unix time, 0 to 2**63 - 1.
+
+    Raises:
+        NoteError: no checkpoint, a malformed name, or such a time.
+    """
+    Checkpoint.parse(text)
+    if not 0 <= time <= _LARGEST:
+        raise NoteError(f"{time} is no time of a cosignature")
+    note_key = NoteKey(name, COSIGNATURE_V1, key.public_key().public_bytes_raw())
+    return Signature(name, note_key.key_id, struct.pack(">Q", time) + key.sign(_cosigned(text, time)))
+
+
+def check_signature(text: str, signature: Signature, key: NoteKey) -> int:
+    """Check the signature of a key that its line names.
+
+    Returns:
+        The time of a cosignature in seconds of Unix time; 0 of a plain signature.
+
+    Raises:
+        SignatureError: it is not by this key over this text.
+    """
+    time, value, said = 0, signature.value, text.encode()
+    if key.kind == COSIGNATURE_V1:
+        if len(value) != _TIME_BYTES + _SIGNATURE_BYTES:
+            raise SignatureError(f"the cosignature of {key.name} has {len(value)} bytes")
+        (time,), value = struct.unpack(">Q", value[:_TIME_BYTES]), value[_TIME_BYTES:]
+        said = _cosigned(text, time)
+    try:
+        Ed25519PublicKey.from_public_bytes(key.public).verify(value, said)
+    except (InvalidSignature, ValueError) as error:  # ValueError: the 32 bytes are no public key
+        raise SignatureError(f"the signature of {key.name} is not by its key over this text") from error
+    if time > _LARGEST:
+        raise SignatureError(f"the cosignature of {key.name} has a time of 2**63 or more")
+    return time
+
+
+def _cosigned(text: str, time: int) -> bytes:
+    return f"{_COSIGNED}time {time}\n{text}".encode()
+
+
+def _check_name(name: str) -> None:
+    if any(letter.isspace() or letter == "+" or letter < " " for letter in name):
+        raise NoteError("the name of a key has blanks, plus signs or control characters")
+    if not 1 <= len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES:
+        raise NoteError(f"the name of a key has 1 to {MAX_NAME_BYTES} bytes")
+
+
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _decode(text: str) -> bytes:
+    try:
+        data = base64.b64decode(text.encode("ascii"), validate=True)
+    except (UnicodeEncodeError, binascii.Error) as error:
+        raise NoteError("what should be base64 is not") from error
+    if _encode(data) != text:  # bits behind the last byte
+        raise NoteError("base64 is not in its one form")
+    return data
