@@ -143,11 +143,17 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
         TrainingError: names the layer and what to use instead.
         DataError: the task's own code fails.
     """
+    if not task.separate_rows:
+        raise TrainingError(
+            f"task {type(task).__name__}: it prepares rows with numbers of other rows, and noise would not cover those",
+            hint='prepare each row by itself, with public numbers; Fed-Heart does with task.options.scaling = "public"',
+        )
     model.train()
     faults = ModuleValidator.validate(model, strict=False)
     if faults or any(isinstance(module, nn.RNNBase) for module in model.modules()):
         raise _unfit(model, faults[0] if faults else None)
     _require_same_beside_others(task, model, data)
+    _require_losses_agree(task, model, data)
     for row in range(min(len(data), _PROBES)):
         _require_own_gradient(task, model, Samples(data.features[[row]], data.labels[[row]]), settings)
 
@@ -162,6 +168,20 @@ def _require_same_beside_others(task: Task, model: nn.Module, data: Samples) -> 
             f"model {type(model).__name__}: what it or its loss says of a row depends on the rows beside it, so that "
             "no row's gradient bounds what the row changes",
             hint="use layers that treat each row by itself; torch.nn.GroupNorm instead of a norm over the batch",
+        )
+
+
+def _require_losses_agree(task: Task, model: nn.Module, data: Samples) -> None:
+    """A task that overrides ``loss`` alone, where the one it extends has both, would train on two different losses."""
+    features, labels = data.features[:_PROBES], data.labels[:_PROBES]
+    with seeded_torch(0, torch.device("cpu")), torch.no_grad(), task_code(type(task), "row_losses"):
+        outputs = model(features)
+        own = task.row_losses(outputs, labels)
+        one_by_one = [task.loss(outputs[[row]], labels[[row]]) for row in range(len(features))]
+    if not torch.allclose(own, torch.stack(one_by_one).to(own), rtol=1e-4, atol=1e-5):
+        raise TrainingError(
+            f"task {type(task).__name__}: row_losses says otherwise than loss does of each row",
+            hint="override both, or neither",
         )
 
 

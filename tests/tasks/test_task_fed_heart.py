@@ -126,3 +126,23 @@ def test_unknown_hospital_is_refused(tmp_path):
 def test_accuracy_cuts_at_one_half(tmp_path):
     outputs, labels = torch.tensor([[-0.1], [0.1], [3.0], [-2.0]]), torch.tensor([[0.0], [1.0], [0.0], [0.0]])
     assert fed_heart(tmp_path).metrics(outputs, labels) == {"accuracy": 0.75}
+
+
+def test_public_scaling_prepares_each_row_from_its_own_record(made_up_va, monkeypatch):
+    file = made_up_va / "va.csv"
+
+    def rows(scaling):
+        return fed_heart(made_up_va, "va", scaling=scaling, target_fraction=1.0).train_data("va").features
+
+    before = {scaling: rows(scaling) for scaling in ("public", "site")}
+    changed = file.read_bytes().replace(b"\n12,1,", b"\n92,1,").replace(b"\n13,1,", b"\n93,1,")
+    file.write_bytes(changed)
+    monkeypatch.setitem(SHA256, "va", hashlib.sha256(changed).hexdigest())
+    differing = {scaling: int((rows(scaling) != old).any(dim=1).sum()) for scaling, old in before.items()}
+    assert 1 <= differing["public"] <= 2
+    assert differing["site"] == len(before["site"])
+
+
+def test_only_public_scaling_lets_noise_cover_a_row(made_up_va):
+    assert fed_heart(made_up_va, "va", scaling="public").separate_rows
+    assert not fed_heart(made_up_va, "va").separate_rows

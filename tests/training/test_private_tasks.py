@@ -1,0 +1,49 @@
+"""What a task has to keep to so that DP-SGD's bound holds, as far as it can be told."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor, nn
+from training_private import SGD, Net
+
+from securefda.errors import TrainingError
+from securefda.training import build_model
+from securefda.training.private import require_separate_rows
+
+
+class PreparedTogether(Net):
+    """Standardises with the mean of the site's rows, and says so."""
+
+    separate_rows = False
+
+
+class TwoLosses(Net):
+    """Overrides the loss of a row, and not the mean of them."""
+
+    def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return 2 * nn.functional.mse_loss(outputs, labels, reduction="none").flatten()
+
+
+class BothLosses(TwoLosses):
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return 2 * nn.functional.mse_loss(outputs, labels)
+
+
+def tried(task: Net) -> None:
+    require_separate_rows(task, build_model(task, 0), task.train_data("source-1"), SGD)
+
+
+def test_a_task_that_prepares_rows_with_others_is_refused() -> None:
+    with pytest.raises(TrainingError, match="PreparedTogether: it prepares rows with numbers of other rows") as refused:
+        tried(PreparedTogether())
+    assert "public numbers" in refused.value.hint
+
+
+def test_a_task_with_two_different_losses_is_refused() -> None:
+    with pytest.raises(TrainingError, match="TwoLosses: row_losses says otherwise than loss"):
+        tried(TwoLosses())
+
+
+@pytest.mark.parametrize("task", [Net, BothLosses])
+def test_a_task_whose_losses_agree_is_trained(task: type[Net]) -> None:
+    tried(task())
