@@ -10,7 +10,7 @@ import numpy as np
 from securefda.errors import BudgetExhausted
 from securefda.rounds.private_site import PrivateTrainer
 from securefda.training import Vector
-from threat_model.adversaries.membership import gradients_of
+from threat_model.adversaries.membership import Vector64, matched
 from threat_model.private_sites import Candidates, asked
 
 
@@ -52,7 +52,6 @@ class AsksAgain:
             total, count, epsilon = total + result.update, count + 1, result.epsilon or 0.0
         return Told((total / max(count, 1)).astype(np.float32), count, epsilon)
 
-    def scores(self, told: Told, candidates: Candidates) -> Vector:
+    def scores(self, told: Told, candidates: Candidates) -> Vector64:
         """How strongly the mean points to each candidate, (n,): a matched filter."""
-        scores: Vector = -gradients_of(candidates) @ told.mean
-        return scores
+        return matched(told.mean, candidates)

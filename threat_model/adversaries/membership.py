@@ -32,9 +32,15 @@ class TellsMembers(MaliciousAggregator):
         return -losses_under(self.model_for(victim) + self.heard.clear[victim], candidates)
 
     def matches(self, candidates: Candidates) -> Vector64:
-        """Inner product of the aggregate with the step that each candidate's row alone would make, (n,)."""
+        """How well the aggregate fits each candidate, (n,): a matched filter."""
         opened: Any = self.aggregate()
-        return -gradients_of(candidates) @ np.asarray(opened.vector)
+        return matched(opened.vector, candidates)
+
+
+def matched(update: Vector | Vector64, candidates: Candidates) -> Vector64:
+    """Inner product of an update (m,) with the step that each candidate's row alone would make, (n,)."""
+    scores: Vector64 = -gradients_of(candidates) @ np.asarray(update, np.float64)
+    return scores
 
 
 def gradients_of(candidates: Candidates) -> Vector64:
