@@ -163,9 +163,9 @@ def _overruled(bound: Row, before: Row, row: Row) -> Iterator[str]:
         yield f"the ledger {row.fields['doubt']}"
     then, now = ((item.fields["fingerprint"], item.fields["samples"]) for item in (bound, row))
     if then != now:
-        yield f"the rows had changed: {then[1]} of fingerprint {then[0][:12]} before, {now[1]} of {now[0][:12]} after"
+        yield f"the rows have changed: {then[1]} of fingerprint {then[0][:12]} before, {now[1]} of {now[0][:12]} now"
     if row.time < before.time - CLOCK_SLACK_S:
-        yield f"the clock had gone back from {_when(before.time)} to {_when(row.time)}"
+        yield f"the clock went back from {_when(before.time)} to {_when(row.time)}"
 
 
 def show_json(found: Standing, charges: Sequence[Charge] | None, plot: Path | None) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def _rows(found: Standing) -> Iterator[tuple[str, str]]:
     if found.ahead is not None:
         yield from _ahead_rows(found.ahead, found.spent)
     for said in statements_of(found.rows):
-        overruled = "".join(f"; {line}" for line in said["overruled"])
+        overruled = "".join(f"; found then: {line}" for line in said["overruled"])
         yield said["kind"], printable(f"{_when(said['time'])}, row {said['row']}: {said['reason']}{overruled}")
     if last_reset(found.rows):
         yield "without any reset", f"epsilon {up(_never_reset(found))} would be spent"

@@ -24,9 +24,7 @@ app = typer.Typer(help="A site's budget of differential privacy: its ledger, wha
 _MOST_ROUNDS = 10_000
 """Epsilon is computed after every round."""
 
-_RESET_MEANS = (
-    "nothing that was spent counts any more, so rows that trained before lose the protection that their epsilon stated"
-)
+_RESET_MEANS = "so rows that trained before lose the protection that their epsilon stated"
 
 ConfigFile = Annotated[
     Path, typer.Option("--config", metavar="FILE", help="The site's settings file: source.toml or aggregator.toml.")
@@ -92,10 +90,8 @@ def accept(config: ConfigFile, reason: Reason, overrides: Overrides = [], output
 
     site = _site(config, overrides)
     rows = _signed(site, "accepted", reason)
-    kept = (
-        f"the ledger has {len(charged(rows))} charged rounds; they stay spent, and what it does not know is not counted"
-    )
-    _print_statement(output, site, rows, f"accepted, {kept}")
+    kept = f"charges that it knows of and that stay spent: {len(charged(rows))}; what it does not know is not counted"
+    _print_statement(output, site, rows, f"accepted the ledger; {kept}")
 
 
 @app.command("reset")
@@ -114,10 +110,14 @@ def reset(
 
     site = _site(config, overrides)
     if not yes:
-        raise ConfigError("--yes", f"is missing: after a reset {_RESET_MEANS}", hint="add --yes if that is meant")
+        raise ConfigError(
+            "--yes",
+            f"is missing: after a reset nothing counts as spent, {_RESET_MEANS}",
+            hint="add --yes if that is meant",
+        )
     rows = _signed(site, "reset", reason)
-    lost = len(charged(rows[:-1]))
-    _print_statement(output, site, rows, f"reset, {lost} charged rounds count no more: {_RESET_MEANS}")
+    lost = charged(rows[:-1])
+    _print_statement(output, site, rows, f"reset; charges that count no more: {len(lost)}, {_RESET_MEANS}")
 
 
 @app.command("plan")
