@@ -1,0 +1,155 @@
+"""A federation in which sites train by DP-SGD, with ledgers in its folder and rows that a test chooses."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rounds_federation import SEED, TARGET, UNIX_S, Federation, site_id
+from rounds_tasks import Points
+
+from securefda.dp.accountants import epsilon
+from securefda.dp.events import Budget, DpEvent
+from securefda.dp.ledger import Ledger
+from securefda.policy import MetadataPolicy, SourcePolicy
+from securefda.rounds.accounts import PrivacyAccount, data_set_of
+from securefda.rounds.attempts import Send
+from securefda.rounds.private_site import PrivateTrainer
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.site import SiteTrainer
+from securefda.rounds.source import SourceRounds
+from securefda.secagg.messages import Parcel
+from securefda.secagg.secret import RandomBytes
+from securefda.tasks import Samples, TaskSettings
+from securefda.training import TrainingSettings
+from securefda.training.settings import NoiseSettings
+from securefda.transport import wire
+
+NOISE = NoiseSettings(1.0)
+WIDE = Budget(10_000.0, 1e-5)
+ALL = MetadataPolicy(may_leave=("samples", "loss", "accuracy"))
+Logged = tuple[int, int, bytes, tuple[bytes, ...]]
+
+
+def settings_with(noise: NoiseSettings | None, **changes: Any) -> TrainingSettings:
+    defaults: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 4, "device": "cpu"}
+    return TrainingSettings(**(defaults | changes), dp=noise)
+
+
+def enough_for(rounds: int, event: DpEvent) -> Budget:
+    """A budget that pays for so many rounds and no more."""
+    return Budget(epsilon([event] * rounds, WIDE.delta), WIDE.delta)
+
+
+class PrivateFederation(Federation):
+    """As :class:`Federation`, by DP-SGD.
+
+    Args:
+        private: roster indices of those that train with noise; None for all.
+        training: how those train; the others do so as usual.
+        rows: roster index -> which of the many data sets of equal size a site has; 0 where it is not named.
+        budgets: roster index -> what its rows may cost, where that is not nearly endless.
+        repeats: every random byte of every site is the same in each federation of this kind.
+        trainer: class of the trainers with noise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        n: int = 3,
+        *,
+        private: Collection[int] | None = None,
+        training: TrainingSettings | None = None,
+        rows: dict[int, int] | None = None,
+        budgets: dict[int, Budget] | None = None,
+        repeats: bool = False,
+        trainer: type[PrivateTrainer] = PrivateTrainer,
+        **options: Any,
+    ) -> None:
+        self.private = frozenset(range(n + 1) if private is None else private)
+        self.training = training or settings_with(NOISE)
+        self.rows, self.budgets = rows or {}, budgets or {}
+        self.trainer_class = trainer
+        self.repeats = repeats
+        self._streams: dict[object, RandomBytes] = {}
+        self.log: list[Logged] = []
+        super().__init__(folder, n, **options)
+
+    def stream(self, *purpose: object) -> RandomBytes:
+        """Random bytes for a purpose; restarts of a site go on with them."""
+        if not self.repeats:
+            return os.urandom
+        return self._streams.setdefault(purpose, random.Random(repr(purpose)).randbytes)
+
+    def task_of(self, index: int) -> Points:
+        sources = tuple(site_id(number) for number in range(1, self.n + 1))
+        return Points(TaskSettings(site_id(TARGET), sources, SEED + 1000 * self.rows.get(index, 0)))
+
+    def data_of(self, index: int) -> Samples:
+        return self.task_of(index).train_data(site_id(index))
+
+    def ledger_of(self, index: int) -> Ledger:
+        file, data = self.folder / f"ledger-{index}.sqlite", data_set_of(site_id(index), "points", self.data_of(index))
+        return Ledger(file, data) if file.exists() else Ledger.create(file, data, now=UNIX_S)
+
+    def charged(self, index: int) -> list[tuple[int, int]]:
+        """Round and attempt of what was charged to a site."""
+        return [(event.round, event.attempt) for event in self.ledger_of(index).events()]
+
+    def trainer_of(self, index: int) -> SiteTrainer:
+        task, data = self.task_of(index), self.data_of(index)
+        if index not in self.private:
+            return SiteTrainer(task, site_id(index), data, settings_with(None), SEED)
+        ledger = self.ledger_of(index)
+        account = PrivacyAccount(
+            ledger,
+            data_set_of(site_id(index), "points", data),
+            self.budgets.get(index, WIDE),
+            unix_time=lambda: self.unix_s,
+        )
+        noise = self.stream(index, "noise")
+        return self.trainer_class(task, site_id(index), data, self.training, SEED, account=account, random_bytes=noise)
+
+    def start_aggregator(self) -> None:
+        super().start_aggregator()
+        site = replace(
+            self.run._site,
+            trainer=self.trainer_of(TARGET),
+            test_data=self.task_of(TARGET).test_data("target"),
+            random_bytes=self.stream(TARGET, "session"),
+        )
+        self.run = AggregatorRun(site, self.settings, self.store, self.watch)
+
+    def source(self, index: int, *, policy: SourcePolicy | None = None, **_: Any) -> SourceRounds:
+        made = super().source(index, policy=policy or self.policy(index, metadata=ALL))
+        site = replace(
+            made._site,
+            trainer=self.trainer_of(index),
+            random_bytes=self.stream(index, "session"),
+            permits=replace(made._site.permits, metrics=index not in self.private),
+        )
+        return SourceRounds(site, made._reporter)
+
+    def post(self, sends: list[Send]) -> None:
+        for send in sends:
+            self.log.append(_logged(TARGET, send.to, send.parcel))
+        super().post(sends)
+
+    def submit(self, index: int, parcel: Parcel) -> None:
+        self.log.append(_logged(index, TARGET, parcel))
+        super().submit(index, parcel)
+
+
+def _logged(sender: int, to: int, parcel: Parcel) -> Logged:
+    return sender, to, wire.encode_signed(parcel.message), tuple(bytes(vector) for vector in parcel.vectors)
+
+
+def differing(one: list[Logged], other: list[Logged]) -> list[tuple[int, str]]:
+    """Sender and type of every message that is not the same in both to the last byte."""
+    pairs = [(a, b) for a, b in zip(one, other, strict=False) if a != b]
+    found = [(a[0], wire.decode_signed(a[2]).type_name) for a, _ in pairs]
+    return found + [(-1, "their number")] * (len(one) != len(other))
