@@ -1,0 +1,114 @@
+"""What each kind of event says beside the fields that all records have, and the forms that values may have. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
+
+from securefda.audit.names import is_name
+
+MAX_INTEGER: Final = 2**53 - 1
+"""The largest that every reader of JSON takes."""
+MAX_ITEMS: Final = 1024
+"""Of a list: as many as a roster has sites."""
+
+Facts = Mapping[str, int | str | list[int] | list[str]]
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ORIGIN = re.compile(r"[!-~]{1,255}")
+_DECIMAL = re.compile(r"[0-9][0-9.e+-]{0,31}")
+
+
+class RecordError(ValueError):
+    """A record is not of the one form that it must have; the text names the field and holds no value of it."""
+
+
+def require(condition: bool, what: str) -> None:
+    """Raise RecordError unless the condition holds; ``what`` names the field."""
+    if not condition:
+        raise RecordError(f"{what} is not of the form that a record has")
+
+
+def is_digest(value: object) -> bool:
+    """32 bytes as hex digits in lower case."""
+    return type(value) is str and _DIGEST.fullmatch(value) is not None
+
+
+def is_word(value: object) -> bool:
+    """1 to 64 letters, digits, points, hyphens and underscores: a name that the code gives."""
+    return type(value) is str and _WORD.fullmatch(value) is not None
+
+
+@lru_cache(maxsize=4096)  # most are settings, which repeat
+def is_decimal(value: object) -> bool:
+    """A finite number >= 0 in the shortest text that reads back as the same float."""
+    if type(value) is not str or not _DECIMAL.fullmatch(value):
+        return False
+    try:
+        number = float(value)
+    except ValueError:
+        return False
+    return math.isfinite(number) and repr(number) == value
+
+
+def is_count(value: object) -> bool:
+    """An integer from 0 to ``MAX_INTEGER``."""
+    return type(value) is int and 0 <= value <= MAX_INTEGER
+
+
+def is_sites(value: object) -> bool:
+    """A list of site ids, sorted, none twice."""
+    return (
+        _is_list(value) and all(type(item) is str and is_name(item) for item in value) and value == sorted(set(value))  # type: ignore[attr-defined, call-overload]
+    )
+
+
+def _is_decimals(value: object) -> bool:
+    return _is_list(value) and all(map(is_decimal, value))  # type: ignore[call-overload]
+
+
+def _is_counts(value: object) -> bool:
+    return _is_list(value) and all(map(is_count, value))  # type: ignore[call-overload]
+
+
+def _is_list(value: object) -> bool:
+    return type(value) is list and len(value) <= MAX_ITEMS
+
+
+def _is_origin(value: object) -> bool:
+    return type(value) is str and _ORIGIN.fullmatch(value) is not None
+
+
+_Check = Callable[[object], bool]
+_ACCUSED: Final[Mapping[str, _Check]] = {"check": is_word, "accused": is_sites}
+_HEAD: Final[Mapping[str, _Check]] = {"size": is_count, "root": is_digest}
+
+EVENTS: Final[Mapping[str, Mapping[str, _Check]]] = MappingProxyType(
+    {
+        "run-began": {"release": is_word, "task": is_word, "strategy": is_word, "roster": is_digest},
+        "run-ended": {"outcome": is_word, "rounds": is_count},
+        "restarted": {"lost_bytes": is_count},
+        "policy-loaded": {"policy": is_digest},
+        "refused": {"check": is_word},
+        "release-fuse-burnt": {},
+        "survivors-signed": {"survivors": is_sites},
+        "unmask-shares-released": {"survivors": is_sites, "dropped": is_sites},
+        "caps-computed": {"caps": _is_decimals, "zeroed": _is_counts},
+        "ledger-updated": {},
+        "aborted": _ACCUSED,
+        "alarm": _ACCUSED,
+        "checkpoint-signed": _HEAD,
+        "checkpoint-received": {"origin": _is_origin, **_HEAD},
+        "checkpoint-cosigned": {"origin": _is_origin, **_HEAD},
+    }
+)
+"""Kinds of events, and what each says: exactly these keys.
+
+``check`` is the stable name of the check that failed, ``accused`` whom it blames, if anybody; ``policy`` and ``roster``
+are SHA-256 of the files; ``lost_bytes`` is what a crash left of a record that was not whole; ``caps`` are those of the
+energy rule for each layer, and ``zeroed`` the layers that contribute nothing.
+"""

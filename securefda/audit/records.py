@@ -1,0 +1,321 @@
+"""One record of an audit log, as one canonical line of JSON. Pure: no disk, no clock.
+
+JSON of ASCII with sorted keys and without blanks; integers, strings, lists and objects, no floats and no null. All
+keys are always there: what does not apply is ``0``, ``""`` or ``{}``. Parsing takes only what serialising gives.
+
+No record can hold a vector or a value of a row: strings are names, digests, decimals and words without blanks,
+and what a kind of event may say is listed in `facts`. The one list of decimals is that of the caps of
+the energy rule, which every source computes from signed energies.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TypeVar
+
+from securefda.audit.facts import EVENTS, Facts, RecordError, is_count, is_decimal, is_digest, is_word, require
+from securefda.audit.names import is_name
+
+VERSION: Final = 1
+MAX_RECORD_BYTES: Final = 65_535
+"""What the length in an entry bundle can say."""
+
+Direction = Literal["sent", "received", "event"]
+_DIRECTIONS = frozenset({"sent", "received", "event"})
+_LEVELS = frozenset({"individual", "cohort", "sum"})
+_VERDICTS = frozenset({"allowed", "refused"})
+_MESSAGE = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")
+_POLICY_KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,127}")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
+_KEY_COUNT = 17
+_WRITER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, check_circular=False
+)
+
+
+class NewerVersion(RecordError):
+    """The record was written by a later release, which has other fields; nobody here can say what it means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the policy said.
+
+    Attributes:
+        verdict: ``"allowed"`` or ``"refused"``.
+        key: the policy's key that decided, 1 to 128 characters of ``a-z 0-9 . -``; empty where several did.
+
+    Raises:
+        RecordError: one is not so.
+    """
+
+    verdict: str
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        require(self.verdict in _VERDICTS, "decision.verdict")
+        require(self.key == "" or bool(_POLICY_KEY.fullmatch(self.key)), "decision.key")
+
+
+@dataclass(frozen=True, slots=True)
+class Disclosure:
+    """What the peer learns by this message.
+
+    Attributes:
+        level: ``"individual"``, ``"cohort"`` or ``"sum"``.
+        what: a word, for example ``"update"`` or ``"samples"``.
+        count: of how many sites it is the sum, 1 at ``"individual"``.
+
+    Raises:
+        RecordError: one is not so.
+    """
+
+    level: str
+    what: str
+    count: int
+
+    def __post_init__(self) -> None:
+        require(self.level in _LEVELS, "disclosure.level")
+        require(is_word(self.what), "disclosure.what")
+        require(is_count(self.count), "disclosure.count")
+
+
+@dataclass(frozen=True, slots=True)
+class DpSpent:
+    """What a round costs, and the ledger with it. Decimals are the shortest text that reads back as the same float.
+
+    Attributes:
+        mechanism: a word, for example ``"dp-sgd"``.
+        accountant: a word, for example ``"rdp"``.
+        noise_multiplier: decimal.
+        sampling_rate: decimal.
+        max_grad_norm: decimal.
+        delta: decimal.
+        epsilon: decimal: spent so far, with this round.
+        steps: number of noisy gradients.
+        ledger_rows: how many rows the ledger has.
+        ledger_digest: digest of the last of them, 64 hex digits.
+
+    Raises:
+        RecordError: one is not so.
+    """
+
+    mechanism: str
+    accountant: str
+    noise_multiplier: str
+    sampling_rate: str
+    max_grad_norm: str
+    delta: str
+    epsilon: str
+    steps: int
+    ledger_rows: int
+    ledger_digest: str
+
+    def __post_init__(self) -> None:
+        require(is_word(self.mechanism) and is_word(self.accountant), "dp.mechanism or dp.accountant")
+        decimals = (self.noise_multiplier, self.sampling_rate, self.max_grad_norm, self.delta, self.epsilon)
+        require(all(map(is_decimal, decimals)), "dp (a decimal)")
+        require(is_count(self.steps) and is_count(self.ledger_rows), "dp.steps or dp.ledger_rows")
+        require(is_digest(self.ledger_digest), "dp.ledger_digest")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a party says of one message or event; the log adds when, where and who.
+
+    Attributes:
+        direction: ``"sent"`` or ``"received"`` of a message, ``"event"`` of anything else.
+        type: of a message its name, for example ``"MaskedInput"``; of an event one of `facts.EVENTS`.
+        round: 1-based; 0 outside rounds.
+        attempt: number of the attempt within the round; 0 outside rounds.
+        session: id of the masking session, 64 hex digits; empty where there is none.
+        peer: site id of the other side; a message has one, an event may.
+        bytes: how long the signed message is.
+        digest: SHA-256 of the signed bytes, 64 hex digits; a message has one, an event may.
+        decision: what the policy said, if it was asked.
+        disclosure: what the peer learns, if anything.
+        dp: what was charged; an event ``"ledger-updated"`` has one.
+        facts: what this kind of event says, exactly as `facts.EVENTS` lists it; nothing of a message.
+
+    Raises:
+        RecordError: a field is not so.
+    """
+
+    direction: Direction
+    type: str
+    round: int = 0
+    attempt: int = 0
+    session: str = ""
+    peer: str = ""
+    bytes: int = 0
+    digest: str = ""
+    decision: Decision | None = None
+    disclosure: Disclosure | None = None
+    dp: DpSpent | None = None
+    facts: Facts = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(is_count(self.round) and is_count(self.attempt) and is_count(self.bytes), "round, attempt or bytes")
+        require(self.round > 0 or self.attempt == 0, "attempt (outside a round)")
+        require(self.session == "" or is_digest(self.session), "session")
+        require(self.direction in _DIRECTIONS, "direction")
+        message = self.direction != "event"
+        require((self.peer == "" and not message) or is_name(self.peer), "peer")
+        require((self.digest == "" and not message) or is_digest(self.digest), "digest")
+        require(isinstance(self.facts, dict), "facts")
+        if message:
+            require(bool(_MESSAGE.fullmatch(self.type)) and not self.facts, "type or facts (of a message)")
+        else:
+            self._check_event()
+
+    def _check_event(self) -> None:
+        allowed = EVENTS.get(self.type)
+        if allowed is None:
+            raise RecordError(f"type: {self.type[:40]!r} is no kind of event")
+        require(self.facts.keys() == allowed.keys(), "facts (their keys)")
+        require(all(allowed[key](value) for key, value in self.facts.items()), "facts (a value)")
+        require(self.type != "ledger-updated" or self.dp is not None, "dp (of ledger-updated)")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An entry with its place in the log.
+
+    Attributes:
+        seq: place in the log, 0-based.
+        time: RFC 3339 in UTC with microseconds, for example ``2026-11-21T23:22:23.000123Z``.
+        party: site id of who writes the log.
+        run: run id.
+        entry: what happened.
+
+    Raises:
+        RecordError: a field is not so.
+    """
+
+    seq: int
+    time: str
+    party: str
+    run: str
+    entry: Entry
+
+    def __post_init__(self) -> None:
+        require(is_count(self.seq), "seq")
+        require(is_name(self.party) and is_name(self.run), "party or run")
+        _ = self.moment
+
+    @property
+    def moment(self) -> datetime:
+        """The time as a moment in UTC."""
+        try:
+            if _TIME.fullmatch(self.time):
+                return datetime.fromisoformat(self.time)
+        except ValueError:
+            pass
+        raise RecordError("time is no RFC 3339 in UTC with microseconds")
+
+    def to_bytes(self) -> bytes:
+        """The one encoding. Raises RecordError where it would be longer than ``MAX_RECORD_BYTES``."""
+        data = _WRITER.encode(self._fields()).encode("ascii")
+        require(len(data) <= MAX_RECORD_BYTES, "length")
+        return data
+
+    def _fields(self) -> dict[str, Any]:
+        entry = self.entry
+        return {
+            "v": VERSION,
+            "seq": self.seq,
+            "time": self.time,
+            "party": self.party,
+            "run": self.run,
+            "round": entry.round,
+            "attempt": entry.attempt,
+            "session": entry.session,
+            "direction": entry.direction,
+            "peer": entry.peer,
+            "type": entry.type,
+            "bytes": entry.bytes,
+            "digest": entry.digest,
+            "decision": _object(entry.decision),
+            "disclosure": _object(entry.disclosure),
+            "dp": _object(entry.dp),
+            "facts": entry.facts,
+        }
+
+    @classmethod
+    def parse(cls, data: bytes) -> Record:
+        """Read a record.
+
+        Raises:
+            NewerVersion: its version is above ``VERSION``.
+            RecordError: anything that ``to_bytes`` does not write.
+        """
+        fields = _load(data)
+        try:
+            record = cls(fields["seq"], fields["time"], fields["party"], fields["run"], _entry(fields))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RecordError("a field is missing, or has a value of another type") from error
+        if _WRITER.encode(fields).encode("ascii") != data:
+            raise RecordError("the record is not in its one form")
+        return record
+
+
+def format_time(moment: datetime) -> str:
+    """The time as a record holds it. Raises ValueError for a moment without a time zone."""
+    if moment.tzinfo is None:
+        raise ValueError("a moment without a time zone is no time")
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _load(data: bytes) -> dict[str, Any]:
+    require(len(data) <= MAX_RECORD_BYTES, "length")
+    try:
+        fields = json.loads(data.decode("ascii"))
+    except (ValueError, RecursionError) as error:
+        raise RecordError("the record is no JSON of ASCII") from error
+    if not isinstance(fields, dict):
+        raise RecordError("the record is no object")
+    version = fields.get("v")
+    if type(version) is int and version > VERSION:
+        raise NewerVersion(f"the record has version {version}, this release knows {VERSION}")
+    require(
+        len(fields) == _KEY_COUNT and type(version) is int and version == VERSION, "the number of keys or the version"
+    )
+    return fields
+
+
+def _entry(fields: Mapping[str, Any]) -> Entry:
+    return Entry(
+        direction=fields["direction"],
+        type=fields["type"],
+        round=fields["round"],
+        attempt=fields["attempt"],
+        session=fields["session"],
+        peer=fields["peer"],
+        bytes=fields["bytes"],
+        digest=fields["digest"],
+        decision=_part(Decision, fields["decision"]),
+        disclosure=_part(Disclosure, fields["disclosure"]),
+        dp=_part(DpSpent, fields["dp"]),
+        facts=fields["facts"],
+    )
+
+
+_Part = TypeVar("_Part", Decision, Disclosure, DpSpent)
+
+
+def _part(kind: type[_Part], value: object) -> _Part | None:
+    if type(value) is not dict:  # 0 and [] are no way to say {}
+        raise TypeError
+    if not value:
+        return None
+    if len(value) != len(kind.__slots__):  # nothing may be left to a default
+        raise TypeError
+    return kind(**value)
+
+
+def _object(part: Decision | Disclosure | DpSpent | None) -> dict[str, Any]:
+    return {} if part is None else {key: getattr(part, key) for key in part.__slots__}
