@@ -1,105 +1,24 @@
-"""``securefda budget init``, ``show``, ``accept`` and ``reset``: a site's ledger from its settings file on."""
+"""``securefda budget init``, ``show``, ``reset`` and ``plan`` on a site's ledger: what they make, count and print."""
 
 from __future__ import annotations
 
-import json
 import shutil
-import time
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
+from budget_owner import ROUND, Owner, found_noisy, spent
 
-from securefda.cli import main
-from securefda.cli.budget_site import BudgetSite, load_site
-from securefda.cli.samples import sample
 from securefda.dp.accountants import epsilon
-from securefda.dp.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent
-from securefda.federation.kit import load_kit
-from securefda.rounds.accounts import TERMS, signer_of
+from securefda.dp.events import ASSUMPTIONS, GUARANTEE, DpEvent
+from securefda.rounds.accounts import TERMS
 
 SVG = "{http://www.w3.org/2000/svg}"
-WIDE = Budget(1000.0, 1e-5)
-ROUND = (1.1, 0.2, 10)
-"""Noise multiplier, sampling rate and steps of a source's round: 144 rows in batches of 32, twice."""
 
 
 @pytest.fixture(scope="module")
 def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("founded") / "kits"
-    noise = ["--set", "training.source.dp.noise-multiplier=1.1", "--set", "training.target.dp.noise-multiplier=1.2"]
-    assert main(["federation", "init", str(sample("digits")), "--out", str(root), *noise]) == 0
-    return root
-
-
-@dataclass
-class Owner:
-    """A site's operator at the command line."""
-
-    kit: Path
-    capsys: pytest.CaptureFixture[str]
-
-    @property
-    def settings(self) -> Path:
-        return self.kit / "local" / "settings.toml"
-
-    @property
-    def ledger(self) -> Path:
-        return self.kit / "local" / "ledgers" / "training-rows.sqlite"
-
-    @property
-    def site(self) -> BudgetSite:
-        return load_site(self.settings, [], {}, datetime.now(UTC))
-
-    def run(self, command: str, *arguments: str) -> tuple[int, str, str]:
-        self.capsys.readouterr()
-        code = main(["budget", command, "--config", str(self.settings), *arguments])
-        out, err = self.capsys.readouterr()
-        return code, " ".join(out.split()), err
-
-    def data(self, command: str, *arguments: str) -> dict[str, Any]:
-        code, out, err = self.run(command, *arguments, "--format", "json")
-        assert (code, err) == (0, "")
-        found: dict[str, Any] = json.loads(out)["data"]
-        return found
-
-    def refused(self, command: str, *arguments: str) -> tuple[int, str]:
-        """Exit code and the one line; nothing was printed beside it and its mend, and the ledgers are as before."""
-        before = self.ledgers()
-        code, out, err = self.run(command, *arguments)
-        line, *hint = err.splitlines()
-        assert out == ""
-        assert line.startswith("error: ")
-        assert [text[:6] for text in hint] == ["hint: "]
-        assert self.ledgers() == before
-        return code, err
-
-    def ledgers(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in self.ledger.parent.glob("*")}
-
-    def train(self, *rounds: int, run: str = "run-a", finish: bool = True, later_s: int = 0) -> None:
-        """Charge rounds as the site's process does."""
-        site, now = self.site, int(time.time()) + later_s
-        for number in rounds:
-            event = DpEvent(run, number, 0, *ROUND, max_grad_norm=1.0)
-            reservation = site.ledger.reserve(event, WIDE, now=now)
-            if finish:
-                site.ledger.commit(reservation, steps=event.steps, now=now)
-
-    def change(self, old: str, new: str, file: str = "settings.toml") -> None:
-        path = self.kit / "local" / file
-        assert old in path.read_text()
-        path.write_text(path.read_text().replace(old, new))
-
-    def change_policy(self, old: str, new: str) -> None:
-        self.change(old, new, "policy.toml")
-        assert main(["policy", "sign", str(self.kit)]) == 0
-
-    def sign(self, said: bytes) -> bytes:
-        return signer_of(load_kit(self.kit, datetime.now(UTC)).signing_key)(said)
+    return found_noisy(tmp_path_factory.mktemp("founded") / "kits")
 
 
 @pytest.fixture
@@ -112,10 +31,6 @@ def bare(founded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> O
 def owner(bare: Owner) -> Owner:
     assert bare.run("init")[0] == 0
     return bare
-
-
-def spent(rounds: int) -> float:
-    return epsilon([DpEvent("r", 1, 0, *ROUND, max_grad_norm=1.0)] * rounds, 1e-5)
 
 
 def test_init_makes_the_ledger_of_the_sites_rows_and_says_what_the_budget_allows(bare: Owner) -> None:
@@ -139,52 +54,6 @@ def test_the_targets_ledger_is_of_its_rows_under_the_budget_of_its_settings(bare
 
     assert (found["site"], found["samples"], found["limit"]) == ("target", 100, 5)
     assert found["next_round"]["noise_multiplier"] == 1.2
-
-
-def test_a_second_ledger_is_refused_under_the_same_name_under_another_and_after_the_first_was_deleted(
-    owner: Owner,
-) -> None:
-    code, err = owner.refused("init")
-    assert (code, "exists already" in err, "budget show" in err) == (11, True, True)
-
-    owner.change('"training-rows"', '"other"')
-    code, err = owner.refused("init")
-    assert code == 4
-    assert "other is another name for the rows of training-rows: two ledgers would count them apart" in err
-    assert 'set data-set = "training-rows"' in err
-
-    owner.change('"other"', '"training-rows"')
-    owner.ledger.unlink()
-    code, err = owner.refused("init")
-    assert (code, "was deleted after 1 rows" in err) == (11, True)
-
-
-def test_rows_that_a_ledger_was_once_bound_to_get_no_second_one(owner: Owner) -> None:
-    assert owner.run("accept", "--reason", "other rows", "--set", "source.seed=4")[0] == 0
-
-    owner.change('"training-rows"', '"other"')
-
-    code, err = owner.refused("init")
-    assert (code, "another name for the rows of training-rows" in err) == (4, True)
-
-
-def test_a_changed_data_set_is_not_accepted_into_a_ledger_where_the_rows_have_their_own(owner: Owner) -> None:
-    other = ["--set", "source.data-set=other", "--set", "source.seed=4"]
-    assert owner.run("init", *other)[0] == 0
-
-    code, err = owner.refused("accept", "--reason", "why not", "--set", "source.data-set=other")
-
-    assert (code, "other is another name for the rows of training-rows" in err) == (4, True)
-
-
-def test_a_ledger_beside_it_that_cannot_be_read_may_be_of_the_same_rows(owner: Owner) -> None:
-    owner.ledger.write_bytes(b"no database at all")
-    owner.change('"training-rows"', '"other"')
-
-    code, err = owner.refused("init")
-
-    assert code == 11
-    assert "training-rows.sqlite beside it may be of the same rows, and cannot be used: file is not a database" in err
 
 
 def test_show_counts_what_was_charged_finished_and_interrupted_over_runs(owner: Owner) -> None:
@@ -254,38 +123,6 @@ def test_a_budget_that_is_not_above_0_is_refused_with_its_key(bare: Owner, value
     assert not target.ledger.exists()
 
 
-def test_accept_goes_on_with_a_copy_and_keeps_what_is_spent_and_why(owner: Owner) -> None:
-    owner.train(1, 2)
-    moved = Owner(Path(shutil.copytree(owner.kit, owner.kit.with_name("moved"))), owner.capsys)
-    code, err = moved.refused("show")
-    assert (code, "is a copy, or was put back" in err) == (11, True)
-    assert "securefda budget accept --config FILE --reason WHY" in err
-
-    said = moved.data("accept", "--reason", "a new machine")
-
-    assert (said["kind"], said["reason"]) == ("accepted", "a new machine")
-    assert said["overruled"] == ["the ledger is a copy, or was put back"]
-    assert (
-        "accepted the ledger; charges that it knows of and that stay spent: 2;"
-        in moved.run("accept", "--reason", "x")[1]
-    )
-    found = moved.data("show")
-    assert (found["spent"], [one["reason"] for one in found["statements"]]) == (spent(2), ["a new machine", "x"])
-
-
-def test_rows_that_changed_end_with_4_until_the_site_accepts_them(owner: Owner) -> None:
-    owner.train(1)
-    changed = ["--set", "source.seed=4"]
-
-    code, err = owner.refused("show", *changed)
-    assert (code, "data set training-rows has changed since it was last used" in err) == (4, True)
-    said = owner.data("accept", "--reason", "a new split", *changed)
-
-    assert said["overruled"][0].startswith("the rows have changed: 144 of fingerprint ")
-    assert owner.data("show", *changed)["spent"] == spent(1)
-    assert owner.refused("show")[0] == 4
-
-
 def test_reset_counts_from_zero_only_with_yes_and_is_shown_for_ever(owner: Owner) -> None:
     owner.train(1, 2)
     code, err = owner.refused("reset", "--reason", "consent was given anew")
@@ -310,121 +147,6 @@ def test_reset_counts_from_zero_only_with_yes_and_is_shown_for_ever(owner: Owner
         "rows that trained before the last reset have lost the protection that this epsilon states"
     ]
     assert "reset 20" in owner.run("show")[1]
-
-
-@pytest.mark.parametrize("command", ["accept", "reset"])
-def test_a_statement_without_a_reason_is_refused(owner: Owner, command: str) -> None:
-    yes = ["--yes"] if command == "reset" else []
-    assert main(["budget", command, "--config", str(owner.settings), *yes]) == 4
-    assert "missing option '--reason'" in owner.capsys.readouterr().err
-    for reason in ("  ", "x" * 501):
-        code, _, err = owner.run(command, "--reason", reason, *yes)
-        assert (code, err) == (4, "error: --reason: must be 1 to 500 characters, which stay in the ledger for ever\n")
-
-
-def test_a_statement_of_another_key_is_no_word_of_the_site(owner: Owner) -> None:
-    other = load_kit(owner.kit.with_name("source-2"), datetime.now(UTC)).signing_key
-    owner.site.ledger.reset("by somebody else", signer_of(other), now=int(time.time()))
-
-    code, err = owner.refused("show")
-
-    assert (code, "row 2 (reset) is not signed by this site" in err) == (11, True)
-
-
-@pytest.mark.parametrize("damage", ["open to others", "missing"])
-def test_without_the_sites_key_nothing_is_signed(owner: Owner, damage: str) -> None:
-    key = owner.kit / "startup" / "signing.key"
-    key.chmod(0o644) if damage == "open to others" else key.unlink()
-
-    code, err = owner.refused("accept", "--reason", "x")
-
-    assert (code, "signing.key: is " + damage in err) == (4, True)
-
-
-def test_a_clock_that_was_moved_back_is_warned_of_and_mended_by_the_sites_word(owner: Owner) -> None:
-    owner.train(1, later_s=86_400)
-
-    (warning,) = owner.data("show")["warnings"]
-    assert warning.startswith("the clock says ")
-    (overruled,) = owner.data("accept", "--reason", "the clock was wrong")["overruled"]
-
-    assert overruled.startswith("the clock went back from ")
-    assert owner.data("show")["warnings"] == []
-
-
-def test_a_ledger_that_is_missing_deleted_or_no_ledger_ends_every_reader_with_11(bare: Owner) -> None:
-    code, err = bare.refused("show")
-    assert code == 11
-    assert f"{bare.ledger.resolve()}: is missing; nothing trains without it" in err
-    assert "securefda budget init --config FILE" in err
-
-    bare.run("init")
-    bare.train(1)
-    kept = bare.ledger.read_bytes()
-    bare.ledger.unlink()
-    code, err = bare.refused("show")
-    assert (code, "was deleted after 3 rows" in err, "securefda budget accept" in err) == (11, True, True)
-
-    bare.ledger.write_bytes(b"hello")
-    code, err = bare.refused("accept", "--reason", "x")
-    assert (code, "cannot be used: file is not a database" in err) == (11, True)
-
-    bare.ledger.write_bytes(kept)
-    assert bare.refused("plan", "--rounds", "3")[0] == 11
-    assert bare.run("accept", "--reason", "put back")[0] == 0
-    assert bare.data("show")["spent"] == spent(1)
-
-
-def test_old_contents_that_were_put_back_are_found(owner: Owner) -> None:
-    owner.train(1)
-    old = owner.ledger.read_bytes()
-    owner.train(2)
-    owner.ledger.write_bytes(old)
-
-    code, err = owner.refused("show")
-
-    assert (code, "is older than its folder: it has 3 rows of 5" in err) == (11, True)
-
-
-def test_a_ledger_without_its_marker_stays_in_doubt_when_init_is_tried(owner: Owner) -> None:
-    for marker in owner.ledger.parent.glob("*.rows-*"):
-        marker.unlink()
-
-    assert owner.refused("init")[0] == 11
-
-    code, err = owner.refused("show")
-    assert (code, "lies here without its marker" in err) == (11, True)
-
-
-def test_a_ledger_of_another_data_set_under_this_ones_name_is_refused_and_cannot_be_accepted(owner: Owner) -> None:
-    for path in sorted(owner.ledger.parent.glob("training-rows.sqlite*")):
-        path.rename(path.with_name(path.name.replace("training-rows", "other")))
-    owner.change('"training-rows"', '"other"')
-
-    for command in (["show"], ["accept", "--reason", "x"]):
-        code, err = owner.refused(*command)
-        assert (code, "is the privacy ledger of data set training-rows of source-1, not of other" in err) == (4, True)
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(bare: Owner) -> None:
-    bare.ledger.parent.write_bytes(b"")
-
-    code, out, err = bare.run("init")
-
-    assert (code, out) == (11, "")
-    assert "training-rows.sqlite: cannot be made: " in err
-
-
-def test_a_file_that_is_no_sites_settings_is_named(owner: Owner) -> None:
-    whole, policy = str(sample("digits")), str(owner.kit / "local" / "policy.toml")
-    for file, why in ((whole, "is a whole federation's"), (policy, "has neither [source] nor [aggregator]")):
-        assert main(["budget", "show", "--config", file]) == 4
-        out, err = owner.capsys.readouterr()
-        assert out == ""
-        assert err.startswith(f"error: --config: {file} {why}\nhint: name the site's own settings")
-    owner.change("[source]", "[aggregator]")
-    code, err = owner.refused("show")
-    assert (code, "is the kit of a source (source-1), but a target's is needed" in err) == (4, True)
 
 
 def test_plot_draws_what_was_spent_and_the_limit_and_replaces_no_file(owner: Owner, tmp_path: Path) -> None:
@@ -472,11 +194,3 @@ def test_plan_of_a_site_takes_no_other_number_of_rows_and_names_options_only_whe
     for given, key in (([], "dp.target-epsilon"), (["--epsilon", "8"], "--epsilon")):
         code, err = owner.refused("plan", "--rounds", "10000", "--epochs", "9999", *given)
         assert (code, err.startswith(f"error: {key}: 8 cannot be kept over 10000 rounds")) == (4, True)
-
-
-def test_a_source_without_a_ledger_ends_with_11_and_names_the_command_that_makes_one(bare: Owner) -> None:
-    assert main(["source", "start", "--config", str(bare.settings)]) == 11
-
-    err = bare.capsys.readouterr().err.splitlines()
-    assert "training-rows.sqlite: is missing; nothing trains without it" in err[-2]
-    assert err[-1].endswith("securefda budget init --config FILE")
