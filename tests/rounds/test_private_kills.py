@@ -1,0 +1,134 @@
+"""Kills at every point of a round by DP-SGD: the ledger is never below what was trained, and a round above at most."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rounds_private import WIDE
+from train_and_die import STEPS, Life, data_set
+
+from securefda.dp.accountants import epsilon
+from securefda.dp.events import DpEvent
+from securefda.dp.ledger import Ledger
+
+SCRIPT = Path(__file__).with_name("train_and_die.py")
+POINTS = [
+    "before-reserve",
+    "after-reserve",
+    *(f"step-{number}" for number in range(1, STEPS + 1)),
+    "before-commit",
+    "after-commit",
+    "before-release",
+    "after-release",
+]
+CALLS = [f"call-{number}" for number in range(1, 3000, 83)]
+LATE = [f"late-step-{number}" for number in range(1, STEPS + 1)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In memory where the system has that: the kernel keeps what a killed process wrote."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path_factory.mktemp("kills")) as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> dict[str, int]:
+    """How each process ended, by the point at which it was to be killed."""
+    paths = os.pathsep.join([str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(SCRIPT), str(folder), *POINTS, *CALLS, *LATE]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return {name: int(status) for name, status in lines}
+
+
+def ledger_of(place: Path) -> Ledger:
+    return Ledger(place / "ledger.sqlite", data_set())
+
+
+def taken(place: Path) -> Counter[tuple[int, int]]:
+    """Noisy steps by round and attempt, as the process itself wrote them down."""
+    file = place / "taken"
+    lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+    return Counter((int(number), int(attempt)) for number, attempt in lines)
+
+
+def check(place: Path, kills: int) -> None:
+    """The ledger of a life with so many kills, against the record of the steps that were taken."""
+    charged, steps = ledger_of(place).events(), taken(place)
+    by_attempt = {(event.round, event.attempt): event for event in charged}
+    assert len(by_attempt) == len(charged)
+    assert steps.keys() <= by_attempt.keys()
+    assert len(charged) <= len(steps) + kills
+    assert all(steps[key] <= event.steps for key, event in by_attempt.items())
+    whole: DpEvent = charged[0]
+    truth = [replace(whole, round=key[0], attempt=key[1], steps=count) for key, count in steps.items()]
+    spent = ledger_of(place).spent(WIDE.delta)
+    assert epsilon(truth, WIDE.delta) <= spent
+    assert spent <= epsilon([whole] * (len(steps) + kills), WIDE.delta)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_a_point_of_a_round_it_has_charged_what_it_trained(
+    folder: Path, ended: dict[str, int], point: str
+) -> None:
+    place = folder / point
+    assert ended[point] == -signal.SIGKILL
+    assert taken(place)[1, 1] == STEPS
+    check(place, kills=1)
+
+    steps = taken(place)[2, 1]
+    expected = {"before-reserve": 0, "after-reserve": 0} | {f"step-{k}": k for k in range(1, STEPS + 1)}
+    assert steps == expected.get(point, STEPS)
+    kinds = [row.kind for row in ledger_of(place).rows()]
+    is_over = point in ("after-commit", "before-release", "after-release")
+    of_round_2 = ["reserved"] * (point != "before-reserve") + ["committed"] * is_over
+    assert kinds == ["opened", "reserved", "committed", *of_round_2]
+    assert (place / "released-2").exists() == (point == "after-release")
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_process_that_is_started_again_goes_on_with_the_ledger_and_charges_what_it_trains(
+    folder: Path, ended: dict[str, int], point: str
+) -> None:
+    place = folder / point
+    before = len(ledger_of(place).events())
+    life = Life(place, "")
+    life.attempt = 2
+
+    life.rounds(range(2, 4))
+
+    assert len(ledger_of(place).events()) == before + 2
+    assert taken(place)[2, 2] == taken(place)[3, 2] == STEPS
+    check(place, kills=1)
+
+
+def test_killed_at_any_call_of_a_round_it_has_charged_what_it_trained(folder: Path, ended: dict[str, int]) -> None:
+    found = set()
+    for point in CALLS:
+        place = folder / point
+        check(place, kills=ended[point] != 0)
+        found.add((taken(place)[2, 1], tuple(row.kind for row in ledger_of(place).rows()[3:])))
+        assert (place / "released-2").exists() == (ended[point] == 0)
+    assert ended[CALLS[0]] == -signal.SIGKILL
+    assert ended[CALLS[-1]] == 0, "a round has more calls than are tried"
+    assert {(0, ()), (0, ("reserved",)), (STEPS, ("reserved", "committed"))} <= found
+    assert any(0 < steps < STEPS for steps, _ in found)
+
+
+@pytest.mark.parametrize("point", LATE)
+def test_trainer_that_charges_after_it_trained_is_found(folder: Path, ended: dict[str, int], point: str) -> None:
+    """Companion of the tests above."""
+    assert ended[point] == -signal.SIGKILL
+    with pytest.raises(AssertionError):
+        check(folder / point, kills=1)
