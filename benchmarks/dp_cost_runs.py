@@ -22,8 +22,9 @@ from typing import Any
 from federated import Job
 
 import securefda.training.private  # noqa: F401 - here, so that no run's time has the import of Opacus in it
+from securefda.adaptation import Rule, round_plan
 from securefda.config import FederationConfig, load_federation, strategy_of
-from securefda.config.sections import DEFAULT_DATA_SET, TaskSection
+from securefda.config.sections import DEFAULT_DATA_SET
 from securefda.dp.events import Budget
 from securefda.dp.ledger import Ledger
 from securefda.dp.planning import Schedule, plan_noise
@@ -81,18 +82,14 @@ class Study:
 
 def _schedule(*, rounds: int, warm_up: int, learning_rate: float, norm: float, clip: float) -> tuple[str, ...]:
     """SGD alike at all sites."""
-    sides = [
-        (f"training.{side}.optimizer=sgd", f"training.{side}.learning-rate={learning_rate}", f"{name}={norm}")
-        for side in ("source", "target")
-        for name in [f"training.{side}.dp.max-grad-norm"]
-    ]
+    alike = ("optimizer=sgd", f"learning-rate={learning_rate}", f"dp.max-grad-norm={norm}")
     return (
         f"strategy.rounds={rounds}",
         f"strategy.warm-up-rounds={warm_up}",
         f"session.clip={clip}",
         "training.source.epochs=1",
         "training.target.epochs=2",
-        *(setting for side in sides for setting in side),
+        *(f"training.{side}.{setting}" for side in ("source", "target") for setting in alike),
     )
 
 
@@ -188,20 +185,16 @@ def cells_of(name: str) -> list[Cell]:
     return sorted(found, key=lambda cell: cell.urgency)
 
 
-@cache
-def _rows(factory: str, data_dir: Path | None, target: str, sources: tuple[str, ...], seed: int) -> dict[str, Samples]:
-    task = load_task(factory, TaskSettings(target, sources, seed, data_dir, {}))
-    return {site: task.train_data(site) for site in (target, *sources)}
-
-
-def rows_of(config: FederationConfig, seed: int = 0) -> dict[str, Samples]:
+def site_rows(config: FederationConfig, seed: int = 0) -> dict[str, Samples]:
     """Site -> the rows that it trains on; how many there are does not depend on the seed."""
-    task: TaskSection = config.task
-    return _rows(task.factory, task.data_dir, config.federation.target, tuple(config.federation.sources), seed)
+    sites, section = config.federation, config.task
+    settings = TaskSettings(sites.target, tuple(sites.sources), seed, section.data_dir, section.options)
+    task = load_task(section.factory, settings)
+    return {site: task.train_data(site) for site in (sites.target, *sites.sources)}
 
 
 def _batches(config: FederationConfig, study: Study) -> list[str]:
-    rows = {site: len(samples) for site, samples in rows_of(config).items()}
+    rows = {site: len(samples) for site, samples in site_rows(config).items()}
     fewest = min(rows[source] for source in config.federation.sources)
     return [
         f"training.source.batch-size={-(-fewest // study.source_batches)}",
@@ -211,8 +204,6 @@ def _batches(config: FederationConfig, study: Study) -> list[str]:
 
 def rounds_of(config: FederationConfig) -> dict[str, int]:
     """Side -> rounds in which it trains; the target rests in warm-up rounds."""
-    from securefda.adaptation import Rule, round_plan  # noqa: PLC0415
-
     strategy = strategy_of(config.strategy)
     rules = [round_plan(strategy, number).rule for number in range(1, strategy.rounds + 1)]
     return {
@@ -225,7 +216,7 @@ def noise_of(config: FederationConfig, side: str, budget: Budget) -> float:
     """The smallest noise multiplier with which every site of ``side`` keeps ``budget``; the sources have one."""
     sites = [config.federation.target] if side == "target" else config.federation.sources
     training = config.training.target if side == "target" else config.training.source
-    rows, rounds = rows_of(config), rounds_of(config)[side]
+    rows, rounds = site_rows(config), rounds_of(config)[side]
     schedules = {Schedule(len(rows[site]), training.batch_size, training.epochs, rounds) for site in sites}
     return max(_planned(schedule, budget) for schedule in schedules)
 
@@ -296,7 +287,7 @@ def _figures(job: Job, record: RunRecord, folder: Path, processor: float) -> Fig
 def _spent(job: Job, folder: Path) -> dict[str, float]:
     """From the ledgers that the run left."""
     found: dict[str, float] = {}
-    for site, rows in rows_of(job.config, job.seed).items():
+    for site, rows in site_rows(job.config, job.seed).items():
         file = ledger_file(folder / SITES_FOLDER / site, DEFAULT_DATA_SET)
         if file.exists():
             side = "target" if site == job.config.federation.target else "source"
