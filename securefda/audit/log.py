@@ -1,0 +1,262 @@
+"""One party's log of one run: records are appended before what they tell of leaves, and checkpoints sign them.
+
+A record is in its file when `AuditLog.append` returns, and on the disk if that was asked for, or when the next
+checkpoint is. A process that dies leaves at most one record that is not whole. That is cut off when the log is opened
+again, unless a checkpoint covers it: then somebody else cut it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.audit.merkle import leaf_hash
+from securefda.audit.names import LogName
+from securefda.audit.notes import Checkpoint, Note, NoteKey, Signature, check_signature, sign
+from securefda.audit.records import Entry, Record, format_time
+from securefda.audit.recovery import State, read_checkpoint, recover
+from securefda.audit.store import (
+    CHECKPOINT,
+    FILE_MODE,
+    LOCK,
+    TAIL,
+    AuditError,
+    checkpoint_path,
+    disk_errors,
+    make_folder,
+    remove_folder,
+    write,
+)
+from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Tile, bundle_path, pack, partials_path
+from securefda.disk import sync_folder
+
+
+class AuditLog:
+    """The only writer of a log; `open` it.
+
+    Several threads may append. After an error of the disk, or a fork, the object is dead; opening the log again goes on
+    behind the last whole record.
+    """
+
+    def __init__(self, folder: Path, name: LogName, key: Ed25519PrivateKey, clock: Callable[[], datetime]) -> None:
+        self._folder, self._name, self._key, self._clock = folder, name, key, clock
+        self._mutex = threading.Lock()
+        self._process = os.getpid()
+        self._usable, self._tail = True, -1
+        with disk_errors(folder, "made"):
+            make_folder(folder)
+        self._lock = self._take_lock()
+        try:
+            self._state: State = recover(folder, name, key.public_key())
+            self._tail = self._open_tail()
+            if self._state.full:  # the process died between the last record of a bundle and its name
+                self._finish_bundle(self._state.full)
+        except BaseException:
+            self._die()
+            raise
+
+    @classmethod
+    def open(cls, parent: Path, name: LogName, key: Ed25519PrivateKey, clock: Callable[[], datetime]) -> AuditLog:
+        """Begin the log of a run, or go on with it.
+
+        Args:
+            parent: folder with the party's logs; that of this run is named like the run, with mode 0700.
+            name: whose log of which run.
+            key: the party's signing key.
+            clock: says what time it is, with its zone.
+
+        Raises:
+            AuditError: another process writes it; others could read it; it is another log's, is shorter than its
+                checkpoint, or is not what the checkpoint signed; a file cannot be read or written.
+        """
+        return cls(parent / name.run, name, key, clock)
+
+    @property
+    def size(self) -> int:
+        """Number of records."""
+        return self._state.levels.size
+
+    @property
+    def lost_bytes(self) -> int:
+        """How much of a record that was not whole was cut off when the log was opened."""
+        return self._state.lost_bytes
+
+    def append(self, entry: Entry, *, durable: bool = False) -> int:
+        """Write a record of what happened, or is about to.
+
+        Args:
+            entry: what is recorded.
+            durable: whether the record must be on the disk when this returns, as at releases.
+
+        Returns:
+            Its place in the log, 0-based.
+
+        Raises:
+            AuditError: it could not be written; what it tells of must not happen.
+            RecordError: it is too long for a record.
+        """
+        with self._alone():
+            seq = self.size
+            record = Record(seq, format_time(self._clock()), self._name.party, self._name.run, entry).to_bytes()
+            self._write_tail(pack(record), durable=durable)
+            full = self._state.levels.append(leaf_hash(record))
+            if full:
+                self._finish_bundle(full)
+            return seq
+
+    def checkpoint(self) -> bytes:
+        """Sign the log as it is, and return the note; it and all records are on the disk then.
+
+        Where nothing was added since the last one, that one is returned, with the cosignatures that it has.
+
+        Raises:
+            AuditError: it could not be written.
+        """
+        with self._alone():
+            last = self._state.note
+            if last is not None and Checkpoint.parse(last.text).size == self.size:
+                return last.to_bytes()
+            with self._dead_on_error():
+                self._write_partials()
+                text = Checkpoint(self._name.origin, self.size, self._state.levels.root()).to_text()
+                self._state.note = Note(text, (sign(text, self._name.origin, self._key),))
+                return self._write_note(self._state.note, self.size)
+
+    def add_cosignature(self, size: int, signature: Signature, witness: NoteKey) -> bytes:
+        """Put the signature of a witness under the checkpoint of ``size`` records, and return the note with it.
+
+        Where this witness has signed it before, that signature stays and this one is dropped.
+
+        Raises:
+            SignatureError: the signature is not of this key over that checkpoint.
+            AuditError: there is no such checkpoint, or it could not be written.
+        """
+        with self._alone():
+            note = read_checkpoint(self._folder / checkpoint_path(size))
+            if note is None:
+                raise AuditError(self._folder, f"has no checkpoint of {size} records", hint="send a checkpoint first")
+            check_signature(note.text, signature, witness)
+            if any(item.is_of(witness) for item in note.signatures):
+                return note.to_bytes()
+            note = note.signed(signature)
+            last = self._state.note
+            if last is not None and last.text == note.text:
+                self._state.note = note
+            with self._dead_on_error():
+                return self._write_note(note, size)
+
+    def close(self) -> None:
+        """Let others write. What was appended stays; no checkpoint is made."""
+        with self._mutex:
+            self._die()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _take_lock(self) -> int:
+        path = self._folder / LOCK
+        with disk_errors(path, "opened"):
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                hint = "end the other process, or let this one take part in another run"
+                raise AuditError(self._folder, "is being written by another process", hint=hint) from None
+        return lock
+
+    def _open_tail(self) -> int:
+        path = self._folder / TAIL
+        with disk_errors(path, "opened"):
+            tail = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+            os.ftruncate(tail, self._state.tail_bytes)
+            sync_folder(self._folder)
+        return tail
+
+    def _write_tail(self, data: bytes, *, durable: bool) -> None:
+        before = self._state.tail_bytes
+        path = self._folder / TAIL
+        try:
+            with disk_errors(path, "written"):
+                written = os.write(self._tail, data)
+                while written < len(data):
+                    written += os.write(self._tail, data[written:])
+                if durable:
+                    os.fsync(self._tail)
+        except AuditError:
+            with suppress(OSError):  # what stays is a record that is not whole, which the next opening cuts off
+                os.ftruncate(self._tail, before)
+            self._die()
+            raise
+        self._state.tail_bytes = before + len(data)
+
+    def _finish_bundle(self, full: list[Tile]) -> None:
+        """Give the tail its name among the bundles. The tiles come first: a bundle says that its tiles are there."""
+        target = self._folder / bundle_path(full[0].index)
+        with self._dead_on_error(), disk_errors(target, "written"):
+            os.fsync(self._tail)
+            for tile in full:
+                write(self._folder / tile.path, tile.hashes)
+            make_folder(target.parent)
+            (self._folder / TAIL).rename(target)
+            sync_folder(target.parent)
+            os.close(self._tail)
+            self._tail = -1
+            self._state.tail_bytes, self._state.full = 0, []
+            self._tail = self._open_tail()
+            for replaced in (bundle_path(full[0].index), *(tile.path for tile in full)):
+                remove_folder(self._folder / partials_path(replaced))
+
+    def _write_partials(self) -> None:
+        width = self.size % WIDTH
+        with disk_errors(self._folder / TAIL, "written"):
+            os.fsync(self._tail)
+            entries = os.pread(self._tail, MAX_BUNDLE_BYTES, 0)
+        if width:
+            write(self._folder / bundle_path(self.size >> HEIGHT, width), entries)
+        for tile in self._state.levels.partials():
+            write(self._folder / tile.path, tile.hashes)
+
+    def _write_note(self, note: Note, size: int) -> bytes:
+        data = note.to_bytes()
+        write(self._folder / checkpoint_path(size), data)
+        if note is self._state.note:
+            write(self._folder / CHECKPOINT, data)
+        return data
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if os.getpid() != self._process:  # the lock is shared with the parent, and what is in memory is not
+            raise AuditError(self._folder, "was opened before this process was forked", hint="open it after the fork")
+        with self._mutex:
+            if not self._usable:
+                raise AuditError(self._folder, "was closed, or could not be written", hint="open it again")
+            yield
+
+    @contextmanager
+    def _dead_on_error(self) -> Iterator[None]:
+        """Let nobody go on with what is in memory once the disk may say something else."""
+        try:
+            yield
+        except BaseException:
+            self._die()
+            raise
+
+    def _die(self) -> None:
+        if self._usable:
+            self._usable = False
+            if self._tail >= 0:
+                os.close(self._tail)
+            os.close(self._lock)

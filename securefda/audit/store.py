@@ -1,0 +1,164 @@
+"""Files of one log: read with bounds, written whole or not at all, open to their owner only."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from securefda.audit.merkle import HASH_BYTES, Subtree, complete_root, root_of
+from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, bundle_path, hashes_of, tile_path
+from securefda.disk import sync_folder
+from securefda.errors import SecureFdaError
+
+FILE_MODE: Final = 0o600
+FOLDER_MODE: Final = 0o700
+CHECKPOINT: Final = "checkpoint"
+CHECKPOINTS: Final = "checkpoints"
+TAIL: Final = "tail"
+"""The entries behind the last full bundle, in its encoding; it becomes the next bundle when it has 256."""
+LOCK: Final = "lock"
+
+
+class AuditError(SecureFdaError):
+    """The audit log cannot be written, or is not what was written: nothing leaves that is not logged.
+
+    ``file`` is the file or folder, ``what`` is what was found.
+    """
+
+    def __init__(self, file: Path | str, what: str, *, hint: str) -> None:
+        super().__init__(f"audit log {file}: {what}", hint=hint)
+        self.file = str(file)
+        self.what = what
+
+
+@contextmanager
+def disk_errors(path: Path, doing: str) -> Iterator[None]:
+    """Turn an OSError of the block into one clear line about ``path``. Raises AuditError."""
+    try:
+        yield
+    except OSError as error:
+        hint = "check the folder's owner and permissions, and the free disk space; then start again"
+        raise AuditError(path, f"cannot be {doing}: {error.strerror or error}", hint=hint) from error
+
+
+def checkpoint_path(size: int) -> str:
+    """Where the checkpoint of a tree of ``size`` leaves stays, when later ones have replaced it."""
+    return f"{CHECKPOINTS}/{size:016d}"
+
+
+def read(path: Path, limit: int) -> bytes | None:
+    """Contents of a regular file, None where there is none.
+
+    Raises:
+        AuditError: it is no regular file, has more than ``limit`` bytes, or cannot be read.
+    """
+    with disk_errors(path, "read"):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise AuditError(path, "is no file", hint="put the log back as it was written")
+            data = file.read(limit + 1)
+    if len(data) > limit:
+        raise AuditError(path, f"is longer than {limit} bytes", hint="put the log back as it was written")
+    return data
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file so that readers, and a machine that loses power, find the old contents or the new.
+
+    Raises:
+        AuditError: it cannot be written; the old file is untouched.
+    """
+    with disk_errors(path, "written"):
+        make_folder(path.parent)
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, with those above it, that only its owner can enter; one that exists keeps its mode.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder of files, if there is one. Raises OSError."""
+    if path.is_dir():
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+
+
+def read_bundle(folder: Path, index: int, width: int = WIDTH) -> bytes | None:
+    """Contents of an entry bundle, None where there is none. Raises AuditError."""
+    return read(folder / bundle_path(index, width), MAX_BUNDLE_BYTES)
+
+
+def read_tile(folder: Path, level: int, index: int, width: int = WIDTH) -> list[bytes]:
+    """The first ``width`` hashes of a tile, from the partial one or, where that is gone, from the full one.
+
+    Raises:
+        AuditError: there is neither, or it has another length.
+    """
+    path = folder / tile_path(level, index, width)
+    data = read(path, WIDTH * HASH_BYTES)
+    if data is None and width < WIDTH:
+        data = read(folder / tile_path(level, index), WIDTH * HASH_BYTES)
+    try:
+        hashes = hashes_of(data or b"")
+    except ValueError as error:
+        raise AuditError(path, "is missing, or no tile", hint="put the log back as it was written") from error
+    if len(hashes) not in (width, WIDTH):
+        raise AuditError(path, "has another width than its name", hint="put the log back as it was written")
+    return hashes[:width]
+
+
+def subtrees(folder: Path, size: int) -> Subtree:
+    """Hashes of complete subtrees of the first ``size`` leaves, which a checkpoint covers; what proofs are made of.
+
+    The function raises AuditError where a tile is missing or has another length. That its hashes are right shows only
+    when a proof that is made of them leads to a signed root.
+    """
+
+    @lru_cache(maxsize=32)
+    def tile(level: int, index: int) -> list[bytes]:
+        width = min(WIDTH, (size >> HEIGHT * level) - index * WIDTH)
+        return read_tile(folder, level, index, width)
+
+    def subtree(height: int, index: int) -> bytes:
+        level, above = divmod(height, HEIGHT)
+        first = index << above
+        hashes = tile(level, first // WIDTH)
+        return complete_root(hashes[first % WIDTH : first % WIDTH + (1 << above)])
+
+    return subtree
+
+
+def root_at(folder: Path, size: int) -> bytes:
+    """Root of the first ``size`` leaves, as the tiles have it. Raises AuditError."""
+    return root_of(size, subtrees(folder, size))
