@@ -64,6 +64,9 @@ class Standing:
     warnings: tuple[str, ...]
 
 
+_TAKEN_OVER = "row {} is not signed with the site's present key; the site went on with it in a later one"
+
+
 @dataclass(frozen=True, slots=True)
 class Charge:
     """A row that charges, and epsilon from the reset before it up to it, by the budget's accountant."""
@@ -82,12 +85,12 @@ def standing_of(site: BudgetSite, budget: Budget, now: int) -> Standing:
         LedgerError: it is missing, cannot be read, or is in doubt.
         ConfigError: it is the ledger of other rows; the settings do not fit the rows.
     """
-    site.check_statements()
+    taken_over = site.check_statements()
     rows = site.ledger.rows()
     past = charged(rows)
     spent = epsilon(past, budget.delta, budget.accountant)
     found = Standing(site, budget, rows, spent, _ahead(site, budget, past), ())
-    return replace(found, warnings=tuple(_warnings(found, now)))
+    return replace(found, warnings=(*(_TAKEN_OVER.format(row) for row in taken_over), *_warnings(found, now)))
 
 
 def _ahead(site: BudgetSite, budget: Budget, past: Sequence[DpEvent]) -> Ahead | None:

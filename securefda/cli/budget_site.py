@@ -64,9 +64,9 @@ class BudgetSite:
 
         return schedule_of(training_settings(self.config.training), self.data.samples, rounds)
 
-    def check_statements(self) -> None:
-        """Check what the site signed in its ledger; errors as :func:`securefda.rounds.accounts.check_statements`."""
-        check_statements(self.ledger, self.kit.signing_key.public_key().public_bytes_raw())
+    def check_statements(self) -> tuple[int, ...]:
+        """As :func:`securefda.rounds.accounts.check_statements`, of this ledger and this site."""
+        return check_statements(self.ledger, self.kit.signing_key.public_key().public_bytes_raw())
 
 
 def load_site(path: Path, overrides: Sequence[str], env: Mapping[str, str], now: datetime) -> BudgetSite:

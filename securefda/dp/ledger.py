@@ -38,12 +38,13 @@ from securefda.dp.ledger_rows import (
     read_chain,
     statement,
 )
-from securefda.dp.ledger_state import ACCEPT, MEND_CHAIN, LedgerState, bound_to
+from securefda.dp.ledger_state import ACCEPT, MEND_CHAIN, MEND_SIGNATURE, LedgerState, bound_to
 from securefda.errors import BudgetExhausted, ConfigError, TrainingError
 
 _SCHEMA_VERSION = 1
 _TABLE = "CREATE TABLE rows (number INTEGER PRIMARY KEY, body TEXT NOT NULL, digest BLOB NOT NULL)"
 _MAX_REASON = 500
+_STATEMENTS = frozenset({"accepted", "reset"})
 _USE_IT = "use it: securefda budget show --config FILE says what is spent"
 _PUT_BACK = f"put the newest copy back, then: {ACCEPT}"
 
@@ -223,21 +224,33 @@ class Ledger:
     def check_signatures(self, is_valid: Callable[[bytes, bytes], bool]) -> None:
         """Check what the site signed.
 
+        A statement signs the chain up to it. So the last one speaks for those before it, which a site that has renewed
+        its keys signed with an older one.
+
         Args:
             is_valid: tells whether a statement and a signature are the site's.
 
         Raises:
-            LedgerError: a row that resets or accepts is not signed by it.
+            LedgerError: the last row that resets or accepts is not signed by it.
         """
-        rows = self.rows()
+        unsigned = self.unsigned(is_valid)
+        last = max((row.number for row in self.rows() if row.kind in _STATEMENTS), default=0)
+        if last in unsigned:
+            row = self.rows()[last - 1]
+            what = f"row {row.number} ({row.kind}) is not signed with this site's key"
+            raise LedgerError(self._path, what, hint=MEND_SIGNATURE)
+
+    def unsigned(self, is_valid: Callable[[bytes, bytes], bool]) -> tuple[int, ...]:
+        """Numbers of the rows that reset or accept and are not signed with the site's present key."""
+        rows, found = self.rows(), []
         for before, row in itertools.pairwise(rows):
-            if row.kind not in {"accepted", "reset"}:
+            if row.kind not in _STATEMENTS:
                 continue
             fields = {key: value for key, value in row.fields.items() if key != "signature"}
             said = statement(rows[0].fields["ledger"], row.kind, row.time, fields, Head(before.number, before.digest))
             if not is_valid(said, _signature(row)):
-                what = f"row {row.number} ({row.kind}) is not signed by this site"
-                raise LedgerError(self._path, what, hint=MEND_CHAIN)
+                found.append(row.number)
+        return tuple(found)
 
     def _by_the_sites_word(self, kind: Kind, reason: str, sign: Sign, now: int) -> Head:
         if not 1 <= len(reason.strip()) <= _MAX_REASON:

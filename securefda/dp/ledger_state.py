@@ -18,6 +18,9 @@ CLOCK_SLACK_S = 300
 ACCEPT = "securefda budget accept --config FILE --reason WHY"
 MEND = f"put the newest ledger back; where this is it: {ACCEPT}, which keeps what is spent"
 MEND_CHAIN = "put the newest ledger back; where there is none, keep this one as evidence: nobody knows what was spent"
+MEND_SIGNATURE = (
+    f"if the site renewed its keys since: {ACCEPT}; if not, somebody else wrote it: keep it as evidence"
+)
 _MEND_DATA = f"if this is meant: {ACCEPT}, which keeps what is spent; other rows need another data-set"
 _BINDING: tuple[Kind, ...] = ("opened", "accepted", "reset")
 

@@ -93,14 +93,22 @@ def signer_of(key: Ed25519PrivateKey) -> Sign:
     return lambda said: sign_bytes(key, STATEMENT, said)
 
 
-def check_statements(ledger: Ledger, public_key: bytes) -> None:
-    """Check that the site, whose raw key of 32 bytes this is, signed every reset and every acceptance.
+def check_statements(ledger: Ledger, public_key: bytes) -> tuple[int, ...]:
+    """Check that the site, whose raw key of 32 bytes this is, signed the last reset or acceptance.
+
+    Returns:
+        Numbers of earlier ones that it did not sign with this key, and went on with: an older key's, as a rule.
 
     Raises:
-        LedgerError: one is not signed by it, or the ledger is missing, cannot be read, or is in doubt.
+        LedgerError: the last one is not signed by it, or the ledger is missing, cannot be read, or is in doubt.
         ConfigError: it is the ledger of other rows.
     """
-    ledger.check_signatures(lambda said, signature: signature_is_valid(public_key, STATEMENT, said, signature))
+    ledger.check_signatures(_signed_by(public_key))
+    return ledger.unsigned(_signed_by(public_key))
+
+
+def _signed_by(public_key: bytes) -> Callable[[bytes, bytes], bool]:
+    return lambda said, signature: signature_is_valid(public_key, STATEMENT, said, signature)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,13 +121,15 @@ def test_a_statement_without_a_reason_is_refused(owner: Owner, command: str) -> 
         assert (code, err) == (4, "error: --reason: must be 1 to 500 characters, which stay in the ledger for ever\n")
 
 
-def test_a_statement_of_another_key_is_no_word_of_the_site(owner: Owner) -> None:
+def test_a_statement_of_another_key_counts_once_the_site_goes_on_with_it(owner: Owner) -> None:
     other = load_kit(owner.kit.with_name("source-2"), datetime.now(UTC)).signing_key
     owner.site.ledger.reset("by somebody else", signer_of(other), now=int(time.time()))
 
     code, err = owner.refused("show")
 
-    assert (code, "row 2 (reset) is not signed by this site" in err) == (11, True)
+    assert (code, "row 2 (reset) is not signed with this site's key" in err) == (11, True)
+    owner.data("accept", "--reason", "the key was renewed")
+    assert "row 2 is not signed with the site's present key" in owner.data("show")["warnings"][0]
 
 
 @pytest.mark.parametrize("damage", ["open to others", "missing"])

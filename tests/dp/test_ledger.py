@@ -145,7 +145,24 @@ def test_reset_without_a_reason_is_refused(site: Site) -> None:
 def test_reset_that_another_signed_is_found(site: Site) -> None:
     site.ledger.reset("because", lambda statement: b"another", now=NOON)
 
-    with pytest.raises(LedgerError, match=r"row 2 \(reset\) is not signed by this site"):
+    with pytest.raises(LedgerError, match=r"row 2 \(reset\) is not signed with this site's key"):
+        site.ledger.check_signatures(lambda statement, signature: signature == sign(statement))
+
+
+def test_a_site_with_a_new_key_takes_over_what_it_signed_with_an_older_one(site: Site) -> None:
+    site.ledger.accept("moved", lambda statement: b"with the old key", now=NOON)
+    site.ledger.accept("new key", sign, now=NOON)
+
+    site.ledger.check_signatures(lambda statement, signature: signature == sign(statement))
+
+    assert site.ledger.unsigned(lambda statement, signature: signature == sign(statement)) == (2,)
+
+
+def test_a_statement_of_another_behind_the_sites_own_is_found(site: Site) -> None:
+    site.ledger.accept("moved", sign, now=NOON)
+    site.ledger.reset("because", lambda statement: b"another", now=NOON)
+
+    with pytest.raises(LedgerError, match=r"row 3 \(reset\)"):
         site.ledger.check_signatures(lambda statement, signature: signature == sign(statement))
 
 
