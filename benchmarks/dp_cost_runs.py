@@ -109,7 +109,10 @@ STUDIES = {
         seeds=2,
         delta=1e-5,
         source_batches=1,
-        settings=_schedule(rounds=20, warm_up=4, learning_rate=1.0, norm=1.0, clip=64.0),
+        settings=(
+            *_schedule(rounds=20, warm_up=4, learning_rate=1.0, norm=1.0, clip=64.0),
+            "task.options.scaling=public",  # with a hospital's own means no epsilon would be true
+        ),
     ),
 }
 """The schedules were chosen at epsilon 4 on seed 100, which is none of those reported. Looking at the rows for that is
