@@ -62,15 +62,16 @@ def pack(entry: bytes) -> bytes:
     return len(entry).to_bytes(_LENGTH_BYTES, "big") + entry
 
 
-def unpack(bundle: bytes) -> tuple[list[bytes], int]:
+def unpack(bundle: bytes, most: int = WIDTH) -> tuple[list[bytes], int]:
     """Split a bundle.
 
     Returns:
-        Its whole entries, at most 256, and how many bytes they take; what is left is no whole entry, or one too many.
+        Its whole entries, at most ``most``, and how many bytes they take; what is left is no whole entry, or one too
+        many.
     """
     entries: list[bytes] = []
     at, end = 0, len(bundle)
-    while at + _LENGTH_BYTES <= end and len(entries) < WIDTH:
+    while at + _LENGTH_BYTES <= end and len(entries) < most:
         after = at + _LENGTH_BYTES + (bundle[at] << 8 | bundle[at + 1])
         if after > end:
             break

@@ -1,0 +1,157 @@
+"""Ways to falsify a log, each with the kind and the index that a verification must name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from log_builder import PUBLIC
+
+from securefda.audit.names import LogName
+from securefda.audit.tiles import WIDTH, bundle_path, pack, unpack
+from securefda.audit.verify import Verification, verify_log
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Files that replace those of the log (None: removed), and what must be said of it."""
+
+    what: str
+    files: Mapping[str, bytes | None]
+    kind: str
+    index: int
+
+
+class Bench:
+    """One good log in a folder, which is falsified, verified and restored again and again."""
+
+    def __init__(self, folder: Path, name: LogName) -> None:
+        self.folder, self.name = folder, name
+        self.files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        self.heads = sorted(int(file[-16:]) for file in self.files if file.startswith("checkpoints/"))
+        self.size = self.heads[-1]
+        self.entries: list[bytes] = []
+        for index in range(self.size // WIDTH):
+            self.entries += unpack(self.files[bundle_path(index)])[0]
+        self.entries += unpack(self.files["tail"])[0]
+
+    def verify(self, mutation: Mutation, **more: object) -> Verification:
+        for path, data in mutation.files.items():
+            file = self.folder / path
+            if data is None:
+                file.unlink()
+            else:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+        try:
+            return verify_log(self.folder, self.name, PUBLIC, **{"witnesses_needed": 2, **more})  # type: ignore[arg-type]
+        finally:
+            for path in mutation.files:
+                if path in self.files:
+                    (self.folder / path).write_bytes(self.files[path])
+                else:
+                    (self.folder / path).unlink()
+
+    def files_of(self, entries: list[bytes]) -> dict[str, bytes | None]:
+        """The files that hold the records, with these in them; tiles and checkpoints stay as they are."""
+        full = self.size // WIDTH
+        parts = {bundle_path(index): entries[index * WIDTH : (index + 1) * WIDTH] for index in range(full)}
+        parts["tail"] = entries[full * WIDTH :]
+        if self.size % WIDTH:
+            parts[bundle_path(full, self.size % WIDTH)] = parts["tail"][: self.size % WIDTH]
+        new = {path: b"".join(map(pack, part)) for path, part in parts.items()}
+        return {path: data for path, data in new.items() if data != self.files[path]}
+
+    def mutation(self, what: str, entries: list[bytes], kind: str, index: int) -> Mutation:
+        return Mutation(what, self.files_of(entries), kind, index)
+
+
+def last_head_before(bench: Bench, index: int) -> int:
+    return max([0, *(size for size in bench.heads if size <= index)])
+
+
+def edits(bench: Bench, index: int, rng: random.Random) -> Iterator[Mutation]:
+    old = bench.entries[index]
+    at = rng.randrange(len(old))
+    changed = [
+        old[:at] + bytes([old[at] ^ 1 << rng.randrange(8)]) + old[at + 1 :],
+        old[:at] + old[at + 1 :],
+        old[:at] + b"0" + old[at:],
+        old.replace(b'"round":', b'"round":1'),
+        b"",
+        bench.entries[index - 1],
+        bench.entries[(index + 3) % bench.size],
+    ]
+    for new in changed:
+        entries = [*bench.entries[:index], new, *bench.entries[index + 1 :]]
+        yield bench.mutation(f"edit {index} at {at}", entries, "edited", index)
+
+
+def deletions(bench: Bench, index: int, rng: random.Random) -> Iterator[Mutation]:
+    for count in (1, 2, rng.randint(1, bench.size)):
+        entries = bench.entries[:index] + bench.entries[index + count :]
+        kind = "truncated" if len(entries) == index else "deleted"
+        yield bench.mutation(f"delete {count} at {index}", entries, kind, index)
+
+
+def truncations(bench: Bench, index: int, rng: random.Random) -> Iterator[Mutation]:
+    yield bench.mutation(f"truncate at {index}", bench.entries[:index], "truncated", index)
+    files = bench.files_of(bench.entries[:index])
+    if index // WIDTH == bench.size // WIDTH:
+        last = pack(bench.entries[index])
+        files["tail"] = b"".join(map(pack, bench.entries[index // WIDTH * WIDTH : index]))
+        files["tail"] += last[: rng.randint(1, len(last) - 1)]
+        yield Mutation(f"cut within {index}", files, "truncated", index)
+
+
+def moves(bench: Bench, index: int, rng: random.Random) -> Iterator[Mutation]:
+    for other in {index + 1, rng.randrange(bench.size), bench.size - 1} - {index}:
+        first, second = sorted((index, other))
+        if second >= bench.size:
+            continue
+        swapped = list(bench.entries)
+        swapped[first], swapped[second] = swapped[second], swapped[first]
+        yield bench.mutation(f"swap {first} and {second}", swapped, "reordered", first)
+        later = list(bench.entries)
+        later.insert(second, later.pop(first))
+        yield bench.mutation(f"move {first} to {second}", later, "reordered", first)
+        if second > first + 1:
+            sooner = list(bench.entries)
+            sooner.insert(first, sooner.pop(second))
+            yield bench.mutation(f"move {second} to {first}", sooner, "reordered", first)
+
+
+def insertions(bench: Bench, index: int, rng: random.Random) -> Iterator[Mutation]:
+    old = bench.entries[index]
+    for new in (b"{}", old.replace(b'"round":', b'"round":1'), bench.entries[rng.randrange(bench.size)]):
+        entries = [*bench.entries[:index], new, *bench.entries[index:]]
+        same = new == old  # then the first of the two is in its place
+        yield bench.mutation(f"insert at {index}", entries, "inserted", index + 1 if same else index)
+
+
+def tile_edits(bench: Bench, index: int, rng: random.Random) -> Iterator[Mutation]:
+    width = min(WIDTH, bench.size - index // WIDTH * WIDTH)
+    path = next(
+        file
+        for file in bench.files
+        if file.startswith("tile/0/")
+        and len(bench.files[file]) == 32 * width
+        and int(file.removeprefix("tile/0/")[:3]) == index // WIDTH
+    )
+    at = index % WIDTH * 32 + rng.randrange(32)
+    data = bytearray(bench.files[path])
+    data[at] ^= 1 << rng.randrange(8)
+    yield Mutation(f"tile {path} at {index}", {path: bytes(data)}, "edited", index)
+    entries = [
+        *bench.entries[:index],
+        bench.entries[index].replace(b'"round":', b'"round":1'),
+        *bench.entries[index + 1 :],
+    ]
+    both = {**bench.files_of(entries), path: bytes(data)}
+    yield Mutation(f"record and tile at {index}", both, "edited", last_head_before(bench, index))
+
+
+EVERYWHERE = (edits, deletions, truncations, moves, insertions, tile_edits)
+"""Mutations that can be made at every place."""

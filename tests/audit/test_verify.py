@@ -1,0 +1,388 @@
+"""Verification: a good log passes, and every falsified one is found, with its kind and the first bad record."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from log_builder import KEYS, NAME, PUBLIC, WITNESSES, Clock, entry, files, grow, opened, witness_key
+from mutations import EVERYWHERE, Bench, Mutation
+
+from securefda.audit.findings import Verification
+from securefda.audit.merkle import leaf_hash
+from securefda.audit.names import LogName
+from securefda.audit.notes import Checkpoint, Note, NoteKey, cosign, sign
+from securefda.audit.tiles import Levels, pack, unpack
+from securefda.audit.verify import verify_log
+
+SMALL, LARGE = (6, 13, 20), (100, 257, 300)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, ...], Path]:
+    made = {}
+    for sizes in (SMALL, LARGE):
+        parent = tmp_path_factory.mktemp("logs")
+        with opened(parent) as log:
+            grow(log, *sizes)
+        made[sizes] = parent / "run-1"
+    return made
+
+
+@pytest.fixture
+def small(folders: dict[tuple[int, ...], Path], tmp_path: Path) -> Path:
+    return shutil.copytree(folders[SMALL], tmp_path / "copy")
+
+
+def verify(folder: Path, needed: int = 2, known: list[bytes] | None = None, name: LogName = NAME) -> Verification:
+    return verify_log(folder, name, PUBLIC, witnesses_needed=needed, known=known or [])
+
+
+def found(verification: Verification) -> tuple[str, int, bool]:
+    assert verification.finding is not None
+    return verification.finding.kind, verification.finding.index, verification.finding.exact
+
+
+def forged(parent: Path, bad: int, sizes: tuple[int, ...], witnesses: tuple[str, ...] = ()) -> Path:
+    """A log that says something else of record ``bad``, made with the party's own key."""
+    with opened(parent) as log:
+        for size in sizes:
+            while log.size < size:
+                log.append(entry(log.size + 1000 if log.size == bad else log.size))
+            grow(log, size, witnesses=witnesses)
+    return parent / "run-1"
+
+
+@pytest.mark.parametrize("sizes", [SMALL, LARGE])
+def test_log_as_it_was_written_passes(folders: dict[tuple[int, ...], Path], sizes: tuple[int, ...]) -> None:
+    result = verify(folders[sizes])
+
+    assert (result.size, result.covered, result.witnesses) == (sizes[-1], sizes[-1], WITNESSES)
+    assert result.finding is None
+    assert result.notes == ()
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 257])
+def test_log_passes_at_every_size_and_says_what_is_not_signed_yet(tmp_path: Path, size: int) -> None:
+    with opened(tmp_path) as log:
+        grow(log, size)
+        log.append(entry(size))
+        result = verify(tmp_path / "run-1")
+
+    assert (result.size, result.covered, result.finding) == (size + 1, size, None)
+    assert result.notes == ("1 records behind the newest checkpoint are not signed yet",)
+
+
+def test_copy_of_the_public_files_alone_passes(small: Path) -> None:
+    (small / "tail").unlink()
+    (small / "lock").unlink()
+
+    assert verify(small).finding is None
+
+
+def test_verification_changes_nothing(small: Path) -> None:
+    before = files(small)
+    verify(small)
+    assert files(small) == before
+
+
+def test_every_mutation_of_a_small_log_is_found_with_its_kind_and_first_index(
+    folders: dict[tuple[int, ...], Path],
+) -> None:
+    bench, rng = Bench(folders[SMALL], NAME), random.Random(6)
+
+    count = check_all(
+        bench, [change for index in range(20) for make in EVERYWHERE for change in make(bench, index, rng)]
+    )
+
+    assert count > 400
+    assert verify(folders[SMALL]).finding is None
+
+
+def test_mutations_of_a_log_with_several_tiles_are_found_with_their_kind_and_first_index(
+    folders: dict[tuple[int, ...], Path],
+) -> None:
+    bench, rng = Bench(folders[LARGE], NAME), random.Random(7)
+    places = [0, 1, 99, 100, 254, 255, 256, 257, 298, 299]
+
+    assert (
+        check_all(bench, [change for index in places for make in EVERYWHERE for change in make(bench, index, rng)])
+        > 150
+    )
+    assert verify(folders[LARGE]).finding is None
+
+
+def everywhere(bench: Bench, places: Iterable[int], rng: random.Random) -> list[Mutation]:
+    return [change for index in places for make in EVERYWHERE for change in make(bench, index, rng)]
+
+
+def check_all(bench: Bench, changes: list[Mutation]) -> int:
+    real = [change for change in changes if change.files]
+    for change in real:
+        result = bench.verify(change)
+        assert result.finding is not None, change.what
+        assert (result.finding.kind, result.finding.index) == (change.kind, change.index), (change.what, result.finding)
+    return len(real)
+
+
+@pytest.mark.parametrize("bad", range(20))
+def test_log_signed_anew_with_a_stolen_key_lacks_the_witnesses(tmp_path: Path, bad: int) -> None:
+    folder = forged(tmp_path, bad, SMALL)
+
+    assert found(verify(folder)) == ("missing-cosignature", 0, False)
+    assert verify(folder, needed=0).finding is None  # the control: without witnesses nobody can tell
+
+
+@pytest.mark.parametrize("bad", range(20))
+def test_log_signed_anew_behind_what_witnesses_signed_is_trusted_up_to_there(
+    small: Path, tmp_path: Path, bad: int
+) -> None:
+    folder = forged(tmp_path / "forged", bad, SMALL)
+    kept = [size for size in SMALL if size <= bad]
+    for size in kept:
+        shutil.copy(small / f"checkpoints/{size:016d}", folder / "checkpoints")
+
+    assert found(verify(folder)) == ("missing-cosignature", max([0, *kept]), False)
+
+
+@pytest.mark.parametrize("bad", range(20))
+@pytest.mark.parametrize("old", [6, 13])
+def test_key_that_signed_two_trees_is_found_by_any_checkpoint_of_the_other(
+    small: Path, tmp_path: Path, bad: int, old: int
+) -> None:
+    folder = forged(tmp_path / "forged", bad, SMALL)
+    note = (small / f"checkpoints/{old:016d}").read_bytes()
+    if bad >= old:  # both trees have it
+        assert verify(folder, needed=0, known=[note]).finding is None
+        return
+
+    assert found(verify(folder, needed=0, known=[note])) == ("forked", 0, False)
+    (folder / f"checkpoints/{old:016d}").write_bytes(note)
+    assert found(verify(folder, needed=0))[:2] == ("forked", 0)
+
+
+def test_fork_is_trusted_up_to_the_last_checkpoint_that_a_witness_signed(small: Path, tmp_path: Path) -> None:
+    folder = forged(tmp_path / "forged", 8, SMALL)
+    for size in (6, 13):
+        shutil.copy(small / f"checkpoints/{size:016d}", folder / "checkpoints")
+
+    assert found(verify(folder)) == ("forked", 6, False)
+
+
+def test_fork_whose_forger_forgot_the_tiles_is_found_at_its_very_record(small: Path, tmp_path: Path) -> None:
+    folder = forged(tmp_path / "forged", 8, SMALL)
+    shutil.copytree(small / "tile/0", folder / "tile/0", dirs_exist_ok=True)
+    shutil.copy(small / "checkpoints/0000000000000013", folder / "checkpoints")
+
+    assert found(verify(folder)) == ("forked", 8, True)
+
+
+def test_two_checkpoints_of_one_size_with_different_roots_are_a_fork(small: Path, tmp_path: Path) -> None:
+    other = forged(tmp_path / "forged", 15, SMALL)
+    shutil.copy(other / "checkpoint", small / "checkpoint")
+
+    assert found(verify(small)) == ("forked", 13, False)
+
+
+def test_old_state_of_the_log_is_found_by_a_later_checkpoint_that_somebody_holds(small: Path, tmp_path: Path) -> None:
+    with opened(tmp_path) as log:
+        grow(log, 6, 13)
+        old = shutil.copytree(tmp_path / "run-1", tmp_path / "old")
+        grow(log, 20)
+
+    assert verify(old).finding is None  # the control: alone it is a good log
+    assert found(verify(old, known=[(small / "checkpoint").read_bytes()])) == ("replayed", 13, True)
+
+
+def test_log_of_another_run_or_party_is_not_taken_for_this_one(small: Path) -> None:
+    assert found(verify(small, name=replace(NAME, run="run-2"))) == ("replayed", 0, False)
+    assert found(verify(small, name=replace(NAME, party="site-b"))) == ("wrong-party", 0, False)
+    assert found(verify(small, name=replace(NAME, federation="lungs"))) == ("wrong-party", 0, False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        (b'"party":"site-a"', b'"party":"site-b"', "wrong-party"),
+        (b'"run":"run-1"', b'"run":"run-2"', "replayed"),
+        (b'"v":1', b'"v":2', "newer-version"),
+        (b'"attempt":0', b'"attempt":1.5', "unreadable"),
+        (b'"seq":3', b'"seq":4', "deleted"),
+        (b'"seq":3', b'"seq":2', "inserted"),
+    ],
+)
+def test_record_that_was_signed_though_it_should_not_be_is_found(
+    tmp_path: Path, small: Path, old: bytes, new: bytes, kind: str
+) -> None:
+    entries = unpack((small / "tail").read_bytes())[0]
+    assert old in entries[3]
+    entries[3] = entries[3].replace(old, new)
+
+    sign_again(small, entries, SMALL)
+
+    assert found(verify(small, needed=0)) == (kind, 3, True)
+
+
+def sign_again(folder: Path, entries: list[bytes], sizes: tuple[int, ...]) -> None:
+    """Write a log of these records, whatever they are, as the party's own program would sign it."""
+    shutil.rmtree(folder)
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "tail").write_bytes(b"".join(map(pack, entries)))
+    for size in sizes:
+        levels = Levels()
+        for raw in entries[:size]:
+            levels.append(leaf_hash(raw))
+        for tile in levels.partials():
+            (folder / tile.path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / tile.path).write_bytes(tile.hashes)
+        bundle = folder / f"tile/entries/000.p/{size}"
+        bundle.parent.mkdir(parents=True, exist_ok=True)
+        bundle.write_bytes(b"".join(map(pack, entries[:size])))
+        text = Checkpoint(NAME.origin, size, levels.root()).to_text()
+        note = Note(text, (sign(text, NAME.origin, KEYS["site-a"]),)).to_bytes()
+        (folder / f"checkpoints/{size:016d}").write_bytes(note)
+        (folder / "checkpoint").write_bytes(note)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 50])
+def test_record_that_is_not_whole_behind_the_checkpoint_is_torn(small: Path, cut: int) -> None:
+    with (small / "tail").open("ab") as tail:
+        tail.write(pack(b"x" * 90)[:cut])
+
+    assert found(verify(small)) == ("torn", 20, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (shutil.rmtree, ("unreadable", 0)),
+        (lambda here: (here / "checkpoint").unlink(), ("unreadable", 20)),
+        (lambda here: (here / "checkpoint").write_bytes(b""), ("unreadable", 20)),
+        (lambda here: (here / "checkpoint").write_bytes(bytes(range(256)) * 9), ("unreadable", 20)),
+        (lambda here: (here / "checkpoints/0000000000000013").write_bytes(b"x"), ("unreadable", 6)),
+        (
+            lambda here: shutil.copy(kept(here, 6), kept(here, 13)),
+            ("replayed", 6),
+        ),
+        (lambda here: (here / "tile/0/000.p/20").unlink(), ("unreadable", 0)),
+        (lambda here: (here / "tile/0/000.p/20").write_bytes(b"x"), ("unreadable", 0)),
+        (lambda here: (here / "tile/entries/000.p/20").unlink(), ("unreadable", 0)),
+        (lambda here: swap(here / "tile/entries/000.p/20", b'"seq":7', b'"seq":8'), ("edited", 7)),
+        (lambda here: (here / "tail").write_bytes(b""), ("truncated", 0)),
+        (lambda here: (here / "tail").write_bytes(b"\x7fELF" * 999), ("truncated", 0)),
+        (lambda here: swap(here / "checkpoint", b"\n20\n", b"\n21\n"), ("bad-signature", 20)),
+        (lambda here: swap(here / "checkpoints/0000000000000013", b"\n13\n", b"\n12\n"), ("bad-signature", 6)),
+        (
+            lambda here: swap(here / "checkpoint", b"securefda/1/h", b"securefda/2/h"),
+            ("newer-version", 20),
+        ),
+        (
+            lambda here: swap(here / "checkpoint", b"securefda/1/h", b"example.com/h"),
+            ("unreadable", 20),
+        ),
+    ],
+)
+def test_damaged_files_are_found(small: Path, change: Callable[[Path], object], expected: tuple[str, int]) -> None:
+    change(small)
+
+    assert found(verify(small))[:2] == expected
+
+
+def kept(folder: Path, size: int) -> Path:
+    return folder / f"checkpoints/{size:016d}"
+
+
+def swap(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new))
+
+
+def resigned(folder: Path, change: Callable[[Note], Note]) -> None:
+    for path in (folder / "checkpoint", folder / "checkpoints/0000000000000020"):
+        path.write_bytes(change(Note.parse(path.read_bytes())).to_bytes())
+
+
+def test_checkpoint_by_another_key_is_a_bad_signature(small: Path) -> None:
+    resigned(small, lambda note: Note(note.text, (sign(note.text, NAME.origin, KEYS["site-d"]), *note.signatures[1:])))
+
+    assert found(verify(small)) == ("bad-signature", 13, False)
+
+
+def test_cosignature_that_was_moved_from_another_checkpoint_is_a_bad_signature(small: Path) -> None:
+    old = Note.parse((small / "checkpoints/0000000000000013").read_bytes()).signatures[1]
+    resigned(small, lambda note: Note(note.text, (note.signatures[0], old)))
+
+    assert found(verify(small)) == ("bad-signature", 13, False)
+
+
+@pytest.mark.parametrize(("kept", "index"), [(2, 13), (1, 13)])
+def test_newest_checkpoint_with_too_few_witnesses_is_found(small: Path, kept: int, index: int) -> None:
+    resigned(small, lambda note: Note(note.text, note.signatures[:kept]))
+
+    assert found(verify(small)) == ("missing-cosignature", index, False)
+    assert verify(small, needed=kept - 1).finding is None
+
+
+def test_party_is_no_witness_of_itself_and_strangers_do_not_count(small: Path) -> None:
+    own, stranger = witness_key("site-a"), NoteKey("somebody", 4, PUBLIC["site-d"])
+    resigned(
+        small,
+        lambda note: (
+            Note(note.text, note.signatures[:2])
+            .signed(cosign(note.text, own.name, KEYS["site-a"], 1))
+            .signed(cosign(note.text, stranger.name, KEYS["site-d"], 1))
+        ),
+    )
+
+    assert found(verify(small)) == ("missing-cosignature", 13, False)
+
+
+def test_public_checkpoint_that_a_crash_left_behind_is_no_finding(small: Path) -> None:
+    shutil.copy(small / "checkpoints/0000000000000013", small / "checkpoint")
+
+    assert verify(small).finding is None
+    assert verify(small).covered == 20
+
+
+def test_clock_that_went_back_is_a_note(tmp_path: Path) -> None:
+    clock = Clock()
+    with opened(tmp_path, clock=clock) as log:
+        grow(log, 3)
+        clock.now -= timedelta(minutes=4)
+        grow(log, 4)
+        clock.now -= timedelta(minutes=4)
+        grow(log, 5)
+
+    result = verify(tmp_path / "run-1")
+    assert result.finding is None
+    assert result.notes == ("1 records are older than one before them by more than 5 minutes",)
+
+
+def test_checkpoint_from_outside_that_is_not_of_this_log_proves_nothing(small: Path) -> None:
+    for note in (b"", b"x", (small / "checkpoint").read_bytes().replace(b"\n20\n", b"\n21\n")):
+        with pytest.raises(ValueError, match="proves nothing"):
+            verify(small, known=[note])
+
+
+def test_party_without_a_key_cannot_be_verified(small: Path) -> None:
+    with pytest.raises(ValueError, match="no public key of site-a"):
+        verify_log(small, NAME, {"site-b": PUBLIC["site-b"]})
+
+
+def test_finding_shows_no_value_of_a_record(small: Path) -> None:
+    swap(small / "tail", b'"peer":"site-b"', b'"peer":"canary"')
+
+    assert "canary" not in str(verify(small))
+
+
+def test_large_file_in_the_place_of_the_log_is_refused_unread(small: Path) -> None:
+    with (small / "tail").open("wb") as tail:
+        tail.truncate(10 * 2**30)  # sparse: it takes no room
+
+    assert found(verify(small))[0] == "unreadable"
