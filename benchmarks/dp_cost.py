@@ -23,7 +23,22 @@ from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
-from dp_cost_runs import BOTH, EPSILONS, OWN, RULES, SOURCES, STUDIES, TARGET, Cache, Cell, Figures, cells_of, measure
+from dp_cost_runs import (
+    BOTH,
+    EPSILONS,
+    OWN,
+    RULES,
+    SOURCES,
+    STUDIES,
+    TARGET,
+    TIMED,
+    TIMED_RULE,
+    Cache,
+    Cell,
+    Figures,
+    cells_of,
+    measure,
+)
 from federated import workers
 from matplotlib.figure import Figure
 
@@ -37,7 +52,6 @@ LINES = [(rule, place) for rule, places in RULES.items() for place in places if 
 """What the tables have a line of: a rule, and where noise is added."""
 
 REFERENCES = ("target_only", "source_only")
-COSTS_OF = "fedgp_auto"
 
 Row = Mapping[str, Any]
 """A rule, a place and an epsilon of a study: the accuracies of each target, and medians of what they took."""
@@ -147,7 +161,7 @@ def _accuracy(row: Row | None) -> str:
 def _noise_table(rows: Sequence[Row]) -> str:
     """Noise multipliers of the FedGP runs with noise at both, and β."""
     at = _at(rows)
-    found = [at.get((COSTS_OF, BOTH, epsilon)) for epsilon in COLUMNS]
+    found = [at.get((TIMED_RULE, BOTH, epsilon)) for epsilon in COLUMNS]
     if not any(found):
         return ""
     lines = [f"| noise at both | {' | '.join(f'ε = {name}' for name in _names(COLUMNS))} |"]
@@ -172,20 +186,16 @@ def _beta(row: Row | None) -> str:
 
 
 def _costs_table(rows: Sequence[Row]) -> str:
-    """Seconds of a round of one rule: the example's own, and the schedule with noise at some sites."""
-    places = (OWN, SOURCES, TARGET, BOTH)
-    found = {place: [row for row in rows if (row["rule"], row["place"]) == (COSTS_OF, place)] for place in places}
-    if not any(found.values()):
+    """Seconds of a round of one rule with the example's own batches and epochs, plain and with noise."""
+    at = _at(rows)
+    found = {place: at.get((TIMED_RULE, place, math.inf)) for place in (OWN, *TIMED)}
+    if not any(found[place] for place in TIMED):
         return ""
-    names = ["example, plain", *(f"noise at {place}" for place in places[1:])]
-    lines = [f"| {COSTS_OF}, seconds of a round | {' | '.join(names)} |", f"|---|{'---|' * len(places)}"]
+    names = ["plain", *(place.removeprefix(f"{OWN}, ") for place in TIMED)]
+    lines = [f"| {TIMED_RULE}, example, seconds of a round | {' | '.join(names)} |", f"|---|{'---|' * len(found)}"]
     for key, title in (("seconds", "wall clock"), ("processor", "processor, all sites")):
-        lines.append(f"| {title} | {' | '.join(_median(found[place], key) for place in places)} |")
+        lines.append(f"| {title} | {' | '.join(f'{row[key]:.3f}' if row else '–' for row in found.values())} |")
     return "\n".join(lines)
-
-
-def _median(rows: Sequence[Row], key: str) -> str:
-    return f"{median(row[key] for row in rows):.3f}" if rows else "–"
 
 
 _COLOURS = {"fedgp_auto": "#0072b2", "fedda_auto": "#e69f00", "target_only": "#333333", "source_only": "#009e73"}
@@ -242,7 +252,7 @@ def _panel(axes: Axes, at: Mapping[tuple[str, str, float], Row], place: str) -> 
         if row := at.get((rule, OWN, math.inf)):
             axes.axhline(fmean(means(row)), color=_COLOURS[rule], ls=":", lw=1.2, label=f"{rule}, example, plain")
     axes.set_xticks(range(len(COLUMNS)), _names(COLUMNS))
-    axes.set_xlabel("ε")
+    axes.set_xlabel("ε of each site that adds noise")
 
 
 def _measure(given: argparse.Namespace) -> None:

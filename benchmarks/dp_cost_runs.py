@@ -42,6 +42,8 @@ EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 OWN, SOURCES, TARGET, BOTH = "example", "sources", "target", "both"
 """Where noise is added; `OWN` is the example's own plain training, the others follow the study's schedule."""
 
+_SIDES: dict[str, tuple[str, ...]] = {SOURCES: ("source",), TARGET: ("target",), BOTH: ("source", "target")}
+
 RULES = {
     "fedgp_auto": (OWN, SOURCES, TARGET, BOTH),
     "fedda_auto": (OWN, SOURCES, TARGET, BOTH),
@@ -49,6 +51,12 @@ RULES = {
     "source_only": (OWN, SOURCES),
 }
 """Rule -> where noise is added in turn."""
+
+TIMED = {f"{OWN}, noise at {place}": sides for place, sides in _SIDES.items()}
+"""Place -> sides that add noise to the example's own batches and epochs: not for its accuracy, but for its seconds."""
+
+TIMED_RULE = "fedgp_auto"
+_TIMED_NOISE = 1.0
 
 NO_NOISE = 0.001
 """Noise multiplier for epsilon = infinity: the schedule and the clipped gradients are kept, the noise is nothing."""
@@ -147,6 +155,9 @@ class Cell:
         plain = load_federation(file, settings)
         if self.place == OWN:
             return Job(plain, self.seed)
+        if self.place in TIMED:
+            settings += [f"training.{side}.dp.noise-multiplier={_TIMED_NOISE}" for side in TIMED[self.place]]
+            return Job(load_federation(file, [*settings, f"privacy.budget.target-epsilon={_ANYTHING}"]), self.seed)
         settings += [*study.settings, *_batches(plain, study)]
         settings += self._privacy(load_federation(file, settings), plain)
         return Job(load_federation(file, settings), self.seed)
@@ -165,7 +176,7 @@ class Cell:
         settings = [f"privacy.budget.target-epsilon={budget.epsilon}", f"privacy.budget.target-delta={budget.delta}"]
         for side, own in (("source", plain.training.source), ("target", plain.training.target)):
             values: dict[str, float] = {}
-            if self.place in (BOTH, f"{side}s", side):
+            if side in _SIDES[self.place]:
                 noise = NO_NOISE if math.isinf(self.epsilon) else noise_of(config, side, budget)
                 values = {"dp.noise-multiplier": noise}
             elif study.plain_rate is not None:
@@ -177,15 +188,19 @@ class Cell:
 def cells_of(name: str) -> list[Cell]:
     """The cells of a study in the order in which they are run."""
     study = STUDIES[name]
+    lines = [(rule, place, epsilon) for rule, places in RULES.items() for place in places for epsilon in _at(place)]
+    lines += [(TIMED_RULE, place, math.inf) for place in TIMED]
     found = [
         Cell(name, rule, place, epsilon, target, seed)
         for seed in range(study.seeds)
-        for rule, places in RULES.items()
-        for place in places
-        for epsilon in ((math.inf,) if place == OWN else (math.inf, *reversed(EPSILONS)))
+        for rule, place, epsilon in lines
         for target in study.targets
     ]
     return sorted(found, key=lambda cell: cell.urgency)
+
+
+def _at(place: str) -> tuple[float, ...]:
+    return (math.inf,) if place == OWN else (math.inf, *reversed(EPSILONS))
 
 
 def site_rows(config: FederationConfig, seed: int = 0) -> dict[str, Samples]:
