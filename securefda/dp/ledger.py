@@ -28,6 +28,7 @@ from securefda.dp.ledger_files import RowMarkers, make_file, number_of
 from securefda.dp.ledger_rows import (
     NO_ROWS,
     DataSet,
+    Doubt,
     Head,
     Kind,
     LedgerError,
@@ -187,8 +188,9 @@ class Ledger:
     def accept(self, reason: str, sign: Sign, *, now: int) -> Head:
         """Go on with this file, these data and this clock, by the site's word; what the file knows of stays spent.
 
-        For data that have changed, a file that was copied or put back, and a clock that was wrong. The row is kept
-        for ever. A file whose chain is broken stays refused.
+        For data that have changed, a file that was copied, and a clock that was wrong. The row is kept for ever. A
+        file whose chain is broken stays refused, and so does one whose folder knows of rows that it lacks: what they
+        cost would be given back.
 
         Args:
             reason: why, in words; 1 to 500 characters.
@@ -198,7 +200,10 @@ class Ledger:
         return self._by_the_sites_word("accepted", reason, sign, now)
 
     def reset(self, reason: str, sign: Sign, *, now: int) -> Head:
-        """As :meth:`accept`, and nothing counts as spent any more: rows that trained before lose their protection."""
+        """As :meth:`accept`, and nothing counts as spent any more: rows that trained before lose their protection.
+
+        It goes on with a file that lacks rows, too, and says for ever how many.
+        """
         return self._by_the_sites_word("reset", reason, sign, now)
 
     def rows(self) -> tuple[Row, ...]:
@@ -257,6 +262,8 @@ class Ledger:
             raise ConfigError("reason", f"must be 1 to {_MAX_REASON} characters, which stay in the ledger for ever")
         with self._changing(overrule=True) as state:
             state.check_owner(self._data)
+            if kind == "accepted":
+                state.check_complete()
             fields: dict[str, Any] = {"reason": reason.strip(), "doubt": state.doubt}
             fields |= bound_to(self._data, state.file)
             said = statement(state.rows[0].fields["ledger"], kind, now, fields, state.head)
@@ -333,7 +340,7 @@ def _write_first_row(path: Path, data: DataSet, now: int, ledger_id: str) -> Non
             if database.execute("PRAGMA user_version").fetchone()[0]:
                 raise LedgerError(path, "exists already", hint=_USE_IT)
             database.execute(_TABLE)
-            state = LedgerState(path, database, (), number, "")
+            state = LedgerState(path, database, (), number, Doubt())
             state.append("opened", now, {"ledger": ledger_id, **bound_to(data, number)})
             database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
         RowMarkers(path).advance(state.head)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from securefda.disk import file_number, sync_folder
-from securefda.dp.ledger_rows import Head, Row
+from securefda.dp.ledger_rows import Doubt, Head, Row
 
 _MODE = 0o600
 
@@ -54,16 +54,17 @@ class RowMarkers:
         """Count and start of the digest of the highest; None where there is none. Raises OSError."""
         return max(self._all(), default=None)
 
-    def doubt(self, highest: tuple[int, str] | None, rows: Sequence[Row]) -> str:
-        """Say what is wrong with rows that were read after ``highest`` was; empty where nothing is."""
+    def doubt(self, highest: tuple[int, str] | None, rows: Sequence[Row]) -> Doubt:
+        """Say what is wrong with rows that were read after ``highest`` was."""
         if highest is None:
-            return "lies here without its marker, so it may be an old copy"
+            return Doubt("lies here without its marker, so it may be an old copy")
         count, digest = highest
         if count > len(rows):
-            return f"is older than its folder: it has {len(rows)} rows of {count}"
+            missing = f"it has {len(rows)} rows of {count}, {count - len(rows)} are missing"
+            return Doubt(f"is older than its folder: {missing}", lacks_rows=True)
         if count and rows[count - 1].digest.hex()[:16] != digest:
-            return f"was written anew: its row {count} is not the one that was there"
-        return ""
+            return Doubt(f"was written anew: its row {count} is not the one that was there", lacks_rows=True)
+        return Doubt()
 
     def advance(self, head: Head) -> None:
         """Say that the ledger has these rows; on the disk when this returns. Raises OSError."""

@@ -86,6 +86,17 @@ NO_ROWS: Final = Head(0, bytes(32))
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """What is wrong with a ledger, in words; empty where nothing is.
+
+    ``lacks_rows``: rows were there that are not in it, so that it knows of less than was spent.
+    """
+
+    what: str = ""
+    lacks_rows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One row: its number (1-based), kind, Unix time in seconds, what the kind holds, and its digest (32 bytes)."""
 

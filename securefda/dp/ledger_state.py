@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from securefda.dp.events import DpEvent
-from securefda.dp.ledger_rows import NO_ROWS, DataSet, Head, Kind, LedgerError, Row, chained
+from securefda.dp.ledger_rows import NO_ROWS, DataSet, Doubt, Head, Kind, LedgerError, Row, chained
 from securefda.errors import ConfigError
 
 CLOCK_SLACK_S = 300
 """How far the clock may go back: processes take the time before they wait for each other, and NTP corrects."""
 
 ACCEPT = "securefda budget accept --config FILE --reason WHY"
+RESET = "securefda budget reset --config FILE --reason WHY --yes"
 MEND = f"put the newest ledger back; where this is it: {ACCEPT}, which keeps what is spent"
+MEND_ROWS = f"put the newest ledger back; where it is lost, nobody knows what was spent, and what is left is: {RESET}"
 MEND_CHAIN = "put the newest ledger back; where there is none, keep this one as evidence: nobody knows what was spent"
-MEND_SIGNATURE = (
-    f"if the site renewed its keys since: {ACCEPT}; if not, somebody else wrote it: keep it as evidence"
-)
+MEND_SIGNATURE = f"if the site renewed its keys since: {ACCEPT}; if not, somebody else wrote it: keep it as evidence"
 _MEND_DATA = f"if this is meant: {ACCEPT}, which keeps what is spent; other rows need another data-set"
 _BINDING: tuple[Kind, ...] = ("opened", "accepted", "reset")
 
@@ -29,7 +29,7 @@ class LedgerState:
     """What was read of a ledger under a lock, and what is appended to it."""
 
     def __init__(
-        self, path: Path, database: sqlite3.Connection, rows: tuple[Row, ...], number: str, doubt: str
+        self, path: Path, database: sqlite3.Connection, rows: tuple[Row, ...], number: str, doubt: Doubt
     ) -> None:
         self._path = path
         self._database = database
@@ -37,12 +37,13 @@ class LedgerState:
         self.file = number
         self.head = Head(rows[-1].number, rows[-1].digest) if rows else NO_ROWS
         self._bound = next((row.fields for row in reversed(rows) if row.kind in _BINDING), {})
-        self.doubt = doubt or ("is a copy, or was put back" if rows and self._bound["file"] != number else "")
+        self._lacks_rows = doubt.lacks_rows
+        self.doubt = doubt.what or ("is a copy, or was put back" if rows and self._bound["file"] != number else "")
 
     def check(self, known_head: Head | None, data: DataSet, now: int | None) -> None:
         """Refuse a ledger in doubt. Raises LedgerError, ConfigError."""
         if self.doubt:
-            raise LedgerError(self._path, self.doubt, hint=MEND)
+            raise LedgerError(self._path, self.doubt, hint=MEND_ROWS if self._lacks_rows else MEND)
         if known_head is not None and known_head.count > 0:
             digest = self.rows[known_head.count - 1].digest if known_head.count <= len(self.rows) else b""
             if digest != known_head.digest:
@@ -58,6 +59,15 @@ class LedgerState:
         if now is not None and now < self.rows[-1].time - CLOCK_SLACK_S:
             why = f"says {_text(now)}, but the privacy ledger was written at {_text(self.rows[-1].time)}"
             raise ConfigError("clock", f"{why}: it was moved back", hint=f"set the clock; where it is right: {ACCEPT}")
+
+    def check_complete(self) -> None:
+        """Refuse a ledger that lacks rows which its folder knows of: to go on with it would give back what they cost.
+
+        Raises:
+            LedgerError: it does.
+        """
+        if self._lacks_rows:
+            raise LedgerError(self._path, self.doubt, hint=MEND_ROWS)
 
     def check_owner(self, data: DataSet) -> None:
         """Refuse the ledger of another data set. Raises ConfigError."""

@@ -184,7 +184,24 @@ def test_old_contents_that_were_put_back_are_found(owner: Owner) -> None:
 
     code, err = owner.refused("show")
 
-    assert (code, "is older than its folder: it has 3 rows of 5" in err) == (11, True)
+    assert (code, "is older than its folder: it has 3 rows of 5, 2 are missing" in err) == (11, True)
+    assert "budget accept" not in err
+
+
+def test_a_ledger_that_lacks_rows_is_not_accepted_and_a_reset_says_how_many_are_missing(owner: Owner) -> None:
+    owner.train(1)
+    old = owner.ledger.read_bytes()
+    owner.train(2)
+    owner.ledger.write_bytes(old)
+
+    code, err = owner.refused("accept", "--reason", "the disk broke")
+    assert (code, "it has 3 rows of 5, 2 are missing" in err) == (11, True)
+    assert "hint: put the newest ledger back; where it is lost" in err
+    assert "securefda budget reset" in err
+
+    said = owner.data("reset", "--reason", "the disk broke", "--yes")
+    assert said["overruled"] == ["the ledger is older than its folder: it has 3 rows of 5, 2 are missing"]
+    assert owner.data("show")["spent"] == 0.0
 
 
 def test_a_ledger_without_its_marker_stays_in_doubt_when_init_is_tried(owner: Owner) -> None:

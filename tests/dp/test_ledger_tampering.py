@@ -213,15 +213,67 @@ def test_copy_goes_on_only_by_the_sites_word_and_with_what_was_spent(site: Site,
     moved.rounds(10)
 
 
-def test_older_file_that_the_site_accepts_says_for_ever_what_was_missing(site: Site, tmp_path: Path) -> None:
+def older(site: Site, aside: Path) -> None:
+    shutil.copytree(site.path.parent, aside)
+    site.rounds(3)
+    put_back_contents(site, aside)
+
+
+def written_anew(site: Site, _: Path) -> None:
+    rewrite(site.path)
+
+
+LACKS_ROWS: dict[str, tuple[Callable[[Site, Path], None], str]] = {
+    "older": (older, "is older than its folder: it has 5 rows of 7, 2 are missing"),
+    "written anew": (written_anew, "was written anew: its row 5 is not the one that was there"),
+}
+
+
+@pytest.mark.parametrize("how", LACKS_ROWS)
+def test_file_that_lacks_rows_cannot_be_accepted_for_what_they_cost_would_be_given_back(
+    site: Site, tmp_path: Path, how: str
+) -> None:
+    change, what = LACKS_ROWS[how]
+    change(site, tmp_path / "backup")
+    assert "budget accept" not in (refused(site).hint or "")
+    before = site.state()
+
+    with pytest.raises(LedgerError, match=what) as refusal:
+        site.ledger.accept("the disk broke", sign, now=NOON + 9)
+
+    assert refusal.value.exit_code == 11
+    assert "put the newest ledger back" in (refusal.value.hint or "")
+    assert "securefda budget reset" in (refusal.value.hint or "")
+    assert site.state() == before
+    refused(site)
+
+
+@pytest.mark.parametrize("how", LACKS_ROWS)
+def test_file_that_lacks_rows_goes_on_by_a_reset_that_says_so_for_ever(site: Site, tmp_path: Path, how: str) -> None:
+    change, what = LACKS_ROWS[how]
+    change(site, tmp_path / "backup")
+
+    site.ledger.reset("the disk broke", sign, now=NOON + 9)
+
+    last = site.ledger.rows()[-1]
+    assert (last.kind, last.fields["doubt"]) == ("reset", what)
+    assert site.ledger.spent(1e-5) == 0.0
+    site.rounds(10)
+
+
+def test_newest_copy_that_is_put_back_is_accepted_with_all_that_was_spent(site: Site, tmp_path: Path) -> None:
     shutil.copytree(site.path.parent, tmp_path / "backup")
     site.rounds(3)
-    put_back_contents(site, tmp_path / "backup")
+    shutil.copytree(site.path.parent, tmp_path / "newest")
+    site.path.rename(tmp_path / "aside")  # kept, so that its file number is not given again
+    shutil.copy(tmp_path / "backup" / "ledger.sqlite", site.path)
+    refused(site)
 
-    site.ledger.accept("the disk broke", sign, now=NOON + 9)
+    shutil.copy(tmp_path / "newest" / "ledger.sqlite", site.path)
+    assert "is a copy, or was put back" in str(refused(site))
+    site.ledger.accept("the newest copy", sign, now=NOON + 9)
 
-    assert site.ledger.rows()[-1].fields["doubt"] == "is older than its folder: it has 5 rows of 7"
-    site.rounds(10)
+    assert site.ledger.spent(1e-5) == epsilon([EVENT, EVENT, EVENT], 1e-5)
 
 
 def test_broken_chain_is_not_mended_by_anybodys_word(site: Site) -> None:

@@ -84,7 +84,8 @@ def show(
 def accept(config: ConfigFile, reason: Reason, overrides: Overrides = [], output: OutputFormat = Format.TXT) -> None:
     """Go on with a ledger in doubt, by the site's signature: what it knows of stays spent.
 
-    For rows that have changed, a ledger that was copied or put back, and a clock that was wrong.
+    For rows that have changed, a ledger that was copied, and a clock that was wrong. A ledger that is older than its
+    folder lacks what was spent since and is not accepted: put the newest back, or reset.
     """
     from securefda.dp.ledger_rows import charged
 
