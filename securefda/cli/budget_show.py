@@ -83,7 +83,7 @@ def standing_of(site: BudgetSite, budget: Budget, now: int) -> Standing:
 
     Raises:
         LedgerError: it is missing, cannot be read, or is in doubt.
-        ConfigError: it is the ledger of other rows; the settings do not fit the rows.
+        ConfigError: the rows have changed since they were last used; the settings do not fit the rows.
     """
     taken_over = site.check_statements()
     rows = site.ledger.rows()

@@ -89,9 +89,9 @@ class Ledger:
 
     Raises:
         LedgerError: from every method: the ledger is missing, cannot be read or written, was changed, is a copy or
-            older than it was, or another process holds it. Nothing may train then.
-        ConfigError: from every method: it is the ledger of another data set, or the data have changed; ``clock``,
-            where a method is given a time well before the last row's.
+            older than it was, is another data set's, or another process holds it. Nothing may train then.
+        ConfigError: from every method: the data have changed; ``clock``, where a method is given a time well before
+            the last row's.
     """
 
     def __init__(self, path: Path, data: DataSet, *, known_head: Head | None = None, wait_s: float = 30.0) -> None:

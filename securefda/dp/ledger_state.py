@@ -70,13 +70,16 @@ class LedgerState:
             raise LedgerError(self._path, self.doubt, hint=MEND_ROWS)
 
     def check_owner(self, data: DataSet) -> None:
-        """Refuse the ledger of another data set. Raises ConfigError."""
+        """Refuse the ledger of another data set: this one's is not there.
+
+        Raises:
+            LedgerError: it is another's.
+        """
         owner = (self.rows[0].fields["site"], self.rows[0].fields["data"])
         if owner != (data.site_id, data.name):
-            why = f"is the privacy ledger of data set {owner[1]} of {owner[0]}, not of {data.name} of {data.site_id}"
-            raise ConfigError(
-                str(self._path), why, hint="put the ledger of this data set back; other rows need another data-set"
-            )
+            what = f"is the ledger of data set {owner[1]} of {owner[0]}, not of {data.name} of {data.site_id}"
+            hint = "put the ledger of this data set back; other rows need another data-set"
+            raise LedgerError(self._path, what, hint=hint)
 
     def open_reservation(self, number: int, event: DpEvent) -> Row:
         """The row that reserved ``event`` and was not committed. Raises ValueError."""

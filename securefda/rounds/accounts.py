@@ -101,7 +101,7 @@ def check_statements(ledger: Ledger, public_key: bytes) -> tuple[int, ...]:
 
     Raises:
         LedgerError: the last one is not signed by it, or the ledger is missing, cannot be read, or is in doubt.
-        ConfigError: it is the ledger of other rows.
+        ConfigError: the rows have changed since they were last used.
     """
     ledger.check_signatures(_signed_by(public_key))
     return ledger.unsigned(_signed_by(public_key))
@@ -136,7 +136,7 @@ class PrivacyAccount:
 
         Raises:
             LedgerError: the ledger is missing, cannot be read, or is in doubt.
-            ConfigError: it is the ledger of other rows.
+            ConfigError: the rows have changed since they were last used.
             BudgetExhausted: the budget does not pay for a round.
         """
         check_statements(self.ledger, public_key)

@@ -154,7 +154,7 @@ def trainer_at(
 
     Raises:
         LedgerError, BudgetExhausted: training with noise is not paid for.
-        ConfigError: the ledger is of other rows, or the rows have one and training is without noise.
+        ConfigError: the rows have changed since they were last used, or they have a ledger and training is without noise.
         TrainingError: the model cannot be federated, or not be trained with noise.
     """
     settings, file = training_settings(training), ledger_file(process.kit, process.data_set)

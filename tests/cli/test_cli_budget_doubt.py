@@ -221,7 +221,7 @@ def test_a_ledger_of_another_data_set_under_this_ones_name_is_refused_and_cannot
 
     for command in (["show"], ["accept", "--reason", "x"]):
         code, err = owner.refused(*command)
-        assert (code, "is the privacy ledger of data set training-rows of source-1, not of other" in err) == (4, True)
+        assert (code, "is the ledger of data set training-rows of source-1, not of other" in err) == (11, True)
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(bare: Owner) -> None:

@@ -169,7 +169,7 @@ def test_a_statement_of_another_behind_the_sites_own_is_found(site: Site) -> Non
 def test_ledger_of_another_data_set_is_refused_with_both_names(site: Site) -> None:
     other = replace(DATA, name="lungs")
 
-    with pytest.raises(ConfigError, match="is the privacy ledger of data set hearts of site-a, not of lungs"):
+    with pytest.raises(LedgerError, match="is the ledger of data set hearts of site-a, not of lungs"):
         Ledger(site.path, other).reserve(EVENT, WIDE, now=NOON)
 
     assert site.ledger.events() == ()
