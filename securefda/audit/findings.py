@@ -42,9 +42,11 @@ class Finding:
 
     Attributes:
         kind: one of `Kind`.
-        index: the first record that is not to be trusted, 0-based; all before it are what was signed.
-        exact: whether that very record is wrong; else it is the first behind the last checkpoint that still holds, and
-            for which, at ``"forked"``, not only the party vouches.
+        index: the first record that is not to be trusted, 0-based; all before it are what was signed. Where a
+            checkpoint itself is at fault, no record was read, and this is the size of the last good checkpoint
+            before it.
+        exact: whether that very record is wrong; else it is the first behind the last checkpoint that still holds,
+            and for which, at ``"forked"``, not only the party vouches.
         what: one line of words; no value of a record is in it.
     """
 

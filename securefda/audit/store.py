@@ -63,10 +63,13 @@ def read(path: Path, limit: int) -> bytes | None:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise AuditError(path, "is no file", hint="put the log back as it was written")
-            data = file.read(limit + 1)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(limit + 1)
+        finally:
+            os.close(descriptor)
     if len(data) > limit:
         raise AuditError(path, f"is longer than {limit} bytes", hint="put the log back as it was written")
     return data

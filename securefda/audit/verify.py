@@ -56,18 +56,22 @@ def verify_log(
     except Unfit as error:
         return Verification(0, 0, b"", (), error.finding, ())
     newest = heads[-1]
-    roots: dict[int, tuple[bytes, ...]] = {}
-    for head in (*heads, *outside):
-        roots[head.size] = (*roots.get(head.size, ()), head.root)
-    anchors = {(head.size, head.root) for head in heads if len(head.witnesses) >= max(witnesses_needed, 1)}
-    anchors |= {(head.size, head.root) for head in outside}
-    walk = Walk(folder, name, roots, newest.size, frozenset(anchors))
+    anchors = [*outside, *(head for head in heads if len(head.witnesses) >= max(witnesses_needed, 1))]
+    vouched = frozenset((head.size, head.root) for head in anchors)
+    walk = Walk(folder, name, _by_size([*heads, *outside]), newest.size, vouched)
     finding: Finding | None
     try:
         finding = _judge(walk.run(), heads, outside, witnesses_needed)
     except AuditError as error:
         finding = Finding("unreadable", walk.levels.size, exact=False, what=error.what)
     return Verification(walk.levels.size, newest.size, newest.root, newest.witnesses, finding, _notes(walk))
+
+
+def _by_size(heads: Sequence[Head]) -> dict[int, tuple[bytes, ...]]:
+    roots: dict[int, tuple[bytes, ...]] = {}
+    for head in heads:
+        roots[head.size] = (*roots.get(head.size, ()), head.root)
+    return roots
 
 
 def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: int) -> Finding | None:
@@ -109,18 +113,24 @@ def _judge_divergence(walk: Walk, found: Divergence) -> Finding:
 
 def _classify(walk: Walk, found: Divergence) -> Kind:
     """What was done to the record at a place where the tiles are right and the record is not."""
-    moved = found.seq > found.index and not found.got_again and _is_signed_at(walk, found.seq, found.got)
+    moved = found.seq > found.index and not found.got_again and _is_from_later(walk, found)
     if found.expected_later:
         return "reordered" if moved else "inserted"
     return "deleted" if moved else "edited"
 
 
-def _is_signed_at(walk: Walk, place: int, leaf: bytes) -> bool:
-    """Tell whether the tiles have this hash there; behind the checkpoint nothing is known, so it may be."""
-    if place >= walk.covered:
-        return True
+def _is_from_later(walk: Walk, found: Divergence) -> bool:
+    """Tell whether the record at the divergence is the one that belongs where it says that it does.
+
+    No tile says what belongs behind the checkpoint: there, the record was edited if the next one is in its place. Where
+    none is left, it was edited if the count is right, unless it is the very first that is not signed.
+    """
+    if found.seq >= walk.covered and found.next_seq is None:
+        return walk.levels.size < walk.covered or found.seq == walk.covered
+    if found.seq >= walk.covered:
+        return found.next_seq != found.index + 1
     try:
-        return _tile(walk, place // WIDTH)[place % WIDTH] == leaf
+        return _tile(walk, found.seq // WIDTH)[found.seq % WIDTH] == found.got
     except AuditError:
         return False
 

@@ -31,6 +31,7 @@ class Divergence:
         got: hash of the record that is there.
         seq: place that this record claims; -1 where it is no record.
         expected_later, got_again: whether either hash was seen at a later place.
+        next_seq: place that the record behind it claims; -1 where it is no record, None where there is none.
     """
 
     index: int
@@ -40,6 +41,14 @@ class Divergence:
     seq: int
     expected_later: bool = False
     got_again: bool = False
+    next_seq: int | None = None
+
+    def follow(self, index: int, entry: bytes, leaf: bytes) -> None:
+        """Take note of a record behind the divergence."""
+        self.expected_later |= leaf == self.expected
+        self.got_again |= leaf == self.got
+        if index == self.index + 1:
+            self.next_seq = _claimed_seq(entry)
 
 
 @dataclass(slots=True)
@@ -92,8 +101,7 @@ class Walk:
                         tile = self._tile(index)
                     self._compare(index, entry, leaf, tile)
                 elif self.divergence is not None:
-                    self.divergence.expected_later |= leaf == self.divergence.expected
-                    self.divergence.got_again |= leaf == self.divergence.got
+                    self.divergence.follow(index, entry, leaf)
                 self._check_record(index, entry)
                 self._grow(leaf)
         return self
@@ -135,11 +143,7 @@ class Walk:
 
     def _compare(self, index: int, entry: bytes, leaf: bytes, tile: list[bytes]) -> None:
         if tile and tile[index % WIDTH] != leaf:
-            try:
-                seq = Record.parse(entry).seq
-            except RecordError:
-                seq = -1
-            self.divergence = Divergence(index, self.levels.copy(), tile[index % WIDTH], leaf, seq)
+            self.divergence = Divergence(index, self.levels.copy(), tile[index % WIDTH], leaf, _claimed_seq(entry))
 
     def _check_record(self, index: int, entry: bytes) -> None:
         if self.wrong is not None or self.divergence is not None:
@@ -202,6 +206,13 @@ class Walk:
     def _damage(self, kind: Kind, index: int, what: str) -> None:
         if self.damaged is None:
             self.damaged = Finding(kind, index, exact=True, what=what)
+
+
+def _claimed_seq(entry: bytes) -> int:
+    try:
+        return Record.parse(entry).seq
+    except RecordError:
+        return -1
 
 
 def _common(one: list[bytes], other: list[bytes]) -> int:

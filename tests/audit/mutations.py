@@ -39,20 +39,19 @@ class Bench:
 
     def verify(self, mutation: Mutation, **more: object) -> Verification:
         for path, data in mutation.files.items():
-            file = self.folder / path
-            if data is None:
-                file.unlink()
-            else:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(data)
+            self._put(path, data)
         try:
             return verify_log(self.folder, self.name, PUBLIC, **{"witnesses_needed": 2, **more})  # type: ignore[arg-type]
         finally:
             for path in mutation.files:
-                if path in self.files:
-                    (self.folder / path).write_bytes(self.files[path])
-                else:
-                    (self.folder / path).unlink()
+                self._put(path, self.files.get(path))
+
+    def _put(self, path: str, data: bytes | None) -> None:
+        file = self.folder / path
+        file.unlink(missing_ok=True)  # file systems are slower to cut a file and write it anew
+        if data is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
 
     def files_of(self, entries: list[bytes]) -> dict[str, bytes | None]:
         """The files that hold the records, with these in them; tiles and checkpoints stay as they are."""
@@ -80,6 +79,7 @@ def edits(bench: Bench, index: int, rng: random.Random) -> Iterator[Mutation]:
         old[:at] + old[at + 1 :],
         old[:at] + b"0" + old[at:],
         old.replace(b'"round":', b'"round":1'),
+        old.replace(b'"seq":', b'"seq":9'),
         b"",
         bench.entries[index - 1],
         bench.entries[(index + 3) % bench.size],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterable
@@ -76,6 +77,26 @@ def test_log_passes_at_every_size_and_says_what_is_not_signed_yet(tmp_path: Path
 
     assert (result.size, result.covered, result.finding) == (size + 1, size, None)
     assert result.notes == ("1 records behind the newest checkpoint are not signed yet",)
+
+
+@pytest.mark.parametrize("first", range(18, 22))
+def test_what_was_done_to_the_last_signed_records_shows_among_those_that_are_not_signed_yet(
+    small: Path, first: int
+) -> None:
+    with opened(small.parent / "logs") as log:
+        grow(log, 20)
+        for number in range(20, 24):
+            log.append(entry(number))
+    here = small.parent / "logs/run-1"
+    raw = unpack((here / "tail").read_bytes())[0]
+    swapped = [*raw[:first], raw[first + 1], raw[first], *raw[first + 2 :]]
+
+    for entries, kind in (
+        (raw[:first] + raw[first + 1 :], "deleted"),
+        (swapped, "reordered" if first < 20 else "deleted"),
+    ):
+        (here / "tail").write_bytes(b"".join(map(pack, entries)))
+        assert found(verify(here)) == (kind, first, True)
 
 
 def test_copy_of_the_public_files_alone_passes(small: Path) -> None:
@@ -293,6 +314,42 @@ def test_damaged_files_are_found(small: Path, change: Callable[[Path], object], 
     assert found(verify(small))[:2] == expected
 
 
+def move_boundary(here: Path, count: int) -> None:
+    """Let the first bundle end sooner or later than it must; the records stay in their order."""
+    bundle, tail = here / "tile/entries/000", here / "tail"
+    entries = unpack(bundle.read_bytes())[0] + unpack(tail.read_bytes())[0]
+    bundle.write_bytes(b"".join(map(pack, entries[:count])))
+    tail.write_bytes(b"".join(map(pack, entries[count:])))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda here: (here / "tile/1/000.p/1").write_bytes(bytes(32)), ("edited", 0)),
+        (lambda here: (here / "tile/1/000.p/1").unlink(), ("unreadable", 0)),
+        (lambda here: (here / "tile/0/000").unlink(), ("unreadable", 0)),
+        (lambda here: (here / "tile/0/001.p/44").unlink(), ("unreadable", 256)),
+        (lambda here: (here / "tile/entries/000").unlink(), ("deleted", 0)),
+        (lambda here: (here / "tile/entries/001.p/44").unlink(), ("unreadable", 256)),
+        (lambda here: (here / "tail").unlink(), None),
+        (lambda here: (here / "tail").write_bytes(b""), ("truncated", 256)),
+        (lambda here: move_boundary(here, 255), ("edited", 0)),
+        (lambda here: move_boundary(here, 257), ("edited", 0)),
+    ],
+)
+def test_damaged_tiles_and_bundles_of_a_larger_log_are_found(
+    folders: dict[tuple[int, ...], Path],
+    tmp_path: Path,
+    change: Callable[[Path], object],
+    expected: tuple[str, int] | None,
+) -> None:
+    here = shutil.copytree(folders[LARGE], tmp_path / "copy")
+    change(here)
+    finding = verify(here).finding
+
+    assert (finding and (finding.kind, finding.index)) == expected
+
+
 def kept(folder: Path, size: int) -> Path:
     return folder / f"checkpoints/{size:016d}"
 
@@ -386,3 +443,17 @@ def test_large_file_in_the_place_of_the_log_is_refused_unread(small: Path) -> No
         tail.truncate(10 * 2**30)  # sparse: it takes no room
 
     assert found(verify(small))[0] == "unreadable"
+
+
+@pytest.mark.parametrize("place", ["tail", "checkpoint", "tile/0/000.p/20", "checkpoints/0000000000000013"])
+def test_pipes_folders_and_links_in_the_place_of_files_are_unreadable(small: Path, place: str) -> None:
+    for make in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")):
+        (small / place).rename(small / "away")
+        make(small / place)
+        assert found(verify(small))[0] == "unreadable"
+        if make is Path.mkdir:
+            (small / place).rmdir()
+        else:
+            (small / place).unlink()
+        (small / "away").rename(small / place)
+    assert verify(small).finding is None
