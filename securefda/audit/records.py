@@ -32,6 +32,7 @@ _MESSAGE = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")
 _POLICY_KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,127}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 _KEY_COUNT = 17
+_READER = json.JSONDecoder()
 _WRITER = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, check_circular=False
 )
@@ -273,11 +274,12 @@ def format_time(moment: datetime) -> str:
 def _load(data: bytes) -> dict[str, Any]:
     require(len(data) <= MAX_RECORD_BYTES, "length")
     try:
-        fields = json.loads(data.decode("ascii"))
+        text = data.decode("ascii")
+        fields, end = _READER.raw_decode(text)
     except (ValueError, RecursionError) as error:
         raise RecordError("the record is no JSON of ASCII") from error
-    if not isinstance(fields, dict):
-        raise RecordError("the record is no object")
+    if not isinstance(fields, dict) or end != len(text):
+        raise RecordError("the record is no object, or has something behind it")
     version = fields.get("v")
     if type(version) is int and version > VERSION:
         raise NewerVersion(f"the record has version {version}, this release knows {VERSION}")
