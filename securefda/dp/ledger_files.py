@@ -17,6 +17,8 @@ from securefda.disk import file_number, sync_folder
 from securefda.dp.ledger_rows import Doubt, Head, Row
 
 _MODE = 0o600
+_MARKER = re.compile(r"(.+\.sqlite)\.rows-0*[1-9][0-9]*-[0-9a-f]{16}")
+"""Of a ledger that has rows, whether its file is there or not."""
 
 
 def make_file(path: Path) -> None:
@@ -38,6 +40,15 @@ def number_of(path: Path) -> str:
         return file_number(descriptor)
     finally:
         os.close(descriptor)
+
+
+def ledgers_of(folder: Path) -> list[Path]:
+    """Ledgers that are in a folder, or were: a deleted one leaves the marker of its rows. Raises OSError."""
+    if not folder.is_dir():
+        return []
+    names = {path.name for path in folder.glob("*.sqlite")}
+    names |= {match.group(1) for path in folder.iterdir() if (match := _MARKER.fullmatch(path.name))}
+    return [folder / name for name in sorted(names)]
 
 
 class RowMarkers:

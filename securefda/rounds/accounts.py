@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.dp.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent, delta_warning
 from securefda.dp.ledger import Ledger, Reservation, Sign, fingerprints_of
+from securefda.dp.ledger_files import RowMarkers, ledgers_of
 from securefda.dp.ledger_rows import DataSet, Head, LedgerError
 from securefda.errors import ConfigError
 from securefda.federation.files import make_folder
@@ -75,17 +77,41 @@ def require_one_ledger(file: Path, data: DataSet) -> None:
         ConfigError: the same rows, to the bit, are in another ledger beside ``file``; only these are looked at.
         LedgerError: one beside it cannot be read.
     """
-    for other in sorted(file.parent.glob("*.sqlite")):
-        if other == file:
-            continue
+    other = _other_ledger(file, data)
+    if other is not None:
+        why = f"{data.name} is another name for the rows of {other.stem}: two ledgers would count them apart"
+        raise ConfigError("data-set", why, hint=f'set data-set = "{other.stem}"')
+
+
+def _other_ledger(file: Path, data: DataSet) -> Path | None:
+    """The ledger beside ``file`` that is, or was, of the same rows to the bit.
+
+    Raises:
+        LedgerError: one beside it cannot be read, or was deleted: it may be of the same rows.
+    """
+    for other in _beside(file):
         try:
             taken = data.fingerprint in fingerprints_of(other)
         except LedgerError as error:
             what = f"is refused, for {other.name} beside it may be of the same rows, and {error.what}"
             raise LedgerError(file, what, hint=f"of {other.name}: {error.hint}") from error
         if taken:
-            why = f"{data.name} is another name for the rows of {other.stem}: two ledgers would count them apart"
-            raise ConfigError("data-set", why, hint=f'set data-set = "{other.stem}"')
+            return other
+    return None
+
+
+def _beside(file: Path) -> list[Path]:
+    with _readable(file):
+        return [other for other in ledgers_of(file.parent) if other.name != file.name]
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = "check the folder and its permissions"
+        raise LedgerError(file, f"cannot be looked for: {error.strerror or error}", hint=hint) from error
 
 
 def signer_of(key: Ed25519PrivateKey) -> Sign:
@@ -162,13 +188,43 @@ class PrivacyAccount:
         return said if warning is None else [*said, f"warning: {warning}"]
 
 
-def require_unledgered(file: Path, data_set: str) -> None:
+def require_unledgered(file: Path, name: str, data: Callable[[], DataSet]) -> None:
     """Refuse to train without noise on rows that have a ledger: no number in it would be true any more.
 
+    Args:
+        file: where the ledger of the rows would be.
+        name: what the site calls the rows.
+        data: gives the rows, and is asked only where there are other ledgers beside ``file``: one of the same rows, to
+            the bit, is found under any name.
+
     Raises:
-        ConfigError: ``training.dp.noise-multiplier``.
+        ConfigError: ``training.dp.noise-multiplier``; they have a ledger, or had one.
+        LedgerError: a ledger beside ``file`` cannot be read, or was deleted: it may be of the same rows.
     """
-    if file.exists():
-        why = f"is 0, and data set {data_set} has a privacy ledger ({file}), which training without noise would belie"
-        hint = "set it above 0; for rows without a ledger, give them their own name with data-set"
-        raise ConfigError("training.dp.noise-multiplier", why, hint=hint)
+    require_no_ledger_at(file, name)
+    other = _other_ledger(file, data()) if _beside(file) else None
+    if other is not None:
+        raise _belied(name, f"under the name {other.stem} a privacy ledger ({other})", f'"{other.stem}"')
+
+
+def require_no_ledger_at(file: Path, name: str) -> None:
+    """As :func:`require_unledgered`, of one file alone, whatever it holds: cheap enough for every round.
+
+    Raises:
+        ConfigError: it is there, or was.
+        LedgerError: its folder cannot be read.
+    """
+    with _readable(file):
+        highest = RowMarkers(file).highest() if file.parent.is_dir() else None
+        is_there = file.exists()
+    if is_there:
+        raise _belied(name, f"a privacy ledger ({file})", f'"{name}"')
+    if highest is not None and highest[0] > 0:
+        was = f"a privacy ledger ({file}), which was deleted after {highest[0]} rows,"
+        raise _belied(name, was, f'"{name}", with its newest ledger put back')
+
+
+def _belied(name: str, ledger: str, data_set: str) -> ConfigError:
+    why = f"is 0, and data set {name} has {ledger} which training without noise would belie"
+    hint = f"set it above 0 for data-set {data_set}; rows that have a ledger are not trained on without noise"
+    return ConfigError("training.dp.noise-multiplier", why, hint=hint)

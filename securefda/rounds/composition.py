@@ -29,7 +29,13 @@ from securefda.dp.events import Budget
 from securefda.dp.ledger import Ledger
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.policy import SourcePolicy, check_header, check_metadata, check_task, check_training, require_satisfiable
-from securefda.rounds.accounts import PrivacyAccount, data_set_of, ledger_file, require_unledgered
+from securefda.rounds.accounts import (
+    PrivacyAccount,
+    data_set_of,
+    ledger_file,
+    require_no_ledger_at,
+    require_unledgered,
+)
 from securefda.rounds.records import RoundLine, RunStatus, Summary, summarise
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import ByteCounts, RunSettings, TargetSite
@@ -154,17 +160,20 @@ def trainer_at(
 
     Raises:
         LedgerError, BudgetExhausted: training with noise is not paid for.
-        ConfigError: the rows have changed since they were last used, or they have a ledger and training is without noise.
+        ConfigError: the rows have changed since they were last used; or they have a ledger, and training is without
+            noise.
         TrainingError: the model cannot be federated, or not be trained with noise.
     """
     settings, file = training_settings(training), ledger_file(process.kit, process.data_set)
+    data = partial(data_set_of, member.site_id, process.data_set, rows)
     if settings.dp is None:
-        require_unledgered(file, process.data_set)
-        return SiteTrainer(task, member.site_id, rows, settings, process.seed), ()
+        require_unledgered(file, process.data_set, data)
+        ahead = partial(require_no_ledger_at, file, process.data_set)  # one that is made while the run goes on, too
+        return SiteTrainer(task, member.site_id, rows, settings, process.seed, before_round=ahead), ()
     from securefda.rounds.private_site import PrivateTrainer  # noqa: PLC0415 - it imports Opacus
 
-    data = data_set_of(member.site_id, process.data_set, rows)
-    account = PrivacyAccount(Ledger(file, data), data, budget)
+    known = data()
+    account = PrivacyAccount(Ledger(file, known), known, budget)
     trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account)
     round_ahead = trainer.event("the-next", 1, 0)
     account.require(round_ahead, member.signing_key.public_key().public_bytes_raw())

@@ -70,18 +70,29 @@ class SiteTrainer:
         data: the rows that it trains on.
         settings: how it trains, before the round's learning rate factor.
         seed: seed of the run.
+        before_round: called before each round; what it raises ends the round before the rows are touched.
 
     Raises:
         TrainingError: the task's model cannot be federated.
         ConfigError: this machine does not have the device that the settings name.
     """
 
-    def __init__(self, task: Task, site: str, data: Samples, settings: TrainingSettings, seed: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        site: str,
+        data: Samples,
+        settings: TrainingSettings,
+        seed: int,
+        *,
+        before_round: Callable[[], None] | None = None,
+    ) -> None:
         self._task = task
         self._site = site
         self._data = data
         self._settings = settings
         self._seed = seed
+        self._before_round = before_round
         device = choose_device(settings.device)  # now, and not in the first round that trains here
         self.repeatable = device.type == "cpu"
         self._model = build_model(task, derive_seed(seed, "model"))
@@ -123,6 +134,8 @@ class SiteTrainer:
         Raises:
             TrainingError: too few steps, or a loss or an update that is not finite.
         """
+        if self._before_round is not None:
+            self._before_round()
         return train_local(
             self._task,
             self._model,
