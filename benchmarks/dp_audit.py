@@ -234,7 +234,6 @@ class Training:
             received,
             data,
             settings=settings,
-            seed=seed,
             site=SITE,
             on_step=on_step,
             random_bytes=self.random_bytes,

@@ -92,7 +92,7 @@ class Turn:
     def ours(self, mode: str) -> None:
         """By `train_private`."""
         settings = replace(self.settings, dp=NoiseSettings(1.0, 1.0, mode == "ghost"))
-        train_private(self.task, self.model, self.received, self.data, settings=settings, seed=0, site="a")
+        train_private(self.task, self.model, self.received, self.data, settings=settings, site="a")
 
     def opacus(self, mode: str) -> None:
         """By Opacus alone."""

@@ -35,6 +35,8 @@ _INPUTS, _OUTPUTS = 1024, 16
 class WideTask(Task):
     """A model of about ``width`` * 1040 parameters and next to no activations, on random rows."""
 
+    separate_rows = True
+
     def model(self) -> nn.Module:
         width = self.settings.count("width", 4800, low=1, high=1 << 20)
         return nn.Sequential(nn.Linear(_INPUTS, width), nn.Linear(width, _OUTPUTS))

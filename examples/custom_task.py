@@ -14,6 +14,8 @@ from securefda.tasks import Samples, Task
 class Blobs(Task):
     """Three blobs in the plane; the target sees them moved to the right by the option ``shift``, and has 20 rows."""
 
+    separate_rows = True  # each row is made by itself: with DP-SGD, what noise covers rests on it
+
     def model(self) -> nn.Module:
         """Two coordinates in, three logits out."""
         return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))

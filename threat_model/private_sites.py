@@ -41,6 +41,8 @@ WIDE = Budget(1e6, DELTA)
 class Rows(Task):
     """Softmax regression from ``inputs`` features to ``outputs`` classes; first weights are zero."""
 
+    separate_rows = True
+
     def __init__(self, inputs: int = INPUTS, outputs: int = OUTPUTS, *, bias: bool = True) -> None:
         super().__init__(TaskSettings("target", ("source-1",)))
         self._layer = inputs, outputs, bias

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from securefda.dp import ledger_rows, noise_optimizer
+from securefda.training import seeds
 from threat_model.switches import Switch, replaced
 
 LEDGER_MEMORY = replaced("rounds that were charged before", ledger_rows, "charged", lambda _: lambda _: ())
 """A round is paid for by itself, as where an accountant is made anew with each round."""
 
 NOISE_OF_A_CSPRNG = replaced("noise of a CSPRNG", noise_optimizer, "take_noise_from", lambda _: lambda *_: None)
-"""Opacus draws its noise itself, from torch's generator, which training seeds with the run's seed."""
+"""Opacus draws its noise itself, from torch's generator."""
+
+SECRET_SEED = replaced("a seed of the CSPRNG for layers", seeds, "seeded_torch", lambda _: lambda *_: nullcontext())
+"""torch's generator stays as the process seeded it, with the run's seed."""
 
 
 def noise_scaled(factor: float) -> Switch:

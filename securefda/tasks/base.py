@@ -120,12 +120,12 @@ class Task(ABC):
     same rows in the same order. ``model`` may use torch's global generator (as layers do): whoever calls it seeds
     and restores that generator. Models have no BatchNorm, whose running statistics are not federated parameters.
 
-    ``separate_rows`` says that each row is prepared from its own record and public numbers alone. A task that, say,
-    standardises with the mean of the site's rows sets it to False: a record then changes every row, which clipping
-    one gradient does not bound, and DP-SGD refuses it.
+    ``separate_rows`` is for the task to set to True where each row is prepared from its own record and public numbers
+    alone. A task that, say, standardises with the mean of the site's rows leaves it: a record then changes every row,
+    which clipping one gradient does not bound, and DP-SGD refuses it.
     """
 
-    separate_rows: bool = True
+    separate_rows: bool = False
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings

@@ -47,6 +47,8 @@ class Digits(Task):
         ConfigError: an unknown option, or a value out of bounds.
     """
 
+    separate_rows = True
+
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         settings.reject_unknown_options("target-rows", "target-shift", "noise")

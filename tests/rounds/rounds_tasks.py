@@ -14,6 +14,8 @@ WIDTH, CLASSES = 4, 3
 class Points(Task):
     """Three classes of points in four dimensions, moved at every site; 15 parameters in two layers."""
 
+    separate_rows = True
+
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.hidden = settings.count("hidden", 0, low=0, high=8)

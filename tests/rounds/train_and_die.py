@@ -109,7 +109,6 @@ class Late(PrivateTrainer):
             received,
             self._data,
             settings=self._settings,
-            seed=1,
             site=self._site,
             random_bytes=self._random_bytes,
         )

@@ -8,11 +8,11 @@ from training_private import SGD, Net
 
 from securefda.errors import TrainingError
 from securefda.training import build_model
-from securefda.training.private import require_separate_rows
+from securefda.training.private_checks import require_separate_rows
 
 
 class PreparedTogether(Net):
-    """Standardises with the mean of the site's rows, and says so."""
+    """Standardises with the mean of the site's rows, and does not say otherwise."""
 
     separate_rows = False
 
@@ -34,9 +34,9 @@ def tried(task: Net) -> None:
 
 
 def test_a_task_that_prepares_rows_with_others_is_refused() -> None:
-    with pytest.raises(TrainingError, match="PreparedTogether: it prepares rows with numbers of other rows") as refused:
+    with pytest.raises(TrainingError, match="it does not say that it prepares each row by itself") as refused:
         tried(PreparedTogether())
-    assert "public numbers" in refused.value.hint
+    assert "separate_rows = True" in refused.value.hint
 
 
 def test_a_task_with_two_different_losses_is_refused() -> None:

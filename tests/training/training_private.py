@@ -54,7 +54,7 @@ def train(task: Task | None = None, settings: TrainingSettings = SGD, **argument
     received = arguments.pop("received", None)
     if received is None:
         received = model_to_vector(build_model(task, 0))
-    defaults: dict[str, Any] = {"seed": 11, "site": "source-1"}
+    defaults: dict[str, Any] = {"site": "source-1"}
     return train_private(task, model, received, data, settings=settings, **(defaults | arguments))
 
 

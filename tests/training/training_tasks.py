@@ -11,6 +11,8 @@ SETTINGS = TaskSettings("target", ("source-1",))
 class Line(Task):
     """Least squares from 3 features to 1 label, 20 rows; ``network`` replaces the model."""
 
+    separate_rows = True
+
     def __init__(self, network: nn.Module | None = None, settings: TaskSettings = SETTINGS) -> None:
         super().__init__(settings)
         self.network = network
