@@ -33,6 +33,10 @@ come out this much too small, below zero even, where the sampling rate is tiny."
 _PRV_LIMIT = 50.0
 """Epsilon by RDP above which PRV is not tried: its grid grows with epsilon until the memory is full."""
 
+LEAST_PRV_DELTA = 1e-10
+"""The errors of PRV's transforms are near 1e-16 a step and add up: from about 1e-11 down it can say less than the
+exact epsilon, by far."""
+
 _Group = tuple[float, float, int]  # noise multiplier, sampling rate, steps
 
 
@@ -45,7 +49,8 @@ def epsilon(events: Iterable[DpEvent], delta: float, accountant: str = "rdp") ->
         accountant: ``"rdp"``: Rényi DP of the sampled Gaussian mechanism (Mironov, Talwar, Zhang 2019), minimum over
             :data:`ORDERS`, converted by Balle et al. 2020, Theorem 21. ``"prv"``: numerical composition of privacy
             loss (Gopi, Lee, Wutschitz 2021), upper end of an interval that Opacus makes 0.02 wide; tighter for
-            larger epsilons. Where PRV cannot be computed, which is so for epsilons beyond use, the bound is RDP's.
+            larger epsilons. Where PRV cannot be computed, which is so for epsilons beyond use, and at a ``delta`` below
+            :data:`LEAST_PRV_DELTA`, the bound is RDP's.
 
     Raises:
         ConfigError: ``delta`` or ``accountant`` is out of bounds.
@@ -62,7 +67,7 @@ def epsilon(events: Iterable[DpEvent], delta: float, accountant: str = "rdp") ->
 @lru_cache(maxsize=4096)
 def _epsilon(groups: tuple[_Group, ...], delta: float, accountant: str) -> float:
     by_rdp = _by_rdp(groups, delta)
-    if accountant == "rdp" or by_rdp > _PRV_LIMIT:
+    if accountant == "rdp" or by_rdp > _PRV_LIMIT or delta < LEAST_PRV_DELTA:
         return by_rdp
     by_prv = _by_prv(groups, delta)
     return by_rdp if by_prv is None else by_prv

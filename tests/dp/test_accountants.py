@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from independent import independent_epsilon
+from scipy.stats import norm
 
-from securefda.dp.accountants import ORDERS, epsilon, rdp_of_a_step
+from securefda.dp.accountants import LEAST_PRV_DELTA, ORDERS, epsilon, rdp_of_a_step
 from securefda.dp.events import DpEvent
 from securefda.errors import ConfigError
 
@@ -100,6 +103,38 @@ def test_nothing_spent_is_zero_and_each_round_adds(accountant: str) -> None:
 
 def test_prv_is_tighter_than_rdp_where_epsilon_is_large() -> None:
     assert epsilon([event(steps=10000)], DELTA, "prv") < epsilon([event(steps=10000)], DELTA, "rdp") - 0.3
+
+
+def exact_epsilon(noise: float, steps: int, delta: float) -> float:
+    """Of steps over all rows, which together are one Gaussian mechanism (Balle and Wang 2018, Theorem 8)."""
+    mu = math.sqrt(steps) / noise
+    log_delta_at = partial(_log_delta_of_gaussian, mu)
+    below, above = 0.0, 200.0
+    for _ in range(100):
+        middle = (below + above) / 2
+        below, above = (middle, above) if log_delta_at(middle) > math.log(delta) else (below, middle)
+    return below
+
+
+def _log_delta_of_gaussian(mu: float, epsilon: float) -> float:
+    more, less = norm.logcdf(mu / 2 - epsilon / mu), epsilon + norm.logcdf(-mu / 2 - epsilon / mu)
+    return float(more + np.log1p(-np.exp(less - more))) if less < more else -math.inf
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-10, 1e-11, 1e-12, 1e-15])
+@pytest.mark.parametrize(("noise", "steps"), [(1.0, 1), (5.0, 10), (50.0, 100), (200.0, 1000), (20.0, 1000)])
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+def test_epsilon_is_not_below_the_exact_one_however_small_delta_is(
+    noise: float, steps: int, delta: float, accountant: str
+) -> None:
+    assert epsilon([event(noise, 1.0, steps)], delta, accountant) >= exact_epsilon(noise, steps, delta)
+
+
+def test_prv_is_rdp_below_the_least_delta_at_which_it_is_trusted() -> None:
+    below = LEAST_PRV_DELTA * 0.999
+
+    assert epsilon([event()], below, "prv") == epsilon([event()], below)
+    assert epsilon([event()], LEAST_PRV_DELTA, "prv") < epsilon([event()], LEAST_PRV_DELTA)
 
 
 def test_prv_falls_back_on_the_bound_of_rdp_where_its_grid_would_fill_the_memory() -> None:
