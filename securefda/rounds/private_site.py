@@ -12,8 +12,9 @@ from securefda.rounds.accounts import PrivacyAccount
 from securefda.rounds.site import SiteTrainer, vector_to_wire
 from securefda.secagg.secret import RandomBytes
 from securefda.tasks import Samples, Task
-from securefda.training import LocalResult, TrainingSettings, Vector, derive_seed
-from securefda.training.private import require_separate_rows, schedule_of, train_private
+from securefda.training import LocalResult, TrainingSettings, Vector
+from securefda.training.private import schedule_of, train_private
+from securefda.training.private_checks import require_separate_rows
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -104,7 +105,6 @@ class PrivateTrainer(SiteTrainer):
             received,
             self._data,
             settings=self._settings.with_learning_rate_factor(factor),
-            seed=derive_seed(self._seed, self._site, round_number),
             site=self._site,
             fewest_steps=fewest_steps,
             on_step=on_step,
