@@ -217,15 +217,27 @@ def test_round_whose_training_fails_stays_charged_and_was_not_finished(
 ) -> None:
     federation = build()
     trainer = federation.trainer_of(1)
-    endless = np.full(trainer.n_params, 3e38, np.float32)
 
-    with pytest.raises(TrainingError):
-        trainer.train(endless, 1, 1.0, run_id="run", attempt=1)
+    def fail(_: object) -> None:
+        raise TrainingError("stopped after the first step")
+
+    with pytest.raises(TrainingError, match="stopped"):
+        trainer.train(trainer.initial_model(), 1, 1.0, run_id="run", attempt=1, on_step=fail)
 
     assert federation.charged(1) == [(1, 1)]
     assert [row.kind for row in federation.ledger_of(1).rows()] == ["opened", "reserved"]
     trainer.train(trainer.initial_model(), 1, 1.0, run_id="run", attempt=2)
     assert federation.charged(1) == [(1, 1), (1, 2)]
+
+
+def test_weights_that_overflow_for_every_row_leave_a_round_of_noise(build: Callable[..., PrivateFederation]) -> None:
+    """A refusal would tell whoever chose the weights which rows there are."""
+    trainer = build().trainer_of(1)
+    endless = np.full(trainer.n_params, 3e37, np.float32)
+
+    result = trainer.train(endless, 1, 1.0, run_id="run", attempt=1)
+
+    assert np.isfinite(result.update).all()
 
 
 def test_round_that_is_refused_for_want_of_budget_is_not_charged_and_nothing_trains(
