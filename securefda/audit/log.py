@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.audit.merkle import leaf_hash
 from securefda.audit.names import LogName
-from securefda.audit.notes import Checkpoint, Note, NoteKey, Signature, check_signature, sign
+from securefda.audit.notes import Checkpoint, Note, NoteKey, Signature, SignatureError, check_signature, sign
 from securefda.audit.records import Entry, Record, format_time
 from securefda.audit.recovery import State, read_checkpoint, recover
 from securefda.audit.store import (
@@ -101,16 +101,17 @@ class AuditLog:
             Its place in the log, 0-based.
 
         Raises:
-            AuditError: it could not be written; what it tells of must not happen.
+            AuditError: it could not be written, or not all that follows from it; what it tells of must not happen.
             RecordError: it is too long for a record.
         """
         with self._alone():
             seq = self.size
             record = Record(seq, format_time(self._clock()), self._name.party, self._name.run, entry).to_bytes()
-            self._write_tail(pack(record), durable=durable)
-            full = self._state.levels.append(leaf_hash(record))
-            if full:
-                self._finish_bundle(full)
+            with self._dead_on_error():
+                self._write_tail(pack(record), durable=durable)
+                full = self._state.levels.append(leaf_hash(record))
+                if full:
+                    self._finish_bundle(full)
             return seq
 
     def checkpoint(self) -> bytes:
@@ -144,6 +145,8 @@ class AuditLog:
             note = read_checkpoint(self._folder / checkpoint_path(size))
             if note is None:
                 raise AuditError(self._folder, f"has no checkpoint of {size} records", hint="send a checkpoint first")
+            if not signature.is_of(witness):
+                raise SignatureError(f"the line does not name the key of {witness.name}")
             check_signature(note.text, signature, witness)
             if any(item.is_of(witness) for item in note.signatures):
                 return note.to_bytes()
@@ -198,7 +201,6 @@ class AuditLog:
         except AuditError:
             with suppress(OSError):  # what stays is a record that is not whole, which the next opening cuts off
                 os.ftruncate(self._tail, before)
-            self._die()
             raise
         self._state.tail_bytes = before + len(data)
 

@@ -18,6 +18,8 @@ from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Levels, Tile,
 
 CLOCK_SLACK: Final = timedelta(minutes=5)
 """How far a clock may go back unremarked: NTP corrects, and threads take the time before they wait."""
+_MOST_ENTRIES: Final = 2 * WIDTH
+"""Of one file: it must have 256, and what was put in must be seen; empty ones without end need not be."""
 
 
 @dataclass(slots=True)
@@ -86,7 +88,6 @@ class Walk:
     backwards: int = 0
     """How often the clock went back by more than the slack."""
     _latest: str = ""
-    _bundle: list[bytes] = field(default_factory=list)
 
     def run(self) -> Walk:
         """Go over the log once, and return this. Raises AuditError where a bundle cannot be read."""
@@ -111,7 +112,7 @@ class Walk:
         index = 0
         while (data := read_bundle(self.folder, index)) is not None or index < self.covered // WIDTH:
             if data is not None:
-                entries, taken = unpack(data, MAX_BUNDLE_BYTES)
+                entries, taken = unpack(data, _MOST_ENTRIES)
                 if len(entries) != WIDTH or taken < len(data):
                     self._damage("edited", index * WIDTH, f"{bundle_path(index)} has not 256 whole records")
                 yield [*entries, data[taken:]] if taken < len(data) else entries
@@ -124,7 +125,7 @@ class Walk:
         signed = read_bundle(self.folder, index, width) if width else None
         if data is None:  # a copy for others, which ends where the checkpoint does
             data = signed or b""
-        entries, taken = unpack(data, MAX_BUNDLE_BYTES)
+        entries, taken = unpack(data, _MOST_ENTRIES)
         self.torn = len(data) - taken
         if width and (signed is None or data[: len(signed)] != signed):
             kind: Kind = "unreadable" if signed is None else "edited"

@@ -136,6 +136,8 @@ def test_cosignature_by_another_key_or_of_another_text_is_refused(folder: Path) 
         for bad in (cosign(text, key.name, KEYS["site-c"], 9), cosign(text + "more\n", key.name, KEYS["site-b"], 9)):
             with pytest.raises(SignatureError):
                 log.add_cosignature(3, bad, key)
+        with pytest.raises(SignatureError, match="does not name"):
+            log.add_cosignature(3, replace(cosign(text, key.name, KEYS["site-b"], 9), name="somebody"), key)
         with pytest.raises(AuditError, match="no checkpoint of 2"):
             log.add_cosignature(2, cosign(text, key.name, KEYS["site-b"], 9), key)
         assert files(folder) == before
@@ -183,6 +185,22 @@ def test_closed_log_takes_nothing(folder: Path) -> None:
     for call in (lambda: log.append(entry(0)), log.checkpoint):
         with pytest.raises(AuditError, match="closed"):
             call()
+
+
+def test_writer_that_is_interrupted_writes_no_more_and_the_log_goes_on(folder: Path) -> None:
+    class Interrupted(Clock):
+        def __call__(self):
+            if self.now.second == 3:
+                raise KeyboardInterrupt
+            return super().__call__()
+
+    with opened(folder, clock=Interrupted()) as log:
+        grow(log, 3)
+        with pytest.raises(KeyboardInterrupt):
+            log.append(entry(3))
+        assert (log.size, len(entries(folder))) == (3, 3)
+    with opened(folder) as log:
+        assert log.append(entry(3)) == 3
 
 
 @pytest.mark.parametrize("torn", [b"\0", pack(b"{")[:2], b"\x01\x00{", bytes(700)])

@@ -333,6 +333,7 @@ def move_boundary(here: Path, count: int) -> None:
         (lambda here: (here / "tile/entries/001.p/44").unlink(), ("unreadable", 256)),
         (lambda here: (here / "tail").unlink(), None),
         (lambda here: (here / "tail").write_bytes(b""), ("truncated", 256)),
+        (lambda here: (here / "tile/entries/000").write_bytes(bytes(16_000_000)), ("edited", 0)),
         (lambda here: move_boundary(here, 255), ("edited", 0)),
         (lambda here: move_boundary(here, 257), ("edited", 0)),
     ],
