@@ -9,15 +9,19 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from securefda.audit.findings import Verification
 from securefda.audit.log import AuditLog
 from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
 from securefda.audit.records import Disclosure, Entry
+from securefda.audit.verify import verify_log
 
 PARTIES = ("site-a", "site-b", "site-c", "site-d")
 KEYS = {party: Ed25519PrivateKey.from_private_bytes(hashlib.sha256(party.encode()).digest()) for party in PARTIES}
 PUBLIC = {party: key.public_key().public_bytes_raw() for party, key in KEYS.items()}
 NAME = LogName("hearts", "site-a", "run-1")
+SMALL, LARGE = (6, 13, 20), (100, 257, 300)
+"""Sizes at which the good logs have checkpoints."""
 WITNESSES = ("site-b", "site-c")
 
 
@@ -63,3 +67,12 @@ def grow(log: AuditLog, *sizes: int, witnesses: tuple[str, ...] = WITNESSES) -> 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def verify(folder: Path, needed: int = 2, known: list[bytes] | None = None, name: LogName = NAME) -> Verification:
+    return verify_log(folder, name, PUBLIC, witnesses_needed=needed, known=known or [])
+
+
+def found(verification: Verification) -> tuple[str, int, bool]:
+    assert verification.finding is not None
+    return verification.finding.kind, verification.finding.index, verification.finding.exact

@@ -11,52 +11,28 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from log_builder import KEYS, NAME, PUBLIC, WITNESSES, Clock, entry, files, grow, opened, witness_key
+from log_builder import (
+    KEYS,
+    LARGE,
+    NAME,
+    PUBLIC,
+    SMALL,
+    WITNESSES,
+    Clock,
+    entry,
+    files,
+    found,
+    grow,
+    opened,
+    verify,
+    witness_key,
+)
 from mutations import EVERYWHERE, Bench, Mutation
 
-from securefda.audit.findings import Verification
 from securefda.audit.merkle import leaf_hash
-from securefda.audit.names import LogName
 from securefda.audit.notes import Checkpoint, Note, NoteKey, cosign, sign
 from securefda.audit.tiles import Levels, pack, unpack
 from securefda.audit.verify import verify_log
-
-SMALL, LARGE = (6, 13, 20), (100, 257, 300)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, ...], Path]:
-    made = {}
-    for sizes in (SMALL, LARGE):
-        parent = tmp_path_factory.mktemp("logs")
-        with opened(parent) as log:
-            grow(log, *sizes)
-        made[sizes] = parent / "run-1"
-    return made
-
-
-@pytest.fixture
-def small(folders: dict[tuple[int, ...], Path], tmp_path: Path) -> Path:
-    return shutil.copytree(folders[SMALL], tmp_path / "copy")
-
-
-def verify(folder: Path, needed: int = 2, known: list[bytes] | None = None, name: LogName = NAME) -> Verification:
-    return verify_log(folder, name, PUBLIC, witnesses_needed=needed, known=known or [])
-
-
-def found(verification: Verification) -> tuple[str, int, bool]:
-    assert verification.finding is not None
-    return verification.finding.kind, verification.finding.index, verification.finding.exact
-
-
-def forged(parent: Path, bad: int, sizes: tuple[int, ...], witnesses: tuple[str, ...] = ()) -> Path:
-    """A log that says something else of record ``bad``, made with the party's own key."""
-    with opened(parent) as log:
-        for size in sizes:
-            while log.size < size:
-                log.append(entry(log.size + 1000 if log.size == bad else log.size))
-            grow(log, size, witnesses=witnesses)
-    return parent / "run-1"
 
 
 @pytest.mark.parametrize("sizes", [SMALL, LARGE])
@@ -149,75 +125,6 @@ def check_all(bench: Bench, changes: list[Mutation]) -> int:
         assert result.finding is not None, change.what
         assert (result.finding.kind, result.finding.index) == (change.kind, change.index), (change.what, result.finding)
     return len(real)
-
-
-@pytest.mark.parametrize("bad", range(20))
-def test_log_signed_anew_with_a_stolen_key_lacks_the_witnesses(tmp_path: Path, bad: int) -> None:
-    folder = forged(tmp_path, bad, SMALL)
-
-    assert found(verify(folder)) == ("missing-cosignature", 0, False)
-    assert verify(folder, needed=0).finding is None  # the control: without witnesses nobody can tell
-
-
-@pytest.mark.parametrize("bad", range(20))
-def test_log_signed_anew_behind_what_witnesses_signed_is_trusted_up_to_there(
-    small: Path, tmp_path: Path, bad: int
-) -> None:
-    folder = forged(tmp_path / "forged", bad, SMALL)
-    kept = [size for size in SMALL if size <= bad]
-    for size in kept:
-        shutil.copy(small / f"checkpoints/{size:016d}", folder / "checkpoints")
-
-    assert found(verify(folder)) == ("missing-cosignature", max([0, *kept]), False)
-
-
-@pytest.mark.parametrize("bad", range(20))
-@pytest.mark.parametrize("old", [6, 13])
-def test_key_that_signed_two_trees_is_found_by_any_checkpoint_of_the_other(
-    small: Path, tmp_path: Path, bad: int, old: int
-) -> None:
-    folder = forged(tmp_path / "forged", bad, SMALL)
-    note = (small / f"checkpoints/{old:016d}").read_bytes()
-    if bad >= old:  # both trees have it
-        assert verify(folder, needed=0, known=[note]).finding is None
-        return
-
-    assert found(verify(folder, needed=0, known=[note])) == ("forked", 0, False)
-    (folder / f"checkpoints/{old:016d}").write_bytes(note)
-    assert found(verify(folder, needed=0))[:2] == ("forked", 0)
-
-
-def test_fork_is_trusted_up_to_the_last_checkpoint_that_a_witness_signed(small: Path, tmp_path: Path) -> None:
-    folder = forged(tmp_path / "forged", 8, SMALL)
-    for size in (6, 13):
-        shutil.copy(small / f"checkpoints/{size:016d}", folder / "checkpoints")
-
-    assert found(verify(folder)) == ("forked", 6, False)
-
-
-def test_fork_whose_forger_forgot_the_tiles_is_found_at_its_very_record(small: Path, tmp_path: Path) -> None:
-    folder = forged(tmp_path / "forged", 8, SMALL)
-    shutil.copytree(small / "tile/0", folder / "tile/0", dirs_exist_ok=True)
-    shutil.copy(small / "checkpoints/0000000000000013", folder / "checkpoints")
-
-    assert found(verify(folder)) == ("forked", 8, True)
-
-
-def test_two_checkpoints_of_one_size_with_different_roots_are_a_fork(small: Path, tmp_path: Path) -> None:
-    other = forged(tmp_path / "forged", 15, SMALL)
-    shutil.copy(other / "checkpoint", small / "checkpoint")
-
-    assert found(verify(small)) == ("forked", 13, False)
-
-
-def test_old_state_of_the_log_is_found_by_a_later_checkpoint_that_somebody_holds(small: Path, tmp_path: Path) -> None:
-    with opened(tmp_path) as log:
-        grow(log, 6, 13)
-        old = shutil.copytree(tmp_path / "run-1", tmp_path / "old")
-        grow(log, 20)
-
-    assert verify(old).finding is None  # the control: alone it is a good log
-    assert found(verify(old, known=[(small / "checkpoint").read_bytes()])) == ("replayed", 13, True)
 
 
 def test_log_of_another_run_or_party_is_not_taken_for_this_one(small: Path) -> None:
