@@ -63,7 +63,9 @@ def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Repo
     folder = RunFolder(out)
     target, address = config.federation.target, free_address()
     _enrol(config, folder.path / _KITS, address)
-    make_ledgers(config, {site: folder.path / _KITS / site for site in (target, *config.federation.sources)}, seed)
+    kits = {site: folder.path / _KITS / site for site in (target, *config.federation.sources)}
+    for note in make_ledgers(config, kits, seed):
+        reporter.note(note)
     files = _write_settings(config, folder, address, seed)
     environment = _environment(len(files))
     processes = [_Site.start(site, files[site], folder, target == site, environment) for site in files]

@@ -180,13 +180,25 @@ def trainer_at(
     return trainer, tuple(account.lines(round_ahead))
 
 
-def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) -> None:
+LEDGERS_OF_A_FOLDER = (
+    "the privacy ledgers are this run folder's and count what its runs spend alone; what was spent of the same rows in "
+    "other folders, or under a site's own kit, is not in them and must be added to every epsilon"
+)
+
+
+def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) -> tuple[str, ...]:
     """Make the ledgers that a federation on this machine lacks; where sites are apart, each makes its own.
+
+    They lie in the run's folder, so that two runs over the same rows in two folders both begin at 0: what the rows
+    have cost is the sum of all, and no ledger has it. A site that keeps to a budget trains from its own kit.
 
     Args:
         config: the federation.
         kits: site id -> the folder that stands for its kit.
         seed: of the run.
+
+    Returns:
+        What the operator should know of them; nothing where nobody trains with noise.
 
     Raises:
         LedgerError, ConfigError, DataError: a ledger cannot be made, or the task or its rows are unfit.
@@ -202,6 +214,8 @@ def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) 
         rows = _target_rows(task, site, rule)[0] if site == target else training_rows(task, site)
         file.parent.mkdir(parents=True, exist_ok=True)
         Ledger.create(file, data_set_of(site, DEFAULT_DATA_SET, rows), now=int(time.time()))
+    noisy = config.training.target.dp.noise_multiplier or config.training.source.dp.noise_multiplier
+    return (LEDGERS_OF_A_FOLDER,) if noisy else ()
 
 
 def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:

@@ -188,7 +188,9 @@ class _Federation:
         roster, keys = _throwaway_roster(config)
         target = config.federation.target
         sites = folder.path / SITES_FOLDER
-        make_ledgers(config, {site: sites / site for site in (target, *config.federation.sources)}, seed)
+        kits = {site: sites / site for site in (target, *config.federation.sources)}
+        for note in make_ledgers(config, kits, seed):
+            reporter.note(note)
         settings = AggregatorConfig(
             aggregator=ProcessSection(kit=sites / target, out=folder.path, seed=seed),
             task=config.task,

@@ -48,6 +48,7 @@ def test_json_on_stdout_is_the_summary_and_progress_goes_to_stderr(
     assert {key: envelope["data"][key] for key in written} == written
     rounds = [line for line in printed.err.splitlines() if line.startswith("[ROUND")]
     assert [line.split("]")[0] for line in rounds] == ["[ROUND 1/2", "[ROUND 2/2"]
+    assert "privacy ledgers" not in printed.err
 
 
 def test_a_run_that_fails_says_so_in_summary_report_and_exit_code(
@@ -63,6 +64,16 @@ def test_a_run_that_fails_says_so_in_summary_report_and_exit_code(
     assert summary["status"] == "failed"
     assert summary["error"]["message"] in err
     assert summary["error"]["message"].split(":")[0] in (out / "report.html").read_text()
+
+
+def test_ledgers_of_a_run_folder_are_said_to_know_of_no_other_run_where_sites_train_with_noise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noisy = ["--set", "training.source.dp.noise-multiplier=50.0"]
+
+    assert main(["simulate", str(sample("digits")), "--out", str(tmp_path / "run"), *SHORT, *noisy]) == 0
+
+    assert "what was spent of the same rows in other folders" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_unknown_sample_names_the_known_ones() -> None:
