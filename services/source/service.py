@@ -72,7 +72,8 @@ class _SourceReporter:
         self.rounds_finished += 1
         append_line(self._out / METRICS_FILE, record)
         if "epsilon" in record:
-            self._shown.note(f"{self._site_id}: round {record['round']} is over; epsilon {record['epsilon']:.4f} is spent")
+            spent = f"epsilon {record['epsilon']:.4f} is spent"
+            self._shown.note(f"{self._site_id}: round {record['round']} is over; {spent}")
 
     def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
         """Keep the header and what was refused beside this site's metrics, and show it."""
