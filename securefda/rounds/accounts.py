@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.dp.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent, delta_warning
 from securefda.dp.ledger import Ledger, Reservation, Sign, fingerprints_of
 from securefda.dp.ledger_files import RowMarkers, ledgers_of
-from securefda.dp.ledger_rows import DataSet, Head, LedgerError
+from securefda.dp.ledger_rows import DataSet, Head, LedgerError, last_reset
 from securefda.errors import ConfigError
 from securefda.federation.files import make_folder
 from securefda.federation.kit import LOCAL
@@ -146,12 +146,14 @@ class PrivacyAccount:
         data: the rows, as the ledger knows them.
         budget: what the site's policy lets them cost over all rounds and runs.
         unix_time: seconds.
+        public_key: the site's, raw, 32 bytes; who signs for the ledger. None: no signature is looked at before a round.
     """
 
     ledger: Ledger
     data: DataSet
     budget: Budget
     unix_time: Callable[[], float] = field(default=time.time, repr=False)
+    public_key: bytes | None = None
 
     def require(self, event: DpEvent, public_key: bytes) -> None:
         """Check, before anything is promised to anybody, that one round like ``event`` is paid for.
@@ -169,12 +171,31 @@ class PrivacyAccount:
         self.ledger.require(event, self.budget)
 
     def reserve(self, event: DpEvent) -> Reservation:
-        """Charge a round before it trains; errors as :meth:`securefda.dp.ledger.Ledger.reserve`."""
+        """Charge a round before it trains; errors as :meth:`securefda.dp.ledger.Ledger.reserve`.
+
+        A reset that the site did not sign gives nothing back, also where it was written while the process runs.
+        """
+        if self.public_key is not None:
+            self.ledger.check_signatures(_signed_by(self.public_key))
         return self.ledger.reserve(event, self.budget, now=int(self.unix_time()))
 
     def commit(self, reservation: Reservation, steps: int) -> Head:
         """Write that a round is over; errors as :meth:`securefda.dp.ledger.Ledger.commit`."""
         return self.ledger.commit(reservation, steps=steps, now=int(self.unix_time()))
+
+    def still_counts(self, reservation: Reservation) -> bool:
+        """Whether a charge counts against the budget: there was no reset since. Raises LedgerError, ConfigError."""
+        return reservation.number > last_reset(self.ledger.rows())
+
+    def charged_rounds(self) -> list[tuple[str, int]]:
+        """Run and round of every charge since the site's last word in the ledger, in order.
+
+        Raises:
+            LedgerError, ConfigError: the ledger cannot be read, or is in doubt.
+        """
+        rows = self.ledger.rows()
+        word = max((row.number for row in rows if row.kind in {"accepted", "reset"}), default=0)
+        return [(event.run_id, event.round) for row in rows[word:] if (event := row.event) is not None]
 
     def lines(self, event: DpEvent) -> list[str]:
         """What an operator should know before the first round like ``event``."""

@@ -7,6 +7,9 @@ from securefda.errors import FaultyAggregatorError
 MOST_BROKEN_IN_A_ROW = 3
 """After so many headers and sessions in a row that failed a check the source leaves: the cause does not pass."""
 
+UNRELEASED = "UNRELEASED"
+"""Check that ends a source's part in the run at once: its privacy budget would be spent for nothing."""
+
 HINT = "the aggregator breaks the protocol or runs another version of it: ask the target's site"
 
 
@@ -26,7 +29,7 @@ class Patience:
         error.hint = error.hint or HINT
         self._broken += 1
         self.last = error
-        if self._broken >= MOST_BROKEN_IN_A_ROW:
+        if self._broken >= MOST_BROKEN_IN_A_ROW or error.check == UNRELEASED:
             self.failure = error
 
     def kept(self) -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from securefda.dp.events import DpEvent
+from securefda.dp.ledger import Reservation
 from securefda.rounds.accounts import PrivacyAccount
+from securefda.rounds.charges import Planned
 from securefda.rounds.site import SiteTrainer, vector_to_wire
 from securefda.secagg.secret import RandomBytes
 from securefda.tasks import Samples, Task
@@ -19,9 +21,10 @@ from securefda.training.private_checks import require_separate_rows
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Kept:
-    """The last result, and what it is the result of."""
+    """The last result, what it is the result of, and what paid for it."""
 
     of: tuple[str, int, bytes, float]
+    reservation: Reservation
     result: LocalResult
 
 
@@ -29,7 +32,8 @@ class PrivateTrainer(SiteTrainer):
     """As :class:`SiteTrainer`, by DP-SGD and within a budget.
 
     What is asked for a second time within a round, because its first session came to nothing, is what the first
-    training gave: to send it costs nothing more, and to train again would.
+    training gave: to send it costs nothing more, and to train again would. After a reset of the ledger it is trained
+    and charged anew, for what paid for it counts no more.
 
     Args:
         task, site, data, settings, seed: as for :class:`SiteTrainer`; ``settings.dp`` is set.
@@ -76,6 +80,15 @@ class PrivateTrainer(SiteTrainer):
             max_grad_norm=dp.max_grad_norm,
         )
 
+    def charged_rounds(self) -> list[tuple[str, int]]:
+        """Run and round of every charge since the site's last word in the ledger, in order."""
+        return self.account.charged_rounds()
+
+    def planned(self, factor: float) -> Planned:
+        """What a round with this factor of the learning rate will take."""
+        steps = schedule_of(self._settings, len(self._data)).steps_per_round
+        return Planned(len(self._data), steps, self.learning_rate(factor))
+
     def train(
         self,
         received: Vector,
@@ -95,8 +108,9 @@ class PrivateTrainer(SiteTrainer):
             TrainingError: as for ``train_private``; the round stays charged.
         """
         asked = (run_id, round_number, sha256(vector_to_wire(received)).digest(), factor)
-        if on_step is None and self._kept is not None and self._kept.of == asked:
-            return self._kept.result
+        kept = self._kept
+        if on_step is None and kept is not None and kept.of == asked and self.account.still_counts(kept.reservation):
+            return kept.result
         self._kept = None
         reservation = self.account.reserve(self.event(run_id, round_number, attempt))
         result = train_private(
@@ -112,5 +126,5 @@ class PrivateTrainer(SiteTrainer):
         )
         self.account.commit(reservation, result.steps)
         result = replace(result, epsilon=reservation.spent)
-        self._kept = _Kept(asked, result)
+        self._kept = _Kept(asked, reservation, result)
         return result

@@ -22,6 +22,7 @@ from securefda.errors import (
 )
 from securefda.policy.verdict import check_metrics
 from securefda.rounds.attempts import name_of
+from securefda.rounds.charges import require_worth_charging
 from securefda.rounds.energies import apply_caps, row_of
 from securefda.rounds.patience import Patience
 from securefda.rounds.process_guard import ProcessGuard
@@ -229,6 +230,7 @@ class SourceRounds:
         plan_of(body.rule)
         level = body.level_of(site.signer.index)
         model, target_update = checked_vectors(body, level, parcel)
+        require_worth_charging(site.trainer, body, level, target_update, site.store)
         self._drop_round()
         site.store.accept_header(header)
         self._reporter.round_started(body.round, level.label, body.rule.rule)
