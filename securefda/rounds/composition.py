@@ -173,10 +173,11 @@ def trainer_at(
     from securefda.rounds.private_site import PrivateTrainer  # noqa: PLC0415 - it imports Opacus
 
     known = data()
-    account = PrivacyAccount(Ledger(file, known), known, budget)
+    key = member.signing_key.public_key().public_bytes_raw()
+    account = PrivacyAccount(Ledger(file, known), known, budget, public_key=key)
     trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account)
     round_ahead = trainer.event("the-next", 1, 0)
-    account.require(round_ahead, member.signing_key.public_key().public_bytes_raw())
+    account.require(round_ahead, key)
     return trainer, tuple(account.lines(round_ahead))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -421,3 +422,32 @@ def test_ledger_that_is_made_while_a_run_without_noise_goes_on_ends_it_before_it
 
     with pytest.raises(ConfigError, match="training without noise would belie"):
         trainer.train(model, 2, 1.0)
+
+
+def test_reset_that_the_site_did_not_sign_gives_a_process_that_runs_nothing_back(tmp_path: Path) -> None:
+    ledger = ledger_at(tmp_path)
+    trainer = made(tmp_path, 1, NOISY).trainer
+    model = trainer.initial_model()
+    trainer.train(model, 1, 1.0, run_id="run", attempt=1)
+    ledger.reset("never mind", lambda _: b"nobody's", now=int(time.time()))
+    rows = ledger.rows()
+
+    with pytest.raises(LedgerError, match=r"row 4 \(reset\) is not signed with this site's key"):
+        trainer.train(model, 2, 1.0, run_id="run", attempt=1)
+
+    assert ledger.rows() == rows
+
+
+def test_what_was_trained_before_a_reset_is_trained_and_charged_anew_after_it(
+    build: Callable[..., PrivateFederation],
+) -> None:
+    federation = build()
+    trainer, ledger = federation.trainer_of(1), federation.ledger_of(1)
+    model = trainer.initial_model()
+    first = trainer.train(model, 1, 1.0, run_id="run", attempt=1).update
+
+    ledger.reset("new consent", lambda said: said[:8], now=int(federation.unix_s))
+    second = trainer.train(model, 1, 1.0, run_id="run", attempt=2).update
+
+    assert federation.charged(1) == [(1, 2)]
+    assert first.tobytes() != second.tobytes()
