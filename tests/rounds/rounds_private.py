@@ -83,7 +83,7 @@ class PrivateFederation(Federation):
         """Random bytes for a purpose; restarts of a site go on with them."""
         if not self.repeats:
             return os.urandom
-        # With this word FedGP leaves something of the noise in each round; with others, by chance, it may leave nothing.
+        # With this word FedGP leaves something of the noise in each round; with others it may leave nothing.
         return self._streams.setdefault(purpose, random.Random(f"{purpose!r} 1").randbytes)
 
     def task_of(self, index: int) -> Points:
