@@ -164,7 +164,7 @@ def trainer_at(
             noise.
         TrainingError: the model cannot be federated, or not be trained with noise.
     """
-    settings, file = training_settings(training), ledger_file(process.kit, process.data_set)
+    settings, file = training_settings(training), ledger_file(process.kit.resolve(), process.data_set)
     data = partial(data_set_of, member.site_id, process.data_set, rows)
     if settings.dp is None:
         require_unledgered(file, process.data_set, data)
