@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from securefda.dp.events import Budget
 from securefda.errors import ConfigError, QuorumLost, SecureFdaError
 from securefda.rounds.records import RoundLine, Summary, summarise
 from securefda.rounds.run_folder import RunFolder, append_line, read_run, replace_file
@@ -128,8 +129,15 @@ def test_a_summary_can_be_read_back(tmp_path: Path) -> None:
     folder.write_summary(summary_of([line(1)]))
     summary = read_run(tmp_path).summary
     assert summary is not None
-    assert summary["schema_version"] == 2
+    assert summary["schema_version"] == 3
     assert set(summary["versions"]) == {"securefda", "python", "numpy", "torch"}
+
+
+def test_a_summary_says_what_the_targets_rows_have_cost_with_the_last_round_that_was_charged() -> None:
+    lines = [line(1, target_epsilon=0.4), line(2, target_epsilon=0.7), line(3, status="lost", target_epsilon=0.9)]
+    budget = {"epsilon": 0.9, "limit": 2.0, "delta": 1e-5, "accountant": "prv"}
+    assert summary_of(lines, target_budget=Budget(2.0, 1e-5, "prv")).target_privacy == budget
+    assert summary_of(lines).target_privacy is None
 
 
 def test_reported_accuracy_is_the_mean_of_the_last_five_finished_rounds() -> None:
