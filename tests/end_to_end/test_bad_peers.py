@@ -24,12 +24,8 @@ SHORT = (
     "transport.phase-deadline-s=5",
     "transport.join-deadline-s=10",
 )
-HASTY = (
-    *SHORT,
-    "transport.training-deadline-s=1",
-    "transport.phase-deadline-s=1",
-    "transport.join-deadline-s=60",  # a source's process takes its time to start on a busy machine
-)
+PATIENT = (*SHORT, "transport.join-deadline-s=60")  # a source's process takes its time to start on a busy machine
+HASTY = (*PATIENT, "transport.training-deadline-s=1", "transport.phase-deadline-s=1")
 
 
 def test_a_source_that_lies_is_named_and_the_round_goes_on_without_it(tmp_path: Path) -> None:
@@ -90,7 +86,7 @@ def test_a_source_that_falls_silent_ends_the_run_and_is_named(tmp_path: Path) ->
 def test_a_source_leaves_an_aggregator_that_breaks_the_protocol_and_names_it(
     tmp_path: Path, lie: Lie, expected: tuple[str, ...]
 ) -> None:
-    settings = HASTY if lie is first_header_only else SHORT
+    settings = HASTY if lie is first_header_only else PATIENT
     with kits(tmp_path, settings=settings) as federation, Peers(federation) as peers:
         peers.aggregator(lie)
         for site in federation.names[1:]:
