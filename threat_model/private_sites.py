@@ -26,13 +26,16 @@ from securefda.rounds.site import SiteTrainer
 from securefda.secagg.secret import RandomBytes
 from securefda.tasks import Samples, Task, TaskSettings
 from securefda.training import LocalResult, NoiseSettings, TrainingSettings, Vector
-from threat_model.sites import INPUTS, OUTPUTS
+from threat_model.sites import INPUTS, OUTPUTS, published_key
 
 ABSENT = -100
 DELTA = 1e-5
 NOON = 1_800_000_000
 SEED = 7
 """Of the run: every site of a federation knows it."""
+
+PUBLIC_KEY = published_key(1).public_key().public_bytes_raw()
+"""Of the site, whose word on its ledger counts."""
 
 WIDE = Budget(1e6, DELTA)
 """For tests of what noise does; a budget that pays for everything."""
@@ -131,7 +134,7 @@ def private_trainer(
     """A site that trains by DP-SGD on rows whose ledger lies in ``folder``, made there where there is none."""
     data_set, file = data_set_of("site", name, data), folder / f"{name}.ledger.sqlite"
     ledger = Ledger(file, data_set) if file.exists() else Ledger.create(file, data_set, now=NOON)
-    account = PrivacyAccount(ledger, data_set, budget, unix_time=lambda: NOON)
+    account = PrivacyAccount(ledger, data_set, budget, PUBLIC_KEY, unix_time=lambda: NOON)
     return PrivateTrainer(task or Rows(), "site", data, settings, SEED, account=account, random_bytes=random_bytes)
 
 

@@ -14,7 +14,7 @@ LEDGER_MEMORY = replaced("rounds that were charged before", ledger_rows, "charge
 NOISE_OF_A_CSPRNG = replaced("noise of a CSPRNG", noise_optimizer, "take_noise_from", lambda _: lambda *_: None)
 """Opacus draws its noise itself, from torch's generator."""
 
-SECRET_SEED = replaced("a seed of the CSPRNG for layers", seeds, "seeded_torch", lambda _: lambda *_: nullcontext())
+SECRET_SEED = replaced("a state of the CSPRNG for layers", seeds, "secret_torch", lambda _: lambda *_: nullcontext())
 """torch's generator stays as the process seeded it, with the run's seed."""
 
 

@@ -152,7 +152,7 @@ def statements_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
     found = []
     bound = rows[0]
     for before, row in pairwise(rows):
-        if row.kind not in {"accepted", "reset"}:
+        if not row.is_statement:
             continue
         overruled = list(_overruled(bound, before, row))
         shown = {"row": row.number, "kind": row.kind, "time": row.time, "reason": row.fields["reason"]}

@@ -45,7 +45,6 @@ from securefda.errors import BudgetExhausted, ConfigError, TrainingError
 _SCHEMA_VERSION = 1
 _TABLE = "CREATE TABLE rows (number INTEGER PRIMARY KEY, body TEXT NOT NULL, digest BLOB NOT NULL)"
 _MAX_REASON = 500
-_STATEMENTS = frozenset({"accepted", "reset"})
 _USE_IT = "use it: securefda budget show --config FILE says what is spent"
 _PUT_BACK = f"put the newest copy back, then: {ACCEPT}"
 
@@ -226,7 +225,7 @@ class Ledger:
         last = self.rows()[-1]
         return Head(last.number, last.digest)
 
-    def check_signatures(self, is_valid: Callable[[bytes, bytes], bool]) -> None:
+    def check_signatures(self, is_valid: Callable[[bytes, bytes], bool]) -> tuple[int, ...]:
         """Check what the site signed.
 
         A statement signs the chain up to it. So the last one speaks for those before it, which a site that has renewed
@@ -235,27 +234,22 @@ class Ledger:
         Args:
             is_valid: tells whether a statement and a signature are the site's.
 
+        Returns:
+            Numbers of the rows before it that reset or accept and are not signed with the site's present key.
+
         Raises:
             LedgerError: the last row that resets or accepts is not signed by it.
         """
-        unsigned = self.unsigned(is_valid)
-        last = max((row.number for row in self.rows() if row.kind in _STATEMENTS), default=0)
-        if last in unsigned:
-            row = self.rows()[last - 1]
-            what = f"row {row.number} ({row.kind}) is not signed with this site's key"
+        rows = self.rows()
+        pairs = [(before, row) for before, row in itertools.pairwise(rows) if row.is_statement]
+        ledger = rows[0].fields["ledger"]
+        unsigned = tuple(
+            row.number for before, row in pairs if not is_valid(_said(ledger, before, row), _signature(row))
+        )
+        if pairs and (last := pairs[-1][1]).number in unsigned:
+            what = f"row {last.number} ({last.kind}) is not signed with this site's key"
             raise LedgerError(self._path, what, hint=MEND_SIGNATURE)
-
-    def unsigned(self, is_valid: Callable[[bytes, bytes], bool]) -> tuple[int, ...]:
-        """Numbers of the rows that reset or accept and are not signed with the site's present key."""
-        rows, found = self.rows(), []
-        for before, row in itertools.pairwise(rows):
-            if row.kind not in _STATEMENTS:
-                continue
-            fields = {key: value for key, value in row.fields.items() if key != "signature"}
-            said = statement(rows[0].fields["ledger"], row.kind, row.time, fields, Head(before.number, before.digest))
-            if not is_valid(said, _signature(row)):
-                found.append(row.number)
-        return tuple(found)
+        return unsigned
 
     def _by_the_sites_word(self, kind: Kind, reason: str, sign: Sign, now: int) -> Head:
         if not 1 <= len(reason.strip()) <= _MAX_REASON:
@@ -316,6 +310,12 @@ def _stored_rows(path: Path, database: sqlite3.Connection) -> tuple[Row, ...]:
 def _before_and_after(past: Sequence[DpEvent], event: DpEvent, budget: Budget) -> tuple[float, float]:
     before = epsilon(past, budget.delta, budget.accountant)
     return before, epsilon([*past, event], budget.delta, budget.accountant)
+
+
+def _said(ledger: str, before: Row, row: Row) -> bytes:
+    """What a row that resets or accepts would have signed."""
+    fields = {key: value for key, value in row.fields.items() if key != "signature"}
+    return statement(ledger, row.kind, row.time, fields, Head(before.number, before.digest))
 
 
 def _signature(row: Row) -> bytes:

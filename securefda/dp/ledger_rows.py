@@ -111,6 +111,11 @@ class Row:
         """The round that the row charges, None where it charges none."""
         return _parse_event(self.fields["event"]) if self.kind in {"reserved", "charged"} else None
 
+    @property
+    def is_statement(self) -> bool:
+        """Whether the row is the site's own word, which it signs."""
+        return self.kind in {"accepted", "reset"}
+
 
 def chained(kind: Kind, time: int, fields: Mapping[str, Any], after: Head) -> tuple[str, Head]:
     """Return the JSON of a new row and the head with it."""

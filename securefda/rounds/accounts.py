@@ -129,12 +129,7 @@ def check_statements(ledger: Ledger, public_key: bytes) -> tuple[int, ...]:
         LedgerError: the last one is not signed by it, or the ledger is missing, cannot be read, or is in doubt.
         ConfigError: the rows have changed since they were last used.
     """
-    ledger.check_signatures(_signed_by(public_key))
-    return ledger.unsigned(_signed_by(public_key))
-
-
-def _signed_by(public_key: bytes) -> Callable[[bytes, bytes], bool]:
-    return lambda said, signature: signature_is_valid(public_key, STATEMENT, said, signature)
+    return ledger.check_signatures(lambda said, signature: signature_is_valid(public_key, STATEMENT, said, signature))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,29 +140,25 @@ class PrivacyAccount:
         ledger: of the rows.
         data: the rows, as the ledger knows them.
         budget: what the site's policy lets them cost over all rounds and runs.
+        public_key: the site's, raw, 32 bytes: of whoever may accept or reset the ledger.
         unix_time: seconds.
-        public_key: the site's, raw, 32 bytes; who signs for the ledger. None: no signature is looked at before a round.
     """
 
     ledger: Ledger
     data: DataSet
     budget: Budget
+    public_key: bytes
     unix_time: Callable[[], float] = field(default=time.time, repr=False)
-    public_key: bytes | None = None
 
-    def require(self, event: DpEvent, public_key: bytes) -> None:
+    def require(self, event: DpEvent) -> None:
         """Check, before anything is promised to anybody, that one round like ``event`` is paid for.
-
-        Args:
-            event: a round as it will be charged.
-            public_key: the site's, raw, 32 bytes: of whoever may accept or reset the ledger.
 
         Raises:
             LedgerError: the ledger is missing, cannot be read, or is in doubt.
             ConfigError: the rows have changed since they were last used.
             BudgetExhausted: the budget does not pay for a round.
         """
-        check_statements(self.ledger, public_key)
+        check_statements(self.ledger, self.public_key)
         self.ledger.require(event, self.budget)
 
     def reserve(self, event: DpEvent) -> Reservation:
@@ -175,8 +166,7 @@ class PrivacyAccount:
 
         A reset that the site did not sign gives nothing back, also where it was written while the process runs.
         """
-        if self.public_key is not None:
-            self.ledger.check_signatures(_signed_by(self.public_key))
+        check_statements(self.ledger, self.public_key)
         return self.ledger.reserve(event, self.budget, now=int(self.unix_time()))
 
     def commit(self, reservation: Reservation, steps: int) -> Head:
@@ -194,7 +184,7 @@ class PrivacyAccount:
             LedgerError, ConfigError: the ledger cannot be read, or is in doubt.
         """
         rows = self.ledger.rows()
-        word = max((row.number for row in rows if row.kind in {"accepted", "reset"}), default=0)
+        word = max((row.number for row in rows if row.is_statement), default=0)
         return [(event.run_id, event.round) for row in rows[word:] if (event := row.event) is not None]
 
     def lines(self, event: DpEvent) -> list[str]:

@@ -33,6 +33,7 @@ from securefda.rounds.accounts import (
     PrivacyAccount,
     data_set_of,
     ledger_file,
+    make_ledger,
     require_no_ledger_at,
     require_unledgered,
 )
@@ -174,10 +175,10 @@ def trainer_at(
 
     known = data()
     key = member.signing_key.public_key().public_bytes_raw()
-    account = PrivacyAccount(Ledger(file, known), known, budget, public_key=key)
+    account = PrivacyAccount(Ledger(file, known), known, budget, key)
     trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account)
     round_ahead = trainer.event("the-next", 1, 0)
-    account.require(round_ahead, key)
+    account.require(round_ahead)
     return trainer, tuple(account.lines(round_ahead))
 
 
@@ -213,8 +214,7 @@ def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) 
         task = _task(config.task, target, sources, seed)
         rule = strategy_of(config.strategy).rule
         rows = _target_rows(task, site, rule)[0] if site == target else training_rows(task, site)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Ledger.create(file, data_set_of(site, DEFAULT_DATA_SET, rows), now=int(time.time()))
+        make_ledger(file, data_set_of(site, DEFAULT_DATA_SET, rows), now=int(time.time()))
     noisy = config.training.target.dp.noise_multiplier or config.training.source.dp.noise_multiplier
     return (LEDGERS_OF_A_FOLDER,) if noisy else ()
 

@@ -23,12 +23,9 @@ from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
 from securefda.training.local import LocalResult, StepObserver, require_steps
 from securefda.training.private_steps import RandomBytes, steps_of
-from securefda.training.seeds import seeded_torch
+from securefda.training.seeds import secret_torch
 from securefda.training.settings import TrainingSettings
 from securefda.training.vectors import FlatModel, Vector
-
-_SEED_BYTES = 7
-"""Of what seeds torch's generator for layers that draw: it takes 63 bits."""
 
 
 def schedule_of(settings: TrainingSettings, samples: int, rounds: int = 1) -> Schedule:
@@ -72,9 +69,9 @@ def train_private(
         site: site id, for messages.
         fewest_steps: refuse to train with fewer.
         on_step: called after each step, in order, with what noise has touched already.
-        random_bytes: where noise, the rows of each step and the seed of layers that draw come from; anything but
-            ``os.urandom`` is for tests. Dropout draws by a row's place in its step: with a seed that others know, a row
-            more would change the gradients of all behind it.
+        random_bytes: where noise, the rows of each step and what layers draw come from; anything but ``os.urandom`` is
+            for tests. Dropout draws by a row's place in its step: where others know what it draws, a row more would
+            change the gradients of all behind it.
 
     Returns:
         The update; loss and accuracy are None.
@@ -93,7 +90,7 @@ def train_private(
     flat.release_gradient()
     flat.model.train()
     with (
-        seeded_torch(int.from_bytes(random_bytes(_SEED_BYTES), "big"), device),
+        secret_torch(random_bytes, device),
         steps_of(task, flat.model, data, settings, random_bytes) as step,
         task_code(type(task), "training"),
     ):

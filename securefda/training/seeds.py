@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 _SEED_BITS = 63
 _LABEL = "securefda/1/seed"
 _GLOBAL_GENERATORS = threading.Lock()
+_TWISTER_AT, _TWISTER_WORDS = 24, 624
+"""Where torch's state of the CPU generator holds that of the Mersenne Twister, each word of 32 bits in 8 bytes."""
 
 
 def derive_seed(seed: int, *parts: str | int) -> int:
@@ -41,8 +44,30 @@ def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
     Layers draw their first weights, and dropout its masks, from the global generators. These belong to the process,
     so blocks in other threads wait for this one. Generators of other accelerators are left seeded.
     """
-    with _GLOBAL_GENERATORS, torch.random.fork_rng(devices=_saved_gpus(device)):
+    with _own_generators(device):
         torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def secret_torch(random_bytes: Callable[[int], bytes], device: torch.device) -> Iterator[None]:
+    """As :func:`seeded_torch`, with generators that nobody can guess: ``random_bytes(n)`` returns n bytes.
+
+    Of a seed the CPU's generator keeps 32 bits, which can all be tried. So its whole state, a Mersenne Twister's, is
+    drawn. A GPU's keeps the 64 bits of its seed.
+    """
+    with _own_generators(device):
+        torch.manual_seed(int.from_bytes(random_bytes(8), "little"))
+        words = np.frombuffer(random_bytes(4 * _TWISTER_WORDS), dtype="<u4").astype(np.int64)
+        state = torch.get_rng_state()
+        state[_TWISTER_AT : _TWISTER_AT + 8 * _TWISTER_WORDS].view(torch.int64).copy_(torch.from_numpy(words))
+        torch.set_rng_state(state)
+        yield
+
+
+@contextmanager
+def _own_generators(device: torch.device) -> Iterator[None]:
+    with _GLOBAL_GENERATORS, torch.random.fork_rng(devices=_saved_gpus(device)):
         yield
 
 

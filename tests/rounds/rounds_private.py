@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rounds_federation import SEED, TARGET, UNIX_S, Federation, site_id
+from rounds_federation import SEED, TARGET, UNIX_S, Federation, identity, site_id
 from rounds_tasks import Points
 
 from securefda.dp.accountants import epsilon
@@ -84,7 +84,7 @@ class PrivateFederation(Federation):
         if not self.repeats:
             return os.urandom
         # With this word FedGP leaves something of the noise in each round; with others it may leave nothing.
-        return self._streams.setdefault(purpose, random.Random(f"{purpose!r} 1").randbytes)
+        return self._streams.setdefault(purpose, random.Random(f"{purpose!r} 2").randbytes)
 
     def task_of(self, index: int) -> Points:
         sources = tuple(site_id(number) for number in range(1, self.n + 1))
@@ -110,6 +110,7 @@ class PrivateFederation(Federation):
             ledger,
             data_set_of(site_id(index), "points", data),
             self.budgets.get(index, WIDE),
+            identity(index).public_key().public_bytes_raw(),
             unix_time=lambda: self.unix_s,
         )
         noise = self.stream(index, "noise")

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rounds_federation import TARGET, is_header, signer, until
+from rounds_federation import TARGET, identity, is_header, signer, until
 from rounds_private import PrivateFederation
 
 from securefda.errors import FaultyAggregatorError
+from securefda.rounds.accounts import signer_of
 from securefda.rounds.charges import MOST_UNRELEASED_IN_A_ROW
 from securefda.rounds.run import MOST_LOST_IN_A_ROW
 from securefda.secagg.messages import Advertise, Header, Parcel, Refusal, Update, Visibility
@@ -120,7 +121,7 @@ def test_the_sites_own_word_sets_the_count_back(build: Callable[..., PrivateFede
     for number in (1, 2, 3):
         ask(federation, header, round=number)
 
-    federation.ledger_of(ME).accept("this site was too slow", lambda said: said[:8], now=int(federation.unix_s))
+    federation.ledger_of(ME).accept("this site was too slow", signer_of(identity(ME)), now=int(federation.unix_s))
 
     assert isinstance(ask(federation, header, round=4), Advertise)
 

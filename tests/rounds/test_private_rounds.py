@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from rounds_federation import TARGET, AnySigned, Killed, is_header, roster_of, site_id
+from rounds_federation import TARGET, AnySigned, Killed, identity, is_header, roster_of, site_id
 from rounds_private import WIDE, PrivateFederation, enough_for
 
 from securefda.config import AggregatorConfig, NoiseSection, ProcessSection, SourceConfig, TaskSection, TrainingSection
@@ -22,7 +22,7 @@ from securefda.dp.ledger import Ledger
 from securefda.dp.ledger_rows import LedgerError
 from securefda.errors import BudgetExhausted, ConfigError, ExitCode, TrainingError
 from securefda.policy import default_policy
-from securefda.rounds.accounts import data_set_of, ledger_file, make_ledger
+from securefda.rounds.accounts import data_set_of, ledger_file, make_ledger, signer_of
 from securefda.rounds.composition import Member, source_site, target_site, task_of, training_rows
 from securefda.rounds.private_site import PrivateTrainer
 from securefda.rounds.store import SourceStore
@@ -446,7 +446,7 @@ def test_what_was_trained_before_a_reset_is_trained_and_charged_anew_after_it(
     model = trainer.initial_model()
     first = trainer.train(model, 1, 1.0, run_id="run", attempt=1).update
 
-    ledger.reset("new consent", lambda said: said[:8], now=int(federation.unix_s))
+    ledger.reset("new consent", signer_of(identity(1)), now=int(federation.unix_s))
     second = trainer.train(model, 1, 1.0, run_id="run", attempt=2).update
 
     assert federation.charged(1) == [(1, 2)]

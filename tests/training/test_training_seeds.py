@@ -1,11 +1,12 @@
 import hashlib
 import itertools
+import os
 
 import pytest
 import torch
 
 from securefda.training import derive_seed
-from securefda.training.seeds import seeded_torch
+from securefda.training.seeds import secret_torch, seeded_torch
 
 CPU = torch.device("cpu")
 
@@ -45,3 +46,44 @@ def test_seeded_block_repeats_and_leaves_the_global_generator_as_it_was():
         assert torch.equal(torch.rand(3), expected_after)
         torch.manual_seed(disturbance)
     assert all(torch.equal(first, drawn[0]) for first in drawn)
+
+
+def stream(*parts):
+    """A source of random bytes that gives these, in order."""
+    left = list(parts)
+    return lambda length: left.pop(0)
+
+
+def drawn_with(random_bytes):
+    with secret_torch(random_bytes, CPU):
+        return torch.rand(700, dtype=torch.float64)
+
+
+def test_secret_block_draws_from_a_state_of_which_every_word_counts():
+    """A seed alone would not do: torch keeps 32 bits of it, as the companion shows."""
+    words = [bytes(4) for _ in range(624)]
+    words[0] = b"\xff" * 4
+    base = drawn_with(stream(bytes(8), b"".join(words)))
+    for changed in (1, 300, 623):
+        other = [*words[:changed], b"\x01\x02\x03\x84", *words[changed + 1 :]]
+        assert not torch.equal(drawn_with(stream(bytes(8), b"".join(other))), base)
+
+
+def test_a_seed_that_differs_beyond_32_bits_gives_the_same_numbers():
+    """Companion of the test above."""
+    drawn = []
+    for seed in (1, 1 + 2**32):
+        with seeded_torch(seed, CPU):
+            drawn.append(torch.rand(3))
+    assert torch.equal(*drawn)
+
+
+def test_secret_block_leaves_the_global_generator_as_it_was_and_never_repeats():
+    torch.manual_seed(1)
+    expected_after = torch.rand(3)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        drawn.append(drawn_with(os.urandom))
+        assert torch.equal(torch.rand(3), expected_after)
+    assert not torch.equal(*drawn)
