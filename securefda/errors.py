@@ -20,6 +20,7 @@ class ExitCode(IntEnum):
     POLICY = 10
     BUDGET = 11
     QUORUM = 12
+    AUDIT = 13
     CERTIFICATE = 14
 
 

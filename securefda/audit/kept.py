@@ -1,0 +1,73 @@
+"""The signed messages that a site keeps beside its log, verbatim: a record has their digest, and here is the evidence.
+
+They are opaque here. A file of each round holds them one behind the other, each after its length in 4 bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from securefda.audit.store import FILE_MODE, AuditError, disk_errors, make_folder
+
+FOLDER: Final = "messages"
+MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
+"""Of one message; the largest frame that the transport can be set to."""
+_LENGTH_BYTES = 4
+_NAME = re.compile(r"round-([0-9]{4,9})\.bin")
+
+
+class KeptMessages:
+    """Writes the messages of one log.
+
+    Args:
+        folder: the log's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / FOLDER
+
+    def keep(self, round_number: int, message: bytes) -> None:
+        """Keep a message of a round, 0 for one outside rounds. It is not forced to the disk: the record of it may be.
+
+        Raises:
+            AuditError: it cannot be written.
+        """
+        path = self._folder / f"round-{round_number:04d}.bin"
+        data = len(message).to_bytes(_LENGTH_BYTES, "big") + message
+        with disk_errors(path, "written"):
+            make_folder(self._folder)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+            try:
+                before = os.fstat(file).st_size
+                if os.write(file, data) != len(data):
+                    os.ftruncate(file, before)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.close(file)
+
+
+def read_kept(folder: Path) -> Iterator[tuple[int, bytes]]:
+    """The messages beside a log with their rounds, in the order of rounds; what a crash left of one that is not whole
+    is left out.
+
+    Raises:
+        AuditError: a file cannot be read.
+    """
+    kept = folder / FOLDER
+    if not kept.is_dir():
+        return
+    names = [(int(match[1]), file) for file in kept.iterdir() if (match := _NAME.fullmatch(file.name))]
+    for round_number, path in sorted(names):
+        with disk_errors(path, "read"), path.open("rb") as file:
+            while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
+                length = int.from_bytes(head, "big")
+                if length > MAX_KEPT_BYTES:
+                    raise AuditError(path, "holds no kept messages", hint="put the log back as it was written")
+                message = file.read(length)
+                if len(message) == length:
+                    yield round_number, message
