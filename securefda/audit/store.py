@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from securefda import disk
 from securefda.audit.merkle import HASH_BYTES, Subtree, complete_root, root_of
 from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, bundle_path, hashes_of, tile_path
-from securefda.disk import sync_folder
 from securefda.errors import SecureFdaError
 
+make_folder = disk.make_folder
 FILE_MODE: Final = 0o600
-FOLDER_MODE: Final = 0o700
 CHECKPOINT: Final = "checkpoint"
 CHECKPOINTS: Final = "checkpoints"
 TAIL: Final = "tail"
@@ -76,37 +75,14 @@ def read(path: Path, limit: int) -> bytes | None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file so that readers, and a machine that loses power, find the old contents or the new.
+    """Write a file, and the folders above it, as `securefda.disk.write_file` does.
 
     Raises:
         AuditError: it cannot be written; the old file is untouched.
     """
     with disk_errors(path, "written"):
         make_folder(path.parent)
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder, with those above it, that only its owner can enter; one that exists keeps its mode.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    for folder in reversed(missing):
-        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        sync_folder(folder.parent)
+        disk.write_file(path, data, FILE_MODE)
 
 
 def remove_folder(path: Path) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from securefda.disk import sync_folder
+from securefda import disk
 from securefda.errors import ConfigError
 
+write_file, make_folder = disk.write_file, disk.make_folder
 SECRET_MODE = 0o600
 PUBLIC_MODE = 0o444
-FOLDER_MODE = 0o700
 MAX_FILE_BYTES = 4 * 1024 * 1024
 
 
@@ -61,40 +60,6 @@ def check_secret_mode(name: str, content: FileContent) -> None:
         raise ConfigError(
             name, f"is open to others (mode {content.mode:04o}, must be 0600)", hint=f"run: chmod 600 {name}"
         )
-
-
-def write_file(path: Path, data: bytes, mode: int) -> None:
-    """Write a file with this mode so that readers, and a machine that loses power, find the old contents or the new.
-
-    The new contents are on the disk, under their name, when this returns.
-
-    Raises:
-        OSError: the disk is full, or the folder is missing or not writable; the old file is untouched.
-    """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    # The mode is set at creation: a key is at no moment open to others.
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder, with those above it, that only its owner can enter; one that exists keeps its mode.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    # Not mkdir(parents=True): that gives the folders above the default mode.
-    for folder in (*reversed(path.parents), path):
-        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
 
 
 @contextmanager

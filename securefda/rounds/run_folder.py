@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from securefda.disk import sync_folder
+from securefda.disk import write_file
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.rounds.records import RoundLine, SiteLine, Summary
 
@@ -27,6 +27,7 @@ MODEL_FILE = "model.safetensors"
 REPORT_FILE = "report.html"
 SITES_FOLDER = "sites"
 REFUSED_FOLDER = "refused"
+_FILE_MODE = 0o666  # less the umask
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -142,18 +143,8 @@ def replace_file(path: Path, data: bytes) -> None:
     Raises:
         SecureFdaError: the disk is full or the file cannot be written; the old contents stay.
     """
-    partial = path.with_name(f".{path.name}.partial")
     with _explaining(path):
-        try:
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-            sync_folder(path.parent)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        write_file(path, data, _FILE_MODE)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from securefda.disk import file_number, sync_folder
+from securefda.disk import file_number, make_folder, sync_folder
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.restore_guard import ReleaseMarker
@@ -30,6 +30,7 @@ from securefda.training import Vector
 
 _SCHEMA_VERSION = 4
 _LOCK_S = 1.0
+_FOLDER_MODE = 0o777  # less the umask: of the run folder, in which the files are open to their owner only
 
 _SOURCE_TABLES = """
 CREATE TABLE origin (id INTEGER PRIMARY KEY CHECK (id = 0), file_number TEXT NOT NULL);
@@ -64,7 +65,7 @@ class _Store:
     def __init__(self, path: Path, tables: str) -> None:
         self._path = path
         with self._clear_errors():
-            _make_folder(path.parent)
+            make_folder(path.parent, _FOLDER_MODE)
             self._file_number = _make_file(path)
             self._database = sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None, check_same_thread=False)
             self._process = ProcessGuard(str(path), self._abandon)
@@ -149,14 +150,6 @@ class _Store:
         that the original goes on writing to, and with it every fuse that is burnt from then on.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
-
-
-def _make_folder(path: Path) -> None:
-    """Make a folder and those above it, each of them on the disk under its name."""
-    for folder in (*reversed(path.parents), path):
-        if not folder.exists():
-            folder.mkdir(exist_ok=True)
-            sync_folder(folder.parent)
 
 
 def _make_file(path: Path) -> str:

@@ -1,0 +1,98 @@
+"""Files that are whole and folders that are there: modes, links, and what a full disk leaves."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from securefda.disk import make_folder, write_file
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what is forced to the disk, in order."""
+    names: list[str] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        names.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    return names
+
+
+def test_written_file_has_its_mode_and_nothing_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"older and longer")
+    (tmp_path / "key").chmod(0o644)
+
+    write_file(tmp_path / "key", b"new", 0o600)
+
+    assert {path.name: (path.read_bytes(), mode(path)) for path in tmp_path.iterdir()} == {"key": (b"new", 0o600)}
+
+
+def test_written_file_and_then_its_name_are_forced_to_the_disk(tmp_path: Path, forced: list[str]) -> None:
+    write_file(tmp_path / "key", b"new", 0o600)
+
+    assert [name.startswith(".key.") for name in forced] == [True, False]
+    assert forced[1] == tmp_path.name
+
+
+def test_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"other")
+    (tmp_path / "key").symlink_to("other")
+
+    write_file(tmp_path / "key", b"new", 0o600)
+
+    assert not (tmp_path / "key").is_symlink()
+    assert (tmp_path / "other").read_bytes() == b"other"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_file_that_cannot_be_forced_to_the_disk_leaves_the_old_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def failing(_descriptor: int) -> None:
+        raise error
+
+    write_file(tmp_path / "key", b"old", 0o600)
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(type(error)):
+        write_file(tmp_path / "key", b"new", 0o600)
+
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"key": b"old"}
+
+
+def test_folders_are_made_with_their_mode_and_are_on_the_disk_under_their_names(
+    tmp_path: Path, forced: list[str]
+) -> None:
+    tmp_path.chmod(0o755)
+
+    make_folder(tmp_path / "a" / "b")
+
+    assert [mode(path) for path in (tmp_path, tmp_path / "a", tmp_path / "a/b")] == [0o755, 0o700, 0o700]
+    assert forced == [tmp_path.name, "a"]
+
+
+def test_folder_that_exists_keeps_its_mode_and_costs_nothing(tmp_path: Path, forced: list[str]) -> None:
+    tmp_path.chmod(0o755)
+
+    make_folder(tmp_path)
+
+    assert (mode(tmp_path), forced) == (0o755, [])
+
+
+@pytest.mark.parametrize("place", ["a", "a/b"])
+def test_file_or_link_to_nowhere_in_the_place_of_a_folder_is_refused(tmp_path: Path, place: str) -> None:
+    for make in (Path.touch, lambda path: path.symlink_to("nowhere")):
+        make(tmp_path / "a")
+        with pytest.raises(OSError, match="a"):
+            make_folder(tmp_path / place)
+        (tmp_path / "a").unlink()
