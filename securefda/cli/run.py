@@ -150,7 +150,8 @@ def _write_settings(config: FederationConfig, folder: RunFolder, address: Addres
     replace_file(files[target], aggregator_toml(config, kits / target, folder.path, seed).encode())
     for site in config.federation.sources:
         files[site] = folder.site(site) / "source.toml"
-        replace_file(files[site], source_toml(config, kits / site, folder.site(site), seed).encode())
+        text = source_toml(config, kits / site, folder.site(site), seed, site=site)
+        replace_file(files[site], text.encode())
     return files
 
 

@@ -7,6 +7,8 @@ from securefda.config.load import child_environment, load_aggregator, load_feder
 from securefda.config.sections import (
     BudgetSection,
     FederationSection,
+    LoggingSection,
+    MetricsSection,
     NoiseSection,
     PrivacySection,
     ProcessSection,
@@ -23,6 +25,8 @@ __all__ = [
     "BudgetSection",
     "FederationConfig",
     "FederationSection",
+    "LoggingSection",
+    "MetricsSection",
     "NoiseSection",
     "PrivacySection",
     "ProcessSection",

@@ -10,7 +10,7 @@ import tomli_w
 
 from securefda.config.convert import budget_of
 from securefda.config.files import AggregatorConfig, FederationConfig, SourceConfig
-from securefda.config.sections import ProcessSection
+from securefda.config.sections import MAX_PORT, MetricsSection, ProcessSection
 from securefda.policy import SourcePolicy, default_policy
 
 _KIT_HEADING = """\
@@ -46,9 +46,9 @@ def aggregator_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -
     return _as_toml(_aggregator(config, ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed)))
 
 
-def source_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:
+def source_toml(config: FederationConfig, kit: Path, out: Path, seed: int, *, site: str = "") -> str:
     """Return the text of source.toml for one source of ``config``; paths become absolute."""
-    return _as_toml(_source(config, ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed)))
+    return _as_toml(_source(config, site, ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed)))
 
 
 def kit_settings_toml(config: FederationConfig, site: str, address: str) -> str:
@@ -63,7 +63,7 @@ def kit_settings_toml(config: FederationConfig, site: str, address: str) -> str:
     """
     process = ProcessSection(kit=Path(".."), out=Path("run"))
     if site != config.federation.target:
-        return _KIT_HEADING.format(site=site) + _as_toml(_source(config, process))
+        return _KIT_HEADING.format(site=site) + _as_toml(_source(config, site, process))
     if config.transport.listen.endswith(":0"):
         config = config.model_copy(update={"transport": config.transport.model_copy(update={"listen": address})})
     return _KIT_HEADING.format(site=site) + _as_toml(_aggregator(config, process))
@@ -78,16 +78,31 @@ def _aggregator(config: FederationConfig, process: ProcessSection) -> Aggregator
         privacy=config.privacy,
         session=config.session,
         transport=config.transport,
+        logging=config.logging,
+        metrics=config.metrics,
     )
 
 
-def _source(config: FederationConfig, process: ProcessSection) -> SourceConfig:
+def _source(config: FederationConfig, site: str, process: ProcessSection) -> SourceConfig:
     return SourceConfig(
         source=process,
         task=config.task,
         training=config.training.source,
         transport=config.transport,
+        logging=config.logging,
+        metrics=_metrics_at(config, site),
     )
+
+
+def _metrics_at(config: FederationConfig, site: str) -> MetricsSection:
+    """Sites may share a machine: the target has the port of the file and each source the next one, in roster order.
+
+    A source that the file does not name yet gets the port behind theirs.
+    """
+    if not config.metrics.port:
+        return config.metrics
+    place = 1 + (*config.federation.sources, site).index(site)
+    return MetricsSection(port=min(config.metrics.port + place, MAX_PORT))
 
 
 def _as_toml(settings: AggregatorConfig | SourceConfig) -> str:

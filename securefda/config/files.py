@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Self
 
 from pydantic import model_validator
 
 from securefda.config.sections import (
+    MAX_PORT,
     FederationSection,
+    LoggingSection,
+    MetricsSection,
     PrivacySection,
     ProcessSection,
     SessionSection,
@@ -34,6 +38,8 @@ class FederationConfig(Settings):
     privacy: PrivacySection = PrivacySection()
     session: SessionSection = SessionSection()
     transport: TransportSection = TransportSection()
+    logging: LoggingSection = LoggingSection()
+    metrics: MetricsSection = MetricsSection()
 
     @model_validator(mode="after")
     def _a_session_can_succeed(self) -> Self:
@@ -43,6 +49,16 @@ class FederationConfig(Settings):
             _require_large_sums(self.privacy, self.session)
             _require_sound_threshold(len(self.federation.sources), self.privacy, self.session)
         plan_levels(self.levels, self.privacy.smallest_sum)
+        return self
+
+    @model_validator(mode="after")
+    def _every_site_has_logs_and_metrics_of_its_own(self) -> Self:
+        _require_own_file("logging.file", self.logging.file)
+        _require_own_file("logging.json-file", self.logging.json_file)
+        sites = 1 + len(self.federation.sources)
+        if self.metrics.port and self.metrics.port + sites - 1 > MAX_PORT:
+            why = f"{self.metrics.port} is the first of {sites} ports, one per site, and the last is above {MAX_PORT}"
+            raise ConfigError("metrics.port", why, hint="lower it")
         return self
 
     @property
@@ -63,6 +79,8 @@ class AggregatorConfig(Settings):
     privacy: PrivacySection = PrivacySection()
     session: SessionSection = SessionSection()
     transport: TransportSection = TransportSection()
+    logging: LoggingSection = LoggingSection()
+    metrics: MetricsSection = MetricsSection()
 
     @model_validator(mode="after")
     def _sums_are_large_enough(self) -> Self:
@@ -78,6 +96,8 @@ class SourceConfig(Settings):
     task: TaskSection
     training: TrainingSection = TrainingSection()
     transport: TransportSection = TransportSection()
+    logging: LoggingSection = LoggingSection()
+    metrics: MetricsSection = MetricsSection()
 
 
 def _require_known_sites(privacy: PrivacySection, sources: tuple[str, ...]) -> None:
@@ -109,3 +129,10 @@ def _require_sound_threshold(sources: int, privacy: PrivacySection, session: Ses
         lowest = (sources + privacy.n_c) // 2 + 1
         why = f"{session.threshold} is outside [{lowest}, {sources}] for {sources} sources and n-c = {privacy.n_c}"
         raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
+
+
+def _require_own_file(key: str, name: str) -> None:
+    path = PurePath(name)
+    if path.is_absolute() or ".." in path.parts:
+        hint = "name it relative to the run folder of each site"
+        raise ConfigError(key, f"{name} would be one file for all sites", hint=hint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -36,6 +36,23 @@ def _factory(value: str) -> str:
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise ValueError("must be of the form package.module:Class")
     return value
+
+
+def _log_file(value: str, suffix: str, taken: tuple[str, ...] = ()) -> str:
+    """Logs have endings of their own, so that none is written into another file of the run folder."""
+    if value and (not value.endswith(suffix) or not value.isprintable()):
+        raise ValueError(f"must end in {suffix} and hold no control characters")
+    if PurePath(value).name in taken:
+        raise ValueError("is a file of the run itself")
+    return value
+
+
+def _text_log(value: str) -> str:
+    return _log_file(value, ".log")
+
+
+def _json_log(value: str) -> str:
+    return _log_file(value, ".jsonl", ("metrics.jsonl",))
 
 
 Level = Literal["individual", "cohort", "sum"]
@@ -217,3 +234,28 @@ class ProcessSection(Settings):
     out: SettingsPath = Path("run")
     seed: Natural = 0
     data_set: SiteId = DEFAULT_DATA_SET
+
+
+class LoggingSection(Settings):
+    """Operational logs: what the console shows and more, for whoever looks after the process. Both are off by default.
+
+    ``file`` is plain text and ``json_file`` one JSON object a line; a relative name is taken from the site's run
+    folder. A file that would grow beyond ``max_bytes`` is put aside as ``NAME.1``, and so on; ``backups`` are kept.
+    """
+
+    file: Annotated[str, AfterValidator(_text_log)] = ""
+    json_file: Annotated[str, AfterValidator(_json_log)] = ""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    max_bytes: Annotated[int, Field(ge=65_536)] = 10_000_000
+    backups: Annotated[int, Field(ge=1, le=1000)] = 5
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any log is kept."""
+        return bool(self.file or self.json_file)
+
+
+class MetricsSection(Settings):
+    """Metrics for Prometheus on ``port`` of 127.0.0.1 and no other address; 0 for none."""
+
+    port: Annotated[int, Field(ge=0, le=MAX_PORT)] = 0
