@@ -1,0 +1,356 @@
+"""One reader for a log on disk: whose it is, its records one after the other, and the proof that one is in it.
+
+It reads, and verifies no signature: `verify.verify_log` does that. What it yields are records of the one form, each at
+the place that it claims, all of one party and one run. Memory does not grow with the log, and the log may be written
+meanwhile: what a pass finds is then the beginning of what the log will be.
+
+    log = open_log(folder)                  LogFolder; AuditError where there is no log
+    log.party, log.run, log.federation      the last is "" before the first checkpoint
+    log.records()                           Iterator[Record]; log.records(start) begins at that place, without the way
+    log.head()                              the newest checkpoint, or None; log.heads() its size and those before it
+    log.prove(index, size)                  Inclusion; its check() raises ProofError
+    being_written(folder), find_logs(root), looks_like_log(folder)
+
+Nothing of it writes, or needs more than the right to read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from securefda.audit.facts import RecordError
+from securefda.audit.merkle import check_inclusion, inclusion_proof, leaf_hash
+from securefda.audit.names import FORMAT, LogName
+from securefda.audit.notes import MAX_NOTE_BYTES, Checkpoint, Note, NoteError
+from securefda.audit.records import NewerVersion, Record
+from securefda.audit.store import (
+    CHECKPOINT,
+    CHECKPOINTS,
+    LOCK,
+    TAIL,
+    AuditError,
+    checkpoint_path,
+    disk_errors,
+    read,
+    read_bundle,
+    subtrees,
+)
+from securefda.audit.tiles import MAX_BUNDLE_BYTES, WIDTH, bundle_path, unpack
+from securefda.errors import ExitCode
+
+_VERIFY: Final = "securefda audit verify names what is wrong with the log"
+_NAME_ONE: Final = "name the log of one run: KIT/local/audit/RUN"
+
+
+class NoLog(AuditError):
+    """There is no log of this format that this process can read."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class DamagedLog(AuditError):
+    """A record cannot be read, or is not the one that belongs there; ``index`` is its place, 0-based."""
+
+    exit_code = ExitCode.AUDIT
+
+    def __init__(self, file: Path | str, index: int, what: str) -> None:
+        super().__init__(file, f"record {index} {what}", hint=_VERIFY)
+        self.index = index
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNote:
+    """A checkpoint as it lies in the log; nobody has checked its signatures.
+
+    Attributes:
+        note: the whole of it.
+        checkpoint: what its text says.
+    """
+
+    note: Note
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Inclusion:
+    """That a record is in the tree of a checkpoint.
+
+    Attributes:
+        index: place of the record, 0-based.
+        entry: its bytes.
+        size: number of records that the checkpoint signs.
+        root: root that it signs, 32 bytes.
+        proof: the hashes from leaf to root (RFC 9162, 2.1.3.1), 32 bytes each.
+    """
+
+    index: int
+    entry: bytes
+    size: int
+    root: bytes
+    proof: tuple[bytes, ...]
+
+    @property
+    def leaf(self) -> bytes:
+        """Hash of the record as a leaf, 32 bytes."""
+        return leaf_hash(self.entry)
+
+    def check(self) -> None:
+        """Verify the proof; O(log size). Raises ProofError where it does not lead to the root."""
+        check_inclusion(self.leaf, self.index, self.size, self.proof, self.root)
+
+
+@dataclass(frozen=True, slots=True)
+class LogFolder:
+    """The log in a folder; `open_log` makes one.
+
+    Attributes:
+        folder: where it lies.
+        party: site id of who writes it.
+        run: run id.
+        federation: federation id; empty before the first checkpoint, where only the roster has it.
+    """
+
+    folder: Path
+    party: str
+    run: str
+    federation: str
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        """The records from place ``start`` to the end as it is when the pass comes there; none behind the end.
+
+        What stands behind the last whole record is left out: the writer is about to finish it, or died.
+
+        Raises:
+            DamagedLog: a record is of another form, place, party or run, or its file cannot be read.
+            NoLog: a later release wrote the record.
+        """
+        for index, entry in self.entries(start):
+            try:
+                record = Record.parse(entry)
+            except NewerVersion as error:
+                raise _newer(self.folder, f"has a record {index} of a later release: {error}") from error
+            except RecordError as error:
+                raise DamagedLog(self.folder, index, f"is not of the form that a record has: {error}") from error
+            if (record.seq, record.party, record.run) != (index, self.party, self.run):
+                what = f"says that it is number {record.seq} of {record.party} in run {record.run}"
+                raise DamagedLog(self.folder, index, what)
+            yield record
+
+    def entries(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Places and bytes of the records, as `records`, without reading what they say. Raises DamagedLog."""
+        index = start
+        while True:
+            try:
+                data, full = _file_with(self.folder, index // WIDTH)
+            except AuditError as error:
+                raise DamagedLog(error.file, index, f"cannot be read: the file {error.what}") from error
+            entries, taken = unpack(data)
+            if full and (len(entries) != WIDTH or taken != len(data)):
+                place = index // WIDTH * WIDTH + min(len(entries), WIDTH - 1)
+                raise DamagedLog(self.folder / bundle_path(index // WIDTH), place, "is not whole, or not the last")
+            for entry in entries[index % WIDTH :]:
+                yield index, entry
+                index += 1
+            if not full:
+                return
+
+    def entry(self, index: int) -> bytes | None:
+        """Bytes of one record, None behind the end. Raises DamagedLog."""
+        return next((entry for _, entry in self.entries(index)), None)
+
+    def head(self, size: int | None = None) -> HeadNote | None:
+        """The newest checkpoint as it is now, or that of ``size`` records; None where there is none.
+
+        Raises:
+            AuditError: it is none, or cannot be read.
+        """
+        return _read_head(self.folder / (CHECKPOINT if size is None else checkpoint_path(size)))
+
+    def heads(self) -> tuple[int, ...]:
+        """Sizes of all checkpoints that are kept in the log, rising. Raises AuditError."""
+        kept = self.folder / CHECKPOINTS
+        with disk_errors(kept, "read"):
+            names = [file.name for file in kept.iterdir()] if kept.is_dir() else []
+        return tuple(sorted(int(name) for name in names if len(name) == 16 and name.isascii() and name.isdecimal()))
+
+    def prove(self, index: int, size: int | None = None) -> Inclusion:
+        """Prove that a record is in a checkpoint, from the tiles: O(log size) of them, and one file of records.
+
+        Args:
+            index: place of the record.
+            size: of the checkpoint, one of `heads`; the newest where not given.
+
+        Returns:
+            What `Inclusion.check` has still to be asked of: where tiles or record were changed, it fails.
+
+        Raises:
+            AuditError: there is no such checkpoint, it does not cover the record, or a file cannot be read.
+        """
+        head = self.head(size)
+        if head is None:
+            raise AuditError(self.folder, "has no such checkpoint", hint="the party signs one in every round")
+        signed = head.checkpoint
+        if not 0 <= index < signed.size:
+            hint = "a later checkpoint may cover it" if index >= 0 else "records are counted from 0"
+            raise AuditError(
+                self.folder, f"its checkpoint of {signed.size} records does not cover record {index}", hint=hint
+            )
+        entry = self.entry(index)
+        if entry is None:
+            raise DamagedLog(self.folder, index, "was signed and is not there")
+        proof = inclusion_proof(index, signed.size, subtrees(self.folder, signed.size))
+        return Inclusion(index, entry, signed.size, signed.root, proof)
+
+
+def open_log(folder: Path) -> LogFolder:
+    """Find out whose log lies in a folder: its checkpoint says, or before the first one its first record.
+
+    Raises:
+        NoLog: there is none, nothing was written yet, it is another program's or a later release's, or the folder
+            cannot be read.
+        DamagedLog: neither checkpoint nor first record can be read.
+    """
+    _check_folder(folder)
+    try:
+        return _by_checkpoint(folder) or _by_record(folder)
+    except NoLog:
+        raise
+    except AuditError as error:  # what is wrong with the checkpoint is for verify to say: who is it, all the same?
+        try:
+            return _by_record(folder)
+        except AuditError:
+            raise DamagedLog(error.file, 0, f"cannot be told: the file {error.what}") from error
+
+
+def looks_like_log(folder: Path) -> bool:
+    """Tell whether a folder has the files of a log; whether they are good is another question. Raises OSError."""
+    return (folder / CHECKPOINT).is_file() or (folder / TAIL).is_file() or (folder / "tile" / "entries").is_dir()
+
+
+def find_logs(root: Path) -> list[Path]:
+    """The folders at or below ``root`` that look like logs, sorted; links are not followed.
+
+    Raises:
+        NoLog: ``root`` is no folder, or one below cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise NoLog(error.filename, f"cannot be read: {error.strerror}", hint="check the permissions") from error
+
+    if not root.is_dir():
+        raise NoLog(root, "is no folder", hint="name a folder with logs in it")
+    found = []
+    for name, folders, _ in os.walk(root, onerror=fail):
+        if looks_like_log(Path(name)):
+            found.append(Path(name))
+            folders.clear()
+    return sorted(found)
+
+
+def being_written(folder: Path) -> bool:
+    """Tell whether a process on this machine has the log open for writing now.
+
+    A writer that opens the log in the very moment of the question is refused as by another writer: ask rarely.
+
+    Raises:
+        AuditError: the lock cannot be read.
+    """
+    path = folder / LOCK
+    with disk_errors(path, "read"):
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:  # a copy for others
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+    return False
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        if not folder.exists():
+            raise NoLog(folder, "is not there", hint="a run makes its log when it begins, in KIT/local/audit/RUN")
+        if not folder.is_dir():
+            raise NoLog(folder, "is a file, not the folder of a log", hint=_NAME_ONE)
+        list(folder.iterdir())
+        if not looks_like_log(folder):
+            below = sorted(file.name for file in folder.iterdir() if file.is_dir() and looks_like_log(file))
+            hint = f"it has logs in it: name {folder / below[-1]}" if below else _NAME_ONE
+            raise NoLog(folder, "is not the log of a run", hint=hint)
+    except OSError as error:
+        raise NoLog(folder, f"cannot be read: {error.strerror}", hint="check the folder's permissions") from error
+
+
+def _by_checkpoint(folder: Path) -> LogFolder | None:
+    head = _read_head(folder / CHECKPOINT)
+    if head is None:
+        return None
+    words = head.checkpoint.origin.split("/")
+    try:
+        ours = words[0] == "securefda" and int(words[1]) > 0
+        if ours and int(words[1]) > FORMAT:
+            raise _newer(folder, f"has format {int(words[1])} of a later release, this one knows {FORMAT}")
+        name = LogName.parse(head.checkpoint.origin)
+    except (ValueError, IndexError) as error:
+        what = f"is a log of something else: its origin is {head.checkpoint.origin[:80]!r}"
+        raise NoLog(folder, what, hint=_NAME_ONE) from error
+    return LogFolder(folder, name.party, name.run, name.federation)
+
+
+def _by_record(folder: Path) -> LogFolder:
+    entry = LogFolder(folder, "", "", "").entry(0)
+    if entry is None:
+        raise NoLog(folder, "has no record yet", hint="look again when the run has begun")
+    try:
+        record = Record.parse(entry)
+    except NewerVersion as error:
+        raise _newer(folder, f"has a record 0 of a later release: {error}") from error
+    except RecordError as error:
+        raise NoLog(folder, f"has no record of an audit log: {error}", hint=_NAME_ONE) from error
+    return LogFolder(folder, record.party, record.run, "")
+
+
+def _file_with(folder: Path, number: int) -> tuple[bytes, bool]:
+    """Contents of the file with the records of tile ``number``, and whether it is a full bundle. Raises AuditError."""
+    data = read_bundle(folder, number)
+    if data is not None:
+        return data, True
+    if number and not (folder / bundle_path(number - 1)).exists():
+        return b"", False  # behind the end: the tail is of another tile
+    tail = read(folder / TAIL, MAX_BUNDLE_BYTES)
+    if tail is None:
+        tail = _signed_part(folder, number)
+    # The tail may have become this bundle, and another tail begun, before it was read.
+    data = read_bundle(folder, number)
+    return (tail or b"", False) if data is None else (data, True)
+
+
+def _signed_part(folder: Path, number: int) -> bytes | None:
+    """The last records in a copy for others, which has no tail."""
+    head = _read_head(folder / CHECKPOINT)
+    full, width = divmod(head.checkpoint.size, WIDTH) if head is not None else (0, 0)
+    return read_bundle(folder, number, width) if width and full == number else None
+
+
+def _read_head(path: Path) -> HeadNote | None:
+    data = read(path, MAX_NOTE_BYTES)
+    if data is None:
+        return None
+    try:
+        note = Note.parse(data)
+        return HeadNote(note, Checkpoint.parse(note.text))
+    except NoteError as error:
+        raise AuditError(path, f"is no checkpoint: {error}", hint=_VERIFY) from error
+
+
+def _newer(folder: Path, what: str) -> NoLog:
+    return NoLog(folder, what, hint="read it with that release of securefda")
