@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -33,14 +31,14 @@ from dp_cost_runs import (
     TARGET,
     TIMED,
     TIMED_RULE,
-    Cache,
     Cell,
     Figures,
     cells_of,
-    measure,
+    run_cell,
 )
 from federated import workers
 from matplotlib.figure import Figure
+from studies import Cache, as_text, measure, style, this_machine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -200,23 +198,12 @@ def _costs_table(rows: Sequence[Row]) -> str:
 
 _COLOURS = {"fedgp_auto": "#0072b2", "fedda_auto": "#e69f00", "target_only": "#333333", "source_only": "#009e73"}
 _MARKERS = {"fedgp_auto": "o", "fedda_auto": "s", "target_only": "D", "source_only": "^"}
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "dp_cost",
-    "svg.fonttype": "path",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-}
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Accuracy over epsilon: a row of panels for each study, a panel for each place of the noise."""
     studies = list(dict.fromkeys(row["study"] for row in rows))
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(style("dp_cost")):
         figure = Figure(figsize=(10, 3.2 * len(studies) + 0.5), layout="constrained")
         panels = figure.subplots(len(studies), 3, squeeze=False, sharey="row")
         for line, study in zip(panels, studies, strict=True):
@@ -260,25 +247,13 @@ def _measure(given: argparse.Namespace) -> None:
     data = [] if given.data_dir is None else [f"task.data-dir={given.data_dir.absolute()}"]
     studies = [name for name in given.studies if name != "fed-heart" or data]
     cells = sorted((cell for name in studies for cell in cells_of(name)), key=lambda cell: cell.urgency)
-    cache = Cache(given.cache)
+    cache = Cache(given.cache, "dp_cost")
 
     def done(cell: Cell, figures: Figures) -> None:
         print(f"{cell.key}: {figures.accuracy:.1f} %", file=sys.stderr, flush=True)
 
     with workers(given.workers) as pool:
-        measure(pool, cells, cache, {"digits": [], "fed-heart": data}, done)
-
-
-def _as_text(rows: Iterable[Row]) -> str:
-    """The figures as JSON, a line for each row."""
-    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    return f'{{"machine": {json.dumps(_machine())}, "rows": [\n{lines}\n]}}\n'
-
-
-def _machine() -> dict[str, Any]:
-    packages = {name: version(name) for name in ("torch", "opacus")}
-    cores, python = os.cpu_count(), platform.python_version()
-    return {"processor": platform.machine(), "cores": cores, "python": python} | packages
+        measure(pool, run_cell, cells, cache, {"digits": [], "fed-heart": data}, done)
 
 
 def main() -> int:
@@ -287,7 +262,8 @@ def main() -> int:
     if given.measure:
         _measure(given)
     if given.measure or given.gather:
-        given.figures.write_text(_as_text(rows_of(Cache(given.cache).read())))
+        packages = {name: version(name) for name in ("torch", "opacus")}
+        given.figures.write_text(as_text(rows_of(Cache(given.cache, "dp_cost").read()), this_machine() | packages))
     rows = json.loads(given.figures.read_text())["rows"]
     plot(rows, given.plot)
     print(tables(rows))

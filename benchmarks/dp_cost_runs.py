@@ -1,23 +1,16 @@
-"""One federation for each cell of the study of what privacy budgets cost: which there are, how one runs, what it gave.
-
-What a run gave is kept as one line of JSON in a folder of the caller's, so that a study that was stopped goes on where
-it was. Change the code or the settings, and the folder has to be emptied by hand.
-"""
+"""One federation for each cell of the study of privacy budgets: which there are, how one runs, and what it gave."""
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from federated import Job
 
@@ -314,51 +307,3 @@ def _spent(job: Job, folder: Path) -> dict[str, float]:
             spent = ledger.spent(job.config.privacy.budget.target_delta, "rdp")
             found[side] = max(spent, found.get(side, 0.0))
     return found
-
-
-class Cache:
-    """What was measured before: a file with a line per cell."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / "dp_cost.jsonl"
-
-    def read(self) -> dict[str, dict[str, Any]]:
-        """Figures by the key of their cell; a line that was cut off is left out."""
-        if not self._path.exists():
-            return {}
-        lines = self._path.read_text().split("\n")[:-1]
-        return {line["cell"]: line["figures"] for line in map(json.loads, lines)}
-
-    def add(self, cell: Cell, figures: Figures) -> None:
-        """Keep one."""
-        with self._path.open("a") as file:
-            file.write(json.dumps({"cell": cell.key, "figures": asdict(figures)}) + "\n")
-
-
-def measure(
-    pool: ProcessPoolExecutor,
-    cells: Iterable[Cell],
-    cache: Cache,
-    given: Mapping[str, list[str]],
-    done: Callable[[Cell, Figures], None],
-) -> None:
-    """Run the cells that the cache lacks, first ones first. One that fails is said and left out.
-
-    Args:
-        pool: processes to run them in.
-        cells: of one or more studies.
-        cache: where the figures go.
-        given: study -> settings of the caller.
-        done: called after each.
-    """
-    known = cache.read()
-    missing = [cell for cell in cells if cell.key not in known]
-    waiting = {pool.submit(partial(run_cell, cell.job(given[cell.study]))): cell for cell in missing}
-    for future in as_completed(waiting):
-        cell = waiting[future]
-        if (error := future.exception()) is not None:
-            print(f"FAILED: {cell.key}: {error}", file=sys.stderr, flush=True)
-            continue
-        cache.add(cell, future.result())
-        done(cell, future.result())

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from federated import workers
-from levels_runs import RULES, STUDIES, Cache, Cell, Figures, cells_of, measure
+from levels_runs import RULES, STUDIES, Cell, Figures, cells_of, run_cell
 from matplotlib.figure import Figure
+from studies import Cache, as_text, measure, style, this_machine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -188,23 +187,12 @@ def _costs_table(rows: Sequence[Row]) -> str:
 
 _COLOURS = ("#333333", "#009e73", "#56b4e9", "#0072b2", "#cc79a7", "#e69f00")
 _MARKERS = ("D", "^", "o", "s", "v", "P")
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "levels",
-    "svg.fonttype": "path",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-}
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Accuracy of each rule at each level, with the standard deviation over seeds; a panel for each study."""
     studies = list(dict.fromkeys(row["study"] for row in rows))
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(style("levels")):
         figure = Figure(figsize=(11, 3.4 * len(studies) + 0.5), layout="constrained")
         panels = figure.subplots(len(studies), 1, squeeze=False)[:, 0]
         for axes, study in zip(panels, studies, strict=True):
@@ -242,24 +230,14 @@ def _measure(given: argparse.Namespace) -> None:
     data = [] if given.data_dir is None else [f"task.data-dir={given.data_dir.absolute()}"]
     studies = [name for name in STUDIES if name != "fed-heart" or data]
     cells = sorted((cell for name in studies for cell in cells_of(name)), key=lambda cell: cell.urgency)
-    cache = Cache(given.cache)
+    cache = Cache(given.cache, "levels")
 
     def done(cell: Cell, figures: Figures) -> None:
         print(f"{cell.key}: {figures.accuracy:.1f} %", file=sys.stderr, flush=True)
 
     with workers(given.workers) as pool:
-        measure(pool, cells, cache, {"digits": [], "fed-heart": data}, done)
-    given.figures.write_text(_as_text(rows_of(cache.read())))
-
-
-def _as_text(rows: Iterable[Row]) -> str:
-    """The figures as JSON, a line for each row."""
-    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    return f'{{"machine": {json.dumps(_machine())}, "rows": [\n{lines}\n]}}\n'
-
-
-def _machine() -> dict[str, Any]:
-    return {"processor": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
+        measure(pool, run_cell, cells, cache, {"digits": [], "fed-heart": data}, done)
+    given.figures.write_text(as_text(rows_of(cache.read()), this_machine()))
 
 
 def main() -> int:

@@ -1,8 +1,4 @@
-"""One federation for each cell of the levels study: which there are, how one runs, and what it gave.
-
-What a run gave is kept as one line of JSON in a folder of the caller's, so that a study that was stopped goes on where
-it was. Change the code, and the folder has to be emptied by hand.
-"""
+"""One federation for each cell of the levels study: which there are, how one runs, and what it gave."""
 
 from __future__ import annotations
 
@@ -11,12 +7,9 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 import torch
 from federated import Job
@@ -243,43 +236,3 @@ def _predictions(job: Job, folder: RunFolder) -> str:
         outputs = model(made.test_data(sites.target).features)
     classes = outputs.argmax(1) if outputs.ndim > 1 and outputs.shape[1] > 1 else outputs.flatten() > 0
     return hashlib.sha256(classes.to(torch.int64).numpy().tobytes()).hexdigest()
-
-
-class Cache:
-    """What was measured before: a file with a line per cell."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / "levels.jsonl"
-
-    def read(self) -> dict[str, dict[str, Any]]:
-        """Figures by the key of their cell; a line that was cut off is left out."""
-        if not self._path.exists():
-            return {}
-        lines = self._path.read_text().split("\n")[:-1]
-        return {line["cell"]: line["figures"] for line in map(json.loads, lines)}
-
-    def add(self, cell: Cell, figures: Figures) -> None:
-        """Keep one."""
-        with self._path.open("a") as file:
-            file.write(json.dumps({"cell": cell.key, "figures": asdict(figures)}) + "\n")
-
-
-def measure(
-    pool: ProcessPoolExecutor, cells: Iterable[Cell], cache: Cache, given: Mapping[str, list[str]], done: Any
-) -> None:
-    """Run the cells that the cache lacks, first ones first; ``done(cell)`` is called after each.
-
-    Args:
-        pool: processes to run them in.
-        cells: of one or more studies.
-        cache: where the figures go.
-        given: study -> settings of the caller.
-        done: called with (cell, figures).
-    """
-    known = cache.read()
-    missing = [cell for cell in cells if cell.key not in known]
-    waiting = {pool.submit(partial(run_cell, cell.job(given[cell.study]))): cell for cell in missing}
-    for future in as_completed(waiting):
-        cache.add(waiting[future], future.result())
-        done(waiting[future], future.result())

@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from studies import style, this_machine
 
 from securefda.cli.bench.secagg import bench_secagg, jobs_of
 
@@ -113,18 +112,11 @@ def measure(sources: Sequence[int], dropped: Sequence[int], params: Sequence[int
         at = time.monotonic()
         cells.append(_rounded(bench_secagg(job, repeats=min(job.usual_repeats, MOST_REPEATS), processes=PROCESSES)))
         sys.stderr.write(f"N = {job.sources}, m = {job.params}: {time.monotonic() - at:.0f} s\n")
-    return {"machine": _machine(), "minutes": round((time.monotonic() - began) / 60, 1), "cells": cells}
+    return {"machine": this_machine(), "minutes": round((time.monotonic() - began) / 60, 1), "cells": cells}
 
 
 def _rounded(cell: Cell) -> dict[str, Any]:
     return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in cell.items()}
-
-
-def _machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"processor": model, "cores": os.cpu_count(), "memory_gb": round(memory / 1e9), "system": platform.system()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,22 +246,11 @@ def _short(params: int) -> str:
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 _MARKERS = ("o", "s", "^", "D")
 _GUIDE: dict[str, Any] = {"color": "#777777", "linestyle": "--", "linewidth": 1}
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "scale",
-    "svg.fonttype": "path",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-}
 
 
 def plot(cells: Sequence[Cell], path: Path) -> None:
     """Processor time of a session on logarithmic axes: of a source and the aggregator over N, and of both over m."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(style("scale")):
         figure = Figure(figsize=(11, 4.2), layout="constrained")
         of_source, of_aggregator, over_m = figure.subplots(1, 3, sharey=True)
         _over_sources(of_source, cells, "source", 1)

@@ -13,7 +13,7 @@ from securefda.dp.events import DpEvent
 from securefda.dp.planning import Schedule
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OURS = ("dp_cost", "dp_cost_runs", "federated")
+OURS = ("dp_cost", "dp_cost_runs", "federated", "studies")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def known(study):
 
 def run(study, known, folder, monkeypatch):
     path = folder / "figures.json"
-    path.write_text(study._as_text(study.rows_of(known)))
+    path.write_text(study.as_text(study.rows_of(known), {}))
     json.loads(path.read_text())
     arguments = ["dp_cost.py", "--figures", str(path), "--plot", str(folder / "plot.svg")]
     monkeypatch.setattr(sys, "argv", arguments)

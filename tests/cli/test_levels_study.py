@@ -19,7 +19,7 @@ def levels():
     spec.loader.exec_module(module)
     yield module
     sys.path.remove(str(BENCHMARKS))
-    for name in ("levels", "levels_runs", "federated"):
+    for name in ("levels", "levels_runs", "federated", "studies"):
         sys.modules.pop(name, None)
 
 

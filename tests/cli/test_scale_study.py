@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "scale.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def scale():
-    spec = importlib.util.spec_from_file_location("scale", PATH)
+    sys.path.insert(0, str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("scale", BENCHMARKS / "scale.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["scale"] = module
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["scale"]
+    sys.path.remove(str(BENCHMARKS))
+    for name in ("scale", "studies"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
