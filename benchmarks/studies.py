@@ -1,0 +1,126 @@
+"""What the studies have in common: cells that are run once and kept, the machine, text and plots of the figures.
+
+What a run gave is kept as one line of JSON in a folder of the caller's, so that a study that was stopped goes on where
+it was. Change the code or the settings, and the folder has to be emptied by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from federated import Job
+
+
+class Cell(Protocol):
+    """One run of a study."""
+
+    @property
+    def study(self) -> str:
+        """Which study it belongs to."""
+
+    @property
+    def key(self) -> str:
+        """Its name in the cache."""
+
+    def job(self, given: Iterable[str]) -> Job:
+        """The federation and the seed; ``given`` are settings of the caller."""
+
+
+AnyCell = TypeVar("AnyCell", bound=Cell)
+Figures = TypeVar("Figures")
+"""What one run gave, a dataclass."""
+
+
+class Cache:
+    """What was measured before: a file with a line per cell, ``NAME.jsonl`` in a folder."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{name}.jsonl"
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """Figures by the key of their cell; a line that was cut off is left out."""
+        if not self._path.exists():
+            return {}
+        lines = self._path.read_text().split("\n")[:-1]
+        return {line["cell"]: line["figures"] for line in map(json.loads, lines)}
+
+    def add(self, cell: Cell, figures: Any) -> None:
+        """Keep one."""
+        with self._path.open("a") as file:
+            file.write(json.dumps({"cell": cell.key, "figures": asdict(figures)}) + "\n")
+
+
+def measure(
+    pool: ProcessPoolExecutor,
+    run_cell: Callable[[Job], Figures],
+    cells: Iterable[AnyCell],
+    cache: Cache,
+    given: Mapping[str, list[str]],
+    done: Callable[[AnyCell, Figures], None],
+) -> None:
+    """Run the cells that the cache lacks, first ones first. One that fails is said and left out.
+
+    Args:
+        pool: processes to run them in.
+        run_cell: runs one.
+        cells: of one or more studies.
+        cache: where the figures go.
+        given: study -> settings of the caller.
+        done: called after each.
+    """
+    known = cache.read()
+    missing = [cell for cell in cells if cell.key not in known]
+    waiting = {pool.submit(partial(run_cell, cell.job(given[cell.study]))): cell for cell in missing}
+    for future in as_completed(waiting):
+        cell = waiting[future]
+        if (error := future.exception()) is not None:
+            print(f"FAILED: {cell.key}: {error}", file=sys.stderr, flush=True)
+            continue
+        cache.add(cell, future.result())
+        done(cell, future.result())
+
+
+def as_text(rows: Iterable[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:
+    """The figures as JSON, a line for each row."""
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    return f'{{"machine": {json.dumps(machine)}, "rows": [\n{lines}\n]}}\n'
+
+
+def this_machine() -> dict[str, Any]:
+    """What figures are to be read with."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "memory_gb": round(memory / 1e9),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+def style(name: str) -> dict[Any, Any]:
+    """How plots look; the names of their parts follow from ``name``, so that the same figures give the same file."""
+    return {
+        "svg.hashsalt": name,
+        "svg.fonttype": "path",
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.alpha": 0.3,
+        "legend.frameon": False,
+    }
