@@ -1,0 +1,9 @@
+"""What a site's process tells those who look after it: operational logs and metrics, beside the audit log.
+
+Neither is evidence of anything, and nothing of a run depends on them: a log that cannot be written ends no run. Both
+are off unless a site turns them on, and what they need is imported only then.
+"""
+
+from securefda.operations.watch import SourceWatch, TargetWatch, watch_source, watch_target
+
+__all__ = ["SourceWatch", "TargetWatch", "watch_source", "watch_target"]

@@ -1,0 +1,150 @@
+"""Metrics for Prometheus, on a port of 127.0.0.1 that a site turns on.
+
+They count what the site's own ``metrics.jsonl`` and console say and disclose no more: no loss, accuracy, beta or row
+count, and no figure of a single message. Whoever can open a port of this machine can read them; they are sent nowhere.
+Counters begin at zero with each process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from securefda.errors import ConfigError
+from securefda.operations.notes import UNNAMED, Remark
+from securefda.rounds.records import RoundLine, SiteLine
+
+HOST = "127.0.0.1"
+MOST_CHECKS = 100
+_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+
+class RunMetrics:
+    """Counters and gauges of one process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._rounds = Counter("securefda_rounds", "Rounds that ended, by how.", ["status"], registry=self.registry)
+        self._current = Gauge("securefda_current_round", "Number of the last round that began.", registry=self.registry)
+        self._refusals = self._by_check("refusals", "Rounds that a source refused, by policy key or check.")
+        self._alarms = self._by_check("alarms", "Checks that a peer failed.")
+        self._aborts = self._by_check("aborts", "Sessions that a peer ended, by the check that failed there.")
+        self._epsilon: Gauge | None = None
+
+    def alarm(self, check: str) -> None:
+        """A peer failed a check."""
+        self._alarms(check)
+
+    def abort(self, check: str) -> None:
+        """A peer ended a session because a check failed there."""
+        self._aborts(check)
+
+    def refusal(self, key: str) -> None:
+        """A source refused a round."""
+        self._refusals(key)
+
+    def remark(self, remark: Remark) -> None:
+        """Count what a note was about."""
+        if remark.alarm:
+            self.alarm(remark.alarm)
+        if remark.abort:
+            self.abort(remark.abort)
+
+    def round_started(self, number: int) -> None:
+        """A round began."""
+        self._current.set(number)
+
+    def round_ended(self, status: str, epsilon: float | None) -> None:
+        """A round ended; ``epsilon`` is what the site's rows have cost with it, None where it trains without noise."""
+        self._rounds.labels(status).inc()
+        if epsilon is None:
+            return
+        if self._epsilon is None:
+            text = "Epsilon that this site's rows have cost over all rounds and runs of their ledger."
+            self._epsilon = Gauge("securefda_epsilon_spent", text, registry=self.registry)
+        self._epsilon.set(epsilon)
+
+    def _by_check(self, name: str, text: str) -> Callable[[str], None]:
+        """A counter by check. A peer chooses some names of checks, so that the number of series is bounded."""
+        counter, seen = Counter(f"securefda_{name}", text, ["check"], registry=self.registry), set[str]()
+
+        def count(check: str) -> None:
+            if check in seen or len(seen) < MOST_CHECKS:
+                seen.add(check)
+                counter.labels(check).inc()
+            else:
+                counter.labels(UNNAMED).inc()
+
+        return count
+
+
+class TargetMetrics(RunMetrics):
+    """Those of the target: its rounds also have phases, attempts and bytes by source."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        own = self.registry
+        self._planned = Gauge("securefda_planned_rounds", "Rounds that the run is to have.", registry=own)
+        self._attempts = Counter("securefda_attempts", "Attempts at rounds that ended.", registry=own)
+        self._retries = Counter("securefda_retries", "Attempts after the first one of a round.", registry=own)
+        text = "Seconds that a round spent in a phase."
+        self._phases = Histogram("securefda_round_phase_seconds", text, ["phase"], registry=own, buckets=_SECONDS)
+        self._up = Counter("securefda_received_bytes", "Bytes from a source, by round.", ["peer"], registry=own)
+        self._down = Counter("securefda_sent_bytes", "Bytes to a source, by round.", ["peer"], registry=own)
+        self._connected = Gauge("securefda_connected_sources", "Sources that are connected now.", registry=own)
+
+    def watch_connections(self, connected: Callable[[], Collection[int]]) -> None:
+        """Ask ``connected`` at every reading; it is called on a thread of the metrics' server."""
+        self._connected.set_function(lambda: len(connected()))
+
+    def planned(self, rounds: int) -> None:
+        """How many rounds the run is to have."""
+        self._planned.set(rounds)
+
+    def round_finished(self, line: RoundLine) -> None:
+        """A round ended, finished or lost."""
+        self.round_ended(line.get("status", "lost"), line.get("target_epsilon"))
+        attempts = line.get("attempts", 0)
+        self._attempts.inc(attempts)
+        self._retries.inc(max(0, attempts - 1))
+        for phase, seconds in line.get("seconds", {}).items():
+            self._phases.labels(phase).observe(seconds)
+        _add(self._up, line.get("bytes_up", {}))
+        _add(self._down, line.get("bytes_down", {}))
+        for key in line.get("refused", {}).values():
+            self.refusal(key)
+
+
+class SourceMetrics(RunMetrics):
+    """Those of a source."""
+
+    def round_finished(self, record: SiteLine) -> None:
+        """A result was accepted."""
+        self.round_ended("finished", record.get("epsilon"))
+
+
+def _add(counter: Counter, counts: Mapping[str, int]) -> None:
+    for peer, count in counts.items():
+        counter.labels(peer).inc(count)
+
+
+@contextmanager
+def served(registry: CollectorRegistry, port: int) -> Iterator[None]:
+    """Answer every GET on ``port`` of 127.0.0.1 with the metrics, on threads of its own, until the block ends.
+
+    Raises:
+        ConfigError: the port cannot be opened.
+    """
+    try:
+        server, thread = start_http_server(port, addr=HOST, registry=registry)
+    except OSError as error:
+        why = f"{port} on {HOST} cannot be opened: {error.strerror}"
+        raise ConfigError("metrics.port", why, hint="set another port, or 0 for no metrics") from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,264 @@
+"""Reporters that log and count what a site's process says, on its way to the console."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from securefda import __version__
+from securefda.config import LoggingSection, MetricsSection
+from securefda.errors import FaultyAggregatorError, PolicyRefusal, ProtocolError, SecureFdaError
+from securefda.operations.notes import Level, Remark, read_note
+from securefda.rounds.progress import Reporter, SourceReporter
+from securefda.rounds.records import RoundLine, SiteLine
+from securefda.secagg.messages import Body, Header, Signed
+from securefda.secagg.roster import Roster
+
+if TYPE_CHECKING:
+    from securefda.operations.logs import OperationalLog
+    from securefda.operations.metrics import RunMetrics, SourceMetrics, TargetMetrics
+
+_NO_WORD = "no error of this package"
+
+
+@dataclass(slots=True)
+class _Book:
+    """The log, if one is kept, and where the run stands. ``peers`` maps how notes name a peer to its site id."""
+
+    log: OperationalLog | None
+    peers: Mapping[str, str]
+    run_id: Callable[[], str] = str
+    phase_of: Callable[[], str] = str
+    round: int = 0
+
+    def write(self, level: Level, text: str, peer: str = "") -> None:
+        if self.log is None:
+            return
+        from securefda.operations.logs import Place  # noqa: PLC0415 - only where a log is kept
+
+        self.log.write(level, text, Place(self.run_id(), self.round, self.phase_of(), peer))
+
+    def note(self, text: str) -> Remark:
+        remark = read_note(text, self.peers)
+        self.write(remark.level, text, remark.peer)
+        return remark
+
+    @contextmanager
+    def process(self, site: str, role: str) -> Iterator[None]:
+        """Log how the process begins and how it ends; every error goes on its way."""
+        self.write("info", f"securefda {__version__}: the {role} {site} starts")
+        try:
+            yield
+        except SecureFdaError as error:
+            self.write("error", f"ends: {error.code}: {error}")
+            raise
+        except KeyboardInterrupt:
+            self.write("warning", "ends: interrupted")
+            raise
+        except BaseException as error:
+            self.write("error", f"ends: {type(error).__name__}, {_NO_WORD}")  # its text may hold anything
+            raise
+        self.write("info", "ends: the run is over")
+
+
+class TargetWatch:
+    """The aggregator's reporter: passes everything on to ``shown``, and logs and counts it.
+
+    ``run_id`` gives the run's id, empty before there is one; whoever composes the run sets it.
+    """
+
+    def __init__(self, shown: Reporter, book: _Book, metrics: TargetMetrics | None) -> None:
+        self._shown, self._book, self._metrics = shown, book, metrics
+        self._phase = ""
+        book.phase_of = lambda: self._phase
+
+    def follow(self, run_id: Callable[[], str], connected: Callable[[], Collection[int]]) -> None:
+        """Learn from these what reports do not say: the run's id (empty before there is one), and who is connected."""
+        self._book.run_id = run_id
+        if self._metrics is not None:
+            self._metrics.watch_connections(connected)
+
+    def round_started(self, round_number: int, rounds: int) -> None:
+        """A round begins."""
+        self._shown.round_started(round_number, rounds)
+        self._book.round, self._phase = round_number, ""
+        self._book.write("info", f"round {round_number} of {rounds} begins")
+        if self._metrics is not None:
+            self._metrics.round_started(round_number)
+            self._metrics.planned(rounds)
+
+    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+        """The run enters a phase, or goes on waiting in it."""
+        self._shown.phase(name, waiting_for)
+        self._phase = name
+        self._book.write("debug", f"waiting for {', '.join(waiting_for)}" if waiting_for else "waiting for nobody")
+
+    def round_finished(self, line: RoundLine) -> None:
+        """A round is over."""
+        self._shown.round_finished(line)
+        self._book.write("warning" if line.get("status") == "lost" else "info", _text_of(line))
+        self._phase = ""
+        if self._metrics is not None:
+            self._metrics.round_finished(line)
+
+    def note(self, text: str) -> None:
+        """Something an operator should read."""
+        self._shown.note(text)
+        remark = self._book.note(text)
+        if self._metrics is not None:
+            self._metrics.remark(remark)
+
+
+class SourceWatch:
+    """A source's reporter of notes, and with :meth:`rounds` of its rounds."""
+
+    def __init__(self, shown: Reporter, book: _Book, metrics: SourceMetrics | None, target: str) -> None:
+        self._shown, self._book, self._metrics, self._target = shown, book, metrics, target
+        self._run = ""
+        book.run_id = lambda: self._run
+
+    def hear(self, direction: object, peer: int, message: Signed[Body], wire_bytes: int) -> None:
+        """An observer of messages: the run's id stands in the headers that come. Nothing else of a message is used."""
+        del direction, peer, wire_bytes
+        if isinstance(message.body, Header):
+            self._run = message.body.run_id.hex()
+
+    def rounds(self, shown: SourceReporter) -> SourceReporter:
+        """A reporter that passes everything on to ``shown``, and logs and counts it."""
+        return _SourceRounds(shown, self._book, self._metrics, self._target)
+
+    def note(self, text: str) -> None:
+        """Something an operator should read."""
+        self._shown.note(text)
+        self._book.note(text)
+
+    def round_started(self, round_number: int, rounds: int) -> None:
+        """Pass it on; a source hears of rounds through :meth:`rounds`."""
+        self._shown.round_started(round_number, rounds)
+
+    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+        """Pass it on."""
+        self._shown.phase(name, waiting_for)
+
+    def round_finished(self, line: RoundLine) -> None:
+        """Pass it on."""
+        self._shown.round_finished(line)
+
+
+class _SourceRounds:
+    """Logs and counts the rounds of a source."""
+
+    def __init__(self, shown: SourceReporter, book: _Book, metrics: SourceMetrics | None, target: str) -> None:
+        self._shown, self._book, self._metrics, self._target = shown, book, metrics, target
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None:
+        """A header was accepted."""
+        self._shown.round_started(round_number, visibility, rule)
+        self._book.round = round_number
+        self._book.write("info", f"round {round_number} begins: {rule}, visibility {visibility}", self._target)
+        if self._metrics is not None:
+            self._metrics.round_started(round_number)
+
+    def round_finished(self, record: SiteLine) -> None:
+        """A result was accepted."""
+        self._shown.round_finished(record)
+        spent = f"; epsilon {record['epsilon']:.4f} is spent" if "epsilon" in record else ""
+        self._book.write("info", f"round {record['round']} is over{spent}", self._target)
+        if self._metrics is not None:
+            self._metrics.round_finished(record)
+
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
+        """The policy refused a header."""
+        self._shown.refused(refusal, header)
+        self._book.write("warning", f"round {header.body.round} refused: {refusal}", self._target)
+        if self._metrics is not None:
+            self._metrics.refusal(refusal.key)
+            self._metrics.round_ended("refused", None)
+
+    def alarm(self, error: SecureFdaError) -> None:
+        """A check failed, the aggregator ended a session, or the policy refused to go on with one."""
+        self._shown.alarm(error)
+        self._book.write("warning" if isinstance(error, PolicyRefusal) else "error", str(error), self._target)
+        if self._metrics is not None:
+            _count(self._metrics, error)
+
+
+def _count(metrics: RunMetrics, error: SecureFdaError) -> None:
+    if isinstance(error, PolicyRefusal):
+        metrics.refusal(error.key)
+    elif isinstance(error, FaultyAggregatorError):
+        metrics.alarm(error.check)
+    elif isinstance(error, ProtocolError):
+        metrics.abort(error.check)
+
+
+@contextmanager
+def watch_target(
+    shown: Reporter, logging: LoggingSection, metrics: MetricsSection, *, out: Path, roster: Roster
+) -> Iterator[TargetWatch]:
+    """Log and count for the aggregator until the block ends, and how it ends.
+
+    Args:
+        shown: the console's reporter; everything goes on to it, and warnings about a log's file.
+        logging: which logs are kept, if any.
+        metrics: the port, if any.
+        out: the site's run folder.
+        roster: of the federation.
+
+    Raises:
+        ConfigError: a log cannot be written, or the port cannot be opened.
+    """
+    target, sources = roster.target.site_id, [entry.site_id for entry in roster.sources]
+    with ExitStack() as stack:
+        book = _Book(_log(stack, logging, out, target, shown), {site: site for site in sources})
+        meters = None
+        if metrics.port:
+            from securefda.operations.metrics import TargetMetrics, served  # noqa: PLC0415 - only where it is on
+
+            meters = TargetMetrics()
+            stack.enter_context(served(meters.registry, metrics.port))
+        stack.enter_context(book.process(target, "target"))
+        yield TargetWatch(shown, book, meters)
+
+
+@contextmanager
+def watch_source(
+    shown: Reporter, logging: LoggingSection, metrics: MetricsSection, *, out: Path, roster: Roster, site: str
+) -> Iterator[SourceWatch]:
+    """The same for source ``site``."""
+    target = roster.target.site_id
+    with ExitStack() as stack:
+        book = _Book(_log(stack, logging, out, site, shown), {"aggregator": target})
+        meters = None
+        if metrics.port:
+            from securefda.operations.metrics import SourceMetrics, served  # noqa: PLC0415 - only where it is on
+
+            meters = SourceMetrics()
+            stack.enter_context(served(meters.registry, metrics.port))
+        stack.enter_context(book.process(site, "source"))
+        yield SourceWatch(shown, book, meters, target)
+
+
+def _log(stack: ExitStack, settings: LoggingSection, out: Path, site: str, shown: Reporter) -> OperationalLog | None:
+    if not settings.is_on:
+        return None
+    from securefda.operations.logs import OperationalLog  # noqa: PLC0415 - only where a log is kept
+
+    return stack.enter_context(closing(OperationalLog(settings, out, site, shown.note)))
+
+
+def _text_of(line: RoundLine) -> str:
+    """One line about a round that is over."""
+    parts = [f"round {line['round']} is {line.get('status', 'lost')}", f"{len(line.get('survivors', []))} sources"]
+    if line.get("dropped"):
+        parts.append(f"dropped {', '.join(line['dropped'])}")
+    if line.get("attempts", 0) > 1:
+        parts.append(f"{line['attempts']} attempts")
+    if "target_epsilon" in line:
+        parts.append(f"epsilon {line['target_epsilon']:.4f} is spent")
+    if line.get("seconds"):
+        parts.append(f"{sum(line['seconds'].values()):.1f} s")
+    return "; ".join(parts)
