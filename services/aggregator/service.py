@@ -11,6 +11,7 @@ from typing import cast
 from securefda.config import AggregatorConfig
 from securefda.federation.kit import Kit, load_kit, use_kit
 from securefda.heap import map_large_blocks
+from securefda.operations import TargetWatch, watch_target
 from securefda.rounds.accounts import TERMS
 from securefda.rounds.composition import Member, run_settings, summary_of, target_site
 from securefda.rounds.progress import Reporter
@@ -45,13 +46,14 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     for note in (*site.notes, *([TERMS] if site.notes else [])):
         reporter.note(note)
     folder = RunFolder(config.aggregator.out)
-    with closing(AggregatorStore(folder.path / STATE_FILE)) as store:
-        recording = RecordingReporter(folder, reporter)
+    watching = watch_target(reporter, config.logging, config.metrics, out=folder.path, roster=kit.roster)
+    with watching as watch, closing(AggregatorStore(folder.path / STATE_FILE)) as store:
+        recording = RecordingReporter(folder, watch)
         run = AggregatorRun(site, settings, store, recording)
         _catch_up(recording, run, store, settings.config_digest)
         recording.model_bytes = lambda: model_file(run.layers, run.model)
         try:
-            run_until_told(_Service(config, kit, run, meter, reporter).serve())
+            run_until_told(_Service(config, kit, run, meter, watch).serve())
         except BaseException as error:
             if run.run_id or not store.records():  # one that could not even listen leaves a run's folder as it is
                 folder.write_summary(summary_of(config, run, store, kit.roster, error))
@@ -72,7 +74,7 @@ class _Service:
     """The run, the server and their loop."""
 
     def __init__(
-        self, config: AggregatorConfig, kit: Kit, run: AggregatorRun, meter: TrafficMeter, reporter: Reporter
+        self, config: AggregatorConfig, kit: Kit, run: AggregatorRun, meter: TrafficMeter, reporter: TargetWatch
     ) -> None:
         self._run = run
         self._kit = kit
@@ -84,6 +86,7 @@ class _Service:
             settings=transport_settings(config.transport),
             observer=meter,
         )
+        reporter.follow(lambda: run.run_id, self._server.connected)
 
     async def serve(self) -> None:
         """Serve until the run is done.

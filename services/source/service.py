@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from securefda.config import SourceConfig
 from securefda.errors import PolicyRefusal, RunEnded, SecureFdaError
 from securefda.federation.kit import Kit, load_kit, use_kit
 from securefda.heap import map_large_blocks
+from securefda.operations import SourceWatch, watch_source
 from securefda.policy import load_signed_policy
 from securefda.rounds.accounts import TERMS
 from securefda.rounds.composition import Member, source_site
@@ -44,16 +46,16 @@ def main(config: SourceConfig, reporter: Reporter) -> None:
     policy = load_signed_policy(kit)
     member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
     store = SourceStore(config.source.out / STATE_FILE)
-    try:
+    out, site_id = config.source.out, kit.site_id
+    watching = watch_source(reporter, config.logging, config.metrics, out=out, roster=kit.roster, site=site_id)
+    with closing(store), watching as watch:
         shown = _SourceReporter(kit.site_id, config.source.out, reporter)
         site = source_site(config, policy, member, store)
         for note in (*site.notes, *([TERMS] if site.notes else [])):
-            reporter.note(note)
-        rounds = SourceRounds(site, shown)
-        run_until_told(_Service(config, kit, rounds, reporter).serve())
+            watch.note(note)
+        rounds = SourceRounds(site, watch.rounds(shown))
+        run_until_told(_Service(config, kit, rounds, watch).serve())
         _raise_outcome(rounds, shown)
-    finally:
-        store.close()
 
 
 class _SourceReporter:
@@ -100,7 +102,7 @@ def _raise_outcome(rounds: SourceRounds, shown: _SourceReporter) -> None:
 class _Service:
     """This source's rounds, its channel and their loop."""
 
-    def __init__(self, config: SourceConfig, kit: Kit, rounds: SourceRounds, reporter: Reporter) -> None:
+    def __init__(self, config: SourceConfig, kit: Kit, rounds: SourceRounds, reporter: SourceWatch) -> None:
         self._rounds = rounds
         self._reporter = reporter
         self._idle_deadline_s = config.transport.idle_deadline_s
@@ -110,6 +112,7 @@ class _Service:
             credentials_of(kit),
             max_vector_bytes=rounds.vector_bytes(),
             settings=transport_settings(config.transport),
+            observer=reporter.hear,
         )
 
     async def serve(self) -> None:
