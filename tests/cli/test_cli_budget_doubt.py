@@ -8,29 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from budget_owner import Owner, found_noisy, spent
+from budget_owner import Owner, spent
 
 from securefda.cli import main
 from securefda.cli.samples import sample
 from securefda.federation.kit import load_kit
 from securefda.rounds.accounts import signer_of
-
-
-@pytest.fixture(scope="module")
-def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return found_noisy(tmp_path_factory.mktemp("founded") / "kits")
-
-
-@pytest.fixture
-def bare(founded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Owner:
-    """The owner of a source without a ledger."""
-    return Owner(Path(shutil.copytree(founded, tmp_path / "kits")) / "source-1", capsys)
-
-
-@pytest.fixture
-def owner(bare: Owner) -> Owner:
-    assert bare.run("init")[0] == 0
-    return bare
 
 
 def test_a_second_ledger_is_refused_under_the_same_name_under_another_and_after_the_first_was_deleted(

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from budget_owner import ROUND, Owner, found_noisy, spent
+from budget_owner import ROUND, Owner, spent
 
 from securefda.dp.accountants import epsilon
 from securefda.dp.events import ASSUMPTIONS, GUARANTEE, DpEvent
 from securefda.rounds.accounts import TERMS
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture(scope="module")
-def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return found_noisy(tmp_path_factory.mktemp("founded") / "kits")
-
-
-@pytest.fixture
-def bare(founded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Owner:
-    """The owner of a source without a ledger."""
-    return Owner(Path(shutil.copytree(founded, tmp_path / "kits")) / "source-1", capsys)
-
-
-@pytest.fixture
-def owner(bare: Owner) -> Owner:
-    assert bare.run("init")[0] == 0
-    return bare
 
 
 def test_init_makes_the_ledger_of_the_sites_rows_and_says_what_the_budget_allows(bare: Owner) -> None:
