@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from rounds_federation import TARGET, AnySigned, Killed, identity, is_header, roster_of, site_id
+from rounds_federation import TARGET, AnySigned, Killed, identity, is_header, site_id
 from rounds_private import WIDE, PrivateFederation, enough_for
 
-from securefda.config import AggregatorConfig, NoiseSection, ProcessSection, SourceConfig, TaskSection, TrainingSection
-from securefda.config.sections import DEFAULT_DATA_SET
 from securefda.dp.accountants import epsilon
-from securefda.dp.ledger import Ledger
-from securefda.dp.ledger_rows import LedgerError
-from securefda.errors import BudgetExhausted, ConfigError, ExitCode, TrainingError
-from securefda.policy import default_policy
-from securefda.rounds.accounts import data_set_of, ledger_file, make_ledger, signer_of
-from securefda.rounds.composition import Member, source_site, target_site, task_of, training_rows
+from securefda.errors import BudgetExhausted, ExitCode, TrainingError
+from securefda.rounds.accounts import signer_of
 from securefda.rounds.private_site import PrivateTrainer
-from securefda.rounds.store import SourceStore
 from securefda.secagg.messages import Advertise, MaskedInput, Refusal, Visibility
 from securefda.training import LocalResult
-from securefda.transport.wire import encode
 
 POOR = 2
 EVERYONE = (TARGET, 1, 2, 3)
@@ -318,124 +307,6 @@ def test_sources_that_saw_a_round_which_the_target_gave_up_are_charged_for_what_
 
     assert federation.statuses == ["finished", "lost", "finished"]
     assert [federation.charged(index) for index in EVERYONE] == [[(1, 1), (2, 1), (3, 1)]] * 4
-
-
-DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")
-NOISY = TrainingSection(dp=NoiseSection(noise_multiplier=1.0))
-KEY = Ed25519PrivateKey.generate()
-
-
-def made(kit: Path, index: int, training: TrainingSection, data_set: str = DEFAULT_DATA_SET) -> Any:
-    """A site of a federation as its process makes it."""
-    member = Member(roster_of(3), site_id(index), KEY, encode)
-    process = ProcessSection(kit=kit, out=kit, data_set=data_set)
-    if index == TARGET:
-        config = AggregatorConfig(aggregator=process, task=DIGITS, training=training)
-        return target_site(config, member, lambda: ({}, {}))
-    source = SourceConfig(source=process, task=DIGITS, training=training)
-    with closing(SourceStore(kit / "state.sqlite")) as store:
-        return source_site(source, default_policy(max_samples=1000), member, store)
-
-
-@pytest.mark.parametrize("index", [TARGET, 1], ids=["target", "source"])
-def test_rows_that_have_a_ledger_are_not_trained_on_without_noise(tmp_path: Path, index: int) -> None:
-    file = ledger_file(tmp_path, DEFAULT_DATA_SET)
-    file.parent.mkdir(parents=True)
-    rows = training_rows(task_of(DIGITS, roster_of(3), 0), site_id(index))
-    Ledger.create(file, data_set_of(site_id(index), DEFAULT_DATA_SET, rows), now=0)
-    before = file.read_bytes()
-    assert isinstance(made(tmp_path, index, NOISY).trainer, PrivateTrainer)
-
-    with pytest.raises(ConfigError, match="training without noise would belie") as refusal:
-        made(tmp_path, index, TrainingSection())
-
-    assert refusal.value.key == "training.dp.noise-multiplier"
-    assert refusal.value.hint
-    assert file.read_bytes() == before
-    assert not isinstance(made(tmp_path / "other", index, TrainingSection()).trainer, PrivateTrainer)
-
-
-def ledger_at(kit: Path, name: str = DEFAULT_DATA_SET) -> Ledger:
-    """The ledger of source 1's rows in a kit, with one row."""
-    rows = training_rows(task_of(DIGITS, roster_of(3), 0), site_id(1))
-    return make_ledger(ledger_file(kit, name), data_set_of(site_id(1), name, rows), now=0)
-
-
-def names_in(kit: Path) -> list[str]:
-    return sorted(path.name for path in ledger_file(kit, DEFAULT_DATA_SET).parent.iterdir())
-
-
-def test_rows_whose_ledger_was_deleted_are_not_trained_on_without_noise(tmp_path: Path) -> None:
-    ledger_at(tmp_path)
-    ledger_file(tmp_path, DEFAULT_DATA_SET).unlink()
-    before = names_in(tmp_path)
-
-    with pytest.raises(ConfigError, match=r"training-rows\.sqlite\), which was deleted after 1 rows") as refusal:
-        made(tmp_path, 1, TrainingSection())
-
-    assert refusal.value.key == "training.dp.noise-multiplier"
-    assert "newest ledger put back" in (refusal.value.hint or "")
-    assert names_in(tmp_path) == before
-
-
-def test_rows_that_have_a_ledger_under_another_name_are_not_trained_on_without_noise(tmp_path: Path) -> None:
-    ledger_at(tmp_path)
-    before = names_in(tmp_path)
-
-    with pytest.raises(ConfigError, match=r"under the name training-rows a privacy ledger \(.*sqlite\)") as refusal:
-        made(tmp_path, 1, TrainingSection(), data_set="other")
-
-    assert refusal.value.key == "training.dp.noise-multiplier"
-    assert "training-rows" in (refusal.value.hint or "")
-    assert "own name" not in (refusal.value.hint or "")
-    assert names_in(tmp_path) == before
-
-
-@pytest.mark.parametrize("damage", ["deleted", "no database"])
-def test_a_ledger_beside_it_that_says_nothing_may_be_of_the_rows_that_are_to_be_trained_on_without_noise(
-    tmp_path: Path, damage: str
-) -> None:
-    ledger_at(tmp_path)
-    file = ledger_file(tmp_path, DEFAULT_DATA_SET)
-    file.unlink() if damage == "deleted" else file.write_bytes(b"hello")
-
-    with pytest.raises(LedgerError, match=r"training-rows\.sqlite beside it may be of the same rows") as refusal:
-        made(tmp_path, 1, TrainingSection(), data_set="other")
-
-    assert refusal.value.exit_code == 11
-
-
-def test_rows_without_a_ledger_are_trained_on_beside_the_ledger_of_others(tmp_path: Path) -> None:
-    other = training_rows(task_of(DIGITS, roster_of(3), 0), site_id(2))
-    make_ledger(ledger_file(tmp_path, "other"), data_set_of(site_id(1), "other", other), now=0)
-
-    trainer = made(tmp_path, 1, TrainingSection()).trainer
-
-    assert trainer.train(trainer.initial_model(), 1, 1.0).epsilon is None
-
-
-def test_ledger_that_is_made_while_a_run_without_noise_goes_on_ends_it_before_its_next_round(tmp_path: Path) -> None:
-    trainer = made(tmp_path, 1, TrainingSection()).trainer
-    model = trainer.initial_model()
-    trainer.train(model, 1, 1.0)
-    ledger_at(tmp_path)
-
-    with pytest.raises(ConfigError, match="training without noise would belie"):
-        trainer.train(model, 2, 1.0)
-
-
-def test_reset_that_the_site_did_not_sign_gives_a_process_that_runs_nothing_back(tmp_path: Path) -> None:
-    ledger = ledger_at(tmp_path)
-    trainer = made(tmp_path, 1, NOISY).trainer
-    model = trainer.initial_model()
-    trainer.train(model, 1, 1.0, run_id="run", attempt=1)
-    ledger.reset("never mind", lambda _: b"nobody's", now=int(time.time()))
-    rows = ledger.rows()
-
-    with pytest.raises(LedgerError, match=r"row 4 \(reset\) is not signed with this site's key"):
-        trainer.train(model, 2, 1.0, run_id="run", attempt=1)
-
-    assert ledger.rows() == rows
 
 
 def test_what_was_trained_before_a_reset_is_trained_and_charged_anew_after_it(
