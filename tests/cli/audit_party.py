@@ -1,0 +1,140 @@
+"""Audit logs of a small federation for the tests of the audit commands: a roster, a log with cosigned checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.audit.log import AuditLog
+from securefda.audit.names import LogName, witness_name
+from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
+from securefda.audit.records import Disclosure, Entry
+from securefda.cli import main
+from securefda.cli.audit_keys import ROSTER_FILE
+from securefda.secagg.roster import Roster, RosterEntry
+
+SITES = ("target", "source-1", "source-2", "source-3")
+RUN = "0123456789abcdef" * 2
+LOG_KEYS = {site: Ed25519PrivateKey.from_private_bytes(hashlib.sha256(site.encode()).digest()) for site in SITES}
+
+
+def public(site: str) -> bytes:
+    return LOG_KEYS[site].public_key().public_bytes_raw()
+
+
+def roster(epoch: int = 1, federation: str = "hearts", sites: tuple[str, ...] = SITES) -> Roster:
+    entries = (
+        RosterEntry(
+            index,
+            site,
+            "target" if site == "target" else "source",
+            f"Hospital {site}",
+            public(site),
+            hashlib.sha256(b"tls" + site.encode()).digest(),
+            0,
+            2_000_000_000,
+        )
+        for index, site in enumerate(sites)
+    )
+    return Roster(federation, epoch, tuple(entries))
+
+
+@dataclass
+class Ticks:
+    """A clock that goes on by a minute whenever it is looked at."""
+
+    now: datetime = field(default_factory=lambda: datetime(2026, 11, 21, 12, tzinfo=UTC))
+
+    def __call__(self) -> datetime:
+        self.now += timedelta(minutes=1)
+        return self.now
+
+
+def began(of: Roster | None = None) -> Entry:
+    digest = (of or roster()).digest().hex()
+    facts: dict[str, Any] = {"release": "0.1.0", "task": "digits", "strategy": "fedgp", "roster": digest}
+    return Entry("event", "run-began", facts=facts)
+
+
+def ended(rounds: int = 3) -> Entry:
+    return Entry("event", "run-ended", facts={"outcome": "finished", "rounds": rounds})
+
+
+def message(number: int, peer: str = "target") -> Entry:
+    """The number-th message, ten in a round: in turn one that is received, and one that is sent and disclosed."""
+    digest = hashlib.sha256(b"%d" % number).hexdigest()
+    at: dict[str, Any] = {"round": 1 + number // 10, "attempt": 1, "session": "ab" * 32, "peer": peer}
+    if number % 2:
+        return Entry("received", "Header", bytes=100 + number, digest=digest, **at)
+    level = Disclosure("individual", "update", 1) if number % 4 else Disclosure("sum", "update", 3)
+    kind = "Update" if number % 4 else "MaskedInput"
+    return Entry("sent", kind, bytes=100 + number, digest=digest, disclosure=level, **at)
+
+
+@dataclass
+class Party:
+    """One site that writes its log of a run below ``folder``."""
+
+    folder: Path
+    site: str = "source-1"
+    run: str = RUN
+    clock: Ticks = field(default_factory=Ticks)
+    federation: str = "hearts"
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.run
+
+    def open(self) -> AuditLog:
+        name = LogName(self.federation, self.site, self.run)
+        return AuditLog.open(self.folder, name, LOG_KEYS[self.site], self.clock)
+
+    def write(self, messages: int = 24, *, end: bool = True, of: Roster | None = None) -> Path:
+        """A whole log, with a checkpoint before its last records and at its end that the target cosigned."""
+        with self.open() as log:
+            log.append(began(of))
+            for number in range(messages):
+                if number == messages // 2:
+                    self.sign(log)
+                log.append(message(number))
+            if end:
+                log.append(ended())
+            self.sign(log)
+        self.keep_roster(of)
+        return self.path
+
+    def keep_roster(self, of: Roster | None = None) -> None:
+        (self.path / ROSTER_FILE).write_bytes((of or roster()).canonical_bytes())
+
+    def sign(self, log: AuditLog, witnesses: tuple[str, ...] = ("target",)) -> bytes:
+        """Make a checkpoint that others cosign."""
+        note = log.checkpoint()
+        for witness in witnesses:
+            key = NoteKey(witness_name(self.federation, witness), COSIGNATURE_V1, public(witness))
+            line = cosign(Note.parse(note).text, key.name, LOG_KEYS[witness], 1_800_000_000)
+            note = log.add_cosignature(log.size, line, key)
+        return note
+
+
+def audit(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    """Run ``securefda audit``: exit code, stdout, stderr."""
+    capsys.readouterr()
+    code = main(["audit", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def audit_json(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict[str, Any]]:
+    """Likewise, of the envelope; nothing else may be printed."""
+    code, out, err = audit(capsys, *arguments, "--format", "json")
+    assert err == ""
+    envelope: dict[str, Any] = json.loads(out)
+    assert envelope["exit_code"] == code
+    return code, envelope

@@ -1,0 +1,138 @@
+"""Which roster a log is held against, and what is said of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from audit_party import LOG_KEYS, RUN, SITES, Party, ended, public, roster
+
+from securefda.audit.reading import open_log
+from securefda.cli import main
+from securefda.cli.audit_keys import keys_of, roster_named
+from securefda.cli.samples import sample
+from securefda.errors import CertificateError, ConfigError
+from securefda.federation.kit import load_kit
+from securefda.secagg.roster import sign_roster
+
+
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("founded") / "kits"
+    assert main(["federation", "init", str(sample("digits")), "--out", str(root)]) == 0
+    return root
+
+
+@pytest.fixture
+def kit(founded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(founded, tmp_path / "kits")) / "source-1"
+
+
+def test_named_file_comes_first_signed_or_not(tmp_path: Path) -> None:
+    log = Party(tmp_path).write()
+    plain, signed = tmp_path / "plain.json", tmp_path / "signed.json"
+    plain.write_bytes(roster(2).canonical_bytes())
+    signed.write_bytes(sign_roster(roster(3), LOG_KEYS["target"]).to_bytes())
+
+    for file, epoch in ((plain, 2), (signed, 3)):
+        keys = keys_of(log, file)
+        assert (keys.where_from, keys.file, keys.roster.epoch, keys.federation) == ("option", file, epoch, "hearts")
+        assert keys.digest == roster(epoch).digest().hex()
+        assert keys.warnings == ()
+    assert list(keys.public) == list(SITES)
+    assert keys.public["source-2"] == public("source-2")
+    assert keys.roles["target"] == "target"
+
+
+def test_log_outside_a_kit_falls_back_to_its_own_roster_and_says_what_to_compare(tmp_path: Path) -> None:
+    log = Party(tmp_path / "site/local/audit").write()
+    keys = keys_of(log)
+
+    assert (keys.where_from, keys.file) == ("log", log / "roster.json")
+    (line,) = keys.warnings
+    assert roster().digest().hex() in line
+    assert "--roster FILE" in line
+    assert keys.disagreement(roster_named(open_log(log))) is None
+
+
+def test_log_in_a_kit_is_held_against_the_kits_roster_never_its_own(kit: Path) -> None:
+    log = Party(kit / "local/audit").write()
+    keys = keys_of(log)
+
+    assert (keys.where_from, keys.site) == ("kit", "source-1")
+    assert keys.roster == load_kit(kit, datetime.now(UTC)).roster
+    assert keys.warnings == ()
+    assert keys.disagreement(roster_named(open_log(log))) is not None
+
+
+def test_kit_is_found_through_a_relative_path(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Party(kit / "local/audit").write()
+    monkeypatch.chdir(kit / "local/audit")
+
+    assert keys_of(Path(RUN)).site == "source-1"
+
+
+def test_log_of_an_earlier_roster_in_a_kit_is_no_disagreement_and_its_keys_are_not_used(kit: Path) -> None:
+    log = Party(kit / "local/audit").write()
+    now = load_kit(kit, datetime.now(UTC)).roster
+    assert main(["federation", "revoke", str(kit.parent), "source-2"]) == 0
+    (log / "roster.json").write_bytes(now.canonical_bytes())
+
+    keys = keys_of(log)
+
+    assert keys.roster.epoch == 2
+    assert keys.disagreement(now.digest().hex()) is None
+    assert keys.disagreement("00" * 32) is not None
+    assert "an earlier roster (epoch 1)" in keys.warnings[0]
+
+
+def test_kit_whose_roster_was_changed_is_refused(kit: Path) -> None:
+    log = Party(kit / "local/audit").write()
+    file = kit / "startup/roster.json"
+    file.chmod(0o600)
+    file.write_bytes(sign_roster(roster(), LOG_KEYS["target"], LOG_KEYS).to_bytes())
+
+    with pytest.raises((ConfigError, CertificateError)):
+        keys_of(log)
+
+
+def test_log_without_any_roster_says_which_option_names_one(tmp_path: Path) -> None:
+    log = Party(tmp_path).write()
+    (log / "roster.json").unlink()
+
+    with pytest.raises(ConfigError, match="--roster: there is no roster") as error:
+        keys_of(log)
+    assert "startup/roster.json" in error.value.hint
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 64, b"{}", b"[" * 100_000, b'{"roster":"","ca_signature":""}'])
+def test_file_that_is_no_roster_is_one_clear_error(tmp_path: Path, data: bytes) -> None:
+    log = Party(tmp_path).write()
+    (log / "roster.json").write_bytes(data)
+
+    for option in (None, log / "roster.json"):
+        with pytest.raises(ConfigError, match=r"roster\.json: roster: is not a roster"):
+            keys_of(log, option)
+
+
+def test_roster_of_ten_gigabytes_is_not_read_whole(tmp_path: Path) -> None:
+    log = Party(tmp_path).write()
+    os.truncate(log / "roster.json", 10 * 2**30)
+
+    with pytest.raises(ConfigError, match="is larger than"):
+        keys_of(log)
+
+
+def test_log_that_does_not_begin_with_run_began_names_no_roster(tmp_path: Path) -> None:
+    party = Party(tmp_path)
+    with party.open() as log:
+        log.append(ended())
+
+    found = roster_named(open_log(party.path))
+
+    assert found is None
+    party.keep_roster()
+    assert keys_of(party.path).disagreement(found) is None
