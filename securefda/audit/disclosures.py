@@ -87,11 +87,14 @@ class EpsilonPoint:
 
 @dataclass(frozen=True, slots=True)
 class CapsPoint:
-    """Of a round: the energy rule's caps have ``layers`` entries, and the layers in ``zeroed`` contribute nothing."""
+    """What the energy rule did in a round to the party's part: ``capped`` of its ``layers`` were scaled down, and
+    ``zeroed`` of them to nothing.
+    """
 
     round: int
     layers: int
-    zeroed: tuple[int, ...]
+    capped: int
+    zeroed: int
 
 
 @dataclass(frozen=True, slots=True)

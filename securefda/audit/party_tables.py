@@ -219,8 +219,8 @@ class _Reader:
             self._append(self._epsilons, EpsilonPoint(entry.round, time, entry.dp), "epsilon")
         elif entry.type == "caps-computed":
             if entry.round in self._caps or len(self._caps) < MOST_ROWS:
-                zeroed = tuple(int(layer) for layer in _listed(facts["zeroed"]))
-                self._caps[entry.round] = CapsPoint(entry.round, len(_listed(facts["caps"])), zeroed)
+                layers, capped, zeroed = (_number(facts[key]) for key in ("layers", "capped", "zeroed"))
+                self._caps[entry.round] = CapsPoint(entry.round, layers, capped, zeroed)
             else:
                 self._left_out["caps"] += 1
         elif entry.type in _MILESTONES:
@@ -255,3 +255,7 @@ class _Reader:
 
 def _listed(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

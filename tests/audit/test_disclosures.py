@@ -124,11 +124,11 @@ def test_epsilon_and_caps_are_read_from_their_events() -> None:
     read = tables(
         "source-1",
         charged(1, "0.5"),
-        event("caps-computed", 1, caps=["0.5", "1.25"], zeroed=[1]),
+        event("caps-computed", 1, caps=digest("caps"), layers=4, capped=2, zeroed=1),
         charged(2, "0.75"),
     )
     assert [(point.round, point.epsilon) for point in read.epsilons] == [(1, 0.5), (2, 0.75)]
-    assert [(point.round, point.layers, point.zeroed) for point in read.caps] == [(1, 2, (1,))]
+    assert [(point.round, point.layers, point.capped, point.zeroed) for point in read.caps] == [(1, 4, 2, 1)]
 
 
 def test_incidents_of_one_kind_are_one_row_with_a_count_and_the_accused() -> None:
@@ -217,7 +217,7 @@ def test_a_log_with_countless_kinds_of_everything_makes_small_tables_that_say_so
             received(f"peer-{number}", "Update", number),
             event("alarm", number, check=f"check-{number}", accused=[]),
             event("policy-loaded", policy=digest(str(number))),
-            event("caps-computed", number, caps=[], zeroed=[]),
+            event("caps-computed", number, caps=digest(str(number)), layers=1, capped=0, zeroed=0),
             charged(number, "0.5"),
         ]
     read = tables("source-1", *entries)
