@@ -160,7 +160,7 @@ def _charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
         return []
     makers: tuple[Callable[[RunRecord, Sequence[RoundLine]], Chart | None], ...] = (
         _accuracy_chart,
-        _beta_chart,
+        beta_chart,
         _seconds_chart,
         _bytes_chart,
     )
@@ -177,7 +177,8 @@ def _accuracy_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | 
     return Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS))
 
 
-def _beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
+def beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
+    """The weights β: of each source where its own records are in the run folder, else their mean; None without any."""
     from securefda.cli.figures import beta_figure
 
     own = {

@@ -31,7 +31,7 @@ class Chart:
 
 def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
     """The figures for which these rounds have something to show."""
-    makers = (_trained_chart, _energy_chart, _cosine_chart, _errors_chart, _privacy_chart)
+    makers = (_trained_chart, energy_chart, _cosine_chart, _errors_chart, _privacy_chart)
     return [chart for maker in makers if (chart := maker(rounds))]
 
 
@@ -116,7 +116,7 @@ def _means(line: RoundLine) -> dict[str, float]:
     }
 
 
-def _energy_chart(rounds: Sequence[RoundLine]) -> Chart | None:
+def energy_chart(rounds: Sequence[RoundLine]) -> Chart | None:
     """What the caps did, where they did anything."""
     from securefda.cli.figures import lines_figure
 
