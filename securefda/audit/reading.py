@@ -169,7 +169,11 @@ class LogFolder:
         Raises:
             AuditError: it is none, or cannot be read.
         """
-        return _read_head(self.folder / (CHECKPOINT if size is None else checkpoint_path(size)))
+        kept = None if size is None else _read_head(self.folder / checkpoint_path(size))
+        if kept is not None:
+            return kept
+        newest = _read_head(self.folder / CHECKPOINT)
+        return newest if newest is None or size in (None, newest.checkpoint.size) else None
 
     def heads(self) -> tuple[int, ...]:
         """Sizes of all checkpoints that are kept in the log, rising. Raises AuditError."""

@@ -7,7 +7,7 @@ the checkpoints that others hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,8 +34,12 @@ def verify_log(
     *,
     witnesses_needed: int = 0,
     known: Sequence[bytes] = (),
+    progress: Callable[[int, int], None] = lambda _read, _covered: None,
 ) -> Verification:
     """Verify the log in a folder, in one pass and bounded memory; nothing is written.
+
+    The log may be written meanwhile: what is judged is what its newest checkpoint covers when this begins. Records
+    behind it are read as far as they are whole.
 
     Args:
         folder: the log of one run.
@@ -43,6 +47,7 @@ def verify_log(
         keys: raw Ed25519 public key of every party by site id, 32 bytes each, also of those that are not witnesses.
         witnesses_needed: how many parties must have cosigned the newest checkpoint.
         known: checkpoints of this log that others hold, as notes.
+        progress: called now and then with how many records were read, and how many the newest checkpoint covers.
 
     Raises:
         ValueError: ``keys`` has no key of the party, or a known checkpoint is none of this log by this party.
@@ -58,7 +63,7 @@ def verify_log(
     newest = heads[-1]
     anchors = [*outside, *(head for head in heads if len(head.witnesses) >= max(witnesses_needed, 1))]
     vouched = frozenset((head.size, head.root) for head in anchors)
-    walk = Walk(folder, name, _by_size([*heads, *outside]), newest.size, vouched)
+    walk = Walk(folder, name, _by_size([*heads, *outside]), newest.size, vouched, progress)
     finding: Finding | None
     try:
         finding = _judge(walk.run(), heads, outside, witnesses_needed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,6 +12,7 @@ from securefda.audit.facts import RecordError
 from securefda.audit.findings import Finding, Kind
 from securefda.audit.merkle import leaf_hash
 from securefda.audit.names import LogName
+from securefda.audit.reading import being_written
 from securefda.audit.records import NewerVersion, Record
 from securefda.audit.store import TAIL, AuditError, read, read_bundle, read_tile
 from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Levels, Tile, bundle_path, unpack
@@ -62,6 +63,7 @@ class Walk:
         heads: size and root of each checkpoint to hold the records against; several may have one size.
         covered: size of the newest checkpoint in the log.
         anchors: which of the heads somebody else vouches for, by size and root.
+        progress: called after every file with how many records were read, and how many the checkpoint covers.
     """
 
     folder: Path
@@ -69,6 +71,7 @@ class Walk:
     heads: Mapping[int, tuple[bytes, ...]]
     covered: int
     anchors: frozenset[tuple[int, bytes]]
+    progress: Callable[[int, int], None] = lambda _read, _covered: None
     levels: Levels = field(default_factory=Levels)
     divergence: Divergence | None = None
     good: int = 0
@@ -105,24 +108,48 @@ class Walk:
                     self.divergence.follow(index, entry, leaf)
                 self._check_record(index, entry)
                 self._grow(leaf)
+            self.progress(self.levels.size, self.covered)
         return self
 
     def _bundles(self) -> Iterator[list[bytes]]:
-        """The entries of one file after the other. A bundle that is missing below the checkpoint is passed over."""
+        """The entries of one file after the other. A bundle that is missing below the checkpoint is passed over.
+
+        The log may be written meanwhile: a tail that has become a bundle before it was read is the bundle.
+        """
         index = 0
-        while (data := read_bundle(self.folder, index)) is not None or index < self.covered // WIDTH:
+        while True:
+            data = read_bundle(self.folder, index)
+            if data is None and index >= self.covered // WIDTH:
+                last = self._read_last(index)
+                data = read_bundle(self.folder, index)
+                if data is None:
+                    yield self._last_bundle(index, *last)
+                    return
             if data is not None:
                 entries, taken = unpack(data, _MOST_ENTRIES)
                 if len(entries) != WIDTH or taken < len(data):
                     self._damage("edited", index * WIDTH, f"{bundle_path(index)} has not 256 whole records")
                 yield [*entries, data[taken:]] if taken < len(data) else entries
             index += 1
-        yield self._last_bundle(index)
 
-    def _last_bundle(self, index: int) -> list[bytes]:
-        data = read(self.folder / TAIL, 2 * MAX_BUNDLE_BYTES)
-        width = self.covered % WIDTH if self.covered // WIDTH == index else 0
-        signed = read_bundle(self.folder, index, width) if width else None
+    def _read_last(self, index: int) -> tuple[bytes | None, bytes | None]:
+        """The tail, and the partial bundle that the checkpoint covers."""
+        tail = read(self.folder / TAIL, 2 * MAX_BUNDLE_BYTES)
+        if tail:
+            entries, taken = unpack(tail, _MOST_ENTRIES)
+            if taken < len(tail) and len(entries) < WIDTH:
+                # Its writer is about to finish the record, or has done so and is gone, or died over it.
+                live = being_written(self.folder)
+                tail = tail[:taken] if live else read(self.folder / TAIL, 2 * MAX_BUNDLE_BYTES)
+        width = self._signed_width(index)
+        return tail, read_bundle(self.folder, index, width) if width else None
+
+    def _signed_width(self, index: int) -> int:
+        """How many records of bundle ``index``, the last one, the checkpoint covers."""
+        return self.covered % WIDTH if self.covered // WIDTH == index else 0
+
+    def _last_bundle(self, index: int, data: bytes | None, signed: bytes | None) -> list[bytes]:
+        width = self._signed_width(index)
         if data is None:  # a copy for others, which ends where the checkpoint does
             data = signed or b""
         entries, taken = unpack(data, _MOST_ENTRIES)
