@@ -1,0 +1,145 @@
+"""What follows from the signed messages alone: one header an attempt, sound numbers, an unbroken chain. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from securefda.audit.claims import checkpoint_fault, header_fault, survivors_fault
+from securefda.audit.drafts import Draft
+from securefda.audit.members import Members
+from securefda.audit.run_findings import Mark, RunFinding, RunKind
+from securefda.audit.spine import SignedHeader, Spine
+from securefda.audit.statements import Statement, SurvivorsSaid
+
+MarkOf = Callable[[str, str, str], tuple[Mark, ...]]
+"""Where a message stands in a log, by session, type and sender."""
+
+
+class Continuity:
+    """Judges the spine of a run.
+
+    Args:
+        members: of the federation.
+        spine: the messages that were kept.
+        mark_of: finds the records of a message.
+    """
+
+    def __init__(self, members: Members, spine: Spine, mark_of: MarkOf) -> None:
+        self._members, self._spine, self._mark_of = members, spine, mark_of
+        self._headers = sorted(spine.all_headers.values(), key=lambda header: header.said.place)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What there is of it."""
+        lists = sum(kind == "Survivors" for kind, _ in self._spine.of_type)
+        return {"headers": len(self._headers), "results": len(self._spine.results), "lists of survivors": lists}
+
+    def drafts(self) -> Iterator[Draft]:
+        """All that the messages show."""
+        yield from self._one_per_slot()
+        yield from self._one_header_per_attempt()
+        for header in self._headers:
+            yield from self._header(header)
+        yield from self._survivors()
+        yield from self._chain()
+
+    def _one_per_slot(self) -> Iterator[Draft]:
+        for (kind, session), statements in self._spine.of_type.items():
+            one, *others = statements.values()
+            for other in others:
+                what = f"{self._members.target} signed two different messages of type {kind} in one session"
+                yield self._equivocation(what, kind, session, one, other)
+
+    def _one_header_per_attempt(self) -> Iterator[Draft]:
+        for one, other in pairwise(self._headers):
+            if one.said.place == other.said.place and one.statement.session != other.statement.session:
+                what = f"{self._members.target} signed two headers of one attempt"
+                yield self._equivocation(what, "Header", other.statement.session, one.statement, other.statement)
+
+    def _equivocation(self, what: str, kind: str, session: str, one: Statement, other: Statement) -> Draft:
+        finding = self._finding("equivocation", what, kind, session, one.digest, other.digest)
+        return Draft(finding, self._members.target, "equivocation", (one.digest, other.digest))
+
+    def _header(self, header: SignedHeader) -> Iterator[Draft]:
+        digest, session = header.statement.digest, header.statement.session
+        where = f"round {header.said.round}, attempt {header.said.attempt}"
+        faults: tuple[tuple[RunKind, str], ...] = (
+            ("threshold", header_fault(header.said)),
+            ("bad-checkpoint", checkpoint_fault(header.said, self._members)),
+        )
+        for kind, fault in faults:
+            if fault:
+                finding = self._finding(kind, f"the header of {where} has {fault}", "Header", session, digest)
+                yield Draft(finding, self._members.target, kind, (digest,))
+        if header.said.roster != self._members.roster:
+            what = f"the header of {where} is of another roster"
+            yield Draft(self._finding("roster-differs", what, "Header", session, digest))
+
+    def _survivors(self) -> Iterator[Draft]:
+        for (kind, session), statements in self._spine.of_type.items():
+            header = self._spine.headers.get(session)
+            if kind != "Survivors" or header is None:
+                continue
+            for digest, statement in statements.items():
+                said = statement.said
+                fault = survivors_fault(header.said, said) if isinstance(said, SurvivorsSaid) else ""
+                if fault:
+                    what = f"the survivors of round {header.said.round}, attempt {header.said.attempt}: {fault}"
+                    evidence = (header.statement.digest, digest)
+                    finding = self._finding("threshold", what, kind, session, digest)
+                    yield Draft(finding, self._members.target, "threshold", evidence)
+
+    def _chain(self) -> Iterator[Draft]:
+        """Every header continues the last result before its round, with its model."""
+        past: list[SignedHeader] = []
+        for header in self._headers:
+            said = header.said
+            earlier = [one for one in past[-1:] if one.said.round < said.round]
+            if not earlier and past:  # the result is of the same round: it was over, and begins again
+                earlier = past[-1:]
+            if earlier:
+                yield from self._link(earlier[0], header, past)
+            elif said.previous_result:
+                what = f"the header of round {said.round} continues a result that is not there"
+                yield Draft(
+                    self._finding("broken-chain", what, "Header", header.statement.session, header.statement.digest)
+                )
+            if header.statement.session in self._spine.results:
+                past.append(header)
+
+    def _link(self, before: SignedHeader, header: SignedHeader, past: list[SignedHeader]) -> Iterator[Draft]:
+        result, said = self._spine.results[before.statement.session]
+        digest = header.statement.digest
+        if before.said.round == header.said.round:
+            what = f"round {header.said.round} has another attempt after its result"
+            yield Draft(self._finding("broken-chain", what, "Header", header.statement.session, digest, result.digest))
+            return
+        if (header.said.previous_result, header.said.model) == (result.digest, said.model):
+            return
+        what = f"the header of round {header.said.round} does not continue the result of round {before.said.round}"
+        evidence = [result.digest, before.statement.digest, digest]
+        for one in past:
+            older = self._spine.results[one.statement.session][0]
+            if older.digest == header.said.previous_result != result.digest:
+                what += f", but that of round {one.said.round}"
+                evidence += [older.digest, one.statement.digest]
+        finding = self._finding("broken-chain", what, "Header", header.statement.session, digest)
+        yield Draft(finding, self._members.target, "broken-chain", tuple(evidence))
+
+    def _finding(self, kind: RunKind, what: str, step: str, session: str, *digests: str) -> RunFinding:
+        header, target = self._spine.headers.get(session), self._members.target
+        marks = self._mark_of(session, step, target)
+        place = (0, 0) if header is None else header.said.place
+        return RunFinding(
+            kind=kind,
+            what=what,
+            accused=(target,),
+            sides=(target, ""),
+            step=step,
+            round=place[0],
+            attempt=place[1],
+            session=session,
+            records=marks,
+            digests=digests,
+        )

@@ -1,0 +1,148 @@
+"""What a reconciliation of the logs of one run says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from securefda.audit.claims import Claim
+from securefda.audit.records import Record
+
+RunKind = Literal[
+    "unverified-log",
+    "forked-log",
+    "roster-differs",
+    "policy-not-logged",
+    "equivocation",
+    "double-release",
+    "threshold",
+    "broken-chain",
+    "bad-checkpoint",
+    "never-sent",
+    "records-differ",
+    "missing-record",
+    "unmask-differs",
+    "disclosure-differs",
+    "not-allowed",
+    "wrong-epsilon",
+    "ledger-went-back",
+]
+"""Kinds of findings.
+
+- unverified-log: a log is not what its party signed, or too few others vouch for it; nothing behind that place is used.
+- forked-log: a party signed two trees, or cosigned one that the other's log does not have.
+- roster-differs: a log, or a header, is of another roster.
+- policy-not-logged: a source took part without a record of its policy since it started.
+- equivocation: two different messages of one type where there must be one.
+- double-release: two releases of one source in a round.
+- threshold: numbers of a header, or of survivors, signatures or shares, with which no sum may be opened.
+- broken-chain: a header does not continue the last result.
+- bad-checkpoint: a header without the target's cosigned checkpoint, or another one than its receiver had cosigned.
+- never-sent: one log has a message as received that its sender's log has not as sent.
+- records-differ: both ends have the message, with other numbers.
+- missing-record: a party went on as only somebody does who has a message, or has burnt the fuse, and its log has no
+  record of it.
+- unmask-differs: a source signed, or released shares for, other survivors than it was shown.
+- disclosure-differs: a record says of a message that it discloses something else than its header makes it disclose.
+- not-allowed: an update, or energies, left without a decision of the policy that allows it.
+- wrong-epsilon: epsilon is not what the charges in the log come to.
+- ledger-went-back: a privacy ledger has no more rows than before.
+"""
+
+STEPS: Final[Mapping[str, int]] = {
+    name: place
+    for place, names in enumerate(
+        (
+            ("Join", "run-began", "restarted", "policy-loaded"),
+            ("Checkpoint", "checkpoint-signed"),
+            ("Cosigned", "checkpoint-cosigned"),
+            ("Header",),
+            ("ledger-updated",),
+            ("Advertise",),
+            ("KeyList",),
+            ("caps-computed", "ShareBundle"),
+            ("ShareDelivery",),
+            ("release-fuse-burnt",),
+            ("MaskedInput", "Update"),
+            ("Survivors",),
+            ("survivors-signed", "SurvivorSignature"),
+            ("Consistency",),
+            ("unmask-shares-released", "Unmask"),
+            ("Result",),
+            ("Refusal", "Abort", "refused", "aborted", "alarm"),
+            ("run-ended", "Goodbye"),
+        )
+    )
+    for name in names
+}
+"""Order of messages and events within an attempt."""
+
+_KINDS: Final[Mapping[str, int]] = {
+    "never-sent": 1,  # whatever else is wrong with a message says more
+    "missing-record": 2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A record: whose log, and which place in it, 0-based."""
+
+    party: str
+    index: int
+
+    @classmethod
+    def of(cls, record: Record) -> Mark:
+        """Where a record stands."""
+        return cls(record.party, record.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinding:
+    """Something that the logs and messages of one run contradict each other in, or the rules.
+
+    Attributes:
+        kind: one of `RunKind`.
+        what: one line of words.
+        accused: who did it, sorted: one site where that is settled, else one of these.
+        sides: the two that it is between; the second is empty where it is about one alone.
+        step: type of the message or event that it is about.
+        round, attempt, session: where; 0, 0 and empty outside rounds.
+        records: the records that show it, of both logs where both have one.
+        digests: of the signed messages that show it.
+        claim: what these messages prove to a third party; None where it takes the logs to see it.
+    """
+
+    kind: RunKind
+    what: str
+    accused: tuple[str, ...]
+    sides: tuple[str, str] = ("", "")
+    step: str = ""
+    round: int = 0
+    attempt: int = 0
+    session: str = ""
+    records: tuple[Mark, ...] = ()
+    digests: tuple[str, ...] = ()
+    claim: Claim | None = field(default=None, repr=False)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The first divergence has the least: logs that fail by themselves, then round, attempt, step and record."""
+        alone = self.kind not in ("unverified-log", "forked-log")
+        at = min((mark.index for mark in self.records), default=0)
+        return alone, self.round, self.attempt, STEPS.get(self.step, len(STEPS)), _KINDS.get(self.kind, 0), at
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """What came out.
+
+    Attributes:
+        findings: the first divergence first.
+        notices: what is odd, or cannot be judged, but proves nothing; one line each.
+        counts: what was checked, in words -> how often.
+    """
+
+    findings: tuple[RunFinding, ...]
+    notices: tuple[str, ...]
+    counts: Mapping[str, int]

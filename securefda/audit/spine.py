@@ -1,0 +1,88 @@
+"""The messages that hold a run together: headers, lists of survivors, results, checkpoints. Pure.
+
+Everything here is what somebody kept with a valid signature, whether or not a record speaks of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from securefda.audit.members import Members
+from securefda.audit.notes import Checkpoint, Note, NoteError
+from securefda.audit.statements import CheckpointSaid, HeaderSaid, ResultSaid, Statement, SurvivorsSaid
+
+
+@dataclass(frozen=True, slots=True)
+class SignedHeader:
+    """A header with what it says."""
+
+    statement: Statement
+    said: HeaderSaid
+
+
+@dataclass(slots=True)
+class Spine:
+    """The target's headers, lists and results of one run, and everybody's checkpoints.
+
+    Attributes:
+        headers: by session; of several in one session, the first that was met.
+        all_headers: every one, by digest.
+        survivors: lists by the digest of their message.
+        of_type: digests of ``Header``, ``Survivors`` and ``Result`` by type and session; more than one is a lie.
+        results: by session.
+        notes: by origin and size, then by root: checkpoints that their party signed.
+        ignored: how many messages were of another run, or not the target's to send.
+    """
+
+    headers: dict[str, SignedHeader] = field(default_factory=dict)
+    all_headers: dict[str, SignedHeader] = field(default_factory=dict)
+    survivors: dict[str, SurvivorsSaid] = field(default_factory=dict)
+    of_type: dict[tuple[str, str], dict[str, Statement]] = field(default_factory=dict)
+    results: dict[str, tuple[Statement, ResultSaid]] = field(default_factory=dict)
+    notes: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
+    ignored: int = 0
+
+
+def read_spine(statements: Iterable[Statement], members: Members) -> Spine:
+    """Sort what was kept. Raises AuditError where ``statements`` does."""
+    spine = Spine()
+    for statement in statements:
+        said = statement.said
+        if isinstance(said, CheckpointSaid):
+            _take_note(spine, statement.sender, said.note, members)
+        elif statement.sender != members.target or (isinstance(said, HeaderSaid) and said.run != members.run):
+            spine.ignored += 1
+        else:
+            spine.of_type.setdefault((statement.type, statement.session), {})[statement.digest] = statement
+            _take(spine, statement, members)
+    return spine
+
+
+def _take(spine: Spine, statement: Statement, members: Members) -> None:
+    said = statement.said
+    if isinstance(said, HeaderSaid):
+        header = SignedHeader(statement, said)
+        spine.all_headers[statement.digest] = header
+        spine.headers.setdefault(statement.session, header)
+        _take_note(spine, members.target, said.previous_checkpoint, members)
+    elif isinstance(said, SurvivorsSaid):
+        spine.survivors[statement.digest] = said
+    elif isinstance(said, ResultSaid):
+        spine.results.setdefault(statement.session, (statement, said))
+
+
+def _take_note(spine: Spine, party: str, data: bytes, members: Members) -> None:
+    """Keep a checkpoint if the party signed it, as a checkpoint of its log of this run; else it is no evidence."""
+    if party not in members.keys:
+        return
+    try:
+        note = Note.parse(data)
+        head = Checkpoint.parse(note.text)
+        if head.origin != members.log_of(party).origin:
+            return
+        note.check([members.log_key(party)])
+    except NoteError:
+        return
+    bare = Note(note.text, tuple(item for item in note.signatures if item.is_of(members.log_key(party))))
+    spine.notes.setdefault((head.origin, head.size), {}).setdefault(head.root.hex(), bare.to_bytes())

@@ -1,0 +1,174 @@
+"""The order of steps in each log: who goes on has what it takes, and shares are released for what was shown. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from securefda.audit.drafts import Draft
+from securefda.audit.members import Members
+from securefda.audit.records import Record
+from securefda.audit.run_findings import Mark, RunFinding, RunKind
+from securefda.audit.spine import Spine
+
+_Step = tuple[str, str]  # direction and type
+
+_AT_SOURCE: Final[dict[str, tuple[_Step, ...]]] = {
+    "Advertise": (("received", "Header"),),
+    "ShareBundle": (("received", "KeyList"),),
+    "MaskedInput": (("received", "ShareDelivery"), ("event", "release-fuse-burnt")),
+    "Update": (("received", "Header"), ("event", "release-fuse-burnt")),
+    "SurvivorSignature": (("received", "Survivors"), ("event", "survivors-signed")),
+    "Unmask": (("received", "Consistency"), ("event", "unmask-shares-released")),
+}
+"""What the log of a source has of a session before it sends this."""
+_AT_TARGET: Final[dict[str, tuple[_Step, ...]]] = {
+    "KeyList": (("received", "Advertise"),),
+    "ShareDelivery": (("received", "ShareBundle"),),
+    "Survivors": (("received", "MaskedInput"),),
+}
+"""What the target's log has of a source, in a session, before it sends it this."""
+_QUORUMS: Final = {"KeyList": "Advertise", "Consistency": "SurvivorSignature", "Result": "Unmask"}
+"""Of how many sources, at least the threshold, the target has the one before it sends the other."""
+
+_WATCHED: Final = {
+    *(step for steps in (*_AT_SOURCE.values(), *_AT_TARGET.values()) for step in steps),
+    *(("received", kind) for kind in _QUORUMS.values()),
+}
+_BITS: Final[dict[_Step, int]] = {step: 1 << place for place, step in enumerate(sorted(_WATCHED))}
+
+
+class StepsTaken:
+    """Follows each log through its sessions; the records of one log come in their order.
+
+    Args:
+        members: of the federation.
+        spine: the messages that were kept.
+    """
+
+    def __init__(self, members: Members, spine: Spine) -> None:
+        self._members, self._spine = members, spine
+        self._has: dict[tuple[str, str, str], int] = {}
+        self._senders: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._judged: set[tuple[str, str]] = set()
+        self._shown: dict[tuple[str, str], str] = {}
+        self._drafts: list[Draft] = []
+        self.steps = self.lists = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was looked at."""
+        return {"steps that need one before": self.steps, "survivors and shares held against lists": self.lists}
+
+    def drafts(self) -> Iterator[Draft]:
+        """Missing records, quorums that were not there, and shares for other lists."""
+        return iter(self._drafts)
+
+    def see(self, record: Record) -> None:
+        """Take a record."""
+        entry = record.entry
+        if not entry.session:
+            return
+        if entry.direction == "sent":
+            self._sent(record)
+            return
+        if entry.direction == "event":
+            self._event(record)
+        elif entry.type == "Survivors":
+            self._shown[entry.session, record.party] = entry.digest
+        bit = _BITS.get((entry.direction, entry.type))
+        if bit is not None:
+            self._note(record, bit)
+
+    def _note(self, record: Record, bit: int) -> None:
+        entry = record.entry
+        peer = self._members.target if entry.direction == "event" else entry.peer
+        key = (entry.session, record.party, peer)
+        had = self._has.get(key, 0)
+        if not had & bit:
+            self._has[key] = had | bit
+            if record.party == self._members.target:
+                self._senders[entry.session, entry.type] += 1
+
+    def _sent(self, record: Record) -> None:
+        entry = record.entry
+        at_target = record.party == self._members.target
+        needed = (_AT_TARGET if at_target else _AT_SOURCE).get(entry.type, ())
+        has = self._has.get((entry.session, record.party, entry.peer), 0)
+        for step in needed:
+            self.steps += 1
+            if not has & _BITS[step]:
+                self._missing(record, step)
+        if at_target and (entry.session, entry.type) not in self._judged:
+            self._judged.add((entry.session, entry.type))
+            self._judge_target(record)
+
+    def _missing(self, record: Record, step: _Step) -> None:
+        entry, (direction, kind) = record.entry, step
+        what = f"{record.party} sent a {entry.type} to {entry.peer}, and its log has no {kind} before it"
+        if direction == "received":
+            what = f"{record.party} sent a {entry.type} to {entry.peer}, and its log has not received the {kind} for it"
+        self._add(record, "missing-record", what, step=kind)
+
+    def _judge_target(self, record: Record) -> None:
+        """Once per session and type: the target had what it takes from enough sources."""
+        entry = record.entry
+        header = self._spine.headers.get(entry.session)
+        counted = _QUORUMS.get(entry.type)
+        if header is not None and counted is not None and self._needs_quorum(record):
+            have, needed = self._senders[entry.session, counted], header.said.threshold
+            if have < needed:
+                what = (
+                    f"{record.party} sent a {entry.type} after {have} messages of type {counted}, of at least {needed}"
+                )
+                self._add(record, "threshold", what)
+        lists = self._spine.survivors.get(entry.digest) if entry.type == "Survivors" else None
+        if lists is None:
+            return
+        for source in lists.survivors:
+            if not self._has.get((entry.session, record.party, source), 0) & _BITS["received", "MaskedInput"]:
+                what = f"{record.party} lists {source} as a survivor, and its log has not received its MaskedInput"
+                self._add(record, "missing-record", what, step="MaskedInput", side=source)
+
+    def _needs_quorum(self, record: Record) -> bool:
+        entry = record.entry
+        if entry.type != "Result":
+            return True
+        result = self._spine.results.get(entry.session)
+        return result is not None and result[1].masked
+
+    def _event(self, record: Record) -> None:
+        """A source signs, and opens, exactly the lists that it was shown."""
+        entry = record.entry
+        if entry.type not in ("survivors-signed", "unmask-shares-released"):
+            return
+        lists = self._spine.survivors.get(self._shown.get((entry.session, record.party), ""))
+        if lists is None:
+            return
+        self.lists += 1
+        shown = {"survivors": sorted(lists.survivors)}
+        if entry.type == "unmask-shares-released":
+            shown["dropped"] = sorted(lists.dropped)
+        if shown != entry.facts:
+            done = "signed" if entry.type == "survivors-signed" else "released shares for"
+            what = f"{record.party} {done} other survivors than those that it was shown"
+            self._add(record, "unmask-differs", what, digest=self._shown[entry.session, record.party])
+
+    def _add(
+        self, record: Record, kind: RunKind, what: str, *, step: str = "", side: str = "", digest: str = ""
+    ) -> None:
+        entry = record.entry
+        finding = RunFinding(
+            kind=kind,
+            what=what,
+            accused=(record.party,),
+            sides=(record.party, side or entry.peer or self._members.target),
+            step=step or entry.type,
+            round=entry.round,
+            attempt=entry.attempt,
+            session=entry.session,
+            records=(Mark.of(record),),
+            digests=(digest,) if digest else (),
+        )
+        self._drafts.append(Draft(finding))
