@@ -220,31 +220,20 @@ class Record:
 
     def to_bytes(self) -> bytes:
         """The one encoding. Raises RecordError where it would be longer than ``MAX_RECORD_BYTES``."""
-        data = _WRITER.encode(self._fields()).encode("ascii")
+        data = self._to_text().encode("ascii")
         require(len(data) <= MAX_RECORD_BYTES, "length")
         return data
 
-    def _fields(self) -> dict[str, Any]:
+    def _to_text(self) -> str:
+        # Written out, for this is most of what a verification takes. No string here can have what JSON escapes.
         entry = self.entry
-        return {
-            "v": VERSION,
-            "seq": self.seq,
-            "time": self.time,
-            "party": self.party,
-            "run": self.run,
-            "round": entry.round,
-            "attempt": entry.attempt,
-            "session": entry.session,
-            "direction": entry.direction,
-            "peer": entry.peer,
-            "type": entry.type,
-            "bytes": entry.bytes,
-            "digest": entry.digest,
-            "decision": _object(entry.decision),
-            "disclosure": _object(entry.disclosure),
-            "dp": _object(entry.dp),
-            "facts": entry.facts,
-        }
+        return (
+            f'{{"attempt":{entry.attempt},"bytes":{entry.bytes},"decision":{_object(entry.decision)},'
+            f'"digest":"{entry.digest}","direction":"{entry.direction}","disclosure":{_object(entry.disclosure)},'
+            f'"dp":{_object(entry.dp)},"facts":{_WRITER.encode(entry.facts) if entry.facts else "{}"},'
+            f'"party":"{self.party}","peer":"{entry.peer}","round":{entry.round},"run":"{self.run}","seq":{self.seq},'
+            f'"session":"{entry.session}","time":"{self.time}","type":"{entry.type}","v":{VERSION}}}'
+        )
 
     @classmethod
     def parse(cls, data: bytes) -> Record:
@@ -259,7 +248,7 @@ class Record:
             record = cls(fields["seq"], fields["time"], fields["party"], fields["run"], _entry(fields))
         except (KeyError, TypeError, AttributeError) as error:
             raise RecordError("a field is missing, or has a value of another type") from error
-        if _WRITER.encode(fields).encode("ascii") != data:
+        if record.to_bytes() != data:
             raise RecordError("the record is not in its one form")
         return record
 
@@ -319,5 +308,5 @@ def _part(kind: type[_Part], value: object) -> _Part | None:
     return kind(**value)
 
 
-def _object(part: Decision | Disclosure | DpSpent | None) -> dict[str, Any]:
-    return {} if part is None else {key: getattr(part, key) for key in part.__slots__}
+def _object(part: Decision | Disclosure | DpSpent | None) -> str:
+    return "{}" if part is None else _WRITER.encode({key: getattr(part, key) for key in part.__slots__})

@@ -49,7 +49,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "release-fuse-burnt": {},
     "survivors-signed": {"survivors": ["site-a", "site-b"]},
     "unmask-shares-released": {"survivors": ["site-a"], "dropped": ["site-b"]},
-    "caps-computed": {"caps": ["0.5", "1e-07"], "zeroed": [3]},
+    "caps-computed": {"caps": DIGEST, "layers": 4, "capped": 2, "zeroed": 1},
     "ledger-updated": {},
     "aborted": {"check": "SURVIVORS", "accused": ["site-b"]},
     "alarm": {"check": "CHECKPOINT_FORK", "accused": []},
@@ -91,6 +91,18 @@ def test_records_with_and_without_each_part_come_back_the_same() -> None:
     for entry in (MASKED, replace(MASKED, decision=None, disclosure=None, dp=None), *map(event, EVENTS)):
         record = replace(RECORD, entry=entry)
         assert Record.parse(record.to_bytes()) == record
+        assert record.to_bytes() == text(json.loads(record.to_bytes()))  # what any writer of JSON makes of it
+
+
+def test_origin_of_another_log_is_escaped_as_json_does() -> None:
+    said = Entry(
+        "event", "checkpoint-received", facts={**FACTS["checkpoint-received"], "origin": '"},\\u0041</script>'}
+    )
+
+    data = replace(RECORD, entry=said).to_bytes()
+
+    assert data == text(json.loads(data))
+    assert Record.parse(data).entry == said
 
 
 def test_every_kind_of_event_is_tested_here() -> None:
