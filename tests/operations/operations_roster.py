@@ -1,0 +1,72 @@
+"""A roster and reports, made up, for tests of what is logged and counted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.rounds.records import RoundLine, SiteLine
+from securefda.secagg.messages import Header, Signed
+from securefda.secagg.roster import Roster, RosterEntry
+
+SITES = ("clinic", "hospital-a", "hospital-b", "hospital-c")
+FINISHED: RoundLine = {
+    "round": 3,
+    "rule": "fedgp_auto",
+    "accuracy": 0.70717,
+    "loss": 0.51513,
+    "mean_beta": 0.31931,
+    "survivors": ["hospital-a", "hospital-b"],
+    "dropped": ["hospital-c"],
+    "refused": {"hospital-c": "release.max-rounds"},
+    "attempts": 2,
+    "seconds": {"training": 2.5, "masked input": 0.25},
+    "bytes_up": {"hospital-a": 1000, "hospital-b": 2000},
+    "bytes_down": {"hospital-a": 500, "hospital-b": 501},
+    "target_epsilon": 1.25,
+    "status": "finished",
+}
+
+
+def roster() -> Roster:
+    entries = tuple(
+        RosterEntry(
+            index=index,
+            site_id=site,
+            role="source" if index else "target",
+            legal_entity=site,
+            signing_key=sha256(site.encode()).digest(),
+            tls_pin=sha256(site.encode()).digest(),
+            not_before=0,
+            not_after=2**32,
+        )
+        for index, site in enumerate(SITES)
+    )
+    return Roster("study", 1, entries)
+
+
+@dataclass
+class Console:
+    """Hears what is shown to the operator, of a target and of a source alike."""
+
+    heard: list[str] = field(default_factory=list)
+
+    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+        self.heard.append(f"phase {name} {','.join(waiting_for)}")
+
+    def note(self, text: str) -> None:
+        self.heard.append(f"note {text}")
+
+    def round_started(self, number: int, *rest: object) -> None:
+        self.heard.append(f"started {number}")
+
+    def round_finished(self, line: RoundLine | SiteLine) -> None:
+        self.heard.append(f"finished {line['round']}")
+
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
+        self.heard.append(f"refused {refusal.key}")
+
+    def alarm(self, error: SecureFdaError) -> None:
+        self.heard.append(f"alarm {error}")

@@ -1,0 +1,36 @@
+"""Digits with something in rows and options that must be in no log; named as ``operations_tasks:Class``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from e2e_tasks import Endless
+from torch import Tensor
+
+from securefda.tasks.base import Samples, TaskSettings
+
+ROW_VALUE = 0.40417731
+OPTION_VALUE = "hunter2-40417"
+
+
+class Planted(Endless):
+    """Every row has one pixel of a value of its own; the option ``planted`` is no option of digits."""
+
+    def __init__(self, settings: TaskSettings) -> None:
+        options = {key: value for key, value in settings.options.items() if key != "planted"}
+        super().__init__(dataclasses.replace(settings, options=options))
+
+    def train_data(self, site: str) -> Samples:
+        samples = super().train_data(site)
+        samples.features[:, 0] = ROW_VALUE
+        return samples
+
+
+class Quoting(Planted):
+    """Its training fails at a source with words that quote a row."""
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise ValueError(f"no patient is {ROW_VALUE}, labelled {labels.tolist()}, says {OPTION_VALUE}")
+        return super().loss(outputs, labels)

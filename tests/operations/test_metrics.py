@@ -1,0 +1,216 @@
+"""Metrics: what is counted, over HTTP on 127.0.0.1 and nowhere else, and a port that somebody has."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operations_roster import FINISHED, SITES, Console, roster
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from securefda.config import LoggingSection, MetricsSection
+from securefda.errors import ConfigError, ExitCode, FaultyAggregatorError, PolicyRefusal, ProtocolError
+from securefda.operations import SourceWatch, TargetWatch, watch_source, watch_target
+from securefda.operations.metrics import MOST_CHECKS, SourceMetrics, TargetMetrics
+from securefda.rounds.records import RoundLine
+
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+Samples = dict[tuple[str, tuple[str, ...]], float]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def read(port: int) -> str:
+    with DIRECT.open(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def samples(port: int) -> Samples:
+    """(name, label values) -> value, without the times at which series began."""
+    families = text_string_to_metric_families(read(port))
+    every = (sample for family in families for sample in family.samples)
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for sample in every
+        if not sample.name.endswith("_created")
+    }
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def target(tmp_path: Path, port: int) -> Iterator[TargetWatch]:
+    with watch_target(Console(), LoggingSection(), MetricsSection(port=port), out=tmp_path, roster=roster()) as watch:
+        yield watch
+
+
+@pytest.fixture
+def source(tmp_path: Path, port: int) -> Iterator[SourceWatch]:
+    settings = MetricsSection(port=port)
+    with watch_source(Console(), LoggingSection(), settings, out=tmp_path, roster=roster(), site=SITES[1]) as watch:
+        yield watch
+
+
+def test_a_round_counts_with_its_phases_bytes_attempts_refusals_and_epsilon(target: TargetWatch, port: int) -> None:
+    target.round_started(3, 50)
+    target.round_finished(FINISHED)
+    found = samples(port)
+    expected: Samples = {
+        ("securefda_rounds_total", ("finished",)): 1,
+        ("securefda_current_round", ()): 3,
+        ("securefda_planned_rounds", ()): 50,
+        ("securefda_attempts_total", ()): 2,
+        ("securefda_retries_total", ()): 1,
+        ("securefda_round_phase_seconds_count", ("training",)): 1,
+        ("securefda_round_phase_seconds_sum", ("training",)): 2.5,
+        ("securefda_round_phase_seconds_sum", ("masked input",)): 0.25,
+        ("securefda_received_bytes_total", ("hospital-a",)): 1000,
+        ("securefda_received_bytes_total", ("hospital-b",)): 2000,
+        ("securefda_sent_bytes_total", ("hospital-b",)): 501,
+        ("securefda_refusals_total", ("release.max-rounds",)): 1,
+        ("securefda_epsilon_spent", ()): 1.25,
+        ("securefda_connected_sources", ()): 0,
+    }
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_rounds_add_up_and_a_lost_one_counts_as_lost(target: TargetWatch, port: int) -> None:
+    lost: RoundLine = {"round": 4, "status": "lost", "attempts": 1, "bytes_up": {"hospital-a": 7}, "refused": {}}
+    for line in (FINISHED, lost):
+        target.round_finished(line)
+    found = samples(port)
+    assert found["securefda_rounds_total", ("lost",)] == 1
+    assert found["securefda_received_bytes_total", ("hospital-a",)] == 1007
+    assert found["securefda_attempts_total", ()] == 3
+
+
+def test_alarms_and_aborts_count_by_check(target: TargetWatch, port: int) -> None:
+    target.note("alarm: hospital-a fails check WIRE: too long")
+    target.note("alarm: source hospital-a fails check RANGE")
+    target.note("alarm: source hospital-b aborted at key list: check KEY_ORDER failed")
+    target.note("hospital-a left")
+    found = {key: value for key, value in samples(port).items() if key[0].endswith(("alarms_total", "aborts_total"))}
+    assert found == {
+        ("securefda_alarms_total", ("WIRE",)): 1,
+        ("securefda_alarms_total", ("RANGE",)): 1,
+        ("securefda_aborts_total", ("KEY_ORDER",)): 1,
+    }
+
+
+def test_connected_sources_are_asked_for_at_every_reading(target: TargetWatch, port: int) -> None:
+    connected: set[int] = set()
+    target.follow(lambda: "ab" * 16, lambda: connected)
+    before = samples(port)["securefda_connected_sources", ()]
+    connected.update((1, 3))
+    assert (before, samples(port)["securefda_connected_sources", ()]) == (0, 2)
+
+
+def test_a_source_counts_its_rounds_refusals_alarms_aborts_and_epsilon(source: SourceWatch, port: int) -> None:
+    rounds = source.rounds(Console())
+    rounds.round_started(1, "sum", "fedgp_auto")
+    rounds.round_finished({"round": 1, "epsilon": 0.5, "samples": 40417, "loss": 0.51513, "beta": 0.31931})
+    rounds.alarm(FaultyAggregatorError("HEADER_MODEL"))
+    rounds.alarm(ProtocolError("QUORUM", "the aggregator aborted at shares: QUORUM"))
+    rounds.alarm(PolicyRefusal("k-min", 1, 2))
+    expected: Samples = {
+        ("securefda_rounds_total", ("finished",)): 1,
+        ("securefda_current_round", ()): 1,
+        ("securefda_epsilon_spent", ()): 0.5,
+        ("securefda_alarms_total", ("HEADER_MODEL",)): 1,
+        ("securefda_aborts_total", ("QUORUM",)): 1,
+        ("securefda_refusals_total", ("k-min",)): 1,
+    }
+    assert samples(port) == expected
+
+
+def test_a_site_without_noise_shows_no_epsilon(target: TargetWatch, port: int) -> None:
+    target.round_finished({"round": 1, "status": "finished"})
+    assert not any(name == "securefda_epsilon_spent" for name, _ in samples(port))
+
+
+def test_loss_accuracy_beta_and_row_counts_are_not_among_the_metrics(target: TargetWatch, port: int) -> None:
+    target.round_finished({**FINISHED, "seen": [{"level": "individual", "members": ["hospital-a"], "rows": 40417,
+                                                 "loss": 0.61613, "accuracy": 0.80817}]})  # fmt: skip
+    text = read(port)
+    assert not [figure for figure in ("0.70717", "0.51513", "0.31931", "40417", "0.61613", "0.80817") if figure in text]
+
+
+@pytest.mark.parametrize("metrics", [TargetMetrics, SourceMetrics])
+def test_every_metric_has_a_help_text_and_the_prefix(metrics: type[TargetMetrics | SourceMetrics]) -> None:
+    one = metrics()
+    one.round_ended("finished", 1.0)
+    families = list(one.registry.collect())
+    assert len(families) >= 6
+    for family in families:
+        assert family.name.startswith("securefda_")
+        assert family.documentation.endswith(".")
+
+
+def test_the_registry_is_the_processs_own_and_the_global_one_stays_as_it_was() -> None:
+    before = {family.name for family in REGISTRY.collect()}
+    TargetMetrics()
+    TargetMetrics()
+    assert {family.name for family in REGISTRY.collect()} == before
+    assert not any(name.startswith("securefda") for name in before)
+
+
+def test_a_peer_that_makes_up_checks_cannot_make_up_series_without_end() -> None:
+    metrics = TargetMetrics()
+    for number in range(10 * MOST_CHECKS):
+        metrics.alarm(f"CHECK_{number}")
+    metrics.alarm("CHECK_0")
+    (family,) = [family for family in metrics.registry.collect() if family.name == "securefda_alarms"]
+    counts = {sample.labels["check"]: sample.value for sample in family.samples if sample.name.endswith("_total")}
+    assert len(counts) == MOST_CHECKS + 1
+    assert (counts["CHECK_0"], counts["other"]) == (2, 9 * MOST_CHECKS)
+
+
+def test_the_port_is_open_on_the_loopback_address_alone(target: TargetWatch, port: int) -> None:
+    listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if " 0A " in line]
+    assert [address for address in listening if address.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
+    assert f":{port:04X} " not in Path("/proc/net/tcp6").read_text() if Path("/proc/net/tcp6").exists() else True
+
+
+def test_only_reading_is_possible(target: TargetWatch, port: int) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="405"):
+        DIRECT.open(f"http://127.0.0.1:{port}/metrics", data=b"securefda_rounds_total 7", timeout=10)
+
+
+def test_the_port_is_free_again_when_the_process_is_done(tmp_path: Path, port: int) -> None:
+    for _ in range(2):
+        with watch_target(Console(), LoggingSection(), MetricsSection(port=port), out=tmp_path, roster=roster()):
+            read(port)
+    with pytest.raises(urllib.error.URLError):
+        read(port)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[int], Any]]:
+    with ExitStack() as stack:
+        yield lambda port: stack.enter_context(
+            watch_target(Console(), LoggingSection(), MetricsSection(port=port), out=tmp_path, roster=roster())
+        )
+
+
+def test_a_port_that_somebody_has_is_one_clear_line_and_exit_code_4(start: Callable[[int], Any], port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(ConfigError) as caught:
+        start(port)
+    assert str(caught.value) == f"metrics.port: {port} on 127.0.0.1 cannot be opened: Address already in use"
+    assert caught.value.hint == "set another port, or 0 for no metrics"
+    assert caught.value.exit_code is ExitCode.CONFIG
