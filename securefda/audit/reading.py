@@ -6,7 +6,8 @@ meanwhile: what a pass finds is then the beginning of what the log will be.
 
     log = open_log(folder)                  LogFolder; AuditError where there is no log
     log.party, log.run, log.federation      the last is "" before the first checkpoint
-    log.records()                           Iterator[Record]; log.records(start) begins at that place, without the way
+    log.records()                           Iterator[Record]; log.records(start, end) reads only the files with those
+    log.size()                              number of whole records now
     log.head()                              the newest checkpoint, or None; log.heads() its size and those before it
     log.prove(index, size)                  Inclusion; its check() raises ProofError
     being_written(folder), find_logs(root), looks_like_log(folder)
@@ -120,8 +121,8 @@ class LogFolder:
     run: str
     federation: str
 
-    def records(self, start: int = 0) -> Iterator[Record]:
-        """The records from place ``start`` to the end as it is when the pass comes there; none behind the end.
+    def records(self, start: int = 0, end: int | None = None) -> Iterator[Record]:
+        """The records from place ``start`` to before ``end``, by default all that there are when the pass comes there.
 
         What stands behind the last whole record is left out: the writer is about to finish it, or died.
 
@@ -129,7 +130,7 @@ class LogFolder:
             DamagedLog: a record is of another form, place, party or run, or its file cannot be read.
             NoLog: a later release wrote the record.
         """
-        for index, entry in self.entries(start):
+        for index, entry in self.entries(start, end):
             try:
                 record = Record.parse(entry)
             except NewerVersion as error:
@@ -141,10 +142,10 @@ class LogFolder:
                 raise DamagedLog(self.folder, index, what)
             yield record
 
-    def entries(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    def entries(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
         """Places and bytes of the records, as `records`, without reading what they say. Raises DamagedLog."""
         index = start
-        while True:
+        while end is None or index < end:
             try:
                 data, full = _file_with(self.folder, index // WIDTH)
             except AuditError as error:
@@ -153,7 +154,7 @@ class LogFolder:
             if full and (len(entries) != WIDTH or taken != len(data)):
                 place = index // WIDTH * WIDTH + min(len(entries), WIDTH - 1)
                 raise DamagedLog(self.folder / bundle_path(index // WIDTH), place, "is not whole, or not the last")
-            for entry in entries[index % WIDTH :]:
+            for entry in entries[index % WIDTH : None if end is None else end - index // WIDTH * WIDTH]:
                 yield index, entry
                 index += 1
             if not full:
@@ -162,6 +163,17 @@ class LogFolder:
     def entry(self, index: int) -> bytes | None:
         """Bytes of one record, None behind the end. Raises DamagedLog."""
         return next((entry for _, entry in self.entries(index)), None)
+
+    def size(self) -> int:
+        """Number of whole records now, without reading more than the last file; files before it are not looked into.
+
+        Raises:
+            DamagedLog: the last file cannot be read.
+        """
+        bundles = 0
+        while (self.folder / bundle_path(bundles)).is_file():
+            bundles += 1
+        return bundles * WIDTH + sum(1 for _ in self.entries(bundles * WIDTH))
 
     def head(self, size: int | None = None) -> HeadNote | None:
         """The newest checkpoint as it is now, or that of ``size`` records; None where there is none.

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from securefda import __version__
+from securefda.cli import audit
 from securefda.cli.commands import bench, budget, federation, kit, policy, preflight, processes, threats, training
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.add_typer(federation.app, name="federation")
 app.add_typer(kit.app, name="kit")
 app.add_typer(policy.app, name="policy")
 app.add_typer(budget.app, name="budget")
+app.add_typer(audit.app, name="audit")
 app.add_typer(processes.aggregator, name="aggregator")
 app.add_typer(processes.source, name="source")
 app.add_typer(bench.app, name="bench")
