@@ -67,14 +67,6 @@ def is_sites(value: object) -> bool:
     )
 
 
-def _is_decimals(value: object) -> bool:
-    return _is_list(value) and all(map(is_decimal, value))  # type: ignore[call-overload]
-
-
-def _is_counts(value: object) -> bool:
-    return _is_list(value) and all(map(is_count, value))  # type: ignore[call-overload]
-
-
 def _is_list(value: object) -> bool:
     return type(value) is list and len(value) <= MAX_ITEMS
 
@@ -97,7 +89,7 @@ EVENTS: Final[Mapping[str, Mapping[str, _Check]]] = MappingProxyType(
         "release-fuse-burnt": {},
         "survivors-signed": {"survivors": is_sites},
         "unmask-shares-released": {"survivors": is_sites, "dropped": is_sites},
-        "caps-computed": {"caps": _is_decimals, "zeroed": _is_counts},
+        "caps-computed": {"caps": is_digest, "layers": is_count, "capped": is_count, "zeroed": is_count},
         "ledger-updated": {},
         "aborted": _ACCUSED,
         "alarm": _ACCUSED,
@@ -109,6 +101,7 @@ EVENTS: Final[Mapping[str, Mapping[str, _Check]]] = MappingProxyType(
 """Kinds of events, and what each says: exactly these keys.
 
 ``check`` is the stable name of the check that failed, ``accused`` whom it blames, if anybody; ``policy`` and ``roster``
-are SHA-256 of the files; ``lost_bytes`` is what a crash left of a record that was not whole; ``caps`` are those of the
-energy rule for each layer, and ``zeroed`` the layers that contribute nothing.
+are SHA-256 of the files; ``lost_bytes`` is what a crash left of a record that was not whole; ``caps`` is the SHA-256 of
+the energy rule's caps as little-endian float64, the same at every source, of which ``layers`` there are, ``capped`` of
+them scale this source's part down and ``zeroed`` leave nothing of it.
 """

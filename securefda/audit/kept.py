@@ -30,6 +30,7 @@ class KeptMessages:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
+        self._round, self._file = -1, -1
 
     def keep(self, round_number: int, message: bytes) -> None:
         """Keep a message of a round, 0 for one outside rounds. It is not forced to the disk: the record of it may be.
@@ -40,15 +41,25 @@ class KeptMessages:
         path = self._folder / f"round-{round_number:04d}.bin"
         data = len(message).to_bytes(_LENGTH_BYTES, "big") + message
         with disk_errors(path, "written"):
-            make_folder(self._folder)
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
-            try:
-                before = os.fstat(file).st_size
-                if os.write(file, data) != len(data):
-                    os.ftruncate(file, before)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            finally:
-                os.close(file)
+            if round_number != self._round:
+                self._open(path)
+                self._round = round_number
+            before = os.fstat(self._file).st_size
+            if os.write(self._file, data) != len(data):
+                os.ftruncate(self._file, before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        """Close the file of the last round."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._round, self._file = -1, -1
+
+    def _open(self, path: Path) -> None:
+        self.close()
+        make_folder(self._folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.open(path, flags, FILE_MODE)
 
 
 def read_kept(folder: Path) -> Iterator[tuple[int, bytes]]:

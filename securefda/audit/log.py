@@ -19,7 +19,7 @@ from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.audit.merkle import leaf_hash
+from securefda.audit.merkle import consistency_proof, leaf_hash
 from securefda.audit.names import LogName
 from securefda.audit.notes import Checkpoint, Note, NoteKey, Signature, SignatureError, check_signature, sign
 from securefda.audit.records import Entry, Record, format_time
@@ -34,6 +34,7 @@ from securefda.audit.store import (
     disk_errors,
     make_folder,
     remove_folder,
+    subtrees,
     write,
 )
 from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Tile, bundle_path, pack, partials_path
@@ -51,7 +52,8 @@ class AuditLog:
         self._folder, self._name, self._key, self._clock = folder, name, key, clock
         self._mutex = threading.Lock()
         self._process = os.getpid()
-        self._usable, self._tail = True, -1
+        self._usable, self._tail, self._saved = True, -1, True
+        self._unfinished: dict[str, bytes] = {}
         with disk_errors(folder, "made"):
             make_folder(folder)
         self._lock = self._take_lock()
@@ -114,35 +116,59 @@ class AuditLog:
                     self._finish_bundle(full)
             return seq
 
-    def checkpoint(self) -> bytes:
-        """Sign the log as it is, and return the note; it and all records are on the disk then.
+    def checkpoint(self, *, save: bool = True) -> bytes:
+        """Sign the log as it is, and return the note; all records are on the disk then.
 
         Where nothing was added since the last one, that one is returned, with the cosignatures that it has.
+
+        Args:
+            save: whether the note goes to the disk now. Else it does with `save`, the next one, or `close`: others may
+                hold it before, since the records that it signs cannot be lost any more.
 
         Raises:
             AuditError: it could not be written.
         """
         with self._alone():
             last = self._state.note
-            if last is not None and Checkpoint.parse(last.text).size == self.size:
-                return last.to_bytes()
-            with self._dead_on_error():
-                self._write_partials()
-                text = Checkpoint(self._name.origin, self.size, self._state.levels.root()).to_text()
-                self._state.note = Note(text, (sign(text, self._name.origin, self._key),))
-                return self._write_note(self._state.note, self.size)
+            if last is None or Checkpoint.parse(last.text).size != self.size:
+                with self._dead_on_error():
+                    self._save()
+                    self._sign_head()
+            if save:
+                with self._dead_on_error():
+                    self._save()
+            return self._last_note.to_bytes()
 
-    def add_cosignature(self, size: int, signature: Signature, witness: NoteKey) -> bytes:
+    def proof(self, old: int) -> tuple[bytes, ...]:
+        """That the tree of the last checkpoint begins with its first ``old`` leaves (RFC 9162, 2.1.4.1).
+
+        Raises:
+            AuditError: a tile cannot be read, or there is no checkpoint.
+            ValueError: the checkpoint has fewer.
+        """
+        with self._alone():
+            new = Checkpoint.parse(self._last_note.text).size
+            return consistency_proof(old, new, subtrees(self._folder, new, self._unfinished))
+
+    def save(self) -> None:
+        """Bring the last checkpoint with its cosignatures, and its tiles, to the disk. Raises AuditError."""
+        with self._alone(), self._dead_on_error():
+            self._save()
+
+    def add_cosignature(self, size: int, signature: Signature, witness: NoteKey, *, save: bool = True) -> bytes:
         """Put the signature of a witness under the checkpoint of ``size`` records, and return the note with it.
 
-        Where this witness has signed it before, that signature stays and this one is dropped.
+        Where this witness has signed it before, that signature stays and this one is dropped. ``save`` is as for
+        `checkpoint`, and holds for the last one; an older one is written at once.
 
         Raises:
             SignatureError: the signature is not of this key over that checkpoint.
             AuditError: there is no such checkpoint, or it could not be written.
         """
         with self._alone():
-            note = read_checkpoint(self._folder / checkpoint_path(size))
+            last = self._state.note
+            is_last = last is not None and Checkpoint.parse(last.text).size == size
+            note = last if is_last else read_checkpoint(self._folder / checkpoint_path(size))
             if note is None:
                 raise AuditError(self._folder, f"has no checkpoint of {size} records", hint="send a checkpoint first")
             if not signature.is_of(witness):
@@ -151,15 +177,24 @@ class AuditLog:
             if any(item.is_of(witness) for item in note.signatures):
                 return note.to_bytes()
             note = note.signed(signature)
-            last = self._state.note
-            if last is not None and last.text == note.text:
-                self._state.note = note
             with self._dead_on_error():
-                return self._write_note(note, size)
+                if is_last:
+                    self._state.note, self._saved = note, False
+                else:
+                    write(self._folder / checkpoint_path(size), note.to_bytes())
+                if save:
+                    self._save()
+            return note.to_bytes()
 
     def close(self) -> None:
-        """Let others write. What was appended stays; no checkpoint is made."""
+        """Let others write. What was appended stays; no checkpoint is made.
+
+        A checkpoint that was not saved is, if the disk lets it; without it, the next one covers its records.
+        """
         with self._mutex:
+            if self._usable and os.getpid() == self._process:
+                with suppress(AuditError):
+                    self._save()
             self._die()
 
     def __enter__(self) -> Self:
@@ -221,22 +256,36 @@ class AuditLog:
             for replaced in (bundle_path(full[0].index), *(tile.path for tile in full)):
                 remove_folder(self._folder / partials_path(replaced))
 
-    def _write_partials(self) -> None:
-        width = self.size % WIDTH
+    @property
+    def _last_note(self) -> Note:
+        if self._state.note is None:
+            raise AuditError(self._folder, "has no checkpoint yet", hint="make one first")
+        return self._state.note
+
+    def _sign_head(self) -> None:
         with disk_errors(self._folder / TAIL, "written"):
             os.fsync(self._tail)
             entries = os.pread(self._tail, MAX_BUNDLE_BYTES, 0)
-        if width:
-            write(self._folder / bundle_path(self.size >> HEIGHT, width), entries)
-        for tile in self._state.levels.partials():
-            write(self._folder / tile.path, tile.hashes)
+        self._unfinished = {tile.path: tile.hashes for tile in self._state.levels.partials()}
+        if width := self.size % WIDTH:
+            self._unfinished[bundle_path(self.size >> HEIGHT, width)] = entries
+        text = Checkpoint(self._name.origin, self.size, self._state.levels.root()).to_text()
+        self._state.note = Note(text, (sign(text, self._name.origin, self._key),))
+        self._saved = False
 
-    def _write_note(self, note: Note, size: int) -> bytes:
-        data = note.to_bytes()
-        write(self._folder / checkpoint_path(size), data)
-        if note is self._state.note:
-            write(self._folder / CHECKPOINT, data)
-        return data
+    def _save(self) -> None:
+        """Tiles and entries first: a checkpoint says that they are there. Those that are full by now have a file."""
+        if self._saved:
+            return
+        note = self._last_note
+        size = Checkpoint.parse(note.text).size
+        for path, data in self._unfinished.items():
+            full = (self._folder / path).parent.with_suffix("")
+            if not (full.exists() or (self._folder / path).exists()):
+                write(self._folder / path, data)
+        write(self._folder / checkpoint_path(size), note.to_bytes())
+        write(self._folder / CHECKPOINT, note.to_bytes())
+        self._saved = True
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

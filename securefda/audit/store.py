@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from securefda import disk
@@ -117,16 +118,19 @@ def read_tile(folder: Path, level: int, index: int, width: int = WIDTH) -> list[
     return hashes[:width]
 
 
-def subtrees(folder: Path, size: int) -> Subtree:
+def subtrees(folder: Path, size: int, unfinished: Mapping[str, bytes] = MappingProxyType({})) -> Subtree:
     """Hashes of complete subtrees of the first ``size`` leaves, which a checkpoint covers; what proofs are made of.
 
     The function raises AuditError where a tile is missing or has another length. That its hashes are right shows only
-    when a proof that is made of them leads to a signed root.
+    when a proof that is made of them leads to a signed root. ``unfinished`` has tiles by path that are not on the disk.
     """
 
     @lru_cache(maxsize=32)
     def tile(level: int, index: int) -> list[bytes]:
         width = min(WIDTH, (size >> HEIGHT * level) - index * WIDTH)
+        held = unfinished.get(tile_path(level, index, width))
+        if held is not None:
+            return hashes_of(held)
         return read_tile(folder, level, index, width)
 
     def subtree(height: int, index: int) -> bytes:

@@ -132,6 +132,10 @@ def check_statements(ledger: Ledger, public_key: bytes) -> tuple[int, ...]:
     return ledger.check_signatures(lambda said, signature: signature_is_valid(public_key, STATEMENT, said, signature))
 
 
+def _nobody(event: DpEvent, reservation: Reservation) -> None:
+    """Charges that go into no log."""
+
+
 @dataclass(frozen=True, slots=True)
 class PrivacyAccount:
     """What a site's rows may cost, and the ledger that says what they have cost.
@@ -142,6 +146,7 @@ class PrivacyAccount:
         budget: what the site's policy lets them cost over all rounds and runs.
         public_key: the site's, raw, 32 bytes: of whoever may accept or reset the ledger.
         unix_time: seconds.
+        told: hears of each charge, before the round trains.
     """
 
     ledger: Ledger
@@ -149,6 +154,7 @@ class PrivacyAccount:
     budget: Budget
     public_key: bytes
     unix_time: Callable[[], float] = field(default=time.time, repr=False)
+    told: Callable[[DpEvent, Reservation], None] = field(default=_nobody, repr=False)
 
     def require(self, event: DpEvent) -> None:
         """Check, before anything is promised to anybody, that one round like ``event`` is paid for.
@@ -167,7 +173,9 @@ class PrivacyAccount:
         A reset that the site did not sign gives nothing back, also where it was written while the process runs.
         """
         check_statements(self.ledger, self.public_key)
-        return self.ledger.reserve(event, self.budget, now=int(self.unix_time()))
+        reservation = self.ledger.reserve(event, self.budget, now=int(self.unix_time()))
+        self.told(event, reservation)
+        return reservation
 
     def commit(self, reservation: Reservation, steps: int) -> Head:
         """Write that a round is over; errors as :meth:`securefda.dp.ledger.Ledger.commit`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,10 +26,18 @@ from securefda.config import (
     training_settings,
 )
 from securefda.config.sections import DEFAULT_DATA_SET, ProcessSection, TrainingSection
-from securefda.dp.events import Budget
-from securefda.dp.ledger import Ledger
+from securefda.dp.events import Budget, DpEvent
+from securefda.dp.ledger import Ledger, Reservation
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.policy import SourcePolicy, check_header, check_metadata, check_task, check_training, require_satisfiable
+from securefda.policy import (
+    SourcePolicy,
+    check_header,
+    check_metadata,
+    check_task,
+    check_training,
+    default_policy_text,
+    require_satisfiable,
+)
 from securefda.rounds.accounts import (
     PrivacyAccount,
     data_set_of,
@@ -37,12 +46,14 @@ from securefda.rounds.accounts import (
     require_no_ledger_at,
     require_unledgered,
 )
+from securefda.rounds.journal import Journal, Opening, logs_folder
 from securefda.rounds.records import RoundLine, RunStatus, Summary, summarise
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import ByteCounts, RunSettings, TargetSite
 from securefda.rounds.site import SiteTrainer
 from securefda.rounds.source import Permits, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rounds.witness import Witness, WitnessMemory
 from securefda.secagg.messages import Body, Envelope, Granularity, Signer, Visibility
 from securefda.secagg.roster import Roster
 from securefda.tasks import Samples, Task, TaskSettings, load_task, task_code
@@ -69,6 +80,28 @@ class Member:
     def signer(self) -> Signer:
         """What signs this site's messages."""
         return Signer(self.index, self.signing_key, self.encode)
+
+
+def witness_of(
+    logs: Path,
+    member: Member,
+    memory: WitnessMemory,
+    opening: Opening,
+    unix_time: Callable[[], float] = time.time,
+) -> Witness:
+    """A site's audit logs, which lie in the folder ``logs``, and what it remembers of those of others."""
+    journal = Journal(logs, member.roster, member.site_id, member.signing_key, opening=opening)
+    return Witness(journal, member.roster, member.signer, memory, unix_time)
+
+
+def _opening(task: str, strategy: str, policy: bytes | None = None) -> Opening:
+    digest = "" if policy is None else sha256(policy).hexdigest()
+    return Opening(__version__, _word(task), _word(strategy), digest)
+
+
+def _word(text: str) -> str:
+    """A name as a record of the log can hold it."""
+    return re.sub(r"[^A-Za-z0-9._-]", ".", text)[:64].lstrip("._-") or "unnamed"
 
 
 def task_of(section: TaskSection, roster: Roster, seed: int) -> Task:
@@ -120,7 +153,9 @@ def rows_of_site(config: AggregatorConfig | SourceConfig, roster: Roster, site_i
     return _target_rows(task, site_id, strategy_of(config.strategy).rule)[0]
 
 
-def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], ByteCounts]) -> TargetSite:
+def target_site(
+    config: AggregatorConfig, member: Member, traffic: Callable[[], ByteCounts], store: AggregatorStore
+) -> TargetSite:
     """The target's side of a run.
 
     Raises:
@@ -133,7 +168,11 @@ def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], 
     if rule.adapts:
         require_steps(site_id, len(data), training_settings(config.training))
     budget = budget_of(config.privacy.budget)
-    trainer, notes = trainer_at(config.aggregator, config.training, member, task, data, budget=budget)
+    opening = _opening(config.task.factory, config.strategy.rule)
+    witness = witness_of(logs_folder(config.aggregator.kit), member, store, opening)
+    trainer, notes = trainer_at(
+        config.aggregator, config.training, member, task, data, budget=budget, told=witness.journal.charged
+    )
     return TargetSite(
         signer=member.signer,
         roster=member.roster,
@@ -142,12 +181,20 @@ def target_site(config: AggregatorConfig, member: Member, traffic: Callable[[], 
         random_bytes=os.urandom,
         clock=time.monotonic,
         traffic=traffic,
+        witness=witness,
         notes=notes,
     )
 
 
 def trainer_at(
-    process: ProcessSection, training: TrainingSection, member: Member, task: Task, rows: Samples, *, budget: Budget
+    process: ProcessSection,
+    training: TrainingSection,
+    member: Member,
+    task: Task,
+    rows: Samples,
+    *,
+    budget: Budget,
+    told: Callable[[Budget, DpEvent, Reservation], None] = lambda *_: None,
 ) -> tuple[SiteTrainer, tuple[str, ...]]:
     """What trains at a site, and what its operator should know of it before it begins.
 
@@ -158,6 +205,7 @@ def trainer_at(
         task: the site's own instance.
         rows: that it trains on.
         budget: what its policy lets them cost.
+        told: hears of every charge before it is trained for: the audit log does.
 
     Raises:
         LedgerError, BudgetExhausted: training with noise is not paid for.
@@ -175,7 +223,7 @@ def trainer_at(
 
     known = data()
     key = member.signing_key.public_key().public_bytes_raw()
-    account = PrivacyAccount(Ledger(file, known), known, budget, key)
+    account = PrivacyAccount(Ledger(file, known), known, budget, key, told=partial(told, budget))
     trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account)
     round_ahead = trainer.event("the-next", 1, 0)
     account.require(round_ahead)
@@ -274,8 +322,17 @@ def summary_of(
     )
 
 
-def source_site(config: SourceConfig, policy: SourcePolicy, member: Member, store: SourceStore) -> SourceSite:
+def source_site(
+    config: SourceConfig,
+    policy: SourcePolicy,
+    member: Member,
+    store: SourceStore,
+    *,
+    policy_file: bytes | None = None,
+) -> SourceSite:
     """A source's side of a run.
+
+    ``policy_file`` is the policy as it was signed, whose digest the audit log has; without one, its default text.
 
     Raises:
         ConfigError, DataError, TrainingError: the policy, the task, its data or its model are unfit.
@@ -293,7 +350,12 @@ def source_site(config: SourceConfig, policy: SourcePolicy, member: Member, stor
     data = training_rows(task, site_id)
     _require_room_for(len(data), policy)
     limits = policy.session_limits(member.roster)
-    trainer, notes = trainer_at(config.source, config.training, member, task, data, budget=policy.dp.budget)
+    said = default_policy_text(site_id, policy).encode() if policy_file is None else policy_file
+    opening = _opening(config.task.factory, "the-headers", said)
+    witness = witness_of(logs_folder(config.source.kit), member, store, opening)
+    trainer, notes = trainer_at(
+        config.source, config.training, member, task, data, budget=policy.dp.budget, told=witness.journal.charged
+    )
     return SourceSite(
         signer=member.signer,
         roster=member.roster,
@@ -307,6 +369,7 @@ def source_site(config: SourceConfig, policy: SourcePolicy, member: Member, stor
         ),
         trainer=trainer,
         store=store,
+        witness=witness,
         random_bytes=os.urandom,
         software_version=__version__,
         notes=notes,

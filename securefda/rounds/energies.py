@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 
-from securefda.adaptation import CapEffect, Contribution, energy_caps, energy_row, scale_to_caps
+from securefda.adaptation import Contribution, energy_caps, energy_row, scale_to_caps
 from securefda.errors import FaultyAggregatorError
 from securefda.rounds.tail import Vector64
 from securefda.secagg.checks import quantisation
@@ -33,6 +34,16 @@ class EnergyReport:
     capped: Mapping[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class AppliedCaps:
+    """What the energy rule did to a source's own part: numbers of layers, and the SHA-256 of the caps in hex."""
+
+    layers: int
+    caps: str
+    capped: int
+    zeroed: int
+
+
 def row_of(header: Header, contribution: Contribution, weight: float) -> tuple[float, ...]:
     """The energy row of a source at ``sum``, for its Advertise message; empty without an energy rule.
 
@@ -48,12 +59,15 @@ def row_of(header: Header, contribution: Contribution, weight: float) -> tuple[f
     return tuple(float(value) for value in row)
 
 
-def apply_caps(header: Header, own: int, u1: Mapping[int, Advertise], contribution: Contribution) -> CapEffect:
-    """Scale a source's contribution in place to the caps that follow from everyone's rows."""
+def apply_caps(header: Header, own: int, u1: Mapping[int, Advertise], contribution: Contribution) -> AppliedCaps | None:
+    """Scale a source's contribution in place to the caps that follow from everyone's rows; None without a rule."""
     if header.energy is None or own not in header.at(Visibility.SUM):
-        return CapEffect((), ())
+        return None
     caps = _caps(header, _rows(header, u1))
-    return scale_to_caps(contribution.vector, _sizes(header), u1[own].energy, caps)
+    effect = scale_to_caps(contribution.vector, _sizes(header), u1[own].energy, caps)
+    return AppliedCaps(
+        len(caps), sha256(caps.astype("<f8").tobytes()).hexdigest(), len(effect.capped), len(effect.zeroed)
+    )
 
 
 def energy_report(header: Header, u1: Mapping[int, Advertise], survivors: Collection[int]) -> EnergyReport | None:

@@ -145,6 +145,7 @@ class Place:
     round: int
     attempt: int
     previous_result_digest: bytes
+    previous_checkpoint: bytes = b""
 
 
 def make_header(
@@ -212,7 +213,7 @@ def header_of(
         training_deadline_ms=round(1000 * settings.training_deadline_s),
         phase_deadline_ms=round(1000 * settings.phase_deadline_s),
         previous_result_digest=place.previous_result_digest,
-        previous_checkpoint=b"",
+        previous_checkpoint=place.previous_checkpoint,
         cohort_size=session.cohort_size,
         cohort_quorum=session.cohort_quorum,
         sum_quorum=session.sum_quorum,

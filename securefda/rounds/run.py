@@ -13,7 +13,8 @@ import numpy as np
 
 from securefda import __version__
 from securefda.adaptation import round_plan
-from securefda.errors import ConfigError, ProtocolError, QuorumLost, RunEnded, SecureFdaError
+from securefda.audit.store import AuditError
+from securefda.errors import ConfigError, FaultySourceError, ProtocolError, QuorumLost, RunEnded, SecureFdaError
 from securefda.rounds.attempts import Attempt, RoundSum, Send
 from securefda.rounds.attendance import Attendance
 from securefda.rounds.current import CurrentRound, last_errors
@@ -25,12 +26,16 @@ from securefda.rounds.site import vector_to_wire
 from securefda.rounds.store import AggregatorStore, Position, TargetRelease
 from securefda.rounds.target import train_target
 from securefda.rounds.totals import RoundTotal, total_of, update_of
+from securefda.rounds.witnesses import Witnesses
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.messages import (
     NO_CONTEXT,
     NO_SESSION,
+    RUN_ID_BYTES,
     Abort,
     Body,
+    Checkpoint,
+    Cosigned,
     Goodbye,
     Header,
     Join,
@@ -44,6 +49,9 @@ from securefda.secagg.prg import available_threads
 from securefda.secagg.secret import draw
 from securefda.training import LayerTable, Vector
 
+WITNESS_PHASE, CLOSING_PHASE = "witness", "closing"
+CLOSING_S = 5.0
+"""How long the end of a run waits for cosignatures."""
 MOST_LOST_IN_A_ROW = 3
 """After so many rounds without a result the run ends: the cause does not pass by itself."""
 
@@ -53,9 +61,22 @@ class AggregatorRun:
 
     ``deadline`` is the clock's time at which :meth:`expire` is due, None when done. A round that is over leaves it at
     the present: whatever its end had to say is sent before the target trains for the next round.
+
+    A new run is called ``run_id``, 16 bytes, or drawn one; one that is resumed keeps its own. ``opened`` says whether
+    :meth:`open` has begun.
+
+    Raises:
+        ConfigError: the store holds a run with other settings.
     """
 
-    def __init__(self, site: TargetSite, settings: RunSettings, store: AggregatorStore, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        site: TargetSite,
+        settings: RunSettings,
+        store: AggregatorStore,
+        reporter: Reporter,
+        run_id: bytes | None = None,
+    ) -> None:
         self._site, self._settings, self._store, self._reporter = site, settings, store, reporter
         self._planner = Planner({index: site.name(index) for index in site.sources}, settings)
         self._attendance = Attendance(site, __version__, reporter)
@@ -69,7 +90,12 @@ class AggregatorRun:
         self._last_loss: SecureFdaError = RunEnded("every round was lost", hint="a new run needs another folder")
         self._farewell = Goodbye(True, 0, "")
         self._result_digest = b""
-        self._run_id = b""
+        position = store.position(settings.config_digest)
+        new_id = draw(site.random_bytes, RUN_ID_BYTES) if run_id is None else run_id
+        self._run_id = new_id if position is None else position.run_id
+        self._witnesses = Witnesses(site)
+        self._closing = self._awaits_cosigners = False
+        self.opened = False
         self.model: Vector = np.zeros(0, np.float32)
         self.deadline: float | None = None
         self.done = False
@@ -87,7 +113,7 @@ class AggregatorRun:
 
     def waiting_for(self) -> tuple[str, ...]:
         """Site ids that the current phase waits for."""
-        waiting = self._attempt.waiting_for if self._attempt else self._expected() - self._attendance.present
+        waiting = self._attempt.waiting_for if self._attempt else self._missing()
         return tuple(self._site.name(index) for index in sorted(waiting))
 
     def expected_upload(self, index: int) -> int:
@@ -96,9 +122,10 @@ class AggregatorRun:
 
     def open(self) -> list[Send]:
         """Begin the run, or go on after its last finished round."""
+        self.opened = True
+        self._site.witness.journal.begin(self.run_id)
         position = self._store.position(self._settings.config_digest)
         if position is None:
-            self._run_id = draw(self._site.random_bytes, 16)
             self.model = self._site.trainer.initial_model()
             self._store.begin_run(self._run_id, self._settings.config_digest, self.model)
             return self._begin_round(1)
@@ -106,13 +133,21 @@ class AggregatorRun:
 
     def receive(self, parcel: Parcel) -> list[Send]:
         """Process one message; what belongs to no open attempt is discarded."""
-        if isinstance(parcel.message.body, Join):
-            return self._join(parcel.message)
-        return self._after(self._attempt.receive(parcel)) if self._attempt and not self.done else []
+        match parcel.message.body:
+            case Join():
+                return self._join(parcel.message)
+            case Checkpoint() | Cosigned():
+                return self._witnessed(parcel.message)
+        if self._attempt is None or self.done:
+            return []
+        self._site.witness.journal.save()  # while others train
+        return self._after(self._attempt.receive(parcel))
 
     def left(self, index: int, why: str = "its connection ended") -> list[Send]:
         """The connection to a source is gone for good."""
         self._attendance.went(index, why)
+        if self._closing:
+            return self._close_if_witnessed()
         return self._after(self._attempt.lose(index, why)) if self._attempt and not self.done else []
 
     def misbehaved(self, index: int, check: str, detail: str) -> list[Send]:
@@ -122,14 +157,21 @@ class AggregatorRun:
 
     def returned(self, index: int) -> list[Send]:
         """A source that had left is back as the same process; it takes part again from the next header on."""
-        return self._start_if_ready() if self._attendance.came_back(index) else []
+        if not self._attendance.came_back(index) or self.done:
+            return []
+        asked = [self._witnesses.ask(index)] if index not in self._witnesses.vouching else []
+        return asked + self._start_if_ready()
 
     def expire(self) -> list[Send]:
         """The deadline passed: go on with who is there."""
         if self.done:
             return []
+        if self._closing:
+            return self._say_goodbye()
         if self._attempt:
             return self._after(self._attempt.expire())
+        if self._phase == WITNESS_PHASE:
+            return self._gather([]) if self._awaits_cosigners else self._train_meanwhile()
         return self._begin_round(self._last_begun + 1) if self._round is None else self._start_attempt()
 
     def fail(self, error: SecureFdaError) -> list[Send]:
@@ -175,12 +217,26 @@ class AggregatorRun:
         if body.architecture_digest != self._site.trainer.architecture_digest:
             attendance.turned_away(index)
             return [self._turn_away(index)]
-        if self.done:
+        if self.done or self._closing:
             return [self._goodbye(index)]
         began_anew = self._attempt is not None and index in attendance.present
         again = self._after(self._attempt.lose(index, "it began anew")) if self._attempt and began_anew else []
         attendance.came(index, body)
-        return again + self._start_if_ready()
+        self._witnesses.reported(index, body.known)
+        return [*again, self._witnesses.ask(index), *self._start_if_ready()]
+
+    def _witnessed(self, message: Signed[Body]) -> list[Send]:
+        """A source cosigns the aggregator's log, or shows its own."""
+        if self.done:
+            return []
+        try:
+            sends = self._witnesses.receive(message)
+        except FaultySourceError as error:
+            sends = []
+            self._attendance.heard(message.sender, f"fails check {error.check}")
+            self._reporter.note(f"alarm: {error}")
+            self._site.witness.journal.event("alarm", check=error.check, accused=[error.source_id])
+        return sends + (self._close_if_witnessed() if self._closing else self._start_if_ready())
 
     def _turn_away(self, index: int) -> Send:
         """Answer a join with which no round can work; the source ends with a clear error."""
@@ -194,7 +250,7 @@ class AggregatorRun:
             return self._complete() if finished else self._fail(self._last_loss)
         current = self._enter_round(number, attempts)
         if current.plan.needs_sources:
-            return self._gather()
+            return self._gather(self._witnesses.renew(self._attendance.present))
         self._train_target(current)
         if current.target is not None:
             self.model = self.model + current.target.result.update
@@ -214,20 +270,50 @@ class AggregatorRun:
         self._round, self.deadline = None, self._site.clock()
         return []
 
-    def _gather(self) -> list[Send]:
+    def _gather(self, asked: list[Send]) -> list[Send]:
+        """Wait for those that were asked to cosign, then for those that have not joined."""
         self._attempt = None
+        self._awaits_cosigners = False
+        if asked:
+            self._enter(WITNESS_PHASE, 0.0)  # due at once: what there is to say leaves, and the target trains
+            return asked
         self._enter("join", self._settings.join_deadline_s)
         return self._start_if_ready()
 
+    def _train_meanwhile(self) -> list[Send]:
+        """Train the target while sources cosign, where enough of them are there for what it costs not to be in vain."""
+        began = self._site.clock()
+        if self._round is not None and self._planner.can_do(
+            self._permitted(self._expected() & self._attendance.present)
+        ):
+            self._train_target(self._round)
+        now = self._site.clock()
+        self._phase_began += now - began
+        self._awaits_cosigners = True
+        self.deadline = now + self._settings.phase_deadline_s
+        return []
+
     def _expected(self) -> frozenset[int]:
         """Sources that can take part in the round: all that the roster admits now and that have not refused it."""
-        refused = set(self._round.refused if self._round else ())
-        return frozenset(index for index in self._site.sources - refused if self._site.admits(index))
+        out = self._witnesses.faulty | set(self._round.refused if self._round else ())
+        return frozenset(index for index in self._site.sources - out if self._site.admits(index))
+
+    def _able(self) -> frozenset[int]:
+        """Those of them that are there and have cosigned the newest checkpoint, which the header will carry."""
+        return self._expected() & self._attendance.present & self._witnesses.vouching
+
+    def _missing(self) -> frozenset[int]:
+        """Whom a phase without an attempt waits for."""
+        if self._phase in (WITNESS_PHASE, CLOSING_PHASE):
+            return frozenset(self._attendance.present - self._witnesses.vouching - self._witnesses.faulty)
+        return self._expected() - self._able()
 
     def _start_if_ready(self) -> list[Send]:
         if self.done or self._attempt is not None or self._round is None:
             return []
-        able, expected = self._expected() & self._attendance.present, self._expected()
+        if self._phase == WITNESS_PHASE:
+            return self._gather([]) if not self._missing() else []
+        able, expected = self._able(), self._expected()
         ready = able == expected or (self._began_before and self._planner.can_do(self._permitted(able)))
         return self._start_attempt() if ready else []
 
@@ -236,7 +322,7 @@ class AggregatorRun:
         return {index: self._attendance.permits(index) for index in able}
 
     def _start_attempt(self) -> list[Send]:
-        able = self._expected() & self._attendance.present
+        able = self._able()
         if self._round is None:
             return []
         try:
@@ -279,7 +365,7 @@ class AggregatorRun:
         return make_header(
             self._site,
             self._settings,
-            Place(self._run_id, current.number, current.attempt, self._result_digest),
+            Place(self._run_id, current.number, current.attempt, self._result_digest, self._site.witness.note),
             plan=current.plan,
             target=current.target,
             model=self.model,
@@ -326,8 +412,15 @@ class AggregatorRun:
             self._reporter.note(f"{self._site.name(index)} refused: {key}")
         for alarm in attempt.alarms:
             self._reporter.note(f"alarm: {alarm}")
+            self._log("alarm", attempt, alarm)
         for index, why in attempt.why.items():
             self._attendance.heard(index, why)
+
+    def _log(self, kind: str, attempt: Attempt, error: SecureFdaError) -> None:
+        """Write down what went wrong in an attempt and who is to blame, if anybody is."""
+        accused = [error.source_id] if isinstance(error, FaultySourceError) else []
+        check = getattr(error, "check", "QUORUM")
+        self._site.witness.journal.event(kind, attempt.header, check=check, accused=accused)
 
     def _lose_attempt(self, attempt: Attempt, error: SecureFdaError) -> list[Send]:
         """Try again without those that refused, where no update can have left and enough others remain."""
@@ -335,9 +428,10 @@ class AggregatorRun:
         if current is None:
             return []
         self._reporter.note(f"round {current.number} attempt {current.attempt} without a result: {error}")
+        self._log("aborted", attempt, error)
         may_retry = not attempt.may_have_released and current.attempt < self._settings.attempts
         if may_retry and self._planner.can_do(self._permitted(self._expected())):
-            return self._gather()
+            return self._gather([])
         return self._lose_round(current, attempt.header.body.participants, error)
 
     def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> list[Send]:
@@ -375,7 +469,7 @@ class AggregatorRun:
         self.model = (self.model + delta).astype(np.float32)
         current.spent("rule", self._site.clock() - began)
         digest = sha256(vector_to_wire(self.model)).digest()
-        body = Result(outcome.digest, outcome.count, digest, b"")
+        body = Result(outcome.digest, outcome.count, digest)
         result = self._site.signer.sign(header.envelope.session_id, header.digest(), body)
         self._result_digest = result.digest()
         self._attendance.kept(outcome.survivors)
@@ -423,8 +517,24 @@ class AggregatorRun:
         return self._end(False, one_line[:500])
 
     def _end(self, completed: bool, reason: str) -> list[Send]:
-        self.done, self.deadline, self._attempt = True, None, None
+        """Write the end down and have it cosigned, then say goodbye; say nothing where it cannot be written."""
+        self._attempt, self._round, self._closing = None, None, True
         self._farewell = Goodbye(completed, self._last_begun, reason)
+        try:
+            outcome = "completed" if completed else "failed"
+            self._site.witness.journal.event("run-ended", outcome=outcome, rounds=self._last_begun)
+            asked = self._witnesses.renew(self._attendance.present)
+        except AuditError as error:
+            self.error, self.done, self.deadline = error, True, None
+            return []
+        self._enter(CLOSING_PHASE, min(CLOSING_S, self._settings.phase_deadline_s))
+        return asked + self._close_if_witnessed()
+
+    def _close_if_witnessed(self) -> list[Send]:
+        return [] if self._missing() else self._say_goodbye()
+
+    def _say_goodbye(self) -> list[Send]:
+        self.done, self.deadline = True, None
         return [self._goodbye(index) for index in sorted(self._attendance.present)]
 
     def _goodbye(self, index: int) -> Send:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from securefda.adaptation import Estimator, Strategy
 from securefda.errors import ConfigError
 from securefda.rounds.site import Trainer
+from securefda.rounds.witness import Witness
 from securefda.secagg.messages import Granularity, Signer, Visibility
 from securefda.secagg.roster import Roster
 from securefda.secagg.secret import RandomBytes
@@ -29,6 +30,7 @@ class TargetSite:
     random_bytes: RandomBytes
     clock: Callable[[], float]
     traffic: Callable[[], ByteCounts]
+    witness: Witness
     unix_time: Callable[[], float] = time.time
     notes: tuple[str, ...] = ()
 

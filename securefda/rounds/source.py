@@ -6,11 +6,12 @@ abort names the check, and the source waits for the next header. A policy refusa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import Any
 
 from securefda.adaptation import Contribution
+from securefda.audit.store import AuditError
 from securefda.errors import (
     BudgetExhausted,
     ConfigError,
@@ -24,6 +25,7 @@ from securefda.policy.verdict import check_metrics
 from securefda.rounds.attempts import name_of
 from securefda.rounds.charges import require_worth_charging
 from securefda.rounds.energies import apply_caps, row_of
+from securefda.rounds.journal import site_ids
 from securefda.rounds.patience import Patience
 from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.progress import SourceReporter
@@ -45,6 +47,7 @@ from securefda.rounds.terms import (
     require_few_at_the_clip,
     weight_of,
 )
+from securefda.rounds.witness import CheckpointError
 from securefda.secagg import source as session_steps
 from securefda.secagg.checks import PastResult, check_header, envelope_fault
 from securefda.secagg.messages import (
@@ -52,7 +55,9 @@ from securefda.secagg.messages import (
     NO_SESSION,
     Abort,
     Body,
+    Checkpoint,
     Consistency,
+    Cosigned,
     Goodbye,
     Header,
     Join,
@@ -63,7 +68,10 @@ from securefda.secagg.messages import (
     ShareDelivery,
     Signed,
     Step,
+    Survivor,
     Survivors,
+    SurvivorSignature,
+    Unmask,
     Update,
     Visibility,
 )
@@ -134,11 +142,22 @@ class SourceRounds:
         """The last check that the aggregator failed."""
         return self._patience.last
 
-    def join(self) -> Parcel:
-        """The first message to an aggregator: who I am and which architecture I built."""
+    def join(self, run: str) -> Parcel:
+        """The first message to an aggregator, in a run that it names (32 hex digits): who I am and what I built.
+
+        Raises:
+            AuditError: the log of the run cannot be written, or is not what was signed.
+        """
         self._process.require_original()
         site, permits = self._site, self._site.permits
-        body = Join(site.trainer.architecture_digest, site.software_version, permits.visibility, permits.metrics)
+        site.witness.journal.begin(run)
+        body = Join(
+            site.trainer.architecture_digest,
+            site.software_version,
+            permits.visibility,
+            permits.metrics,
+            known=site.witness.known_of(site.roster.target.index),
+        )
         return Parcel(site.signer.sign(NO_SESSION, NO_CONTEXT, body))
 
     def vector_bytes(self) -> int:
@@ -168,7 +187,17 @@ class SourceRounds:
         """
         self._process.require_original()
         try:
+            return self._answer(parcel)
+        except AuditError as error:  # what cannot be written down is not answered either
+            self._drop_round()
+            self.failure = error
+            return []
+
+    def _answer(self, parcel: Parcel) -> list[Parcel]:
+        try:
             return self._dispatch(parcel)
+        except AuditError:
+            raise
         except PolicyRefusal as refusal:
             return self._refuse_by_policy(parcel, refusal)
         except FaultyAggregatorError as error:
@@ -184,8 +213,12 @@ class SourceRounds:
     def expire(self) -> list[Parcel]:
         """The deadline passed without a message: the session is dead, and the aggregator is told so."""
         self._process.require_original()
-        if self._round is not None:
-            self._fault(FaultyAggregatorError("DEADLINE", "no word in time"), self.place())
+        try:
+            if self._round is not None:
+                self._fault(FaultyAggregatorError("DEADLINE", "no word in time"), self.place())
+        except AuditError as error:
+            self._drop_round()
+            self.failure = error
         return self._end_session("DEADLINE")
 
     def forget(self) -> None:
@@ -201,7 +234,11 @@ class SourceRounds:
                 self._require_from_target(message)
                 self._drop_round()
                 self.goodbye = goodbye
+                outcome = "completed" if goodbye.completed else "failed"
+                self._log("run-ended", outcome=outcome, rounds=goodbye.rounds)
                 return []
+            case Checkpoint() | Cosigned():
+                return self._witness(message)
             case Abort():
                 self._require_from_target(message)
                 return self._aborted(message)  # type: ignore[arg-type]
@@ -227,6 +264,7 @@ class SourceRounds:
             own_layers=site.trainer.layers,
             unix_s=int(site.unix_time()),
         )
+        self._check_witnessed(body)
         plan_of(body.rule)
         level = body.level_of(site.signer.index)
         model, target_update = checked_vectors(body, level, parcel)
@@ -274,6 +312,7 @@ class SourceRounds:
         site.check_update(body)
         check_metrics(header.body, handed_in=permits.metrics, update=body)
         site.store.burn_fuse(header.body.run_id, header.body.round)
+        self._log("release-fuse-burnt", header, durable=True)
         self._round = _Round(header, _AwaitingClearResult(header), record)
         return [Parcel(site.signer.sign(header.envelope.session_id, header.digest(), body), (vector,))]
 
@@ -291,9 +330,9 @@ class SourceRounds:
             case step.AwaitingShares(), ShareDelivery():
                 return self._release_masked(step.receive_shares(phase, message))  # type: ignore[arg-type]
             case step.AwaitingSurvivors(), Survivors():
-                return self._advance(*step.receive_survivors(phase, message))  # type: ignore[arg-type]
+                return self._sign_survivors(*step.receive_survivors(phase, message))  # type: ignore[arg-type]
             case step.AwaitingConsistency(), Consistency():
-                return self._advance(*step.receive_consistency(phase, message))  # type: ignore[arg-type]
+                return self._release_shares(phase.lists, *step.receive_consistency(phase, message))  # type: ignore[arg-type]
             case step.AwaitingResult(), Result():
                 step.receive_result(phase, message)  # type: ignore[arg-type]
                 return self._accept_result(message)  # type: ignore[arg-type]
@@ -309,8 +348,10 @@ class SourceRounds:
         if current is None or current.contribution is None or current.figures is None:
             raise FaultyAggregatorError("ORDER", "nothing to encode")
         header, contribution = current.header.body, current.contribution
-        effect = apply_caps(header, own, state.u1, contribution)
-        current.record["capped"], current.record["zeroed"] = len(effect.capped), len(effect.zeroed)
+        applied = apply_caps(header, own, state.u1, contribution)
+        if applied is not None:
+            current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
+            self._log("caps-computed", current.header, **asdict(applied))
         encoded = encode_contribution(header, contribution, current.figures, error_units_of(header))
         self._round = replace(current, contribution=None, figures=None, encoded=encoded)
 
@@ -318,6 +359,31 @@ class SourceRounds:
         if self._round is not None:
             self._round = replace(self._round, phase=phase)
         return [Parcel(message)]
+
+    def _sign_survivors(
+        self, phase: session_steps.AwaitingConsistency, message: Signed[SurvivorSignature]
+    ) -> list[Parcel]:
+        self._log("survivors-signed", phase.session.header, survivors=self._sites(phase.lists.survivors))
+        return self._advance(phase, message)
+
+    def _release_shares(
+        self, lists: Survivors, phase: session_steps.AwaitingResult, message: Signed[Unmask]
+    ) -> list[Parcel]:
+        """From here on the aggregator may open the sum over these sources."""
+        survivors, dropped = self._sites(lists.survivors), site_ids(self._site.roster, lists.dropped)
+        header = phase.session.header
+        self._log("unmask-shares-released", header, durable=True, survivors=survivors, dropped=dropped)
+        return self._advance(phase, message)
+
+    def _sites(self, survivors: tuple[Survivor, ...]) -> list[str]:
+        return site_ids(self._site.roster, (item.index for item in survivors))
+
+    @property
+    def _header(self) -> Signed[Header] | None:
+        return None if self._round is None else self._round.header
+
+    def _log(self, kind: str, header: Signed[Header] | None = None, *, durable: bool = False, **facts: Any) -> None:
+        self._site.witness.journal.event(kind, header, durable=durable, **facts)
 
     def _release_masked(self, ready: session_steps.ReadyToMask) -> list[Parcel]:
         """Mask, then burn the fuse before anything is handed out: from there on the update may have left."""
@@ -327,6 +393,7 @@ class SourceRounds:
         header = current.header.body
         phase, message = session_steps.masked_input(ready, current.encoded)
         self._site.store.burn_fuse(header.run_id, header.round)
+        self._log("release-fuse-burnt", current.header, durable=True)
         vector = current.encoded.data.cast("B")
         self._round = replace(current, phase=phase, encoded=None)
         return [Parcel(message, (vector,))]
@@ -354,6 +421,36 @@ class SourceRounds:
         self._reporter.round_finished(current.record)
         return []
 
+    def _witness(self, message: Signed[Body]) -> list[Parcel]:
+        """The aggregator shows its log, or cosigns this site's: cosign, and show this site's own."""
+        roster, witness = self._site.roster, self._site.witness
+        target = roster.target.index
+        fault = envelope_fault(message, roster=roster, sender=target, session_id=NO_SESSION, context=NO_CONTEXT)
+        if fault:
+            raise FaultyAggregatorError(fault, message.type_name)
+        body = message.body
+        try:
+            if isinstance(body, Cosigned):
+                if witness.take(target, body):
+                    witness.journal.save()
+                return []
+            if not isinstance(body, Checkpoint):
+                raise FaultyAggregatorError("ORDER", message.type_name)
+            answer = witness.cosign(target, body)
+        except CheckpointError as error:
+            raise FaultyAggregatorError(error.check, error.detail) from error
+        witness.renew()
+        return [witness.show(target), answer]
+
+    def _check_witnessed(self, header: Header) -> None:
+        """The log that this round goes on from is the one that this site and enough others have cosigned."""
+        if header.run_id.hex() != self._site.witness.journal.run:
+            raise FaultyAggregatorError("HEADER_RUN", "not the run that the connection was opened for")
+        try:
+            self._site.witness.check_header(header)
+        except CheckpointError as error:
+            raise FaultyAggregatorError(error.check, error.detail) from error
+
     def _require_from_target(self, message: Signed[Any]) -> None:
         """A header, a goodbye or an abort counts only with the aggregator's signature; its session may be any."""
         envelope, target = message.envelope, self._site.roster.target
@@ -377,16 +474,21 @@ class SourceRounds:
             )
         if current is None or message.envelope.session_id != current.header.envelope.session_id:
             return []
+        self._log("aborted", current.header, check=body.check, accused=self._accused(body))
         self._drop_round()
         accused = "" if body.accused is None else f", accused: {self._name(body.accused)}"
         text = f"the aggregator aborted at {name_of(body.step)}: {body.check}{accused}"
         self._reporter.alarm(ProtocolError(body.check, text))
         return []
 
+    def _accused(self, body: Abort) -> list[str]:
+        return [] if body.accused is None else site_ids(self._site.roster, [body.accused])
+
     def _refuse_by_policy(self, parcel: Parcel, refusal: PolicyRefusal) -> list[Parcel]:
         """Tell the operator everything and the aggregator the key; a session that was open is over."""
         self.refusal = refusal
         message = parcel.message
+        self._log("refused", self._header, check=refusal.key)
         if not isinstance(message.body, Header):
             self._reporter.alarm(refusal)
             return self._end_session("POLICY")
@@ -400,6 +502,8 @@ class SourceRounds:
     def _fault(self, error: FaultyAggregatorError, place: str) -> None:
         suspect = "" if error.suspect is None else f"; {self._name(error.suspect)} may have done it in its place"
         error.place = place + suspect
+        accused = [self._site.roster.target.index] if error.suspect is None else [error.suspect]
+        self._log("alarm", self._header, check=error.check, accused=site_ids(self._site.roster, accused))
         self._reporter.alarm(error)
         self._patience.broken(error)
         self.failure = self._patience.failure or self.failure

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from securefda.rounds.records import SiteLine
 from securefda.rounds.site import Trainer
 from securefda.rounds.store import SourceStore
+from securefda.rounds.witness import Witness
 from securefda.secagg.messages import Header, Signer, Update, Visibility
 from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.roster import Roster
@@ -44,6 +45,7 @@ class SourceSite:
     permits: Permits
     trainer: Trainer
     store: SourceStore
+    witness: Witness
     random_bytes: RandomBytes
     software_version: str
     unix_time: Callable[[], float] = time.time

@@ -28,7 +28,7 @@ from securefda.secagg.messages import Header, Signed
 from securefda.secagg.transcript import round_terms
 from securefda.training import Vector
 
-_SCHEMA_VERSION = 4
+_SCHEMA_VERSION = 5
 _LOCK_S = 1.0
 _FOLDER_MODE = 0o777  # less the umask: of the run folder, in which the files are open to their owner only
 
@@ -59,8 +59,11 @@ CREATE TABLE target_releases (
 """
 
 
+_WITNESS_TABLE = "CREATE TABLE cosigned (origin TEXT PRIMARY KEY, size INTEGER NOT NULL, root BLOB NOT NULL);"
+
+
 class _Store:
-    """A SQLite file with one schema; errors of the disk become one clear line."""
+    """A SQLite file with one schema and what was cosigned; errors of the disk become one clear line."""
 
     def __init__(self, path: Path, tables: str) -> None:
         self._path = path
@@ -87,7 +90,9 @@ class _Store:
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             last = self._before_first_use()
-            self._database.executescript(f"BEGIN; {tables} {last} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;")
+            self._database.executescript(
+                f"BEGIN; {tables} {_WITNESS_TABLE} {last} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
+            )
         elif version != _SCHEMA_VERSION:
             raise ConfigError(
                 str(self._path),
@@ -137,6 +142,18 @@ class _Store:
                 if self._database.in_transaction:  # SQLite has rolled back by itself where the disk is full
                     self._database.execute("ROLLBACK")
                 raise
+
+    def cosigned(self, origin: str) -> tuple[int, bytes] | None:
+        """Number of records and root of the last checkpoint of a log that this site cosigned; None before the first."""
+        self._process.require_original()
+        with self._clear_errors():
+            row = self._database.execute("SELECT size, root FROM cosigned WHERE origin = ?", (origin,)).fetchone()
+        return row and (row[0], row[1])
+
+    def remember_cosigned(self, origin: str, head: tuple[int, bytes]) -> None:
+        """Write that this checkpoint is cosigned from now on; no other history of the log will be."""
+        with self._transaction() as database:
+            database.execute("INSERT OR REPLACE INTO cosigned VALUES (?, ?, ?)", (origin, *head))
 
     def close(self) -> None:
         """Close the file; what was committed stays. A copy of the process leaves it to the original."""

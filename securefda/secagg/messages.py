@@ -25,10 +25,14 @@ from securefda.secagg.signatures import sign_bytes, signature_is_valid
 SUITE = 1
 DIGEST_BYTES = 32
 SESSION_ID_BYTES = 32
+RUN_ID_BYTES = 16
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 NO_SESSION = bytes(SESSION_ID_BYTES)
 NO_CONTEXT = b""
+MAX_NOTE_BYTES = 512 * 1024
+MAX_PROOF_HASHES = 128
+MAX_LINE_CHARACTERS = 1024
 
 
 class Visibility(IntEnum):
@@ -168,6 +172,8 @@ class Header:
 
     ``metrics`` says whether loss and accuracy over the training rows travel, at any level: where one participant has
     none to give, nobody's do, for a sum of few would tell more of each.
+
+    ``previous_checkpoint`` is the aggregator's log as every participant cosigned it last: a note with their signatures.
     """
 
     run_id: bytes
@@ -196,7 +202,7 @@ class Header:
     metrics: bool = False
 
     def __post_init__(self) -> None:
-        _require_bytes(self.run_id, 16, "run_id")
+        _require_bytes(self.run_id, RUN_ID_BYTES, "run_id")
         _require(self.round >= 1 and self.attempt >= 1, "round and attempt count from 1")
         for name in ("architecture_digest", "model_digest", "roster_digest"):
             _require_bytes(getattr(self, name), DIGEST_BYTES, name)
@@ -422,7 +428,6 @@ class Result:
     sum_digest: bytes
     count: int
     model_digest: bytes
-    checkpoint: bytes
 
     def __post_init__(self) -> None:
         _require(len(self.sum_digest) in (0, DIGEST_BYTES), "sum_digest must be empty or 32 bytes")
@@ -458,18 +463,54 @@ class Refusal:
 class Join:
     """A source reports for a run, with the architecture it built itself and the most that may be seen of it.
 
-    ``metrics`` says whether it hands in loss and accuracy over its training rows; with DP-SGD it has none.
+    ``metrics`` says whether it hands in loss and accuracy over its training rows; with DP-SGD it has none. ``known`` is
+    how many records of the aggregator's log of this run it has cosigned.
     """
 
     architecture_digest: bytes
     software_version: str
     visibility: Visibility
     metrics: bool
+    known: int = 0
 
     def __post_init__(self) -> None:
         _require_bytes(self.architecture_digest, DIGEST_BYTES, "architecture_digest")
         _require(len(self.software_version) <= 64, "software_version has at most 64 characters")
         _require(self.software_version.isprintable(), "software_version must be printable")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The sender's audit log as it is: a signed note, for the receiver to cosign.
+
+    ``old_size`` is how many records of it the receiver said that it has cosigned, 0 for none, and ``proof`` leads from
+    there to the checkpoint (RFC 9162, section 2.1.4). ``known`` is how many records of the receiver's log the sender
+    has cosigned.
+    """
+
+    note: bytes
+    old_size: int
+    proof: tuple[bytes, ...]
+    known: int
+
+    def __post_init__(self) -> None:
+        _require(0 < len(self.note) <= MAX_NOTE_BYTES, f"a note has 1 to {MAX_NOTE_BYTES} bytes")
+        _require(len(self.proof) <= MAX_PROOF_HASHES, f"a proof has at most {MAX_PROOF_HASHES} hashes")
+        _require(min(self.old_size, self.known) >= 0, "sizes must not be negative")
+        for node in self.proof:
+            _require_bytes(node, DIGEST_BYTES, "a hash of the proof")
+
+
+@dataclass(frozen=True, slots=True)
+class Cosigned:
+    """The sender's cosignature over the receiver's checkpoint of ``size`` records: one line of a signed note."""
+
+    size: int
+    signature: str
+
+    def __post_init__(self) -> None:
+        _require(self.size >= 1, "a checkpoint of no records is not cosigned")
+        _require(0 < len(self.signature) <= MAX_LINE_CHARACTERS, f"a line has 1 to {MAX_LINE_CHARACTERS} characters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,6 +542,8 @@ Body = (
     | Abort
     | Refusal
     | Join
+    | Checkpoint
+    | Cosigned
     | Goodbye
 )
 BodyT = TypeVar("BodyT")

@@ -59,6 +59,8 @@ class SourceChannel:
     it breaks; messages and the bytes of vectors that have arrived are not sent again. After
     ``settings.reconnect_deadline_s`` without a connection it gives up.
 
+    ``run_id`` is the run that the aggregator says it is in, 16 bytes; empty before there is a connection.
+
     Args:
         endpoint: the aggregator, with the pin of its TLS key.
         credentials: this site's certificate and key, and the federation's CA.
@@ -87,6 +89,7 @@ class SourceChannel:
         self._instance_id = random_bytes(INSTANCE_BYTES)
         self._dialer = Dialer(endpoint, credentials, self._settings, self._instance_id, now)
         self._aggregator_id = b""
+        self.run_id = b""
         self._link = Link(self._settings.max_message_bytes)
         self._inbox: deque[_Arrival] = deque()
         self._connection: Connection | None = None
@@ -232,7 +235,7 @@ class SourceChannel:
         else:
             self._link.acknowledge(welcomed.acknowledged)
             self._link.rewind()
-        self._aggregator_id = welcomed.instance_id
+        self._aggregator_id, self.run_id = welcomed.instance_id, welcomed.run_id
         self._connection = welcomed.connection
         self._news.set()
         try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from securefda.errors import AuthenticationError, ConfigError, ConnectionFailed, ProtocolError, SecureFdaError
+from securefda.secagg.messages import RUN_ID_BYTES
 from securefda.transport.delivery import INSTANCE_BYTES, Link, Pace, content_of
 from securefda.transport.limits import GRPC_PREFIX_BYTES, TransportSettings, channel_options
 from securefda.transport.site import Traffic
@@ -152,10 +153,11 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Welcomed:
-    """An open connection, the aggregator's process behind it, what it has taken, and the pace agreed."""
+    """An open connection, the aggregator's process behind it and its run, what it has taken, and the pace agreed."""
 
     connection: Connection
     instance_id: bytes
+    run_id: bytes
     acknowledged: int
     pace: Pace
 
@@ -237,5 +239,8 @@ class Dialer:
             raise HungUp("the aggregator hung up before its welcome")
         if content_of(frame) != "welcome" or len(frame.welcome.instance_id) != INSTANCE_BYTES:
             raise WireError("the aggregator does not begin with a welcome")
-        pace = Pace.agreed(self._settings.heartbeat_ms, frame.welcome.heartbeat_ms)
-        return Welcomed(connection, frame.welcome.instance_id, frame.acknowledged, pace)
+        welcome = frame.welcome
+        if len(welcome.run_id) != RUN_ID_BYTES:
+            raise WireError(f"the aggregator's welcome does not name a run of {RUN_ID_BYTES} bytes")
+        pace = Pace.agreed(self._settings.heartbeat_ms, welcome.heartbeat_ms)
+        return Welcomed(connection, welcome.instance_id, welcome.run_id, frame.acknowledged, pace)

@@ -134,7 +134,7 @@ class SourceDriver:
         """Wait for one message, or for the end of its deadline, and answer it; the first step joins before."""
         try:
             if not self._joined:
-                await self._channel.send(self._rounds.join())
+                await self._channel.send(await in_thread(partial(self._rounds.join, self._channel.run_id.hex())))
                 self._joined = True
             await self._send(await self._answers())
         except AggregatorRestarted:

@@ -26,13 +26,16 @@ from securefda.rounds.recording import RecordingReporter, model_file
 from securefda.rounds.records import SiteLine, Summary, refused_line
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_folder import SITES_FOLDER, RunFolder
+from securefda.rounds.run_settings import TargetSite
 from securefda.rounds.source import SourceRounds
+from securefda.rounds.source_site import SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Body, Header, Parcel, Signed
 from securefda.secagg.roster import PIN_BYTES, Roster, RosterEntry
 from securefda.transport.attachments import digests_beside
 from securefda.transport.meter import TrafficMeter
 from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
+from securefda.transport.recorder import MessageRecorder
 from securefda.transport.wire import decode_signed, encode, encode_signed
 
 _FOR_EVER = 2**37  # Unix time; in a few thousand years
@@ -66,7 +69,7 @@ class MemoryNetwork:
         """
         self._post(self._run.open())
         for source in self._sources.values():
-            self._submit(source.join())
+            self._submit(source.join(self._run.run_id))
         while True:
             while self._queue:
                 self._deliver(*self._queue.popleft())
@@ -158,7 +161,7 @@ def simulate(
         training = config.training
         if training.target.dp.noise_multiplier or training.source.dp.noise_multiplier:
             reporter.note(TERMS)
-        network = MemoryNetwork(run, sources, {federation.roster.target.index: meter}, delivers)
+        network = MemoryNetwork(run, sources, federation.observers, delivers)
         try:
             network.run()
         except BaseException as error:
@@ -182,6 +185,7 @@ class _Federation:
     settings: AggregatorConfig
     store: AggregatorStore
     stores: ExitStack
+    observers: dict[int, MessageObserver]
 
     @classmethod
     def of(cls, config: FederationConfig, folder: RunFolder, seed: int, reporter: Reporter, stores: ExitStack) -> Self:
@@ -201,12 +205,14 @@ class _Federation:
             transport=config.transport,
         )
         store = stores.enter_context(closing(AggregatorStore(folder.path / "state.sqlite")))
-        return cls(config, folder, seed, reporter, roster, keys, settings, store, stores)
+        return cls(config, folder, seed, reporter, roster, keys, settings, store, stores, {})
 
     def aggregator(self, recording: RecordingReporter, meter: TrafficMeter) -> AggregatorRun:
-        site = target_site(self.settings, self._member(self.config.federation.target), meter.counts)
+        site = target_site(self.settings, self._member(self.config.federation.target), meter.counts, self.store)
         self._show(self.config.federation.target, site.notes)
-        return AggregatorRun(site, run_settings(self.settings, self.roster), self.store, recording)
+        run = AggregatorRun(site, run_settings(self.settings, self.roster), self.store, recording)
+        self._record(site, run.run_id, meter)
+        return run
 
     def summary(self, run: AggregatorRun, error: BaseException | None) -> Summary:
         return summary_of(self.settings, run, self.store, self.roster, error)
@@ -222,7 +228,13 @@ class _Federation:
         store = self.stores.enter_context(closing(SourceStore(self.folder.site(site_id) / "state.sqlite")))
         site = source_site(settings, site_policy(config, site_id), self._member(site_id), store)
         self._show(site_id, site.notes)
+        self._record(site)
         return SourceRounds(site, _SiteRecorder(self.folder, site_id, self.reporter))
+
+    def _record(self, site: TargetSite | SourceSite, run: str | None = None, then: MessageObserver = ignore) -> None:
+        journal, own = site.witness.journal, site.signer.index
+        self.stores.callback(journal.close)
+        self.observers[own] = MessageRecorder(journal, self.roster, own, run=run, then=then)
 
     def _show(self, site_id: str, notes: Iterable[str]) -> None:
         for note in notes:

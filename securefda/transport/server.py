@@ -33,6 +33,7 @@ class AggregatorServer:
         listen: ``host:port``; port 0 picks a free one.
         credentials: the aggregator's certificate and key, and the federation's CA.
         site_of_pin: roster index of the source with this TLS pin (32 bytes), None where there is none.
+        run_id: the run that it is in, 16 bytes; sources hear it first.
         settings: sizes and times.
         observer: sees every message once, before it leaves or is handed up.
         random_bytes: source of randomness for the instance id.
@@ -44,6 +45,7 @@ class AggregatorServer:
         credentials: Credentials,
         site_of_pin: Callable[[bytes], int | None],
         *,
+        run_id: bytes,
         settings: TransportSettings | None = None,
         observer: MessageObserver = ignore,
         random_bytes: Callable[[int], bytes] = os.urandom,
@@ -51,7 +53,7 @@ class AggregatorServer:
         self._listen = listen
         self._credentials = credentials
         self._settings = settings or TransportSettings()
-        self._table = SiteTable(self._settings, site_of_pin, observer, random_bytes)
+        self._table = SiteTable(self._settings, site_of_pin, observer, random_bytes, run_id)
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> str:

@@ -74,7 +74,9 @@ class SiteTable:
         site_of_pin: Callable[[bytes], int | None],
         observer: MessageObserver,
         random_bytes: Callable[[int], bytes],
+        run_id: bytes,
     ) -> None:
+        self.run_id = run_id
         self.settings = settings
         self.site_of_pin = site_of_pin
         self.instance_id = random_bytes(INSTANCE_BYTES)
@@ -97,6 +99,7 @@ class SiteTable:
         frame = site.link.heartbeat()
         frame.welcome.instance_id = self.instance_id
         frame.welcome.heartbeat_ms = self.settings.heartbeat_ms
+        frame.welcome.run_id = self.run_id
         return frame
 
     def note(self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int) -> None:

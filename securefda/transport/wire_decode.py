@@ -14,7 +14,6 @@ from securefda.v1 import messages_pb2 as pb
 
 MAX_LAYERS = 4096
 MAX_SIDES = 16
-MAX_CHECKPOINT_BYTES = 4096
 MAX_NAME_BYTES = 64
 MAX_INDEX = 2**31
 MAX_ENVELOPE_BYTES = 3 << 19
@@ -113,7 +112,7 @@ def _name(value: str, name: str) -> str:
 
 
 def _checkpoint(value: bytes) -> bytes:
-    _require(len(value) <= MAX_CHECKPOINT_BYTES, f"a checkpoint has at most {MAX_CHECKPOINT_BYTES} bytes")
+    _require(len(value) <= m.MAX_NOTE_BYTES, f"a checkpoint has at most {m.MAX_NOTE_BYTES} bytes")
     return value
 
 
@@ -226,7 +225,6 @@ def _result(proto: pb.Result) -> m.Result:
         sum_digest=proto.sum_digest,
         count=proto.count,
         model_digest=proto.model_digest,
-        checkpoint=_checkpoint(proto.checkpoint),
     )
 
 
@@ -246,6 +244,7 @@ def _join(proto: pb.Join) -> m.Join:
         software_version=proto.software_version,
         visibility=m.Visibility(proto.visibility),
         metrics=proto.metrics,
+        known=proto.known,
     )
 
 
@@ -272,5 +271,12 @@ _DECODERS: dict[str, Callable[[Any], m.Body]] = {
     "abort": _abort,
     "refusal": lambda proto: m.Refusal(proto.key),
     "join": _join,
+    "checkpoint": lambda proto: m.Checkpoint(
+        note=proto.note,
+        old_size=proto.old_size,
+        proof=tuple(_few(proto.proof, m.MAX_PROOF_HASHES, "proof")),
+        known=proto.known,
+    ),
+    "cosigned": lambda proto: m.Cosigned(size=proto.size, signature=proto.signature),
     "goodbye": lambda proto: m.Goodbye(completed=proto.completed, rounds=proto.rounds, reason=proto.reason),
 }

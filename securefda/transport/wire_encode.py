@@ -26,6 +26,8 @@ BODY_FIELDS: dict[type, str] = {
     m.Abort: "abort",
     m.Refusal: "refusal",
     m.Join: "join",
+    m.Checkpoint: "checkpoint",
+    m.Cosigned: "cosigned",
     m.Goodbye: "goodbye",
 }
 """Name of the envelope's field for each type of body."""
@@ -141,9 +143,7 @@ def _share(share: m.SelfMaskShare | m.MasterShare) -> pb.UnmaskShare:
 
 
 def _result(body: m.Result) -> pb.Result:
-    return pb.Result(
-        sum_digest=body.sum_digest, count=body.count, model_digest=body.model_digest, checkpoint=body.checkpoint
-    )
+    return pb.Result(sum_digest=body.sum_digest, count=body.count, model_digest=body.model_digest)
 
 
 def _update(body: m.Update) -> pb.Update:
@@ -162,6 +162,7 @@ def _join(body: m.Join) -> pb.Join:
         software_version=body.software_version,
         visibility=pb.Visibility.ValueType(body.visibility),
         metrics=body.metrics,
+        known=body.known,
     )
 
 
@@ -188,5 +189,9 @@ _ENCODERS: dict[type, Callable[[Any], Message]] = {
     m.Abort: _abort,
     m.Refusal: lambda body: pb.Refusal(key=body.key),
     m.Join: _join,
+    m.Checkpoint: lambda body: pb.Checkpoint(
+        note=body.note, old_size=body.old_size, proof=body.proof, known=body.known
+    ),
+    m.Cosigned: lambda body: pb.Cosigned(size=body.size, signature=body.signature),
     m.Goodbye: lambda body: pb.Goodbye(completed=body.completed, rounds=body.rounds, reason=body.reason),
 }

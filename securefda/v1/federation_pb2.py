@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from securefda.v1 import messages_pb2 as securefda_dot_v1_dot_messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsecurefda/v1/federation.proto\x12\x0csecurefda.v1\x1a\x1bsecurefda/v1/messages.proto\"4\n\x0e\x43ontrolRequest\x12\"\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x13.securefda.v1.Frame\"5\n\x0f\x43ontrolResponse\x12\"\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x13.securefda.v1.Frame\"\xf8\x01\n\x05\x46rame\x12\x14\n\x0c\x61\x63knowledged\x18\x01 \x01(\x04\x12$\n\x05hello\x18\x02 \x01(\x0b\x32\x13.securefda.v1.HelloH\x00\x12(\n\x07welcome\x18\x03 \x01(\x0b\x32\x15.securefda.v1.WelcomeH\x00\x12*\n\x08\x64\x65livery\x18\x04 \x01(\x0b\x32\x16.securefda.v1.DeliveryH\x00\x12,\n\theartbeat\x18\x05 \x01(\x0b\x32\x17.securefda.v1.HeartbeatH\x00\x12$\n\x05leave\x18\x06 \x01(\x0b\x32\x13.securefda.v1.LeaveH\x00\x42\t\n\x07\x63ontent\"R\n\x05Hello\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12\x1e\n\x16\x61ggregator_instance_id\x18\x02 \x01(\x0c\x12\x14\n\x0cheartbeat_ms\x18\x03 \x01(\r\"4\n\x07Welcome\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12\x14\n\x0cheartbeat_ms\x18\x02 \x01(\r\"d\n\x08\x44\x65livery\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12,\n\x07message\x18\x02 \x01(\x0b\x32\x1b.securefda.v1.SignedMessage\x12\x18\n\x10\x61ttachment_bytes\x18\x03 \x03(\x04\"\x0b\n\tHeartbeat\"\x07\n\x05Leave\"1\n\x0f\x44ownloadRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"E\n\x10\x44ownloadResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"o\n\rUploadRequest\x12*\n\x05start\x18\x01 \x01(\x0b\x32\x19.securefda.v1.UploadStartH\x00\x12*\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.securefda.v1.UploadChunkH\x00\x42\x06\n\x04step\"e\n\x0bUploadStart\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12,\n\x07message\x18\x02 \x01(\x0b\x32\x1b.securefda.v1.SignedMessage\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\"+\n\x0bUploadChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\":\n\x0eUploadResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\x32\xf5\x01\n\x11\x46\x65\x64\x65rationService\x12J\n\x07\x43ontrol\x12\x1c.securefda.v1.ControlRequest\x1a\x1d.securefda.v1.ControlResponse(\x01\x30\x01\x12K\n\x08\x44ownload\x12\x1d.securefda.v1.DownloadRequest\x1a\x1e.securefda.v1.DownloadResponse0\x01\x12G\n\x06Upload\x12\x1b.securefda.v1.UploadRequest\x1a\x1c.securefda.v1.UploadResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsecurefda/v1/federation.proto\x12\x0csecurefda.v1\x1a\x1bsecurefda/v1/messages.proto\"4\n\x0e\x43ontrolRequest\x12\"\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x13.securefda.v1.Frame\"5\n\x0f\x43ontrolResponse\x12\"\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x13.securefda.v1.Frame\"\xf8\x01\n\x05\x46rame\x12\x14\n\x0c\x61\x63knowledged\x18\x01 \x01(\x04\x12$\n\x05hello\x18\x02 \x01(\x0b\x32\x13.securefda.v1.HelloH\x00\x12(\n\x07welcome\x18\x03 \x01(\x0b\x32\x15.securefda.v1.WelcomeH\x00\x12*\n\x08\x64\x65livery\x18\x04 \x01(\x0b\x32\x16.securefda.v1.DeliveryH\x00\x12,\n\theartbeat\x18\x05 \x01(\x0b\x32\x17.securefda.v1.HeartbeatH\x00\x12$\n\x05leave\x18\x06 \x01(\x0b\x32\x13.securefda.v1.LeaveH\x00\x42\t\n\x07\x63ontent\"R\n\x05Hello\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12\x1e\n\x16\x61ggregator_instance_id\x18\x02 \x01(\x0c\x12\x14\n\x0cheartbeat_ms\x18\x03 \x01(\r\"D\n\x07Welcome\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12\x14\n\x0cheartbeat_ms\x18\x02 \x01(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\x0c\"d\n\x08\x44\x65livery\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12,\n\x07message\x18\x02 \x01(\x0b\x32\x1b.securefda.v1.SignedMessage\x12\x18\n\x10\x61ttachment_bytes\x18\x03 \x03(\x04\"\x0b\n\tHeartbeat\"\x07\n\x05Leave\"1\n\x0f\x44ownloadRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"E\n\x10\x44ownloadResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"o\n\rUploadRequest\x12*\n\x05start\x18\x01 \x01(\x0b\x32\x19.securefda.v1.UploadStartH\x00\x12*\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.securefda.v1.UploadChunkH\x00\x42\x06\n\x04step\"e\n\x0bUploadStart\x12\x13\n\x0binstance_id\x18\x01 \x01(\x0c\x12,\n\x07message\x18\x02 \x01(\x0b\x32\x1b.securefda.v1.SignedMessage\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\"+\n\x0bUploadChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\":\n\x0eUploadResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\x32\xf5\x01\n\x11\x46\x65\x64\x65rationService\x12J\n\x07\x43ontrol\x12\x1c.securefda.v1.ControlRequest\x1a\x1d.securefda.v1.ControlResponse(\x01\x30\x01\x12K\n\x08\x44ownload\x12\x1d.securefda.v1.DownloadRequest\x1a\x1e.securefda.v1.DownloadResponse0\x01\x12G\n\x06Upload\x12\x1b.securefda.v1.UploadRequest\x1a\x1c.securefda.v1.UploadResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,25 +41,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=436
   _globals['_HELLO']._serialized_end=518
   _globals['_WELCOME']._serialized_start=520
-  _globals['_WELCOME']._serialized_end=572
-  _globals['_DELIVERY']._serialized_start=574
-  _globals['_DELIVERY']._serialized_end=674
-  _globals['_HEARTBEAT']._serialized_start=676
-  _globals['_HEARTBEAT']._serialized_end=687
-  _globals['_LEAVE']._serialized_start=689
-  _globals['_LEAVE']._serialized_end=696
-  _globals['_DOWNLOADREQUEST']._serialized_start=698
-  _globals['_DOWNLOADREQUEST']._serialized_end=747
-  _globals['_DOWNLOADRESPONSE']._serialized_start=749
-  _globals['_DOWNLOADRESPONSE']._serialized_end=818
-  _globals['_UPLOADREQUEST']._serialized_start=820
-  _globals['_UPLOADREQUEST']._serialized_end=931
-  _globals['_UPLOADSTART']._serialized_start=933
-  _globals['_UPLOADSTART']._serialized_end=1034
-  _globals['_UPLOADCHUNK']._serialized_start=1036
-  _globals['_UPLOADCHUNK']._serialized_end=1079
-  _globals['_UPLOADRESPONSE']._serialized_start=1081
-  _globals['_UPLOADRESPONSE']._serialized_end=1139
-  _globals['_FEDERATIONSERVICE']._serialized_start=1142
-  _globals['_FEDERATIONSERVICE']._serialized_end=1387
+  _globals['_WELCOME']._serialized_end=588
+  _globals['_DELIVERY']._serialized_start=590
+  _globals['_DELIVERY']._serialized_end=690
+  _globals['_HEARTBEAT']._serialized_start=692
+  _globals['_HEARTBEAT']._serialized_end=703
+  _globals['_LEAVE']._serialized_start=705
+  _globals['_LEAVE']._serialized_end=712
+  _globals['_DOWNLOADREQUEST']._serialized_start=714
+  _globals['_DOWNLOADREQUEST']._serialized_end=763
+  _globals['_DOWNLOADRESPONSE']._serialized_start=765
+  _globals['_DOWNLOADRESPONSE']._serialized_end=834
+  _globals['_UPLOADREQUEST']._serialized_start=836
+  _globals['_UPLOADREQUEST']._serialized_end=947
+  _globals['_UPLOADSTART']._serialized_start=949
+  _globals['_UPLOADSTART']._serialized_end=1050
+  _globals['_UPLOADCHUNK']._serialized_start=1052
+  _globals['_UPLOADCHUNK']._serialized_end=1095
+  _globals['_UPLOADRESPONSE']._serialized_start=1097
+  _globals['_UPLOADRESPONSE']._serialized_end=1155
+  _globals['_FEDERATIONSERVICE']._serialized_start=1158
+  _globals['_FEDERATIONSERVICE']._serialized_end=1403
 # @@protoc_insertion_point(module_scope)

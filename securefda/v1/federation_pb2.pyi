@@ -162,19 +162,23 @@ class Welcome(_message.Message):
 
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.bytes
     """Random, drawn once per process of the aggregator; 16 bytes."""
     heartbeat_ms: _builtins.int
     """The aggregator's heartbeat interval in milliseconds; 1 to 60000."""
+    run_id: _builtins.bytes
+    """The run that it is in; 16 bytes. The source keeps an audit log of each run."""
     def __init__(
         self,
         *,
         instance_id: _builtins.bytes = ...,
         heartbeat_ms: _builtins.int = ...,
+        run_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_ms", b"heartbeat_ms", "instance_id", b"instance_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_ms", b"heartbeat_ms", "instance_id", b"instance_id", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

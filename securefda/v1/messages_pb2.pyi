@@ -183,6 +183,8 @@ class Envelope(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     JOIN_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    COSIGNED_FIELD_NUMBER: _builtins.int
     suite: _builtins.int
     """Cryptographic suite; 1 = Ed25519, X25519, HKDF-SHA256, AES-256."""
     session_id: _builtins.bytes
@@ -255,6 +257,14 @@ class Envelope(_message.Message):
     def goodbye(self) -> Global___Goodbye:
         """The aggregator ends the run."""
 
+    @_builtins.property
+    def checkpoint(self) -> Global___Checkpoint:
+        """A site's audit log as it is (either way)."""
+
+    @_builtins.property
+    def cosigned(self) -> Global___Cosigned:
+        """A witness' signature over the other's checkpoint (either way)."""
+
     def __init__(
         self,
         *,
@@ -278,12 +288,14 @@ class Envelope(_message.Message):
         refusal: Global___Refusal | None = ...,
         join: Global___Join | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        checkpoint: Global___Checkpoint | None = ...,
+        cosigned: Global___Cosigned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "advertise", b"advertise", "body", b"body", "consistency", b"consistency", "goodbye", b"goodbye", "header", b"header", "join", b"join", "key_list", b"key_list", "masked_input", b"masked_input", "refusal", b"refusal", "result", b"result", "share_bundle", b"share_bundle", "share_delivery", b"share_delivery", "survivor_signature", b"survivor_signature", "survivors", b"survivors", "unmask", b"unmask", "update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "advertise", b"advertise", "body", b"body", "checkpoint", b"checkpoint", "consistency", b"consistency", "cosigned", b"cosigned", "goodbye", b"goodbye", "header", b"header", "join", b"join", "key_list", b"key_list", "masked_input", b"masked_input", "refusal", b"refusal", "result", b"result", "share_bundle", b"share_bundle", "share_delivery", b"share_delivery", "survivor_signature", b"survivor_signature", "survivors", b"survivors", "unmask", b"unmask", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "advertise", b"advertise", "body", b"body", "consistency", b"consistency", "context", b"context", "goodbye", b"goodbye", "header", b"header", "join", b"join", "key_list", b"key_list", "masked_input", b"masked_input", "refusal", b"refusal", "result", b"result", "sender", b"sender", "session_id", b"session_id", "share_bundle", b"share_bundle", "share_delivery", b"share_delivery", "suite", b"suite", "survivor_signature", b"survivor_signature", "survivors", b"survivors", "unmask", b"unmask", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "advertise", b"advertise", "body", b"body", "checkpoint", b"checkpoint", "consistency", b"consistency", "context", b"context", "cosigned", b"cosigned", "goodbye", b"goodbye", "header", b"header", "join", b"join", "key_list", b"key_list", "masked_input", b"masked_input", "refusal", b"refusal", "result", b"result", "sender", b"sender", "session_id", b"session_id", "share_bundle", b"share_bundle", "share_delivery", b"share_delivery", "suite", b"suite", "survivor_signature", b"survivor_signature", "survivors", b"survivors", "unmask", b"unmask", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "advertise", "key_list", "share_bundle", "share_delivery", "masked_input", "update", "survivors", "survivor_signature", "consistency", "unmask", "result", "abort", "refusal", "join", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "advertise", "key_list", "share_bundle", "share_delivery", "masked_input", "update", "survivors", "survivor_signature", "consistency", "unmask", "result", "abort", "refusal", "join", "goodbye", "checkpoint", "cosigned"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -466,7 +478,7 @@ class Header(_message.Message):
     previous_result_digest: _builtins.bytes
     """Digest of the previous round's signed Result; 32 bytes, or 0 in the first round."""
     previous_checkpoint: _builtins.bytes
-    """Checkpoint of the aggregator's log; at most 4096 bytes, empty as long as there is no log."""
+    """The aggregator's log as every participant cosigned it last: a C2SP note with at least t cosignatures; at most 512 KiB."""
     cohort_size: _builtins.int
     """Fewest members of a cohort when it forms; 0 where no participant is at level cohort."""
     cohort_quorum: _builtins.int
@@ -983,26 +995,22 @@ class Result(_message.Message):
     SUM_DIGEST_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_FIELD_NUMBER: _builtins.int
     sum_digest: _builtins.bytes
     """Digest of the opened sums, one cohort after the other; 32 bytes, or 0 where nothing was summed in a ring."""
     count: _builtins.int
     """Number of sources in them; where nothing was summed in a ring, of updates in clear."""
     model_digest: _builtins.bytes
     """Digest of the new model's canonical bytes; 32 bytes."""
-    checkpoint: _builtins.bytes
-    """Checkpoint of the aggregator's log; at most 4096 bytes, empty as long as there is no log."""
     def __init__(
         self,
         *,
         sum_digest: _builtins.bytes = ...,
         count: _builtins.int = ...,
         model_digest: _builtins.bytes = ...,
-        checkpoint: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "count", b"count", "model_digest", b"model_digest", "sum_digest", b"sum_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "model_digest", b"model_digest", "sum_digest", b"sum_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1072,6 +1080,7 @@ class Join(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     VISIBILITY_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
     architecture_digest: _builtins.bytes
     """Digest of the layer names and shapes that the source built itself; 32 bytes."""
     software_version: _builtins.str
@@ -1080,6 +1089,8 @@ class Join(_message.Message):
     """The most that the source's policy lets the aggregator see of it."""
     metrics: _builtins.bool
     """Whether the source hands in loss and accuracy over its training rows; one that trains with DP-SGD has none."""
+    known: _builtins.int
+    """Number of records of the aggregator's log of this run that the source has cosigned; 0 for none."""
     def __init__(
         self,
         *,
@@ -1087,14 +1098,77 @@ class Join(_message.Message):
         software_version: _builtins.str = ...,
         visibility: Global___Visibility.ValueType = ...,
         metrics: _builtins.bool = ...,
+        known: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "metrics", b"metrics", "software_version", b"software_version", "visibility", b"visibility"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "known", b"known", "metrics", b"metrics", "software_version", b"software_version", "visibility", b"visibility"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Join: _TypeAlias = Join  # noqa: Y015
+
+@_typing.final
+class Checkpoint(_message.Message):
+    """The sender's audit log as it is, for the receiver to cosign (either way, outside sessions)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOTE_FIELD_NUMBER: _builtins.int
+    OLD_SIZE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    note: _builtins.bytes
+    """C2SP checkpoint with the signature of the sender's log; 1 byte to 512 KiB."""
+    old_size: _builtins.int
+    """Number of its records that the receiver said it has cosigned; 0 for none."""
+    known: _builtins.int
+    """Number of records of the receiver's log that the sender has cosigned; 0 for none."""
+    @_builtins.property
+    def proof(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Consistency proof from there (RFC 9162, section 2.1.4); at most 128 hashes of 32 bytes."""
+
+    def __init__(
+        self,
+        *,
+        note: _builtins.bytes = ...,
+        old_size: _builtins.int = ...,
+        proof: _abc.Iterable[_builtins.bytes] | None = ...,
+        known: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "note", b"note", "old_size", b"old_size", "proof", b"proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Checkpoint: _TypeAlias = Checkpoint  # noqa: Y015
+
+@_typing.final
+class Cosigned(_message.Message):
+    """The sender's cosignature over the receiver's checkpoint (either way, outside sessions)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    size: _builtins.int
+    """Number of records of the checkpoint; above 0."""
+    signature: _builtins.str
+    """One signature line of a C2SP note, cosignature/v1, with its newline; 1 to 1024 characters."""
+    def __init__(
+        self,
+        *,
+        size: _builtins.int = ...,
+        signature: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cosigned: _TypeAlias = Cosigned  # noqa: Y015
 
 @_typing.final
 class Goodbye(_message.Message):

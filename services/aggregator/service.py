@@ -23,6 +23,7 @@ from securefda.rounds.store import AggregatorStore
 from securefda.transport.driver import RunDriver
 from securefda.transport.meter import TrafficMeter
 from securefda.transport.process import run_until_told
+from securefda.transport.recorder import MessageRecorder
 from securefda.transport.server import AggregatorServer
 from securefda.transport.startup import credentials_of, source_of_pin, transport_settings
 from securefda.transport.wire import encode
@@ -42,20 +43,23 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     use_kit(kit)
     member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
     meter = TrafficMeter()
-    site, settings = target_site(config, member, meter.counts), run_settings(config, kit.roster)
-    for note in (*site.notes, *([TERMS] if site.notes else [])):
-        reporter.note(note)
+    settings = run_settings(config, kit.roster)
     folder = RunFolder(config.aggregator.out)
     watching = watch_target(reporter, config.logging, config.metrics, out=folder.path, roster=kit.roster)
     with watching as watch, closing(AggregatorStore(folder.path / STATE_FILE)) as store:
         recording = RecordingReporter(folder, watch)
+        site = target_site(config, member, meter.counts, store)
+        for note in (*site.notes, *([TERMS] if site.notes else [])):
+            reporter.note(note)
         run = AggregatorRun(site, settings, store, recording)
         _catch_up(recording, run, store, settings.config_digest)
         recording.model_bytes = lambda: model_file(run.layers, run.model)
         try:
-            run_until_told(_Service(config, kit, run, meter, watch).serve())
+            with closing(site.witness.journal) as journal:
+                recorder = MessageRecorder(journal, kit.roster, member.index, run=run.run_id, then=meter)
+                run_until_told(_Service(config, kit, run, recorder, watch).serve())
         except BaseException as error:
-            if run.run_id or not store.records():  # one that could not even listen leaves a run's folder as it is
+            if run.opened or not store.records():  # one that could not even listen leaves a run's folder as it is
                 folder.write_summary(summary_of(config, run, store, kit.roster, error))
             raise
         summary = summary_of(config, run, store, kit.roster, None)
@@ -74,7 +78,7 @@ class _Service:
     """The run, the server and their loop."""
 
     def __init__(
-        self, config: AggregatorConfig, kit: Kit, run: AggregatorRun, meter: TrafficMeter, reporter: TargetWatch
+        self, config: AggregatorConfig, kit: Kit, run: AggregatorRun, recorder: MessageRecorder, reporter: TargetWatch
     ) -> None:
         self._run = run
         self._kit = kit
@@ -83,8 +87,9 @@ class _Service:
             config.transport.listen,
             credentials_of(kit),
             partial(source_of_pin, kit),
+            run_id=bytes.fromhex(run.run_id),
             settings=transport_settings(config.transport),
-            observer=meter,
+            observer=recorder,
         )
         reporter.follow(lambda: run.run_id, self._server.connected)
 

@@ -24,6 +24,7 @@ from securefda.secagg.messages import Header, Signed
 from securefda.transport.client import SourceChannel
 from securefda.transport.driver import SourceDriver
 from securefda.transport.process import run_until_told
+from securefda.transport.recorder import MessageRecorder
 from securefda.transport.startup import credentials_of, endpoint_of, transport_settings
 from securefda.transport.wire import encode, encode_signed
 
@@ -50,11 +51,13 @@ def main(config: SourceConfig, reporter: Reporter) -> None:
     watching = watch_source(reporter, config.logging, config.metrics, out=out, roster=kit.roster, site=site_id)
     with closing(store), watching as watch:
         shown = _SourceReporter(kit.site_id, config.source.out, reporter)
-        site = source_site(config, policy, member, store)
+        site = source_site(config, policy, member, store, policy_file=kit.signed_policy()[1])
         for note in (*site.notes, *([TERMS] if site.notes else [])):
             watch.note(note)
         rounds = SourceRounds(site, watch.rounds(shown))
-        run_until_told(_Service(config, kit, rounds, watch).serve())
+        with closing(site.witness.journal) as journal:
+            recorder = MessageRecorder(journal, kit.roster, member.index, then=watch.hear)
+            run_until_told(_Service(config, kit, rounds, recorder, watch).serve())
         _raise_outcome(rounds, shown)
 
 
@@ -102,7 +105,9 @@ def _raise_outcome(rounds: SourceRounds, shown: _SourceReporter) -> None:
 class _Service:
     """This source's rounds, its channel and their loop."""
 
-    def __init__(self, config: SourceConfig, kit: Kit, rounds: SourceRounds, reporter: SourceWatch) -> None:
+    def __init__(
+        self, config: SourceConfig, kit: Kit, rounds: SourceRounds, recorder: MessageRecorder, reporter: SourceWatch
+    ) -> None:
         self._rounds = rounds
         self._reporter = reporter
         self._idle_deadline_s = config.transport.idle_deadline_s
@@ -112,7 +117,7 @@ class _Service:
             credentials_of(kit),
             max_vector_bytes=rounds.vector_bytes(),
             settings=transport_settings(config.transport),
-            observer=reporter.hear,
+            observer=recorder,
         )
 
     async def serve(self) -> None:

@@ -49,7 +49,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "release-fuse-burnt": {},
     "survivors-signed": {"survivors": ["site-a", "site-b"]},
     "unmask-shares-released": {"survivors": ["site-a"], "dropped": ["site-b"]},
-    "caps-computed": {"caps": DIGEST, "layers": 4, "capped": 2, "zeroed": 1},
+    "caps-computed": {"caps": "56" * 32, "layers": 4, "capped": 2, "zeroed": 1},
     "ledger-updated": {},
     "aborted": {"check": "SURVIVORS", "accused": ["site-b"]},
     "alarm": {"check": "CHECKPOINT_FORK", "accused": []},

@@ -34,14 +34,15 @@ from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.federation.kit import load_kit
 from securefda.heap import map_large_blocks
 from securefda.policy import check_header, check_metadata, load_signed_policy
-from securefda.rounds.composition import Member
+from securefda.rounds.composition import Member, witness_of
+from securefda.rounds.journal import Opening
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.source import Permits, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.secagg.messages import Body, Header, ShareBundle, Signed, Visibility
+from securefda.secagg.messages import RUN_ID_BYTES, Body, Header, ShareBundle, Signed, Visibility
 from securefda.tasks import Samples
 from securefda.training import Vector
 from securefda.transport.client import SourceChannel
@@ -54,6 +55,7 @@ from securefda.transport.site import Traffic
 from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin
 from securefda.transport.wire import encode
 
+_OPENING = Opening(__version__, "random", "source-only")
 JOIN_DEADLINE_S = 300.0
 DEADLINE_S = 120.0
 CONTROL_FRAME_BYTES = 4096
@@ -126,10 +128,12 @@ class _Aggregator:
         self._job = job
         self._kit = load_kit(job.kits / TARGET, datetime.now(UTC), expected_role="target")
         self._trainer = RandomTrainer(TARGET, job.params)
+        self._run_id = os.urandom(RUN_ID_BYTES)  # of every run: sources hear it once, when they connect
         self._server = AggregatorServer(
             str(self._kit.endpoints.aggregator),
             credentials_of(self._kit),
             partial(source_of_pin, self._kit),
+            run_id=self._run_id,
             settings=transport_of(job),
         )
         self._rounds = 0
@@ -149,11 +153,13 @@ class _Aggregator:
         self._rounds += 1
         store = AggregatorStore(Path(self._job.folder) / f"run-{self._rounds}.sqlite")
         watch, kit = _Stopwatch(), self._kit
-        run = AggregatorRun(self._site(), settings_of(visibility), store, watch)
+        site = self._site(store)
+        run = AggregatorRun(site, settings_of(visibility), store, watch, self._run_id)
         before, memory = self._server.traffic(), PeakGrowth()
         try:
             await RunDriver(run, self._server, kit.roster, watch).drive()
         finally:
+            site.witness.journal.close()
             store.close()
         growth = memory.bytes()
         if watch.line.get("status") != "finished":
@@ -169,7 +175,7 @@ class _Aggregator:
             "error": self._error(run.model, survivors),
         }
 
-    def _site(self) -> TargetSite:
+    def _site(self, store: AggregatorStore) -> TargetSite:
         member = Member(self._kit.roster, self._kit.site_id, self._kit.signing_key, encode)
         return TargetSite(
             signer=member.signer,
@@ -179,6 +185,7 @@ class _Aggregator:
             random_bytes=os.urandom,
             clock=time.monotonic,
             traffic=lambda: ({}, {}),
+            witness=witness_of(Path(self._job.folder) / f"log-{self._rounds}", member, store, _OPENING),
         )
 
     def _uploaded_since(self, before: Mapping[int, Traffic], survivors: list[str]) -> float:
@@ -208,7 +215,7 @@ class _Source:
         self._kit = load_kit(job.kits / site_id, datetime.now(UTC), expected_site=site_id)
         self._trainer = RandomTrainer(site_id, job.params)
 
-    def _site(self, store: SourceStore) -> SourceSite:
+    def _site(self, store: SourceStore, logs: Path) -> SourceSite:
         kit = self._kit
         policy = load_signed_policy(kit)
         member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
@@ -221,6 +228,7 @@ class _Source:
             permits=Permits(policy.visibility),
             trainer=self._trainer,
             store=store,
+            witness=witness_of(logs, member, store, _OPENING),
             random_bytes=os.urandom,
             software_version=__version__,
         )
@@ -248,10 +256,12 @@ class _Source:
     async def _take_part(self, channel: SourceChannel) -> None:
         folder = tempfile.mkdtemp(prefix=f"{self._kit.site_id}-", dir=self._job.folder)  # one folder for every run
         with closing(SourceStore(Path(folder) / "state.sqlite")) as store:
-            rounds = SourceRounds(self._site(store), _Alarms())
+            site = self._site(store, Path(folder) / "audit")
+            rounds = SourceRounds(site, _Alarms())
             driver = SourceDriver(rounds, channel, SilentReporter())
             while not driver.is_over and not self._is_gone:
                 await driver.step()
+            site.witness.journal.close()
         if rounds.failure is not None:
             raise rounds.failure
 

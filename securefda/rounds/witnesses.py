@@ -1,0 +1,76 @@
+"""Which sources have cosigned the aggregator's newest checkpoint: only these can take part in an attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from securefda.errors import FaultySourceError
+from securefda.rounds.attempts import Send
+from securefda.rounds.run_settings import TargetSite
+from securefda.rounds.witness import CheckpointError
+from securefda.secagg.checks import envelope_fault
+from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Signed
+
+
+class Witnesses:
+    """The sources as witnesses of one run, by roster index.
+
+    ``vouching`` have cosigned the checkpoint that is shown now and shown their own; ``faulty`` have told two histories,
+    or signed what they should not, and are asked nothing more by this process.
+    """
+
+    def __init__(self, site: TargetSite) -> None:
+        self._site, self._witness = site, site.witness
+        self._have_shown: set[int] = set()
+        self.vouching: set[int] = set()
+        self.faulty: set[int] = set()
+
+    def renew(self, present: Iterable[int]) -> list[Send]:
+        """Make a checkpoint and ask these sources to cosign it. Raises AuditError."""
+        self._witness.renew()
+        self.vouching.clear()
+        self._have_shown.clear()
+        return [self.ask(index) for index in sorted(set(present) - self.faulty)]
+
+    def ask(self, index: int) -> Send:
+        """Show the newest checkpoint to a source. Raises AuditError."""
+        return Send(index, self._witness.show(index))
+
+    def reported(self, index: int, known: int) -> None:
+        """A new process of a source said how much of the aggregator's log it has cosigned."""
+        self.vouching.discard(index)
+        self._have_shown.discard(index)
+        self._witness.hear(index, known)
+
+    def receive(self, message: Signed[Body]) -> list[Send]:
+        """A source shows its checkpoint, or cosigns the aggregator's.
+
+        Raises:
+            FaultySourceError: no honest source sends this; nothing more is asked of it.
+            AuditError, SecureFdaError: it cannot be written down.
+        """
+        index, body = message.sender, message.body
+        if index not in self._site.sources or index in self.faulty:
+            return []
+        fault = envelope_fault(
+            message, roster=self._site.roster, sender=index, session_id=NO_SESSION, context=NO_CONTEXT
+        )
+        try:
+            if fault:
+                raise CheckpointError(fault, message.type_name)
+            return self._answer(index, body)
+        except CheckpointError as error:
+            self.faulty.add(index)
+            self.vouching.discard(index)
+            raise FaultySourceError(self._site.name(index), error.check, error.detail) from error
+
+    def _answer(self, index: int, body: Body) -> list[Send]:
+        if isinstance(body, Checkpoint):
+            answer = self._witness.cosign(index, body)
+            self._have_shown.add(index)
+            return [Send(index, answer)]
+        if isinstance(body, Cosigned) and self._witness.take(index, body):
+            if index not in self._have_shown:
+                raise CheckpointError("CHECKPOINT_MISSING", "it cosigns without showing its own log")
+            self.vouching.add(index)
+        return []

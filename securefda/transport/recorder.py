@@ -1,0 +1,135 @@
+"""What passes between this site and others, into its audit log: a record for each message, before it leaves."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Any
+
+from securefda.audit.records import Decision, Disclosure, Entry
+from securefda.errors import FaultyAggregatorError
+from securefda.rounds.journal import Journal, place_of
+from securefda.secagg.messages import (
+    NO_SESSION,
+    Advertise,
+    Body,
+    Header,
+    MaskedInput,
+    Refusal,
+    ShareBundle,
+    ShareDelivery,
+    Signed,
+    Unmask,
+    Update,
+    Visibility,
+)
+from securefda.secagg.roster import Roster
+from securefda.transport.observer import Direction, MessageObserver, ignore
+from securefda.transport.wire import encode_signed
+
+_RELEASES = (Header, MaskedInput, Update, Unmask)
+"""On the disk before the first byte leaves."""
+_NOT_KEPT = (ShareBundle, ShareDelivery, Unmask)
+"""They hold shares; their digests are in the log."""
+_KEPT = 16
+_HEADERS = 8
+"""Of so many attempts the place is known; messages of older ones come late and say nothing."""
+
+
+class MessageRecorder:
+    """An observer that writes every message of a site down.
+
+    Args:
+        journal: the site's log.
+        roster: of the federation.
+        own: the site's roster index.
+        run: the run whose log is opened with the first message; None where joining opens it.
+        then: sees each message after it was written down.
+    """
+
+    def __init__(
+        self, journal: Journal, roster: Roster, own: int, *, run: str | None = None, then: MessageObserver = ignore
+    ) -> None:
+        self._journal, self._roster, self._own, self._run, self._then = journal, roster, own, run, then
+        self._headers: OrderedDict[bytes, Signed[Header]] = OrderedDict()
+        self._kept: deque[bytes] = deque(maxlen=_KEPT)
+
+    def __call__(self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int) -> None:
+        """Write a message down.
+
+        Raises:
+            AuditError: it cannot be written; the message neither leaves nor is handed up.
+            FaultyAggregatorError: a message came before this site had joined.
+        """
+        if self._run is not None:
+            self._journal.begin(self._run)
+        elif not self._journal.run:
+            raise FaultyAggregatorError("ORDER", f"{message.type_name} before this site has joined")
+        header = self._header_of(message)
+        round_number, attempt, session = place_of(header)
+        if header is None and message.envelope.session_id != NO_SESSION:
+            session = message.envelope.session_id.hex()
+        sent = direction is Direction.SENT
+        entry = Entry(
+            "sent" if sent else "received",
+            message.type_name,
+            round=round_number,
+            attempt=attempt,
+            session=session,
+            peer=self._roster.by_index(peer).site_id,
+            bytes=wire_bytes,
+            digest=message.digest().hex(),
+            decision=_decision(message.body) if sent else None,
+            disclosure=disclosure_of(message, header, self._own) if sent else None,
+        )
+        self._journal.append(entry, durable=sent and isinstance(message.body, _RELEASES))
+        if not isinstance(message.body, _NOT_KEPT) and self._is_new(message):
+            self._journal.keep(round_number, encode_signed(message))
+        self._then(direction, peer, message, wire_bytes)
+
+    def _is_new(self, message: Signed[Any]) -> bool:
+        """Whether it has not been kept a moment ago: the aggregator sends one message to many."""
+        digest = message.digest()
+        if digest in self._kept:
+            return False
+        self._kept.append(digest)
+        return True
+
+    def _header_of(self, message: Signed[Any]) -> Signed[Header] | None:
+        """The header of the message's attempt: itself, or one that passed before."""
+        session = message.envelope.session_id
+        if isinstance(message.body, Header) and session not in self._headers:
+            self._headers[session] = message
+            if len(self._headers) > _HEADERS:
+                self._headers.popitem(last=False)
+        return self._headers.get(session)
+
+
+def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int) -> Disclosure | None:
+    """What the receiver learns by a message of site ``own``; None where that is nothing about its rows or its model."""
+    body = message.body
+    if isinstance(body, Header):
+        with_update = body.target is not None and bool(body.target.update_digest)
+        return Disclosure("individual", "model-and-target-update" if with_update else "model", 1)
+    if isinstance(body, Update):
+        return Disclosure("individual", "update", 1)
+    if isinstance(body, Advertise) and body.energy:
+        return Disclosure("individual", "energy-row", 1)
+    if isinstance(body, MaskedInput) and header is not None:
+        level = header.body.level_of(own)
+        return Disclosure(level.label, "update", fewest_in_sum(header.body, level))
+    return None
+
+
+def fewest_in_sum(header: Header, level: Visibility) -> int:
+    """Of how many sources a sum at this level is, at the least."""
+    return header.cohort_quorum if level is Visibility.COHORT else header.sum_quorum
+
+
+def _decision(body: Body) -> Decision | None:
+    if isinstance(body, Update | MaskedInput):
+        return Decision("allowed", "max-visibility")
+    if isinstance(body, Advertise) and body.energy:
+        return Decision("allowed", "energy.kappa")
+    if isinstance(body, Refusal):
+        return Decision("refused", body.key if body.key == body.key.lower() else "")
+    return None
