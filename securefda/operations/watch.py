@@ -14,7 +14,17 @@ from securefda.errors import FaultyAggregatorError, PolicyRefusal, ProtocolError
 from securefda.operations.notes import Level, Remark, read_note
 from securefda.rounds.progress import Reporter, SourceReporter
 from securefda.rounds.records import RoundLine, SiteLine
-from securefda.secagg.messages import Body, Header, Signed
+from securefda.secagg.messages import (
+    Advertise,
+    Body,
+    Consistency,
+    Header,
+    KeyList,
+    ShareDelivery,
+    Signed,
+    Survivors,
+    Update,
+)
 from securefda.secagg.roster import Roster
 
 if TYPE_CHECKING:
@@ -22,6 +32,16 @@ if TYPE_CHECKING:
     from securefda.operations.metrics import RunMetrics, SourceMetrics, TargetMetrics
 
 _NO_WORD = "no error of this package"
+_PHASES: Mapping[type, str] = {
+    Header: "training",
+    Update: "update",
+    Advertise: "R0 advertise",
+    KeyList: "R1 shares",
+    ShareDelivery: "R2 masked input",
+    Survivors: "R3 survivors",
+    Consistency: "R4 unmask",
+}
+"""Where a source is once it has received, or sent, a message of this type; in the words of the aggregator's phases."""
 
 
 @dataclass(slots=True)
@@ -31,15 +51,15 @@ class _Book:
     log: OperationalLog | None
     peers: Mapping[str, str]
     run_id: Callable[[], str] = str
-    phase_of: Callable[[], str] = str
     round: int = 0
+    phase: str = ""
 
     def write(self, level: Level, text: str, peer: str = "") -> None:
         if self.log is None:
             return
         from securefda.operations.logs import Place  # noqa: PLC0415 - only where a log is kept
 
-        self.log.write(level, text, Place(self.run_id(), self.round, self.phase_of(), peer))
+        self.log.write(level, text, Place(self.run_id(), self.round, self.phase, peer))
 
     def note(self, text: str) -> Remark:
         remark = read_note(text, self.peers)
@@ -65,15 +85,10 @@ class _Book:
 
 
 class TargetWatch:
-    """The aggregator's reporter: passes everything on to ``shown``, and logs and counts it.
-
-    ``run_id`` gives the run's id, empty before there is one; whoever composes the run sets it.
-    """
+    """The aggregator's reporter: passes everything on to ``shown``, and logs and counts it."""
 
     def __init__(self, shown: Reporter, book: _Book, metrics: TargetMetrics | None) -> None:
         self._shown, self._book, self._metrics = shown, book, metrics
-        self._phase = ""
-        book.phase_of = lambda: self._phase
 
     def follow(self, run_id: Callable[[], str], connected: Callable[[], Collection[int]]) -> None:
         """Learn from these what reports do not say: the run's id (empty before there is one), and who is connected."""
@@ -84,7 +99,7 @@ class TargetWatch:
     def round_started(self, round_number: int, rounds: int) -> None:
         """A round begins."""
         self._shown.round_started(round_number, rounds)
-        self._book.round, self._phase = round_number, ""
+        self._book.round, self._book.phase = round_number, ""
         self._book.write("info", f"round {round_number} of {rounds} begins")
         if self._metrics is not None:
             self._metrics.round_started(round_number)
@@ -93,14 +108,14 @@ class TargetWatch:
     def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
         """The run enters a phase, or goes on waiting in it."""
         self._shown.phase(name, waiting_for)
-        self._phase = name
+        self._book.phase = name
         self._book.write("debug", f"waiting for {', '.join(waiting_for)}" if waiting_for else "waiting for nobody")
 
     def round_finished(self, line: RoundLine) -> None:
         """A round is over."""
         self._shown.round_finished(line)
         self._book.write("warning" if line.get("status") == "lost" else "info", _text_of(line))
-        self._phase = ""
+        self._book.phase = ""
         if self._metrics is not None:
             self._metrics.round_finished(line)
 
@@ -121,10 +136,11 @@ class SourceWatch:
         book.run_id = lambda: self._run
 
     def hear(self, direction: object, peer: int, message: Signed[Body], wire_bytes: int) -> None:
-        """An observer of messages: the run's id stands in the headers that come. Nothing else of a message is used."""
+        """An observer of messages: headers say which run this is, and types which phase. Nothing else is used."""
         del direction, peer, wire_bytes
         if isinstance(message.body, Header):
             self._run = message.body.run_id.hex()
+        self._book.phase = _PHASES.get(type(message.body), self._book.phase)
 
     def rounds(self, shown: SourceReporter) -> SourceReporter:
         """A reporter that passes everything on to ``shown``, and logs and counts it."""
@@ -149,7 +165,7 @@ class SourceWatch:
 
 
 class _SourceRounds:
-    """Logs and counts the rounds of a source."""
+    """Logs and counts the rounds of a source. Whatever ends a session ends its phase."""
 
     def __init__(self, shown: SourceReporter, book: _Book, metrics: SourceMetrics | None, target: str) -> None:
         self._shown, self._book, self._metrics, self._target = shown, book, metrics, target
@@ -167,6 +183,7 @@ class _SourceRounds:
         self._shown.round_finished(record)
         spent = f"; epsilon {record['epsilon']:.4f} is spent" if "epsilon" in record else ""
         self._book.write("info", f"round {record['round']} is over{spent}", self._target)
+        self._book.phase = ""
         if self._metrics is not None:
             self._metrics.round_finished(record)
 
@@ -174,6 +191,7 @@ class _SourceRounds:
         """The policy refused a header."""
         self._shown.refused(refusal, header)
         self._book.write("warning", f"round {header.body.round} refused: {refusal}", self._target)
+        self._book.phase = ""
         if self._metrics is not None:
             self._metrics.refusal(refusal.key)
             self._metrics.round_ended("refused", None)
@@ -182,6 +200,7 @@ class _SourceRounds:
         """A check failed, the aggregator ended a session, or the policy refused to go on with one."""
         self._shown.alarm(error)
         self._book.write("warning" if isinstance(error, PolicyRefusal) else "error", str(error), self._target)
+        self._book.phase = ""
         if self._metrics is not None:
             _count(self._metrics, error)
 

@@ -86,6 +86,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 def test_the_targets_metrics_can_be_read_while_a_round_is_on(watched: Watched) -> None:
     lines = watched.scraped["target"]
+    assert not any(line.startswith("securefda_rounds_total{") for line in lines)  # no round has ended
     assert {"securefda_current_round 1.0", "securefda_planned_rounds 2.0", "securefda_connected_sources 3.0"} <= {
         *lines
     }
@@ -108,6 +109,9 @@ def test_every_site_logs_its_own_run_with_rounds_and_phases(watched: Watched) ->
     target = json_lines(watched.folder("target"))
     assert {"source-1", "source-2", "source-3"} <= {line["peer"] for line in target}
     assert {"join", "R1 shares"} <= {line["phase"] for line in target}
+    source = json_lines(watched.folder("source-1"))
+    phases = [line["phase"] for line in source if "begins" in line["message"] or "is over" in line["message"]]
+    assert phases == ["training", "R4 unmask", "training", "R4 unmask", ""]
 
 
 def test_the_text_log_has_a_line_for_each_json_line(watched: Watched) -> None:
