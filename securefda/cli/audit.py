@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from securefda.cli.audit_report import report
 from securefda.cli.options import OutputFormat
 from securefda.cli.output import Format
 
@@ -131,3 +132,6 @@ def tail(
 def _leave(code: int) -> None:
     if code:
         raise typer.Exit(code)
+
+
+app.command("report")(report)

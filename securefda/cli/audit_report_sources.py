@@ -13,11 +13,12 @@ from securefda.audit.disclosures import PartyTables
 from securefda.audit.findings import Verification
 from securefda.audit.names import LogName
 from securefda.audit.party_tables import read_party
-from securefda.audit.reading import LogFolder, find_logs, open_log
+from securefda.audit.reading import LogFolder, being_written, find_logs, open_log
 from securefda.audit.records import Record
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
 from securefda.cli.audit_keys import Keys, keys_of, roster_named
+from securefda.cli.audit_progress import verification_progress
 from securefda.errors import ConfigError, SecureFdaError
 
 if TYPE_CHECKING:
@@ -176,13 +177,21 @@ def _state(root: Path, log: LogFolder, keys: Keys) -> LogState:
     folder, nothing = _below(root, log.folder), read_party(log.party, ())
     if log.party not in keys.public:
         return LogState(folder, log.party, None, f"{log.party} is no site of the roster", nothing)
-    verification = verify_log(log.folder, LogName(keys.federation, log.party, log.run), keys.public)
+    verification = _verify(log, keys)
     problem = keys.disagreement(roster_named(log)) or ""
     try:
         tables = read_party(log.party, _vouched_for(log, verification))
     except AuditError as error:
         return LogState(folder, log.party, verification, problem or error.what, nothing)
     return LogState(folder, log.party, verification, problem, tables, _policy(log.folder, tables, keys))
+
+
+def _verify(log: LogFolder, keys: Keys) -> Verification:
+    """As ``securefda audit verify`` does it: somebody else must have cosigned a log that nobody writes any more."""
+    needed = 0 if being_written(log.folder) else min(1, len(keys.public) - 1)
+    name = LogName(keys.federation, log.party, log.run)
+    with verification_progress(log.party) as progress:
+        return verify_log(log.folder, name, keys.public, witnesses_needed=needed, progress=progress)
 
 
 def _vouched_for(log: LogFolder, verification: Verification) -> Iterator[Record]:

@@ -93,7 +93,7 @@ def level_text(flow: Flow | Alike) -> str:
     """At which level, in words."""
     over = f"{flow.fewest}" if flow.fewest == flow.most else f"{flow.fewest} to {flow.most}"
     return {
-        "individual": "individual: by itself, readable by the receiver",
+        "individual": "individual: in clear, readable by the receiver",
         "cohort": f"cohort: as a term of a cohort's sum over at least {over} sources",
         "sum": f"sum: as a term of one sum over at least {over} sources",
     }.get(flow.level, flow.level)
@@ -101,13 +101,13 @@ def level_text(flow: Flow | Alike) -> str:
 
 def cell_text(flow: Flow) -> str:
     """A flow in a cell of the matrix."""
-    over = "by itself" if flow.level == "individual" else f"in a {flow.level} of ≥ {flow.fewest}"
-    return f"{_SHORT.get(flow.what, flow.what)}, {over}: {flow.messages:,}"
+    over = "in clear" if flow.level == "individual" else f"in a {flow.level} of ≥ {flow.fewest}"
+    return f"{flow.messages:,} × {_SHORT.get(flow.what, flow.what)}, {over}"
 
 
 def arrival_text(arrival: Arrival) -> str:
     """A release that only its receiver's log has."""
-    return f"{arrival.type}, as the receiver says: {arrival.messages:,}"
+    return f"{arrival.messages:,} × {arrival.type}, as only the receiver says"
 
 
 def updates_text(flows: Iterable[Flow]) -> str:
@@ -117,7 +117,7 @@ def updates_text(flows: Iterable[Flow]) -> str:
         if flow.what == "update":
             counts[flow.level] = counts.get(flow.level, 0) + flow.messages
     said = {
-        "individual": "readable by itself",
+        "individual": "in clear",
         "cohort": "inside sums of cohorts",
         "sum": "inside one sum",
     }

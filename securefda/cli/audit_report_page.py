@@ -1,0 +1,254 @@
+"""The audit page: one self-contained HTML file for people who were not there. It claims what logs prove, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from securefda import __version__
+from securefda.audit.overview import all_flows, unreported
+from securefda.cli.audit_report_charts import bytes_chart, energy_table, epsilon_chart, epsilon_table, run_charts
+from securefda.cli.audit_report_comparison import Comparison
+from securefda.cli.audit_report_sections import (
+    bytes_table,
+    flows_table,
+    incidents_table,
+    logs_table,
+    matrix_table,
+    policies,
+    rounds_table,
+    shows_update,
+    sites_table,
+    timeline_table,
+)
+from securefda.cli.audit_report_sources import Sources
+from securefda.cli.audit_report_words import count_of, moment_text, names, span_text
+
+_TEMPLATE = "audit.html.j2"
+_WHERE_FROM: Final = {
+    "option": "the file that was named with --roster",
+    "kit": "the startup kit around a log, whose CA and members signed it",
+    "log": "a log's own copy, which whoever made the log could have made as well",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A sentence at the head of the page; ``care`` where it needs attention."""
+
+    text: str
+    care: bool
+
+
+def render_page(sources: Sources, comparison: Comparison, made: datetime) -> str:
+    """Return the page. It loads nothing and runs nothing: its own policy (CSP) forbids it.
+
+    Args:
+        sources: what it is made from.
+        comparison: of the logs with each other.
+        made: now, with a time zone.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("securefda.cli"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    words, unexplained = policies(sources)
+    charts, no_charts = run_charts(sources)
+    return environment.get_template(_TEMPLATE).render(
+        run=sources.run,
+        federation=sources.keys.federation,
+        period=_period(sources),
+        verdicts=list(verdicts(sources, comparison)),
+        tiles=_tiles(sources),
+        warnings=[f"{line[:1].upper()}{line[1:]}." for line in sources.keys.warnings],
+        sites=sites_table(sources),
+        policies=words,
+        unexplained=unexplained,
+        matrix=matrix_table(sources),
+        flows=flows_table(sources),
+        rounds=rounds_table(sources),
+        relayed=any(flow.what == "energy-row" for flow in all_flows(sources.tables)),
+        events=timeline_table(sources),
+        epsilon_chart=epsilon_chart(sources),
+        epsilons=epsilon_table(sources),
+        energies=energy_table(sources),
+        run_charts=charts,
+        has_record=sources.record is not None,
+        no_charts=no_charts,
+        bytes_chart=bytes_chart(sources),
+        traffic=bytes_table(sources.tables),
+        incidents=incidents_table(sources),
+        logs=logs_table(sources),
+        comparison=comparison,
+        left_out=_left_out(sources),
+        facts=_facts(sources, made),
+    )
+
+
+def verdicts(sources: Sources, comparison: Comparison) -> Iterator[Said]:
+    """What the page comes to, one sentence or two each."""
+    yield _about_logs(sources)
+    yield _about_comparison(comparison)
+    yield _about_updates(sources)
+    yield _about_incidents(sources)
+    yield _about_noise(sources)
+
+
+def _about_logs(sources: Sources) -> Said:
+    bad = sorted({log.party for log in sources.logs if not log.is_sound})
+    here = len({log.party for log in sources.logs})
+    parts = []
+    if bad or sources.unreadable:
+        who = f"of {names(bad)}" if bad else "in this folder"
+        parts.append(f"Not every log is what was signed: see the log {who} below. What stands behind the first fault")
+        parts[-1] += " is not counted on this page."
+    else:
+        parts.append(f"{'The log' if here == 1 else f'All {here} logs'} in this folder {_verify(here)}.")
+    if sources.missing:
+        missing = f"{count_of(len(sources.missing), 'site')} of {len(sources.keys.roles)}"
+        parts.append(
+            f"The logs of {missing} are not here ({names(sources.missing)}): what these disclosed is not on this page."
+        )
+    alone = [log.party for log in sources.logs if log.is_sound and log.verification and not log.verification.witnesses]
+    if alone:
+        parts.append(f"Nobody cosigned the newest checkpoint of {names(alone)}: only its own key vouches for it.")
+    return Said(" ".join(parts), bool(bad or sources.unreadable or sources.missing or alone))
+
+
+def _verify(count: int) -> str:
+    return (
+        "verifies: its records are those that its site signed"
+        if count == 1
+        else ("verify: their records are those that their sites signed")
+    )
+
+
+def _about_comparison(comparison: Comparison) -> Said:
+    if not comparison.done:
+        return Said("The logs were not held against each other: " + " ".join(comparison.unchecked), care=True)
+    if comparison.findings:
+        return Said(
+            f"Held against each other, the logs contradict: {count_of(len(comparison.findings), 'finding')}, the first "
+            f"of them: {comparison.findings[0]}",
+            care=True,
+        )
+    limits = " Not everything could be compared, see below." if comparison.unchecked else ""
+    return Said(f"Held against each other, the logs agree.{limits}", bool(comparison.unchecked))
+
+
+def _about_updates(sources: Sources) -> Said:
+    flows = all_flows(sources.tables)
+    bare = sorted({flow.discloser for flow in flows if shows_update(flow)})
+    summed = [flow for flow in flows if flow.level != "individual" and flow.what == "update"]
+    parts = []
+    if bare:
+        count = sum(flow.messages for flow in flows if shows_update(flow))
+        parts.append(f"In clear: {count_of(count, 'message')} with an update, from {names(bare)}.")
+    if summed:
+        fewest = min(flow.fewest for flow in summed)
+        parts.append(
+            f"{count_of(sum(flow.messages for flow in summed), 'update')} left only under masks, as a term of sums "
+            f"over at least {count_of(fewest, 'source')}."
+        )
+    if not flows:
+        parts.append("No log here has a disclosure of its own site.")
+    elif not bare and not summed:
+        parts.append("No update is recorded as disclosed.")
+    if unreported(sources.tables):
+        parts.append("Releases of sites without a log here were received; at which level, only their own logs say.")
+    return Said(" ".join(parts), bool(bare or unreported(sources.tables)))
+
+
+def _about_incidents(sources: Sources) -> Said:
+    counts = _incident_counts(sources)
+    kinds = {party.party: {mark.kind for mark in party.milestones} for party in sources.tables if party.records}
+    going = names([party for party, marks in kinds.items() if "run-ended" not in marks])
+    unended = f" No end of the run is recorded by {going}: it goes on, or it was killed." if going else ""
+    if not any(counts.values()):
+        return Said(f"No alarm, no abort and no refusal is recorded.{unended}", bool(unended))
+    accused = sorted({site for party in sources.tables for incident in party.incidents for site in incident.accused})
+    said = ", ".join(count_of(number, kind) for kind, number in counts.items() if number)
+    return Said(f"Recorded: {said}.{f' Accused: {names(accused)}.' if accused else ''}{unended}", care=True)
+
+
+def _incident_counts(sources: Sources) -> dict[str, int]:
+    """Of events alone: the messages about them are not counted again."""
+    kinds = {"alarm": "alarm", "aborted": "abort", "refused": "refusal"}
+    return {
+        word: sum(item.count for party in sources.tables for item in party.incidents if item.kind == kind)
+        for kind, word in kinds.items()
+    }
+
+
+def _about_noise(sources: Sources) -> Said:
+    charged = [party for party in sources.tables if party.epsilons]
+    released = {flow.discloser for flow in all_flows(sources.tables)}
+    without = sorted(released - {party.party for party in charged})
+    if not charged:
+        return Said(
+            "No log here records a charge for noise: nothing bounds what updates, sums and the model tell of a row.",
+            care=True,
+        )
+    largest = max(charged, key=lambda party: party.epsilons[-1].epsilon)
+    text = (
+        f"{count_of(len(charged), 'site')} trained with noise; the largest epsilon spent is "
+        f"{largest.epsilons[-1].epsilon:.3f}, of {largest.party}."
+    )
+    if without:
+        text += f" No charge is recorded for {names(without)}: there nothing bounds what leaves."
+    return Said(text, bool(without))
+
+
+def _tiles(sources: Sources) -> list[tuple[str, str]]:
+    sound = len({log.party for log in sources.logs if log.is_sound})
+    rounds = len({span.round for party in sources.tables for span in party.spans})
+    flows = all_flows(sources.tables)
+    bare = sum(flow.messages for flow in flows if shows_update(flow))
+    masked = sum(flow.messages for flow in flows if flow.level != "individual" and flow.what == "update")
+    return [
+        (f"{sound} of {len(sources.keys.roles)}", "sites whose log is here and verifies"),
+        (f"{rounds:,}", "rounds in these logs"),
+        (f"{masked:,}", "updates that left inside sums"),
+        (f"{bare:,}", "messages with an update in clear"),
+        (f"{sum(_incident_counts(sources).values()):,}", "alarms, aborts and refusals"),
+    ]
+
+
+def _period(sources: Sources) -> str:
+    times = [(party.first, party.last) for party in sources.tables if party.first]
+    if not times:
+        return "No record that counts."
+    return (
+        f"{span_text(min(first for first, _ in times), max(last for _, last in times))} UTC, by the sites' own clocks"
+    )
+
+
+def _left_out(sources: Sources) -> list[str]:
+    """What did not fit into the tables that the page is made of."""
+    return [
+        f"{party.party}: {count_of(number, 'record')} of the table of {table}"
+        for party in sources.tables
+        for table, number in sorted(party.left_out.items())
+    ]
+
+
+def _facts(sources: Sources, made: datetime) -> list[tuple[str, str]]:
+    began = [dict(mark.detail) for party in sources.tables for mark in party.milestones if mark.kind == "run-began"]
+    said = {key: sorted({facts[key] for facts in began}) for key in ("task", "strategy", "release")}
+    keys = sources.keys
+    return [
+        ("Run", sources.run),
+        ("Federation", keys.federation),
+        *((key.capitalize(), names(values)) for key, values in said.items() if values),
+        ("Roster", f"epoch {keys.roster.epoch}, SHA-256 {keys.digest}"),
+        ("Roster from", _WHERE_FROM[keys.where_from]),
+        ("Records counted", f"{sum(party.records for party in sources.tables):,}"),
+        ("Page made", f"{moment_text(made)}, securefda {__version__}"),
+    ]
