@@ -15,6 +15,7 @@ from typing import Final
 from securefda.audit.drafts import Draft
 from securefda.audit.records import DpSpent, Record
 from securefda.audit.run_findings import Mark, RunFinding, RunKind
+from securefda.errors import ConfigError
 
 TOLERANCE: Final = 1e-6
 """Relative; epsilons are written so that they read back as the same float."""
@@ -36,7 +37,7 @@ class Charge:
 
 
 Epsilon = Callable[[Sequence[Charge], float, str], float]
-"""Epsilon of charges together, at a delta, by an accountant. Raises ValueError where there is none."""
+"""Epsilon of charges together, at a delta, by an accountant. Raises ConfigError where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class Spending:
         charges = [Charge(noise, rate, count) for (noise, rate), count in sorted(steps.items())]
         try:
             value = self._epsilon(charges, float(dp.delta), dp.accountant)
-        except ValueError as error:
+        except ConfigError as error:
             yield _draft("wrong-epsilon", f"no accountant gives an epsilon for the charge: {error}", update)
             return
         self.recomputed += 1

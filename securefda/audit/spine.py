@@ -43,6 +43,12 @@ class Spine:
     notes: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
     ignored: int = 0
 
+    def held_of(self, party: str, members: Members) -> list[bytes]:
+        """The checkpoints of a party's log that were sent to others, as notes, the smallest first."""
+        origin = members.log_of(party).origin
+        heads = sorted((size, root) for (name, size), roots in self.notes.items() if name == origin for root in roots)
+        return [self.notes[origin, size][root] for size, root in heads]
+
 
 def read_spine(statements: Iterable[Statement], members: Members) -> Spine:
     """Sort what was kept. Raises AuditError where ``statements`` does."""

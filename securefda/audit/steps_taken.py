@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from securefda.audit.drafts import Draft
@@ -53,6 +54,7 @@ class StepsTaken:
         self._senders: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._judged: set[tuple[str, str]] = set()
         self._shown: dict[tuple[str, str], str] = {}
+        self._caps: dict[str, tuple[str, Mark]] = {}
         self._drafts: list[Draft] = []
         self.steps = self.lists = 0
 
@@ -141,6 +143,8 @@ class StepsTaken:
     def _event(self, record: Record) -> None:
         """A source signs, and opens, exactly the lists that it was shown."""
         entry = record.entry
+        if entry.type == "caps-computed":
+            self._caps_event(record)
         if entry.type not in ("survivors-signed", "unmask-shares-released"):
             return
         lists = self._spine.survivors.get(self._shown.get((entry.session, record.party), ""))
@@ -155,20 +159,38 @@ class StepsTaken:
             what = f"{record.party} {done} other survivors than those that it was shown"
             self._add(record, "unmask-differs", what, digest=self._shown[entry.session, record.party])
 
+    def _caps_event(self, record: Record) -> None:
+        """All sources work out the same caps from the same energies."""
+        caps = str(record.entry.facts["caps"])
+        first, mark = self._caps.setdefault(record.entry.session, (caps, Mark.of(record)))
+        if first == caps:
+            return
+        both = tuple(sorted((mark.party, record.party)))
+        what = f"{mark.party} and {record.party} have worked out different caps from the energies of one session"
+        draft = self._draft(record, "records-differ", what)
+        finding = replace(draft.finding, accused=both, sides=(both[0], both[1]), records=(mark, Mark.of(record)))
+        self._drafts.append(replace(draft, finding=finding))
+
     def _add(
         self, record: Record, kind: RunKind, what: str, *, step: str = "", side: str = "", digest: str = ""
     ) -> None:
+        self._drafts.append(self._draft(record, kind, what, step=step, side=side, digest=digest))
+
+    def _draft(
+        self, record: Record, kind: RunKind, what: str, *, step: str = "", side: str = "", digest: str = ""
+    ) -> Draft:
         entry = record.entry
-        finding = RunFinding(
-            kind=kind,
-            what=what,
-            accused=(record.party,),
-            sides=(record.party, side or entry.peer or self._members.target),
-            step=step or entry.type,
-            round=entry.round,
-            attempt=entry.attempt,
-            session=entry.session,
-            records=(Mark.of(record),),
-            digests=(digest,) if digest else (),
+        return Draft(
+            RunFinding(
+                kind=kind,
+                what=what,
+                accused=(record.party,),
+                sides=(record.party, side or entry.peer or self._members.target),
+                step=step or entry.type,
+                round=entry.round,
+                attempt=entry.attempt,
+                session=entry.session,
+                records=(Mark.of(record),),
+                digests=(digest,) if digest else (),
+            )
         )
-        self._drafts.append(Draft(finding))

@@ -23,3 +23,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, ...], P
 @pytest.fixture
 def small(folders: dict[tuple[int, ...], Path], tmp_path: Path) -> Path:
     return shutil.copytree(folders[SMALL], tmp_path / "copy")
+
+
+@pytest.fixture
+def no_disk_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs of whole runs, where nothing is asked about power cuts, need not wait for the disk."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)

@@ -1,0 +1,146 @@
+"""Lies in events: fuses, shares, caps, policies, and what the privacy ledgers say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_builder import (
+    TARGET,
+    Run,
+    digest,
+    read_together,
+)
+from run_lies import A, B, C, first
+
+from securefda.audit.run_findings import RunFinding
+
+pytestmark = pytest.mark.usefixtures("no_disk_sync")
+
+
+class Unsaid(Run):
+    """One event of one site in one round is another, or is not written."""
+
+    site, kind, number = A, "", 1
+    facts: dict[str, Any] | None = None
+
+    def alter_event(self, site: str, kind: str, number: int, facts: dict[str, Any]) -> dict[str, Any] | None:
+        fits = (site, kind, number) == (self.site, self.kind, self.number)
+        return (None if self.facts is None else facts | self.facts) if fits else facts
+
+
+def unsaid(
+    folder: Path, kind: str, facts: dict[str, Any] | None, number: int = 1, site: str = A
+) -> tuple[RunFinding, ...]:
+    lie = Unsaid(folder)
+    lie.kind, lie.facts, lie.number, lie.site = kind, facts, number, site
+    return read_together(lie.write()).findings
+
+
+def test_a_release_without_a_burnt_fuse_is_found(tmp_path: Path) -> None:
+    findings = unsaid(tmp_path, "release-fuse-burnt", None, number=2)
+
+    assert first(findings) == ("missing-record", "release-fuse-burnt", 2, (A,), False)
+
+
+@pytest.mark.parametrize("kind", ["survivors-signed", "unmask-shares-released"])
+def test_signatures_and_shares_for_other_survivors_than_were_shown_are_found(kind: str, tmp_path: Path) -> None:
+    findings = unsaid(tmp_path, kind, {"survivors": [A, C]})
+
+    assert first(findings) == ("unmask-differs", kind, 1, (A,), False)
+
+
+def test_sources_that_work_out_different_caps_are_found(tmp_path: Path) -> None:
+    findings = unsaid(tmp_path, "caps-computed", {"caps": digest("other caps").hex()}, site=B)
+
+    assert first(findings) == ("records-differ", "caps-computed", 1, (A, B), False)
+
+
+def test_a_log_of_another_roster_is_found(tmp_path: Path) -> None:
+    findings = unsaid(tmp_path, "run-began", {"roster": digest("roster").hex()}, number=0, site=TARGET)
+
+    assert first(findings) == ("roster-differs", "run-began", 0, (TARGET,), False)
+
+
+def test_a_source_that_joins_without_saying_its_policy_is_found(tmp_path: Path) -> None:
+    findings = unsaid(tmp_path, "policy-loaded", None, number=0, site=C)
+
+    assert first(findings) == ("policy-not-logged", "Join", 0, (C,), False)
+
+
+def test_a_cosigned_checkpoint_that_its_log_does_not_have_is_found(tmp_path: Path) -> None:
+    findings = unsaid(tmp_path, "checkpoint-cosigned", {"size": 3}, number=0, site=B)
+
+    assert findings[0].kind == "forked-log"
+    assert findings[0].accused == (B, TARGET)
+
+
+class Policies(Run):
+    """Source A starts anew twice, with another policy and then with the first one."""
+
+    def end(self) -> None:
+        for name in ("other", A):
+            self.event(A, "restarted", lost_bytes=0)
+            self.event(A, "policy-loaded", policy=digest("policy", name).hex())
+        super().end()
+
+
+def test_changes_of_a_policy_are_listed_and_one_that_comes_back_is_noticed(tmp_path: Path) -> None:
+    found = read_together(Policies(tmp_path).write())
+
+    assert found.findings == ()
+    changes = [notice for notice in found.notices if "policy" in notice]
+    assert len(changes) == 2
+    assert "another policy" in changes[0]
+    assert "an earlier policy is back" in changes[1]
+
+
+class Spends(Run):
+    """The ledger update of source B in one round says something else."""
+
+    number, changes = 2, {}  # type: ignore[var-annotated]
+
+    def spent(self, site: str, number: int) -> dict[str, Any]:
+        return self.changes if (site, number) == (B, self.number) else {}
+
+
+@pytest.mark.parametrize(
+    ("number", "changes", "kind"),
+    [
+        (1, {"epsilon": "0.5"}, "wrong-epsilon"),
+        (2, {"epsilon": "9.5"}, "wrong-epsilon"),
+        (2, {"steps": 21}, "wrong-epsilon"),
+        (2, {"noise_multiplier": "1.0"}, "wrong-epsilon"),
+        (3, {"delta": "1e-06"}, "wrong-epsilon"),
+        (3, {"accountant": "none"}, "wrong-epsilon"),
+        (2, {"ledger_rows": 2}, "ledger-went-back"),
+        (3, {"ledger_digest": digest("ledger", B, 2).hex()}, "ledger-went-back"),
+    ],
+)
+def test_a_ledger_that_does_not_add_up_is_found(
+    number: int, changes: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    lie = Spends(tmp_path)
+    lie.number, lie.changes = number, changes
+
+    findings = read_together(lie.write()).findings
+
+    assert first(findings) == (kind, "ledger-updated", number, (B,), False)
+
+
+def test_a_ledger_that_was_there_before_may_state_more_and_not_less(tmp_path: Path) -> None:
+    class Older(Run):
+        factor = 1.0
+
+        def spent(self, site: str, number: int) -> dict[str, Any]:
+            return {"ledger_rows": 10 + 2 * number, "epsilon": repr(self.factor * (4.0 + number))}
+
+    honest, lie = Older(tmp_path / "honest"), Older(tmp_path / "lie")
+    lie.factor = 0.01
+
+    found, lied = read_together(honest.write()), read_together(lie.write())
+
+    assert found.findings == ()
+    assert sum("knows nothing" in notice for notice in found.notices) == 3
+    assert {one.kind for one in lied.findings} == {"wrong-epsilon"}

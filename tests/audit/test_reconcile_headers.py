@@ -1,0 +1,196 @@
+"""Lies of the target in headers and lists, and logs that fail by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_builder import (
+    KEYS,
+    SOURCES,
+    TARGET,
+    Passing,
+    Run,
+    digest,
+    folder_of,
+    read_together,
+    sign,
+)
+from run_lies import A, B, C, Lie, but, first, lying
+
+from securefda.audit import notes
+from securefda.audit.records import Disclosure
+from securefda.audit.run_findings import RunFinding
+from securefda.secagg import messages as m
+
+pytestmark = pytest.mark.usefixtures("no_disk_sync")
+
+
+class Headers(Run):
+    """The header of one round has other fields."""
+
+    number, changes = 2, {}  # type: ignore[var-annotated]
+
+    def header_changes(self, number: int, attempt: int) -> dict[str, Any]:
+        return self.changes if number == self.number else {}
+
+
+def with_header(folder: Path, number: int, **changes: Any) -> tuple[RunFinding, ...]:
+    lie = Headers(folder)
+    lie.number, lie.changes = number, changes
+    return read_together(lie.write()).findings
+
+
+@pytest.mark.parametrize(("number", "changes"), [(1, {"threshold": 1}), (2, {"threshold": 4}), (1, {"sum_quorum": 1})])
+def test_an_unsound_threshold_in_a_header_accuses_the_target(
+    number: int, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    findings = [one for one in with_header(tmp_path, number, **changes) if one.step == "Header"]
+
+    assert first(tuple(findings)) == ("threshold", "Header", number, (TARGET,), True)
+
+
+def test_a_header_with_another_model_than_the_last_result_accuses_the_target(tmp_path: Path) -> None:
+    findings = with_header(tmp_path, 2, model_digest=digest("another model"))
+
+    assert first(findings) == ("broken-chain", "Header", 2, (TARGET,), True)
+    assert len(findings) == 1
+
+
+@pytest.mark.parametrize("previous", [b"", digest("no result")])
+def test_a_header_that_does_not_continue_the_last_result_accuses_the_target(previous: bytes, tmp_path: Path) -> None:
+    findings = with_header(tmp_path, 3, previous_result_digest=previous)
+
+    assert first(findings) == ("broken-chain", "Header", 3, (TARGET,), True)
+
+
+def test_a_header_of_another_roster_accuses_the_target(tmp_path: Path) -> None:
+    findings = with_header(tmp_path, 2, roster_digest=digest("roster"))
+
+    assert first(findings) == ("roster-differs", "Header", 2, (TARGET,), False)
+
+
+def test_a_header_without_a_checkpoint_accuses_the_target(tmp_path: Path) -> None:
+    findings = with_header(tmp_path, 2, previous_checkpoint=b"")
+
+    assert first(findings) == ("bad-checkpoint", "Header", 2, (TARGET,), True)
+    assert len(findings) == 1
+
+
+def test_a_header_whose_checkpoint_too_few_have_cosigned_accuses_the_target(tmp_path: Path) -> None:
+    class Alone(Run):
+        def header_changes(self, number: int, attempt: int) -> dict[str, Any]:
+            lines = self.note.decode().split("\n")
+            return {"previous_checkpoint": "\n".join([*lines[:5], ""]).encode()} if number == 1 else {}
+
+    findings = read_together(Alone(tmp_path).write()).findings
+
+    assert first(findings) == ("bad-checkpoint", "Header", 1, (TARGET,), True)
+
+
+def test_sources_that_take_an_old_checkpoint_in_a_header_are_accused(tmp_path: Path) -> None:
+    class Stale(Run):
+        old = b""
+
+        def header_changes(self, number: int, attempt: int) -> dict[str, Any]:
+            self.old = self.old or self.note
+            return {"previous_checkpoint": self.old} if number == 3 else {}
+
+    findings = read_together(Stale(tmp_path).write()).findings
+
+    assert {(one.kind, one.accused, one.round) for one in findings} == {
+        ("bad-checkpoint", (site,), 3) for site in SOURCES
+    }
+
+
+def test_survivors_below_the_threshold_accuse_the_target(tmp_path: Path) -> None:
+    class Few(Run):
+        def open(self, header: Any, place: tuple[int, int, str], inputs: list[m.Signed[Any]]) -> None:
+            super().open(header, place, inputs[:2] if place[0] == 1 else inputs)
+
+    findings = read_together(Few(tmp_path).write()).findings
+
+    assert first(findings) == ("threshold", "Survivors", 1, (TARGET,), True)
+
+
+@pytest.mark.parametrize("kind", ["Advertise", "SurvivorSignature", "Unmask"])
+def test_a_target_that_goes_on_with_too_few_answers_is_accused(kind: str, tmp_path: Path) -> None:
+    findings = lying(tmp_path, kind, lambda passing: [], sender=A, number=2)
+
+    found = {(one.kind, one.accused, one.round) for one in findings}
+    assert ("threshold", (TARGET,), 2) in found
+
+
+def test_two_headers_of_one_attempt_accuse_the_target(tmp_path: Path) -> None:
+    class Twice(Run):
+        def round(self, number: int, attempt: int, level: m.Visibility) -> None:
+            super().round(number, attempt, level)
+            if number == 2:
+                other = self.header(number, attempt, level, n_max=9)
+                place = (number, attempt, other.envelope.session_id.hex())
+                self.send(Passing(TARGET, C, other, place, disclosure=Disclosure("individual", "model", 1)))
+
+    findings = read_together(Twice(tmp_path).write()).findings
+
+    assert ("equivocation", (TARGET,), True) in {(one.kind, one.accused, one.claim is not None) for one in findings}
+
+
+def test_an_edited_log_comes_first_and_what_it_lacks_is_not_judged(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.write()
+    tail = folder_of(tmp_path, B) / "tail"
+    data = tail.read_bytes()
+    at = data.index(b'"type":"ShareBundle"')
+    tail.write_bytes(data[:at] + data[at:].replace(b'"type":"ShareBundle"', b'"type":"ShareBundlf"', 1))
+
+    found = read_together(tmp_path)
+
+    assert first(found.findings) == ("unverified-log", "", 0, (B,), False)
+    assert len(found.findings) == 1
+    assert f"{B}: what its log lacks was not judged, since it fails by itself" in found.notices
+
+
+def test_a_fork_of_a_log_between_two_peers_is_found_and_proved_by_the_two_checkpoints(tmp_path: Path) -> None:
+    class Fork(Run):
+        """The target shows source C another tree than the others."""
+
+        def show(self, owner: str, witness: str, text: str, size: int) -> None:
+            if (owner, witness) == (TARGET, C) and size > 100:
+                head = notes.Checkpoint.parse(text)
+                text = notes.Checkpoint(head.origin, size, digest("another tree")).to_text()
+                note = notes.Note(text, (notes.sign(text, head.origin, KEYS[TARGET]),))
+                self.send(Passing(owner, witness, sign(owner, m.Checkpoint(note.to_bytes(), 0, (), 0))))
+                root = digest("another tree").hex()
+                self.event(witness, "checkpoint-cosigned", origin=head.origin, size=size, root=root)
+                return
+            super().show(owner, witness, text, size)
+
+    findings = read_together(Fork(tmp_path).write()).findings
+
+    assert {one.kind for one in findings if one.order[0] == 0} == {"forked-log"}
+    assert {one.accused for one in findings if one.kind == "forked-log"} == {(TARGET,)}
+    assert any(one.claim is not None for one in findings)
+
+
+def test_fewer_logs_than_sites_are_read_and_what_is_missing_is_said(tmp_path: Path) -> None:
+    Run(tmp_path).write()
+
+    found = read_together(tmp_path, (TARGET, A))
+
+    assert found.findings == ()
+    assert sum("its log is not there" in notice for notice in found.notices) == 2
+
+
+def test_the_order_of_findings_is_that_of_the_protocol(tmp_path: Path) -> None:
+    class Two(Lie):
+        def header_changes(self, number: int, attempt: int) -> dict[str, Any]:
+            return {"model_digest": digest("x")} if number == 3 else {}
+
+    lie = Two(tmp_path)
+    lie.kind, lie.number, lie.sender = "SurvivorSignature", 2, A
+    lie.change = but(logs_sent=False)  # type: ignore[method-assign]
+
+    findings = read_together(lie.write()).findings
+
+    assert [(one.round, one.kind) for one in findings] == [(2, "never-sent"), (3, "broken-chain")]
