@@ -50,7 +50,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
         recording = RecordingReporter(folder, watch)
         site = target_site(config, member, meter.counts, store)
         for note in (*site.notes, *([TERMS] if site.notes else [])):
-            reporter.note(note)
+            watch.note(note)
         run = AggregatorRun(site, settings, store, recording)
         _catch_up(recording, run, store, settings.config_digest)
         recording.model_bytes = lambda: model_file(run.layers, run.model)
