@@ -1,0 +1,317 @@
+"""What is no log, or none that can be read: one clear line and its exit code from every command, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from audit_party import LOG_KEYS, RUN, Party, audit, began
+
+from securefda.audit.notes import Checkpoint, Note, sign
+from securefda.audit.tiles import pack, unpack
+
+Capture = pytest.CaptureFixture[str]
+COMMANDS = (["verify"], ["show"], ["tail", "--no-follow"])
+HUGE = 10 * 2**30
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return Party(tmp_path / "logs").write(messages=298)
+
+
+def refused(capsys: Capture, log: Path, *, verify: int, reading: int) -> list[str]:
+    """Every command ends with its code and one line and a hint at most; returns the lines."""
+    lines = []
+    for command in COMMANDS:
+        code, _, err = audit(capsys, *command, log)
+        said = err.splitlines()
+        assert code == (verify if command == ["verify"] else reading), (command, err)
+        assert said
+        assert said[0].startswith("error: ")
+        assert len(said) == 1 or (len(said) == 2 and said[1].startswith("hint: "))
+        lines.append(said[0])
+    return lines
+
+
+def nothing(log: Path) -> None:
+    shutil.rmtree(log)
+
+
+def file_instead(log: Path) -> None:
+    shutil.rmtree(log)
+    log.write_bytes(b"{}")
+
+
+def other_folder(log: Path) -> None:
+    shutil.rmtree(log)
+    log.mkdir()
+    (log / "notes.txt").write_bytes(b"x")
+
+
+def empty(log: Path) -> None:
+    shutil.rmtree(log)
+    with Party(log.parent).open():
+        pass
+
+
+def foreign(log: Path) -> None:
+    origin = "go.sum database tree"
+    text = Checkpoint(origin, 26, bytes(32)).to_text()
+    (log / "checkpoint").write_bytes(Note(text, (sign(text, "sum.golang.org", LOG_KEYS["target"]),)).to_bytes())
+    shutil.rmtree(log / "checkpoints")
+    (log / "tile/entries/000").write_bytes(b"".join(pack(b"golang.org/x/text v0.3.0 h1:") for _ in range(256)))
+
+
+def newer_format(log: Path) -> None:
+    origin = f"securefda/2/hearts/source-1/{RUN}"
+    text = Checkpoint(origin, 26, bytes(32)).to_text()
+    (log / "checkpoint").write_bytes(Note(text, (sign(text, origin, LOG_KEYS["source-1"]),)).to_bytes())
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (nothing, "is not there"),
+        (file_instead, "is a file, not the folder of a log"),
+        (other_folder, "is not the log of a run"),
+        (empty, "has no record yet"),
+        (foreign, "is a log of something else: its origin is 'go.sum database tree'"),
+        (newer_format, "has format 2 of a later release, this one knows 1"),
+    ],
+)
+def test_what_is_no_log_of_this_release_ends_every_command_with_4(
+    log: Path, capsys: Capture, harm: Callable[[Path], None], words: str
+) -> None:
+    harm(log)
+
+    for line in refused(capsys, log, verify=4, reading=4):
+        assert words in line
+
+
+def test_folder_of_logs_is_no_log_and_the_hint_names_one(log: Path, capsys: Capture) -> None:
+    for command in COMMANDS:
+        code, _, err = audit(capsys, *command, log.parent)
+        assert code == 4
+        assert f"hint: it has logs in it: name {log}" in err
+
+
+def rewritten(log: Path, index: int, old: bytes, new: bytes) -> None:
+    entries = unpack((log / "tile/entries/000").read_bytes())[0]
+    entries[index] = entries[index].replace(old, new)
+    (log / "tile/entries/000").write_bytes(b"".join(map(pack, entries)))
+
+
+def test_record_of_a_later_release_cannot_be_read_and_is_not_what_was_signed(log: Path, capsys: Capture) -> None:
+    rewritten(log, 7, b'"v":1', b'"v":2')
+
+    verify, *reading = refused(capsys, log, verify=13, reading=4)
+
+    assert "edited at record 7" in verify
+    assert "record 7 of a later release: the record has version 2" in reading[0]
+
+
+def test_log_that_a_later_release_went_on_with_says_so(tmp_path: Path, capsys: Capture) -> None:
+    party = Party(tmp_path)
+    log = party.write()
+    entry = unpack((log / "tail").read_bytes())[0][-1].replace(b'"v":1', b'"v":2').replace(b'"seq":25', b'"seq":26')
+    with (log / "tail").open("ab") as tail:
+        tail.write(pack(entry))
+
+    assert "newer-version at record 26" in refused(capsys, log, verify=13, reading=4)[0]
+
+
+def cut(log: Path) -> None:
+    data = (log / "tail").read_bytes()
+    (log / "tail").write_bytes(data[: len(data) // 2])
+
+
+def cut_bundle(log: Path) -> None:
+    data = (log / "tile/entries/000").read_bytes()
+    (log / "tile/entries/000").write_bytes(data[: len(data) // 2])
+
+
+def binary(log: Path) -> None:
+    for file in [file for file in log.rglob("*") if file.is_file() and file.name != "roster.json"]:
+        file.write_bytes(bytes(range(256)) * 64)
+
+
+def no_checkpoint(log: Path) -> None:
+    (log / "checkpoint").unlink()
+    shutil.rmtree(log / "checkpoints")
+
+
+def empty_checkpoint(log: Path) -> None:
+    (log / "checkpoint").write_bytes(b"")
+
+
+def huge(name: str) -> Callable[[Path], None]:
+    return lambda log: os.truncate(log / name, HUGE)
+
+
+def folder_instead(name: str) -> Callable[[Path], None]:
+    def harm(log: Path) -> None:
+        (log / name).unlink()
+        (log / name).mkdir()
+
+    return harm
+
+
+def link_instead(name: str) -> Callable[[Path], None]:
+    def harm(log: Path) -> None:
+        (log / name).rename(log / "elsewhere")
+        (log / name).symlink_to(log / "elsewhere")
+
+    return harm
+
+
+def fifo_instead(name: str) -> Callable[[Path], None]:
+    def harm(log: Path) -> None:
+        (log / name).unlink()
+        os.mkfifo(log / name)
+
+    return harm
+
+
+BUNDLE = "tile/entries/000"
+DAMAGE = {
+    "cut": (cut, 0, "truncated at record"),
+    "cut-bundle": (cut_bundle, 13, "at record"),
+    "no-checkpoint": (no_checkpoint, 0, "unreadable"),
+    "empty-checkpoint": (empty_checkpoint, 0, "unreadable"),
+    "huge-tail": (huge("tail"), 13, "is longer than"),
+    "huge-bundle": (huge(BUNDLE), 13, "is longer than"),
+    "huge-tile": (huge("tile/0/000"), 0, "unreadable at record 0"),
+    "huge-checkpoint": (huge("checkpoint"), 0, "is longer than"),
+    "huge-kept-checkpoint": (huge(f"checkpoints/{300:016d}"), 0, "is longer than"),
+    "tail-folder": (folder_instead("tail"), 13, "is no file"),
+    "bundle-folder": (folder_instead(BUNDLE), 13, "is no file"),
+    "checkpoint-folder": (folder_instead("checkpoint"), 0, "is no file"),
+    "tail-link": (link_instead("tail"), 13, "cannot be read"),
+    "bundle-link": (link_instead(BUNDLE), 13, "cannot be read"),
+    "tail-fifo": (fifo_instead("tail"), 13, "is no file"),
+    "checkpoint-fifo": (fifo_instead("checkpoint"), 0, "is no file"),
+    "lock-fifo": (fifo_instead("lock"), 0, ""),
+}
+"""How a log is harmed, with what code reading it ends, and words of the finding; the last is no harm."""
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_a_finding_of_verify_and_shows_as_far_as_it_can_be_read(
+    log: Path, capsys: Capture, case: str
+) -> None:
+    harm, reading, words = DAMAGE[case]
+    harm(log)
+
+    for command in COMMANDS:
+        code, _, err = audit(capsys, *command, log)
+        expected = reading if command != ["verify"] else 13 if words else 0
+        assert code == expected, (command, err)
+        assert len(err.splitlines()) <= 2
+        if command == ["verify"]:
+            assert words in err
+
+
+def test_binary_junk_in_all_files_is_a_finding_of_every_command(log: Path, capsys: Capture) -> None:
+    binary(log)
+
+    for line in refused(capsys, log, verify=13, reading=13):
+        assert "cannot be told" in line
+
+
+def test_sparse_files_of_ten_gigabytes_are_read_in_bounded_memory(log: Path) -> None:
+    for name in ("tail", BUNDLE, "tile/0/000", f"checkpoints/{300:016d}", "roster.json"):
+        os.truncate(log / name, HUGE)
+    limit = 2**30
+
+    for command in COMMANDS:
+        result = subprocess.run(
+            [sys.executable, "-m", "securefda.cli", "audit", *command, str(log)],
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        )
+        assert result.returncode in (4, 13)
+        assert result.stderr.startswith("error: ")
+        assert "is l" in result.stderr
+
+
+@contextmanager
+def somebody_else() -> Iterator[None]:
+    """As a user who owns nothing, where the tests run as root; else as who we are."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("name", ["", "tail", BUNDLE, "tile/0/000", "checkpoint", "checkpoints", "roster.json"])
+def test_log_without_the_right_to_read_it_is_one_clear_line(
+    log: Path, tmp_path: Path, capsys: Capture, name: str
+) -> None:
+    for command in COMMANDS:  # what they import may not be readable either
+        assert audit(capsys, *command, log)[0] == 0
+    for file in (log, *log.rglob("*")):
+        file.chmod(0o755)
+    opened = [folder for folder in (log, *log.parents) if folder.is_relative_to(tmp_path.parents[1])]
+    before = [(folder, folder.stat().st_mode) for folder in opened]
+    for folder, _ in before:
+        folder.chmod(0o755)
+    (log / name).chmod(0)
+    codes = set()
+    try:
+        for command in COMMANDS:
+            with somebody_else():
+                code, _, err = audit(capsys, *command, log)
+            codes.add(code)
+            assert code in (0, 4, 13)
+            assert len(err.splitlines()) <= 2
+            if command == ["verify"]:
+                assert "Permission denied" in err
+    finally:
+        (log / name).chmod(0o755)
+        for folder, mode in before:
+            folder.chmod(mode)
+    assert codes & {4, 13}
+
+
+def test_log_in_use_is_read_by_every_command(tmp_path: Path, capsys: Capture) -> None:
+    party = Party(tmp_path)
+    with party.open() as log:
+        log.append(began())
+        party.sign(log)
+        party.keep_roster()
+        for command in COMMANDS:
+            assert audit(capsys, *command, party.path)[0] == 0
+
+
+@pytest.mark.parametrize("command", ["verify", "show", "tail"])
+def test_help_imports_nothing_heavy(command: str) -> None:
+    code = (
+        f"import sys; from securefda.cli import main; code = main(['audit', {command!r}, '--help']);"
+        "heavy = {'torch', 'grpc', 'matplotlib', 'numpy', 'cryptography', 'rich.progress'} & set(sys.modules);"
+        "print(heavy, file=sys.stderr); sys.exit(code)"
+    )
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert result.stderr.splitlines()[-1] == "set()"
+
+
+def test_wrong_arguments_end_with_4(tmp_path: Path, capsys: Capture) -> None:
+    for arguments in (["verify"], ["show"], ["tail", "--sollow", tmp_path], ["verify", tmp_path, "--witnesses", "x"]):
+        code, out, err = audit(capsys, *arguments)
+        assert (code, out) == (4, "")
+        assert len(err.splitlines()) == 2
