@@ -32,6 +32,11 @@ class Openings:
         """How many policies were loaded."""
         return {"policies loaded": sum(len(log.policies) for log in self._logs.values())}
 
+    @property
+    def ended(self) -> frozenset[str]:
+        """Parties whose logs say that the run is over."""
+        return frozenset(party for party, log in self._logs.items() if log.ended)
+
     def drafts(self) -> Iterator[Draft]:
         """Logs of another roster, and sources that took part without saying under which policy."""
         return iter(self._drafts)

@@ -9,7 +9,7 @@ but by the signed messages, and by whoever else got these.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -144,7 +144,6 @@ def reconcile(logs: Sequence[PartyLog], members: Members, statements: Statements
         epsilon: the accountant.
 
     Raises:
-        AuditError: the kept messages cannot be read.
         ValueError: two logs are of one party, or one is of no member.
     """
     parties = [log.party for log in logs]
@@ -155,7 +154,7 @@ def reconcile(logs: Sequence[PartyLog], members: Members, statements: Statements
     for record in reading:
         checks.see(record)
     whole = frozenset(log.party for log in logs if log.is_whole and log.party not in reading.broken)
-    drafts = [*_alone(logs, reading.broken), *checks.drafts(whole)]
+    drafts = [*_alone(logs, reading.broken, checks.openings.ended), *checks.drafts(whole)]
     wanted = {digest for draft in drafts for digest in draft.evidence}
     findings = settle(drafts, statements.find(wanted) if wanted else {}, members)
     counts = {"logs": len(logs), "records": reading.count} | checks.counts | {"findings": len(findings)}
@@ -163,11 +162,11 @@ def reconcile(logs: Sequence[PartyLog], members: Members, statements: Statements
     return Reconciliation(tuple(findings), tuple(notices), counts)
 
 
-def _alone(logs: Sequence[PartyLog], broken: dict[str, str]) -> Iterator[Draft]:
-    """Logs that fail by themselves."""
+def _alone(logs: Sequence[PartyLog], broken: dict[str, str], ended: Collection[str]) -> Iterator[Draft]:
+    """Logs that fail by themselves. Cosignatures are missing for certain where the run has ended, see `_notices`."""
     for log in logs:
         found = log.verification.finding
-        if found is not None:
+        if found is not None and (found.kind != "missing-cosignature" or log.party in ended):
             what = f"the log of {log.party}: {found.kind}, {found.what}"
             yield Draft(_of_log(log, "forked-log" if found.kind == "forked" else "unverified-log", what, found.index))
         elif log.party in broken:
@@ -192,6 +191,9 @@ def _notices(logs: Sequence[PartyLog], members: Members, checks: _Checks, whole:
     for party, count in sorted(checks.pairing.alone.items()):
         yield f"{party} is not in the roster; {count} records are of messages with it"
     for log in logs:
+        found = log.verification.finding
+        if found is not None and found.kind == "missing-cosignature" and log.party not in checks.openings.ended:
+            yield f"{log.party}: {found.what}, and whoever has its key could have made what follows record {found.index}"
         yield from (f"{log.party}: {note}" for note in log.verification.notes)
         if log.party not in whole:
             yield f"{log.party}: what its log lacks was not judged, since it fails by itself"

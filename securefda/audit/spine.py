@@ -51,7 +51,7 @@ class Spine:
 
 
 def read_spine(statements: Iterable[Statement], members: Members) -> Spine:
-    """Sort what was kept. Raises AuditError where ``statements`` does."""
+    """Sort what was kept."""
     spine = Spine()
     for statement in statements:
         said = statement.said

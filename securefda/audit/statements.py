@@ -116,15 +116,7 @@ class Statements(Protocol):
     """The signed messages that the sites have kept."""
 
     def spine(self) -> Iterable[Statement]:
-        """Every ``Header``, ``Survivors``, ``Result`` and ``Checkpoint`` with a valid signature, each once.
-
-        Raises:
-            AuditError: a file cannot be read.
-        """
+        """Every ``Header``, ``Survivors``, ``Result`` and ``Checkpoint`` with a valid signature, each once."""
 
     def find(self, digests: Collection[str]) -> Mapping[str, Statement]:
-        """Those of the messages with these digests that somebody kept with a valid signature, by digest.
-
-        Raises:
-            AuditError: a file cannot be read.
-        """
+        """Those of the messages with these digests that somebody kept with a valid signature, by digest."""

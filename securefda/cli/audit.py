@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from securefda.cli.audit_reconcile import reconcile, verify_evidence
 from securefda.cli.audit_report import report
 from securefda.cli.options import OutputFormat
 from securefda.cli.output import Format
@@ -135,3 +136,5 @@ def _leave(code: int) -> None:
 
 
 app.command("report")(report)
+app.command("reconcile")(reconcile)
+app.command("verify-evidence")(verify_evidence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from securefda.audit.kept import read_kept
 from securefda.audit.statements import CheckpointSaid, HeaderSaid, ResultSaid, Said, Statement, SurvivorsSaid
+from securefda.audit.store import AuditError
 from securefda.secagg import messages as m
 from securefda.secagg.roster import Roster
 from securefda.transport import wire
@@ -89,8 +90,8 @@ class StatementReader:
 class KeptStatements:
     """The messages beside the logs of one run.
 
-    ``unreadable`` counts those that were met so far and are no messages, or not signed by whom they name: no honest
-    site keeps one.
+    ``unreadable`` counts those that were met in the last pass and are no messages, or not signed by whom they name: no
+    honest site keeps one. ``faults`` says of a folder why it could not be read to its end.
 
     Args:
         reader: under the roster of the run.
@@ -100,6 +101,7 @@ class KeptStatements:
     def __init__(self, reader: StatementReader, folders: Sequence[Path]) -> None:
         self._reader, self._folders = reader, tuple(folders)
         self.unreadable = 0
+        self.faults: dict[Path, str] = {}
 
     def spine(self) -> Iterator[Statement]:
         """Every ``Header``, ``Survivors``, ``Result`` and ``Checkpoint`` with a valid signature, each once."""
@@ -129,8 +131,13 @@ class KeptStatements:
                     wanted.discard(digest)
         return found
 
-    def _all(self) -> Iterable[bytes]:
-        return (data for folder in self._folders for _, data in read_kept(folder))
+    def _all(self) -> Iterator[bytes]:
+        for folder in self._folders:
+            try:
+                for _, data in read_kept(folder):
+                    yield data
+            except AuditError as error:  # one site's rubbish must not keep others from being read
+                self.faults[folder] = str(error)
 
     def _valid(self, data: bytes) -> Iterator[Statement]:
         try:

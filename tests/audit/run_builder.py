@@ -377,6 +377,7 @@ class Run:
             self.send(Passing(TARGET, site, goodbye))
         for one in self.sites.values():
             one.log.close()
+            one.kept.close()
 
 
 def folder_of(folder: Path, site: str) -> Path:

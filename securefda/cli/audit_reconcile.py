@@ -1,0 +1,69 @@
+"""``securefda audit reconcile`` and ``verify-evidence``: logs of a run held against each other, and the proof of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from securefda.cli.options import OutputFormat
+from securefda.cli.output import Format
+
+_Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A run folder, or any folder with the logs of the sites in it.")
+]
+_Roster = Annotated[
+    Path | None,
+    typer.Option("--roster", metavar="FILE", help="The roster that you trust; default: a kit's, else the logs' own."),
+]
+_Evidence = Annotated[
+    Path | None,
+    typer.Option("--evidence", metavar="FILE", help="Write the signed messages that prove findings to this new file."),
+]
+
+
+def reconcile(
+    folder: _Folder,
+    *,
+    run: Annotated[str, typer.Option("--run", metavar="RUN", help="Which run, where there are logs of several.")] = "",
+    roster: _Roster = None,
+    evidence: _Evidence = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="List every finding, not only the first divergence.")
+    ] = False,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Hold the logs of all sites of a run against each other, and name who is to blame; exit code 13 on a finding.
+
+    Every log is verified first, also with the checkpoints that other sites hold of it. With fewer logs than sites, what
+    could not be checked is said.
+    """
+    from securefda.cli.audit_evidence import require_new, write_evidence
+    from securefda.cli.audit_reconcile_output import print_reconciled
+    from securefda.cli.audit_run import reconcile_folder
+
+    require_new(evidence)
+    found = reconcile_folder(folder, run, roster)
+    written = evidence if evidence is not None and write_evidence(evidence, found) else None
+    _leave(print_reconciled(output, found, written, everything=everything))
+
+
+def verify_evidence(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What reconcile --evidence has written.")],
+    *,
+    roster: Annotated[
+        Path, typer.Option("--roster", metavar="FILE", help="The federation's roster, from a source that you trust.")
+    ],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Check, without logs or kits, that signed messages prove what they are said to prove; exit code 13 if not."""
+    from securefda.cli.audit_evidence import judge_evidence, print_judged
+
+    evidence, judged = judge_evidence(file, roster)
+    _leave(print_judged(output, evidence, judged))
+
+
+def _leave(code: int) -> None:
+    if code:
+        raise typer.Exit(code)
