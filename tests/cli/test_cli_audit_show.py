@@ -148,18 +148,17 @@ def test_no_text_of_a_hostile_log_reaches_the_terminal(log: Path, capsys: Captur
     good = json.loads(unpack((log / "tail").read_bytes())[0][3])
     keys = [key for key, value in good.items() if isinstance(value, str)]
     assert len(keys) == 8
-    for key in [*keys, "facts", "decision", "disclosure"]:
+    for place, key in enumerate([*keys, "facts", "decision", "disclosure"]):
         said = {"level": text, "what": text, "count": 1} if key == "disclosure" else {"verdict": "allowed", "key": text}
         value = said if isinstance(good[key], dict) else text
-        for ascii_only in (True, False):
-            data = json.dumps(good | {key: value}, sort_keys=True, separators=(",", ":"), ensure_ascii=ascii_only)
-            falsify(log, 3, data.encode())
-            for command in ("show", "tail", "verify"):
-                code, out, err = audit(capsys, command, log, *(["--no-follow"] if command == "tail" else []))
-                assert code == 13
-                assert not {letter for letter in out + err if not letter.isprintable()} - {"\n"}
-                if len(text) > 1 or not text.isspace():
-                    assert text not in out + err
+        data = json.dumps(good | {key: value}, sort_keys=True, separators=(",", ":"), ensure_ascii=bool(place % 2))
+        falsify(log, 3, data.encode())
+        command = (["show"], ["show", "--format", "json"], ["tail", "--no-follow"], ["verify"])[place % 4]
+        code, out, err = audit(capsys, *command, log)
+        assert code == 13
+        assert not {letter for letter in out + err if not letter.isprintable()} - {"\n"}
+        if not text.isspace():
+            assert text not in out + err
 
 
 def test_run_or_folder_whose_name_would_steer_a_terminal_is_shown_without_that(log: Path, capsys: Capture) -> None:
@@ -178,7 +177,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.M
         tracemalloc.stop()
         return found
 
-    logs = [Party(tmp_path / str(count)).write(messages=count) for count in (1000, 5000)]
+    logs = [Party(tmp_path / str(count)).write(messages=count) for count in (600, 2400)]
     with Path(os.devnull).open("w") as nothing:
         monkeypatch.setattr(sys, "stdout", nothing)
         for output in Format:
