@@ -193,7 +193,7 @@ def _notices(logs: Sequence[PartyLog], members: Members, checks: _Checks, whole:
     for log in logs:
         found = log.verification.finding
         if found is not None and found.kind == "missing-cosignature" and log.party not in checks.openings.ended:
-            yield f"{log.party}: {found.what}, and whoever has its key could have made what follows record {found.index}"
+            yield f"{log.party}: {found.what}; whoever has its key could have made what follows record {found.index}"
         yield from (f"{log.party}: {note}" for note in log.verification.notes)
         if log.party not in whole:
             yield f"{log.party}: what its log lacks was not judged, since it fails by itself"

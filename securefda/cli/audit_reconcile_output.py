@@ -57,7 +57,7 @@ def _parts(found: ReconciledRun, shown: tuple[RunFinding, ...], evidence: Path |
     yield aligned([head, *map(_log_row, found.logs)])
     yield aligned([("checked", "how many"), *((name, str(count)) for name, count in found.outcome.counts.items())])
     if found.outcome.notices:
-        yield "\n".join(f"note: {printable(notice)}" for notice in found.outcome.notices)
+        yield "\n".join(f"note: {printable(notice)}" for notice in _gathered(found))
     for place, finding in enumerate(shown):
         yield _finding_text(finding, "first divergence" if place == 0 else "divergence")
     if evidence is not None:
@@ -69,6 +69,16 @@ def _head(found: ReconciledRun) -> Iterator[tuple[str, str]]:
     keys = found.keys
     yield "run", f"{found.members.run} of federation {found.members.federation}, target {found.members.target}"
     yield "roster", f"{keys.file}, digest {keys.digest}"
+
+
+def _gathered(found: ReconciledRun) -> list[str]:
+    """The notices; those that say the same of several sites in one line."""
+    sites: dict[str, list[str]] = {}
+    for notice in found.outcome.notices:
+        site, colon, text = notice.partition(": ")
+        of_site = bool(colon) and site in found.members.keys
+        sites.setdefault(text if of_site else notice, []).extend([site] if of_site else [])
+    return [f"{', '.join(names)}: {text}" if names else text for text, names in sites.items()]
 
 
 def _log_row(log: PartyLog) -> tuple[str, ...]:
