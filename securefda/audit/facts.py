@@ -18,7 +18,7 @@ MAX_ITEMS: Final = 1024
 
 Facts = Mapping[str, int | str | list[int] | list[str]]
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _ORIGIN = re.compile(r"[!-~]{1,255}")
 _DECIMAL = re.compile(r"[0-9][0-9.e+-]{0,31}")
 

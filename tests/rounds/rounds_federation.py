@@ -22,12 +22,15 @@ from securefda.adaptation import Strategy
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.policy import SourcePolicy, check_header, check_metadata, default_policy
 from securefda.rounds.attempts import Send
+from securefda.rounds.composition import Member, witness_of
+from securefda.rounds.journal import Opening
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.site import SiteTrainer
 from securefda.rounds.source import Permits, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rounds.witness import Witness
 from securefda.secagg.messages import Header, Parcel, Signed, Signer, Visibility
 from securefda.secagg.roster import Roster, RosterEntry
 from securefda.secagg.secret import Secret
@@ -185,7 +188,9 @@ class Federation:
     def start_aggregator(self) -> None:
         """A new process of the aggregator, in the folder of the old one."""
         if hasattr(self, "store"):
+            self.run._site.witness.journal.close()
             self.store.close()
+        self.store = AggregatorStore(self.folder / "target.sqlite")
         oracle = self.settings.strategy.rule == "oracle"
         site = TargetSite(
             signer=signer(TARGET),
@@ -195,9 +200,9 @@ class Federation:
             random_bytes=os.urandom,
             clock=lambda: self.now,
             traffic=lambda: ({}, {}),
+            witness=self.witness_of(TARGET, self.store),
             unix_time=lambda: self.unix_s,
         )
-        self.store = AggregatorStore(self.folder / "target.sqlite")
         self.run = AggregatorRun(site, self.settings, self.store, self.watch)
 
     def source(
@@ -206,6 +211,7 @@ class Federation:
         """A new process of a source, in the folder of the old one."""
         old = getattr(self, "sources", {}).get(index)
         if old is not None:
+            old._site.witness.journal.close()
             self.stores[index].close()
         policy = policy or self.policy(index)
         store = SourceStore(self.folder / f"source-{index}.sqlite")
@@ -219,11 +225,18 @@ class Federation:
             permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
             trainer=trainer_of(self.n, index, hidden=hidden, **training),
             store=store,
+            witness=self.witness_of(index, store),
             random_bytes=os.urandom,
             software_version="1",
             unix_time=lambda: self.unix_s,
         )
         return SourceRounds(site, self.watch.of_source(index))
+
+    def witness_of(self, index: int, memory: AggregatorStore | SourceStore) -> Witness:
+        """A site's log, in the folder of the federation."""
+        member = Member(self.roster, self.roster.by_index(index).site_id, identity(index), wire.encode)
+        opening = Opening("1", "points", str(self.settings.strategy.rule))
+        return witness_of(self.folder / "audit" / member.site_id, member, memory, opening, lambda: self.unix_s)
 
     def policy(self, index: int, **changes: Any) -> SourcePolicy:
         """A policy that permits what the run asks for, but for ``changes``."""
@@ -245,7 +258,7 @@ class Federation:
         """Start the aggregator's run and let every source report."""
         self.post(self.run.open())
         for index in sorted(self.reached):
-            self.submit(index, self.sources[index].join())
+            self.submit(index, self.sources[index].join(self.run.run_id))
         return self
 
     def go(self, *, steps: int = 10_000) -> Federation:
@@ -292,7 +305,7 @@ class Federation:
         """The source comes back as a new process."""
         self.reached.add(index)
         self.sources[index] = self.source(index)
-        self.submit(index, self.sources[index].join())
+        self.submit(index, self.sources[index].join(self.run.run_id))
 
     def restart_aggregator(self) -> Federation:
         """The aggregator comes back as a new process, and every source notices and reports anew."""
@@ -303,6 +316,8 @@ class Federation:
         return self.open()
 
     def close(self) -> None:
+        for site in (self.run._site, *(source._site for source in self.sources.values())):
+            site.witness.journal.close()
         self.store.close()
         for store in self.stores.values():
             store.close()

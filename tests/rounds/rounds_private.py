@@ -118,6 +118,7 @@ class PrivateFederation(Federation):
 
     def start_aggregator(self) -> None:
         super().start_aggregator()
+        self.run._site.witness.journal.close()
         site = replace(
             self.run._site,
             trainer=self.trainer_of(TARGET),

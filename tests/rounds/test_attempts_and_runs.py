@@ -394,7 +394,7 @@ def test_a_source_with_another_architecture_is_turned_away_and_the_others_go_on(
 
 def test_a_join_that_its_sender_did_not_sign_is_refused(build: Callable[..., Federation]) -> None:
     federation = build(3)
-    join = federation.sources[1].join().message
+    join = federation.sources[1].join(federation.run.run_id).message
     forged = signer(3).sign(NO_SESSION, NO_CONTEXT, join.body)
     forged = replace(forged, envelope=replace(forged.envelope, sender=1))
     assert federation.run.receive(Parcel(forged)) == []
@@ -420,7 +420,7 @@ def test_who_joins_after_the_end_is_told_so(build: Callable[..., Federation]) ->
     federation.reached.discard(4)
     federation.open().go()
     federation.reached.add(4)
-    federation.submit(4, federation.sources[4].join())
+    federation.submit(4, federation.sources[4].join(federation.run.run_id))
     federation.deliver()
     federation.deliver()
     assert federation.sources[4].goodbye == Goodbye(True, 1, "")
