@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import Any, Final, Protocol, TextIO
 
+from securefda.audit.names import LogName
 from securefda.audit.reading import LogFolder
 from securefda.audit.records import DpSpent, Entry, Record
 from securefda.cli.output import ENVELOPE_VERSION, Format, aligned, print_error, printable
@@ -159,13 +161,20 @@ def what_of(entry: Entry) -> str:
         parts.append(f"{entry.decision.verdict}{f' by {entry.decision.key}' if entry.decision.key else ''}")
     if entry.dp is not None:
         parts.append(_dp_words(entry.dp))
-    parts += [f"{key} {_value(value)}" for key, value in entry.facts.items()]
+    parts += [_fact(key, value) for key, value in entry.facts.items()]
     return ", ".join(parts)
 
 
 def _dp_words(dp: DpSpent) -> str:
     how = f"{dp.steps} steps of noise {dp.noise_multiplier} at rate {dp.sampling_rate}"
     return f"epsilon {dp.epsilon} spent at delta {dp.delta}, {how}"
+
+
+def _fact(key: str, value: int | str | list[int] | list[str]) -> str:
+    if key == "origin":
+        with suppress(ValueError):
+            return f"log of {LogName.parse(str(value)).party}"
+    return f"{key} {_value(value)}"
 
 
 def _value(value: int | str | list[int] | list[str]) -> str:

@@ -199,6 +199,9 @@ def test_words_of_what_a_record_says() -> None:
     assert what_of(Entry("event", "survivors-signed", facts={"survivors": many})) == (
         "survivors site-00 site-01 site-02 site-03 and 5 more"
     )
+    head = {"origin": f"securefda/1/hearts/source-2/{RUN}", "root": "ef" * 32, "size": 17}
+    assert what_of(Entry("event", "checkpoint-cosigned", facts=head)) == "log of source-2, root efefefefefef.., size 17"
+    assert what_of(Entry("event", "checkpoint-cosigned", facts=head | {"origin": "x"})).startswith("origin x, ")
     assert what_of(Entry("event", "aborted", facts={"check": "quorum", "accused": []})) == "check quorum, accused none"
 
 
