@@ -14,7 +14,7 @@ from securefda.audit.run_findings import Mark, RunFinding, RunKind
 @dataclass(slots=True)
 class _Opened:
     began: bool = False
-    ended: bool = False
+    outcome: str = ""
     policy_due: bool = False
     policies: list[tuple[int, str]] = field(default_factory=list)
 
@@ -33,9 +33,9 @@ class Openings:
         return {"policies loaded": sum(len(log.policies) for log in self._logs.values())}
 
     @property
-    def ended(self) -> frozenset[str]:
-        """Parties whose logs say that the run is over."""
-        return frozenset(party for party, log in self._logs.items() if log.ended)
+    def completed(self) -> frozenset[str]:
+        """Parties whose logs say that the run was completed, so that others were there to the end."""
+        return frozenset(party for party, log in self._logs.items() if log.outcome == "completed")
 
     def drafts(self) -> Iterator[Draft]:
         """Logs of another roster, and sources that took part without saying under which policy."""
@@ -45,7 +45,7 @@ class Openings:
         """Changes of policies, and logs without an end."""
         for party, log in sorted(self._logs.items()):
             yield from _changes(party, log.policies)
-            if party in whole and not log.ended:
+            if party in whole and not log.outcome:
                 yield f"{party}: its log has no end: the run goes on, or was broken off"
 
     def see(self, record: Record) -> None:
@@ -62,14 +62,14 @@ class Openings:
         elif entry.type in ("run-began", "restarted"):
             self._begins(record, log)
         elif entry.type == "run-ended":
-            log.ended = True
+            log.outcome = str(entry.facts["outcome"])
         elif entry.type == "Join" and log.policy_due:
             log.policy_due = False
             what = f"{record.party} joined without a record of the policy that it started with"
             self._add("policy-not-logged", what, record)
 
     def _begins(self, record: Record, log: _Opened) -> None:
-        log.ended = False
+        log.outcome = ""
         log.policy_due = record.party != self._members.target
         if record.entry.type != "run-began":
             return

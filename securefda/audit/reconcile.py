@@ -44,6 +44,8 @@ class PartyLog:
         records: begins to read its records, in order.
         size: how many it had when the first of all logs was looked at.
         folder: where it lies, for the words of findings.
+        is_unsigned: whether neither the log nor anybody else has a checkpoint of it, as where a site fails at once; the
+            log is not used then.
     """
 
     party: str
@@ -51,11 +53,14 @@ class PartyLog:
     records: Callable[[], Iterator[Record]] = field(repr=False)
     size: int
     folder: str = ""
+    is_unsigned: bool = False
 
     @property
     def bound(self) -> int | None:
         """How many of its records can be used; None for all."""
         finding = self.verification.finding
+        if self.is_unsigned:
+            return 0
         return None if finding is None or finding.kind == "missing-cosignature" else finding.index
 
     @property
@@ -154,7 +159,7 @@ def reconcile(logs: Sequence[PartyLog], members: Members, statements: Statements
     for record in reading:
         checks.see(record)
     whole = frozenset(log.party for log in logs if log.is_whole and log.party not in reading.broken)
-    drafts = [*_alone(logs, reading.broken, checks.openings.ended), *checks.drafts(whole)]
+    drafts = [*_alone(logs, reading.broken, checks.openings.completed), *checks.drafts(whole)]
     wanted = {digest for draft in drafts for digest in draft.evidence}
     findings = settle(drafts, statements.find(wanted) if wanted else {}, members)
     counts = {"logs": len(logs), "records": reading.count} | checks.counts | {"findings": len(findings)}
@@ -162,11 +167,13 @@ def reconcile(logs: Sequence[PartyLog], members: Members, statements: Statements
     return Reconciliation(tuple(findings), tuple(notices), counts)
 
 
-def _alone(logs: Sequence[PartyLog], broken: dict[str, str], ended: Collection[str]) -> Iterator[Draft]:
-    """Logs that fail by themselves. Cosignatures are missing for certain where the run has ended, see `_notices`."""
+def _alone(logs: Sequence[PartyLog], broken: dict[str, str], completed: Collection[str]) -> Iterator[Draft]:
+    """Logs that fail by themselves. What an honest crash leaves is for `_notices`."""
     for log in logs:
         found = log.verification.finding
-        if found is not None and (found.kind != "missing-cosignature" or log.party in ended):
+        if log.is_unsigned:
+            continue
+        if found is not None and (found.kind != "missing-cosignature" or log.party in completed):
             what = f"the log of {log.party}: {found.kind}, {found.what}"
             yield Draft(_of_log(log, "forked-log" if found.kind == "forked" else "unverified-log", what, found.index))
         elif log.party in broken:
@@ -192,7 +199,10 @@ def _notices(logs: Sequence[PartyLog], members: Members, checks: _Checks, whole:
         yield f"{party} is not in the roster; {count} records are of messages with it"
     for log in logs:
         found = log.verification.finding
-        if found is not None and found.kind == "missing-cosignature" and log.party not in checks.openings.ended:
+        if log.is_unsigned:
+            yield f"{log.party}: nobody has a checkpoint of its log, so nothing is proved of it and it was not read"
+            continue
+        if found is not None and found.kind == "missing-cosignature" and log.party not in checks.openings.completed:
             yield f"{log.party}: {found.what}; whoever has its key could have made what follows record {found.index}"
         yield from (f"{log.party}: {note}" for note in log.verification.notes)
         if log.party not in whole:

@@ -152,7 +152,15 @@ def _verified(log: LogFolder, members: Members, spine: Spine) -> PartyLog:
             known=known,
             progress=progress,
         )
-    return PartyLog(log.party, verification, log.records, verification.size, str(log.folder))
+    unsigned = not known and _has_no_checkpoint(log)
+    return PartyLog(log.party, verification, log.records, verification.size, str(log.folder), unsigned)
+
+
+def _has_no_checkpoint(log: LogFolder) -> bool:
+    try:
+        return log.head() is None and not log.heads()
+    except AuditError:
+        return False
 
 
 def _of_messages(statements: KeptStatements) -> list[str]:

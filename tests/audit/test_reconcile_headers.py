@@ -194,3 +194,26 @@ def test_the_order_of_findings_is_that_of_the_protocol(tmp_path: Path) -> None:
     findings = read_together(lie.write()).findings
 
     assert [(one.round, one.kind) for one in findings] == [(2, "never-sent"), (3, "broken-chain")]
+
+
+def without_cosignatures(folder: Path, site: str) -> None:
+    for file in (folder_of(folder, site) / "checkpoint", *(folder_of(folder, site) / "checkpoints").iterdir()):
+        note = notes.Note.parse(file.read_bytes())
+        file.write_bytes(notes.Note(note.text, note.signatures[:1]).to_bytes())
+
+
+@pytest.mark.parametrize(("outcome", "kinds"), [("completed", ["unverified-log"]), ("failed", [])])
+def test_a_log_that_nobody_cosigned_is_a_finding_where_the_run_was_completed(
+    outcome: str, kinds: list[str], tmp_path: Path
+) -> None:
+    class Ends(Run):
+        def alter_event(self, site: str, kind: str, number: int, facts: dict[str, Any]) -> dict[str, Any] | None:
+            return facts | {"outcome": outcome} if kind == "run-ended" else facts
+
+    Ends(tmp_path).write()
+    without_cosignatures(tmp_path, A)
+
+    found = read_together(tmp_path)
+
+    assert [one.kind for one in found.findings] == kinds
+    assert any("whoever has its key" in notice for notice in found.notices) != bool(kinds)
