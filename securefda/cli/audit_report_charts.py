@@ -40,8 +40,10 @@ def epsilon_chart(sources: Sources) -> Chart | None:
     return Chart("Epsilon over the rounds", caption, lines_figure(lines, "epsilon", "epsilon"))
 
 
-def epsilon_table(sources: Sources) -> Table:
-    """What each site's rows had cost at the end, against the limit."""
+def epsilon_table(sources: Sources) -> Table | None:
+    """What each site's rows had cost at the end, against the limit; None where no log has a charge."""
+    if not any(party.epsilons for party in sources.tables):
+        return None
     rows = [_epsilon_row(sources, log) for log in sources.logs if not log.is_copy]
     columns = (
         ("site", "text"),
@@ -58,8 +60,8 @@ def epsilon_table(sources: Sources) -> Table:
 def epsilon_limit(sources: Sources, party: str) -> float:
     """What the policy, or the target's settings, permit to spend; 0 where nothing here says."""
     for log in sources.logs:
-        if log.party == party and log.policy.epsilon:
-            return log.policy.epsilon
+        if log.party == party and log.policy.policy is not None:
+            return log.policy.policy.dp.target_epsilon
     summary = sources.record.summary if sources.record is not None else None
     spent = (summary or {}).get("target_privacy")
     limit = spent.get("limit") if isinstance(spent, Mapping) and sources.keys.roles.get(party) == "target" else None
@@ -94,7 +96,7 @@ def energy_table(sources: Sources) -> Table | None:
         for party in sources.tables
         if party.caps
     ]
-    headings = ("rounds with caps", "layers in them", "scaled down", "left out")
+    headings = ("rounds with caps", "layers in them", "scaled down", "reduced to nothing")
     columns = (("site", "text"), *((heading, "number") for heading in headings))
     caption = "What the energy rule did to each source's part, as its own log says"
     return Table("caps", caption, columns, tuple(rows)) if rows else None
@@ -168,7 +170,7 @@ def _epsilon_row(sources: Sources, log: LogState) -> tuple[Cell, ...]:
 def _limit_text(log: LogState, limit: float) -> str:
     if not limit:
         return "not known here"
-    return f"{limit:g} ({'its policy' if log.policy.epsilon else 'the run folder'})"
+    return f"{limit:g} ({'its policy' if log.policy.policy is not None else 'the run folder'})"
 
 
 def _texts(*cells: str) -> tuple[Cell, ...]:

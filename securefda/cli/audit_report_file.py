@@ -7,8 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from securefda.audit.reading import looks_like_log
-from securefda.cli.audit_report_comparison import Comparison, compare
+from securefda.audit.reading import NoLog, looks_like_log
 from securefda.cli.audit_report_page import render_page
 from securefda.cli.audit_report_sources import LogState, Sources, read_sources
 from securefda.cli.audit_report_words import count_of, verification_text
@@ -31,7 +30,6 @@ class Written:
 
     page: Path
     sources: Sources
-    comparison: Comparison
 
 
 def write_audit_page(folder: Path, out: Path | None, run: str, roster: Path | None, made: datetime) -> Written:
@@ -49,18 +47,19 @@ def write_audit_page(folder: Path, out: Path | None, run: str, roster: Path | No
         ConfigError, CertificateError: there is no roster, or an option does not fit.
         SecureFdaError: the page cannot be written.
     """
+    if not folder.is_dir():
+        raise NoLog(folder, "is no folder", hint="name a run folder, a kit, or a folder with logs in it")
     page = out or (Path(_PAGE) if looks_like_log(folder) else folder / _PAGE)
     if page.is_dir() or not page.parent.is_dir():
         raise ConfigError("--out", f"{page} is {'a folder' if page.is_dir() else 'in no folder that is there'}")
     sources = read_sources(folder, run, roster)
-    comparison = compare(sources, roster)
-    replace_file(page, render_page(sources, comparison, made).encode("utf-8"))
-    return Written(page, sources, comparison)
+    replace_file(page, render_page(sources, made).encode("utf-8"))
+    return Written(page, sources)
 
 
 def print_written(output: Format, written: Written) -> int:
     """Print what was written, and return the exit code: 13 where anything is wrong with the logs."""
-    sources, comparison = written.sources, written.comparison
+    sources, comparison = written.sources, written.sources.comparison
     data = {
         "page": str(written.page),
         "run": sources.run,
@@ -72,19 +71,19 @@ def print_written(output: Format, written: Written) -> int:
         "compared": comparison.done,
         "findings": list(comparison.findings),
     }
-    wrong = _wrong(sources, comparison)
+    wrong = [*_wrong_logs(sources), *comparison.findings[:1]]
     if not wrong:
-        print_result(output, data, f"{written.page}\n{_summary(sources, comparison)}")
+        print_result(output, data, f"{written.page}\n{_summary(sources)}")
         return 0
-    more = f"; {count_of(len(wrong) - 1, 'more finding')}" if len(wrong) > 1 else ""
+    others = len(_wrong_logs(sources)) + comparison.total - 1
+    more = f"; {count_of(others, 'more finding')}" if others else ""
     error = AuditPageFinding(f"{wrong[0]}{more}", hint=f"{written.page} was written and says what is wrong")
     return print_error(error, as_json=output is Format.JSON, data=data)
 
 
-def _wrong(sources: Sources, comparison: Comparison) -> list[str]:
+def _wrong_logs(sources: Sources) -> list[str]:
     logs = [f"audit log of {log.party}: {_state(log)}" for log in sources.logs if not log.is_sound]
-    folders = [f"audit log {folder}: {why}" for folder, why in sources.unreadable.items()]
-    return [*logs, *folders, *comparison.findings]
+    return [*logs, *(f"audit log {folder}: {why}" for folder, why in sources.unreadable.items())]
 
 
 def _state(log: LogState) -> str:
@@ -108,7 +107,7 @@ def _log_data(log: LogState) -> dict[str, Any]:
     }
 
 
-def _summary(sources: Sources, comparison: Comparison) -> str:
-    compared = "held against each other" if comparison.done else "not held against each other"
+def _summary(sources: Sources) -> str:
+    compared = "held against each other" if sources.comparison.done else "not held against each other"
     missing = f"; {count_of(len(sources.missing), 'site')} without a log here" if sources.missing else ""
     return f"{count_of(len(sources.logs), 'log')} verified, {compared}{missing}"

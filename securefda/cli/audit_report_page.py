@@ -19,12 +19,13 @@ from securefda.cli.audit_report_sections import (
     matrix_table,
     policies,
     rounds_table,
+    shows_target,
     shows_update,
     sites_table,
     timeline_table,
 )
 from securefda.cli.audit_report_sources import Sources
-from securefda.cli.audit_report_words import count_of, moment_text, names, span_text
+from securefda.cli.audit_report_words import OF_HEADERS, count_of, moment_text, names, span_text
 
 _TEMPLATE = "audit.html.j2"
 _WHERE_FROM: Final = {
@@ -42,12 +43,11 @@ class Said:
     care: bool
 
 
-def render_page(sources: Sources, comparison: Comparison, made: datetime) -> str:
+def render_page(sources: Sources, made: datetime) -> str:
     """Return the page. It loads nothing and runs nothing: its own policy (CSP) forbids it.
 
     Args:
         sources: what it is made from.
-        comparison: of the logs with each other.
         made: now, with a time zone.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -65,7 +65,7 @@ def render_page(sources: Sources, comparison: Comparison, made: datetime) -> str
         run=sources.run,
         federation=sources.keys.federation,
         period=_period(sources),
-        verdicts=list(verdicts(sources, comparison)),
+        verdicts=list(verdicts(sources)),
         tiles=_tiles(sources),
         warnings=[f"{line[:1].upper()}{line[1:]}." for line in sources.keys.warnings],
         sites=sites_table(sources),
@@ -86,17 +86,18 @@ def render_page(sources: Sources, comparison: Comparison, made: datetime) -> str
         traffic=bytes_table(sources.tables),
         incidents=incidents_table(sources),
         logs=logs_table(sources),
-        comparison=comparison,
+        comparison=sources.comparison,
         left_out=_left_out(sources),
         facts=_facts(sources, made),
     )
 
 
-def verdicts(sources: Sources, comparison: Comparison) -> Iterator[Said]:
+def verdicts(sources: Sources) -> Iterator[Said]:
     """What the page comes to, one sentence or two each."""
     yield _about_logs(sources)
-    yield _about_comparison(comparison)
+    yield _about_comparison(sources.comparison)
     yield _about_updates(sources)
+    yield from _about_target(sources)
     yield _about_incidents(sources)
     yield _about_noise(sources)
 
@@ -131,39 +132,43 @@ def _verify(count: int) -> str:
 
 
 def _about_comparison(comparison: Comparison) -> Said:
-    if not comparison.done:
-        return Said("The logs were not held against each other: " + " ".join(comparison.unchecked), care=True)
     if comparison.findings:
-        return Said(
-            f"Held against each other, the logs contradict: {count_of(len(comparison.findings), 'finding')}, the first "
-            f"of them: {comparison.findings[0]}",
-            care=True,
-        )
-    limits = " Not everything could be compared, see below." if comparison.unchecked else ""
-    return Said(f"Held against each other, the logs agree.{limits}", bool(comparison.unchecked))
+        count = count_of(comparison.total, "finding")
+        text = f"Held against each other and the rules, the logs do not agree: {count}, the first of them: "
+        return Said(text + comparison.findings[0], care=True)
+    if not comparison.done:
+        return Said(f"The logs were not held against each other. {' '.join(comparison.notices[:1])}", care=True)
+    if comparison.notices:
+        return Said("Held against each other, the logs agree; not all could be judged, see Verification.", care=True)
+    return Said("Held against each other, the logs agree.", care=False)
 
 
 def _about_updates(sources: Sources) -> Said:
     flows = all_flows(sources.tables)
-    bare = sorted({flow.discloser for flow in flows if shows_update(flow)})
+    bare = [flow for flow in flows if shows_update(flow) and not shows_target(flow)]
     summed = [flow for flow in flows if flow.level != "individual" and flow.what == "update"]
     parts = []
     if bare:
-        count = sum(flow.messages for flow in flows if shows_update(flow))
-        parts.append(f"In clear: {count_of(count, 'message')} with an update, from {names(bare)}.")
+        count = count_of(sum(flow.messages for flow in bare), "update")
+        parts.append(f"{count} left in clear, of {names(sorted({flow.discloser for flow in bare}))}.")
     if summed:
         fewest = min(flow.fewest for flow in summed)
-        parts.append(
-            f"{count_of(sum(flow.messages for flow in summed), 'update')} left only under masks, as a term of sums "
-            f"over at least {count_of(fewest, 'source')}."
-        )
-    if not flows:
-        parts.append("No log here has a disclosure of its own site.")
-    elif not bare and not summed:
-        parts.append("No update is recorded as disclosed.")
+        count = count_of(sum(flow.messages for flow in summed), "update")
+        parts.append(f"{count} left only under masks, in sums over at least {count_of(fewest, 'source')}.")
+    if not bare and not summed:
+        parts.append("No update of a source is recorded as disclosed by a log that is here.")
     if unreported(sources.tables):
         parts.append("Releases of sites without a log here were received; at which level, only their own logs say.")
     return Said(" ".join(parts), bool(bare or unreported(sources.tables)))
+
+
+def _about_target(sources: Sources) -> Iterator[Said]:
+    """Of the target's own update, where it was sent."""
+    told = [flow for flow in all_flows(sources.tables) if shows_target(flow)]
+    if told:
+        count = count_of(sum(flow.messages for flow in told), "message")
+        whom = names(sorted({flow.receiver for flow in told}))
+        yield Said(f"The target's own update g_T went in clear to {whom}, in {count}.", care=True)
 
 
 def _about_incidents(sources: Sources) -> Said:
@@ -210,13 +215,13 @@ def _tiles(sources: Sources) -> list[tuple[str, str]]:
     sound = len({log.party for log in sources.logs if log.is_sound})
     rounds = len({span.round for party in sources.tables for span in party.spans})
     flows = all_flows(sources.tables)
-    bare = sum(flow.messages for flow in flows if shows_update(flow))
+    bare = sum(flow.messages for flow in flows if shows_update(flow) and not shows_target(flow))
     masked = sum(flow.messages for flow in flows if flow.level != "individual" and flow.what == "update")
     return [
         (f"{sound} of {len(sources.keys.roles)}", "sites whose log is here and verifies"),
         (f"{rounds:,}", "rounds in these logs"),
         (f"{masked:,}", "updates that left inside sums"),
-        (f"{bare:,}", "messages with an update in clear"),
+        (f"{bare:,}", "updates of sources in clear"),
         (f"{sum(_incident_counts(sources).values()):,}", "alarms, aborts and refusals"),
     ]
 
@@ -241,7 +246,7 @@ def _left_out(sources: Sources) -> list[str]:
 
 def _facts(sources: Sources, made: datetime) -> list[tuple[str, str]]:
     began = [dict(mark.detail) for party in sources.tables for mark in party.milestones if mark.kind == "run-began"]
-    said = {key: sorted({facts[key] for facts in began}) for key in ("task", "strategy", "release")}
+    said = {key: sorted({facts[key] for facts in began} - {OF_HEADERS}) for key in ("task", "strategy", "release")}
     keys = sources.keys
     return [
         ("Run", sources.run),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from securefda.audit.disclosures import Flow, Incident, PartyTables
 from securefda.audit.overview import alike, all_flows, round_groups, shortened, timeline, unreported
@@ -19,6 +19,7 @@ from securefda.cli.audit_report_words import (
     level_text,
     names,
     rounds_text,
+    span_lines,
     span_text,
     time_text,
     updates_text,
@@ -27,6 +28,9 @@ from securefda.cli.audit_report_words import (
     witnesses_text,
 )
 from securefda.cli.report import human_bytes
+
+if TYPE_CHECKING:
+    from securefda.policy import Explanation, SourcePolicy
 
 MOST_MATRIX_SITES: Final = 12
 MOST_FLOW_ROWS: Final = 80
@@ -80,12 +84,12 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteWords:
-    """A site's policy in words, for a part that can be opened."""
+class PolicyWords:
+    """A policy in words, for a part that can be opened; said of the first of the sites that have it."""
 
-    site: str
+    sites: tuple[str, ...]
     summary: str
-    parts: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
+    parts: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def sites_table(sources: Sources) -> Table:
@@ -100,24 +104,22 @@ def sites_table(sources: Sources) -> Table:
     return Table("sites", caption, columns, tuple(rows))
 
 
-def policies(sources: Sources) -> tuple[tuple[SiteWords, ...], int]:
-    """Policies that are known in words, and of how many more only the numbers would be."""
-    known = [(log.party, log.policy.words) for log in sources.logs if log.policy.words is not None]
-    words = tuple(
-        SiteWords(
-            site,
-            found.summary,
-            (
-                ("The aggregator can learn", found.learns),
-                ("It cannot learn", found.does_not_learn),
-                ("What noise bounds", found.budget),
-                ("What it costs the target", found.target_pays),
-                ("What this rests on", found.assumes),
-            ),
-        )
-        for site, found in known[:MOST_EXPLAINED]
-    )
-    return words, max(0, len(known) - MOST_EXPLAINED)
+def policies(sources: Sources) -> tuple[tuple[PolicyWords, ...], int]:
+    """The policies that are known, those of the same numbers once, and how many more there are."""
+    from securefda.policy import explain
+
+    sites: list[tuple[SourcePolicy, list[str]]] = []
+    for log in sources.logs:
+        if log.policy.policy is None:
+            continue
+        same = next((names for policy, names in sites if policy == log.policy.policy), None)
+        if same is None:
+            sites.append((log.policy.policy, [log.party]))
+        elif log.party not in same:
+            same.append(log.party)
+    count = sum(role == "source" for role in sources.keys.roles.values())
+    words = tuple(_in_words(explain(policy, who[0], count), tuple(who)) for policy, who in sites[:MOST_EXPLAINED])
+    return words, max(0, len(sites) - MOST_EXPLAINED)
 
 
 def matrix_table(sources: Sources) -> Table | None:
@@ -200,7 +202,7 @@ def timeline_table(sources: Sources) -> Table:
         care = moment.kind in ("alarm", "aborted")
         rows.append(
             _row(
-                span_text(moment.time, moment.until),
+                Cell.of(*span_lines(moment.time, moment.until)),
                 Cell.of(event_text(moment, updates), care=care),
                 _who(moment.parties, sources),
             )
@@ -258,8 +260,24 @@ def logs_table(sources: Sources) -> Table:
 
 
 def shows_update(flow: Flow) -> bool:
-    """Whether the receiver could read a single site's update."""
+    """Whether the receiver could read a single site's update; what this release has no word for counts as one."""
     return flow.level == "individual" and _is_update(flow.what)
+
+
+def shows_target(flow: Flow) -> bool:
+    """Whether it is the target's own update."""
+    return flow.what == "model-and-target-update"
+
+
+def _in_words(found: Explanation, sites: tuple[str, ...]) -> PolicyWords:
+    parts = (
+        ("The aggregator can learn", found.learns),
+        ("It cannot learn", found.does_not_learn),
+        ("What noise bounds", found.budget),
+        ("What it costs the target", found.target_pays),
+        ("What this rests on", found.assumes),
+    )
+    return PolicyWords(sites, found.summary, parts)
 
 
 def _is_update(what: str) -> bool:

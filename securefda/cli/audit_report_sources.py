@@ -19,10 +19,11 @@ from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
 from securefda.cli.audit_keys import Keys, keys_of, roster_named
 from securefda.cli.audit_progress import verification_progress
+from securefda.cli.audit_report_comparison import Comparison, compare
 from securefda.errors import ConfigError, SecureFdaError
 
 if TYPE_CHECKING:
-    from securefda.policy import Explanation
+    from securefda.policy import SourcePolicy
     from securefda.rounds.run_folder import RunRecord
 
 _POLICY_FILE: Final = "policy.toml"
@@ -35,15 +36,12 @@ class PolicyFound:
 
     Attributes:
         loaded: their SHA-256 in hex, in order, none twice in a row.
-        words: the last of them in words; None where its file is not beside the log.
-        epsilon, delta: what it permits to spend; 0 where it is not known.
-        why_not: why there are no words, one line.
+        policy: the last of them; None where its file is not beside the log.
+        why_not: why not, one line.
     """
 
     loaded: tuple[str, ...] = ()
-    words: Explanation | None = None
-    epsilon: float = 0.0
-    delta: float = 0.0
+    policy: SourcePolicy | None = None
     why_not: str = ""
 
 
@@ -85,6 +83,7 @@ class Sources:
         keys: roster, and where it is from.
         logs: of the run, in roster order.
         unreadable: folder below ``root`` -> why it is no log that can be read.
+        comparison: of the logs with each other.
         record: the target's run folder; None where ``root`` is none, or one of another run.
         record_problem: why not, where it looks like one; one line.
     """
@@ -94,6 +93,7 @@ class Sources:
     keys: Keys
     logs: tuple[LogState, ...]
     unreadable: Mapping[str, str]
+    comparison: Comparison
     record: RunRecord | None
     record_problem: str
 
@@ -131,11 +131,12 @@ def read_sources(root: Path, run: str = "", roster: Path | None = None) -> Sourc
     run = _the_run(root, found, run, unreadable)
     logs = [log for log in found if log.run == run]
     keys = _the_keys(logs, roster)
-    states = [_state(root, log, keys) for log in logs]
+    comparison = compare(root, run, roster)
+    states = [_state(root, log, keys, comparison.verified or {}) for log in logs]
     order = {site: place for place, site in enumerate(keys.roles)}
     marked = _mark_copies(sorted(states, key=lambda state: (order.get(state.party, len(order)), state.folder)))
     record, problem = _run_record(root, run)
-    return Sources(root, run, keys, tuple(marked), unreadable, record, problem)
+    return Sources(root, run, keys, tuple(marked), unreadable, comparison, record, problem)
 
 
 def _open_all(root: Path) -> tuple[list[LogFolder], dict[str, str]]:
@@ -173,22 +174,25 @@ def _the_keys(logs: Sequence[LogFolder], roster: Path | None) -> Keys:
     return min(candidates, key=lambda keys: _TRUST[keys.where_from])
 
 
-def _state(root: Path, log: LogFolder, keys: Keys) -> LogState:
+def _state(root: Path, log: LogFolder, keys: Keys, verified: Mapping[Path, Verification]) -> LogState:
     folder, nothing = _below(root, log.folder), read_party(log.party, ())
     if log.party not in keys.public:
         return LogState(folder, log.party, None, f"{log.party} is no site of the roster", nothing)
-    verification = _verify(log, keys)
+    live = being_written(log.folder)
+    verification = None if live else verified.get(log.folder)
+    if verification is None:
+        verification = _verify(log, keys, live=live)
     problem = keys.disagreement(roster_named(log)) or ""
     try:
         tables = read_party(log.party, _vouched_for(log, verification))
     except AuditError as error:
         return LogState(folder, log.party, verification, problem or error.what, nothing)
-    return LogState(folder, log.party, verification, problem, tables, _policy(log.folder, tables, keys))
+    return LogState(folder, log.party, verification, problem, tables, _policy(log.folder, tables))
 
 
-def _verify(log: LogFolder, keys: Keys) -> Verification:
+def _verify(log: LogFolder, keys: Keys, *, live: bool) -> Verification:
     """As ``securefda audit verify`` does it: somebody else must have cosigned a log that nobody writes any more."""
-    needed = 0 if being_written(log.folder) else min(1, len(keys.public) - 1)
+    needed = 0 if live else min(1, len(keys.public) - 1)
     name = LogName(keys.federation, log.party, log.run)
     with verification_progress(log.party) as progress:
         return verify_log(log.folder, name, keys.public, witnesses_needed=needed, progress=progress)
@@ -211,7 +215,7 @@ def _mark_copies(states: Sequence[LogState]) -> Iterator[LogState]:
         yield state if best[state.party] is state else replace(state, is_copy=True, tables=read_party(state.party, ()))
 
 
-def _policy(folder: Path, tables: PartyTables, keys: Keys) -> PolicyFound:
+def _policy(folder: Path, tables: PartyTables) -> PolicyFound:
     """The policy file in the kit around a log, if it is the very one that the log says was loaded last."""
     loaded: list[str] = []
     for mark in tables.milestones:
@@ -223,23 +227,19 @@ def _policy(folder: Path, tables: PartyTables, keys: Keys) -> PolicyFound:
     if not file.exists():
         return PolicyFound(tuple(loaded), why_not="its file is not beside the log")
     try:
-        return _in_words(file, tables.party, tuple(loaded), keys)
+        return _policy_in(file, tuple(loaded))
     except ConfigError as error:
         return PolicyFound(tuple(loaded), why_not=f"its file cannot be used: {error.why}")
 
 
-def _in_words(file: Path, site: str, loaded: tuple[str, ...], keys: Keys) -> PolicyFound:
+def _policy_in(file: Path, loaded: tuple[str, ...]) -> PolicyFound:
     from securefda.federation.files import read_file
-    from securefda.policy import explain
     from securefda.policy.model import parse_policy
 
     data = read_file(file).data
     if hashlib.sha256(data).hexdigest() != loaded[-1]:
         return PolicyFound(loaded, why_not=f"the {_POLICY_FILE} beside the log is another one by now")
-    policy = parse_policy(data, file)
-    sources = sum(role == "source" for role in keys.roles.values())
-    words = explain(policy, site, sources)
-    return PolicyFound(loaded, words, policy.dp.target_epsilon, policy.dp.target_delta)
+    return PolicyFound(loaded, parse_policy(data, file))
 
 
 def _run_record(root: Path, run: str) -> tuple[RunRecord | None, str]:

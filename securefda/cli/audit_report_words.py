@@ -19,6 +19,8 @@ _WHAT: Final[Mapping[str, str]] = {
     "model-and-target-update": "the model and the target's own update g_T",
 }
 _SHORT: Final[Mapping[str, str]] = {"energy-row": "energies", "model-and-target-update": "model and g_T"}
+OF_HEADERS: Final = "the-headers"
+"""What a source's log has in place of a strategy: it does what the headers say."""
 _KINDS: Final[Mapping[str, str]] = {
     "alarm": "alarm",
     "aborted": "abort",
@@ -60,11 +62,17 @@ def time_text(time: str) -> str:
     return f"{time[:10]} {time[11:19]}"
 
 
+def span_lines(first: str, last: str) -> tuple[str, ...]:
+    """From when, and until when if that is another second; the day once where it is one."""
+    begin, end = time_text(first), time_text(last)
+    if begin == end:
+        return (begin,)
+    return begin, f"to {end[11:] if begin[:10] == end[:10] else end}"
+
+
 def span_text(first: str, last: str) -> str:
-    """From when until when, to the second, the day once where it is one."""
-    if time_text(first) == time_text(last):
-        return time_text(first)
-    return f"{time_text(first)} to {time_text(last)[11 if first[:10] == last[:10] else 0 :]}"
+    """The same on one line."""
+    return " ".join(span_lines(first, last))
 
 
 def moment_text(moment: datetime) -> str:
@@ -147,7 +155,8 @@ def event_text(moment: Moment, updates: str = "") -> str:
             attempts = f", {moment.count} attempts" if moment.count > 1 else ""
             return f"Round {moment.round}{attempts}{f': {updates}' if updates else ''}."
         case "run-began":
-            return f"The run began: task {said['task']}, strategy {said['strategy']}, release {said['release']}."
+            strategy = "" if said["strategy"] == OF_HEADERS else f", strategy {said['strategy']}"
+            return f"The run began: task {said['task']}{strategy}, release {said['release']}."
         case "run-ended":
             return f"The run ended: {said['outcome']}, {count_of(int(said['rounds']), 'round')}."
         case "policy-loaded":
