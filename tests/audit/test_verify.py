@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from forged_logs import log_files
 from log_builder import (
     KEYS,
     LARGE,
@@ -27,11 +27,9 @@ from log_builder import (
     verify,
     witness_key,
 )
-from mutations import EVERYWHERE, Bench, Mutation
 
-from securefda.audit.merkle import leaf_hash
-from securefda.audit.notes import Checkpoint, Note, NoteKey, cosign, sign
-from securefda.audit.tiles import Levels, pack, unpack
+from securefda.audit.notes import Note, NoteKey, cosign, sign
+from securefda.audit.tiles import pack, unpack
 from securefda.audit.verify import verify_log
 
 
@@ -88,45 +86,6 @@ def test_verification_changes_nothing(small: Path) -> None:
     assert files(small) == before
 
 
-def test_every_mutation_of_a_small_log_is_found_with_its_kind_and_first_index(
-    folders: dict[tuple[int, ...], Path],
-) -> None:
-    bench, rng = Bench(folders[SMALL], NAME), random.Random(6)
-
-    count = check_all(
-        bench, [change for index in range(20) for make in EVERYWHERE for change in make(bench, index, rng)]
-    )
-
-    assert count > 400
-    assert verify(folders[SMALL]).finding is None
-
-
-def test_mutations_of_a_log_with_several_tiles_are_found_with_their_kind_and_first_index(
-    folders: dict[tuple[int, ...], Path],
-) -> None:
-    bench, rng = Bench(folders[LARGE], NAME), random.Random(7)
-    places = [0, 1, 99, 100, 254, 255, 256, 257, 298, 299]
-
-    assert (
-        check_all(bench, [change for index in places for make in EVERYWHERE for change in make(bench, index, rng)])
-        > 150
-    )
-    assert verify(folders[LARGE]).finding is None
-
-
-def everywhere(bench: Bench, places: Iterable[int], rng: random.Random) -> list[Mutation]:
-    return [change for index in places for make in EVERYWHERE for change in make(bench, index, rng)]
-
-
-def check_all(bench: Bench, changes: list[Mutation]) -> int:
-    real = [change for change in changes if change.files]
-    for change in real:
-        result = bench.verify(change)
-        assert result.finding is not None, change.what
-        assert (result.finding.kind, result.finding.index) == (change.kind, change.index), (change.what, result.finding)
-    return len(real)
-
-
 def test_log_of_another_run_or_party_is_not_taken_for_this_one(small: Path) -> None:
     assert found(verify(small, name=replace(NAME, run="run-2"))) == ("replayed", 0, False)
     assert found(verify(small, name=replace(NAME, party="site-b"))) == ("wrong-party", 0, False)
@@ -159,22 +118,9 @@ def test_record_that_was_signed_though_it_should_not_be_is_found(
 def sign_again(folder: Path, entries: list[bytes], sizes: tuple[int, ...]) -> None:
     """Write a log of these records, whatever they are, as the party's own program would sign it."""
     shutil.rmtree(folder)
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "tail").write_bytes(b"".join(map(pack, entries)))
-    for size in sizes:
-        levels = Levels()
-        for raw in entries[:size]:
-            levels.append(leaf_hash(raw))
-        for tile in levels.partials():
-            (folder / tile.path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / tile.path).write_bytes(tile.hashes)
-        bundle = folder / f"tile/entries/000.p/{size}"
-        bundle.parent.mkdir(parents=True, exist_ok=True)
-        bundle.write_bytes(b"".join(map(pack, entries[:size])))
-        text = Checkpoint(NAME.origin, size, levels.root()).to_text()
-        note = Note(text, (sign(text, NAME.origin, KEYS["site-a"]),)).to_bytes()
-        (folder / f"checkpoints/{size:016d}").write_bytes(note)
-        (folder / "checkpoint").write_bytes(note)
+    for path, data in log_files(entries, sizes, witnesses=()).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 50])

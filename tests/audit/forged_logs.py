@@ -1,0 +1,57 @@
+"""A log's files made in memory of any records, as whoever has the party's key can make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from log_builder import KEYS, NAME, WITNESSES, witness_key
+
+from securefda.audit.merkle import leaf_hash
+from securefda.audit.names import LogName
+from securefda.audit.notes import Checkpoint, Note, cosign, sign
+from securefda.audit.tiles import HEIGHT, WIDTH, Levels, bundle_path, pack, partials_path
+
+TIME = 1_800_000_000
+
+
+def signed_note(
+    size: int, root: bytes, name: LogName = NAME, witnesses: Sequence[str] = WITNESSES, *, by: str = ""
+) -> Note:
+    """A checkpoint with its cosignatures; ``by`` another party's key where one is named."""
+    text = Checkpoint(name.origin, size, root).to_text()
+    note = Note(text, (sign(text, name.origin, KEYS[by or name.party]),))
+    for party in witnesses:
+        note = note.signed(cosign(text, witness_key(party, name.federation).name, KEYS[party], TIME))
+    return note
+
+
+def log_files(
+    entries: Sequence[bytes],
+    sizes: Sequence[int],
+    name: LogName = NAME,
+    witnesses: Sequence[str] = WITNESSES,
+) -> dict[str, bytes]:
+    """The files that the writer leaves which appended these entries and signed at these sizes, but for its lock."""
+    files: dict[str, bytes] = {}
+    levels = Levels()
+    for size in range(len(entries) + 1):
+        for tile in levels.append(leaf_hash(entries[size - 1])) if size else []:
+            files[tile.path] = tile.hashes
+            _drop(files, tile.path)
+            if tile.level == 0:
+                files[bundle_path(tile.index)] = b"".join(map(pack, entries[size - WIDTH : size]))
+                _drop(files, bundle_path(tile.index))
+        if size in sizes:
+            files |= {tile.path: tile.hashes for tile in levels.partials()}
+            if size % WIDTH:
+                last = entries[size // WIDTH * WIDTH : size]
+                files[bundle_path(size >> HEIGHT, size % WIDTH)] = b"".join(map(pack, last))
+            note = signed_note(size, levels.root(), name, witnesses).to_bytes()
+            files |= {f"checkpoints/{size:016d}": note, "checkpoint": note}
+    files["tail"] = b"".join(map(pack, entries[len(entries) // WIDTH * WIDTH :]))
+    return files
+
+
+def _drop(files: dict[str, bytes], path: str) -> None:
+    for partial in [name for name in files if name.startswith(f"{partials_path(path)}/")]:
+        del files[partial]
