@@ -43,7 +43,7 @@ def write_audit_page(folder: Path, out: Path | None, run: str, roster: Path | No
         made: now, with a time zone.
 
     Raises:
-        AuditError: there is no log.
+        NoLog: there is none that can be read.
         ConfigError, CertificateError: there is no roster, or an option does not fit.
         SecureFdaError: the page cannot be written.
     """

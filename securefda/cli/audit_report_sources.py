@@ -13,7 +13,7 @@ from securefda.audit.disclosures import PartyTables
 from securefda.audit.findings import Verification
 from securefda.audit.names import LogName
 from securefda.audit.party_tables import read_party
-from securefda.audit.reading import LogFolder, being_written, find_logs, open_log
+from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
 from securefda.audit.records import Record
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
@@ -123,7 +123,7 @@ def read_sources(root: Path, run: str = "", roster: Path | None = None) -> Sourc
         roster: file of the roster that the user trusts; else that of a kit, else the logs' own.
 
     Raises:
-        AuditError: there is no log.
+        NoLog: there is none that can be read.
         ConfigError: ``--run``: there are logs of several runs, or none of that one; there is no roster.
         CertificateError: a kit's files are of two federations.
     """
@@ -153,7 +153,7 @@ def _the_run(root: Path, found: Sequence[LogFolder], run: str, unreadable: Mappi
     runs = sorted({log.run for log in found})
     if not runs:
         what = next(iter(unreadable.values()), "has no log at or below it")
-        raise AuditError(root, what, hint="name a run folder, a kit, or a folder with logs in it")
+        raise NoLog(root, what, hint="name a run folder, a kit, or a folder with logs in it")
     if run and run not in runs:
         raise ConfigError("--run", f"there is no log of run {run} below {root}", hint=f"runs: {', '.join(runs)}")
     if len(runs) > 1 and not run:

@@ -1,0 +1,261 @@
+"""``securefda audit report``: the page says what the logs say, and proves what they prove."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from audit_report_logs import RUN, TARGET, Logs
+from audit_report_pages import Page, page_of
+
+from securefda.audit.records import Decision
+from securefda.cli import main
+
+sys.path.append(str(Path(__file__).parents[1] / "audit"))
+
+from run_builder import Run
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _no_disk_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def honest(tmp_path: Path) -> Page:
+    """Of logs with real messages, which agree."""
+    return page_of(Run(tmp_path / "run").write(), 0)
+
+
+def test_logs_that_agree_are_verified_and_said_to(honest: Page) -> None:
+    assert "Good. All 4 logs in this folder verify" in honest.text
+    assert "Held against each other, the logs agree" in honest.text
+    assert [row[1].split()[0] for row in honest.tables["logs"][1:]] == ["verified"] * 4
+    assert "Good. No alarm, no abort and no refusal is recorded." in honest.text
+
+
+def test_the_matrix_has_what_was_disclosed_at_each_level(honest: Page) -> None:
+    heading, *rows = honest.tables["matrix"]
+    assert heading == ["from \\ to", "hospital-t", "hospital-a", "hospital-b", "hospital-c"]
+    assert rows[0][2] == "3 × model, in clear"
+    disclosed = honest.row("matrix", "hospital-a")[1]
+    assert "1 × update, in clear" in disclosed
+    assert "1 × update, in a cohort of ≥ 3" in disclosed
+    assert "1 × update, in a sum of ≥ 3" in disclosed
+    assert honest.row("matrix", "hospital-b")[2:] == ["–", "–", "–"]
+
+
+def test_rounds_at_different_levels_are_different_rows(honest: Page) -> None:
+    rows = {row[0]: row[1] for row in honest.tables["by-round"][1:]}
+    assert set(rows) == {"1", "2", "3"}
+    assert "update; sum: as a term of one sum over at least 3 sources" in rows["1"]
+    assert "update; cohort: as a term of a cohort's sum over at least 3 sources" in rows["2"]
+    assert "update; individual: in clear, readable by the receiver" in rows["3"]
+
+
+def test_sums_and_updates_in_clear_are_told_apart_at_the_head(honest: Page) -> None:
+    assert "3 updates left in clear, of hospital-a, hospital-b, hospital-c." in honest.text
+    assert "6 updates left only under masks, in sums over at least 3 sources." in honest.text
+
+
+def test_rounds_alike_are_one_row_with_a_range(tmp_path: Path) -> None:
+    page = page_of(Logs(tmp_path / "run").write(7))
+    assert [row[0] for row in page.tables["by-round"][1:]] == ["1 to 7"]
+    assert page.row("matrix", "source-1")[1] == "7 × energies, in clear 7 × update, in a sum of ≥ 3"
+
+
+def test_epsilon_stands_beside_the_limit_of_the_policy_that_was_loaded(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run")
+    page = page_of(logs.write(4))
+    row = page.row("epsilons", "source-2")
+    assert row[1:5] == ["0.5040", "8 (its policy)", "6 %", "1e-05"]
+    assert page.row("epsilons", TARGET)[5].startswith("no charge in this log")
+    assert "limit 8" in page.source
+
+
+def test_without_a_charge_nothing_is_said_to_bound_anything(tmp_path: Path) -> None:
+    page = page_of(Logs(tmp_path / "run", noise=False).write(1))
+    assert "nothing bounds what updates, sums and the model tell of a row" in page.text
+    assert "epsilons" not in page.tables
+
+
+def test_a_policy_is_put_in_words_once_for_all_sites_with_its_numbers(tmp_path: Path) -> None:
+    page = page_of(Logs(tmp_path / "run").write(1))
+    assert page.text.count("The aggregator can learn") == 1
+    assert "The policies of source-2, source-3 say the same." in page.text
+
+
+def test_a_policy_file_that_is_not_the_one_of_the_run_is_not_explained(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run", sources=1)
+    logs.write(1)
+    file = logs.path("source-1").parent.parent / "policy.toml"
+    file.write_bytes(file.read_bytes() + b"# later\n")
+    page = page_of(tmp_path / "run")
+    assert "the policy.toml beside the log is another one by now" in page.row("sites", "source-1")[4]
+    assert "The aggregator can learn" not in page.text
+    assert page.row("epsilons", "source-1")[2] == "not known here"
+
+
+def test_alarms_aborts_and_refusals_stand_with_the_accused(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run")
+    logs.begin()
+    logs.round(1)
+    logs.event("source-1", "alarm", 1, check="header.previous-checkpoint", accused=["target"])
+    logs.event(TARGET, "aborted", 1, check="survivors", accused=["source-2", "source-3"])
+    logs.message("source-2", TARGET, "Refusal", 1, 1, decision=Decision("refused", "k-min"))
+    logs.event("source-2", "refused", 1, check="k-min")
+    logs.close()
+    page = page_of(tmp_path / "run")
+    assert [row[:4] for row in page.tables["incidents"][1:5]] == [
+        ["alarm", "header.previous-checkpoint", "target", "source-1"],
+        ["abort", "survivors", "source-2, source-3", "target"],
+        ["refusal", "k-min", "–", "source-2"],
+        ["refusal sent", "k-min", "–", "source-2"],
+    ]
+    assert "Recorded: 1 alarm, 1 abort, 1 refusal. Accused: source-2, source-3, target." in page.text
+    assert "No end of the run is recorded by target, source-1, source-2, source-3" in page.text
+    assert any("Alarm: header.previous-checkpoint; accused: target." in row[1] for row in page.tables["events"])
+
+
+def test_bytes_are_those_of_each_sites_own_log(tmp_path: Path) -> None:
+    page = page_of(Logs(tmp_path / "run").write(1))
+    assert page.row("traffic", "source-1") == ["source-1", "3", "78.9 KiB", "2", "39.4 KiB"]
+
+
+def test_one_log_alone_says_what_it_cannot_know(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run")
+    logs.write(2)
+    shutil.copytree(logs.path(TARGET), tmp_path / "alone" / RUN)
+    page = page_of(tmp_path / "alone", None)
+    assert "The log in this folder verifies" in page.text
+    assert "The logs of 3 sites of 4 are not here (source-1, source-2, source-3)" in page.text
+    assert "The logs were not held against each other. There is one log here only" in page.text
+    assert "at which level, only their own logs say" in page.text
+    assert "2 × MaskedInput, as only the receiver says" in page.row("matrix", "source-1")[1]
+    assert page.row("sites", "source-1")[3:] == ["not here", "not known"]
+
+
+def test_what_stands_behind_a_changed_record_is_not_counted(tmp_path: Path, capsys: Capture) -> None:
+    logs = Logs(tmp_path / "run", bare=("source-1",))
+    logs.write(3)
+    tail = logs.path("source-1") / "tail"
+    data = tail.read_bytes()
+    place = data.index(b'"round":2')
+    tail.write_bytes(data[:place] + b'"round":7' + data[place + 9 :])
+    page = page_of(tmp_path / "run", 13)
+    assert "audit log of source-1: was edited" in capsys.readouterr().err
+    assert "was edited" in page.row("logs", "source-1")[1]
+    assert "Not every log is what was signed: see the log of source-1 below" in page.text
+    assert page.row("matrix", "source-1")[1] == "1 × update, in clear"
+    assert page.row("matrix", "source-2")[1].startswith("3 × ")
+
+
+def test_logs_that_contradict_each_other_end_with_13_and_the_first_divergence(tmp_path: Path, capsys: Capture) -> None:
+    class Spends(Run):
+        def spent(self, site: str, number: int) -> dict[str, str]:
+            return {"epsilon": "0.001"} if (site, number) == ("hospital-b", 2) else {}
+
+    page = page_of(Spends(tmp_path / "run").write(), 13)
+    assert "error: wrong-epsilon, round 2" in capsys.readouterr().err
+    assert "Held against each other and the rules, the logs do not agree: 1 finding" in page.text
+    assert "hospital-b says that epsilon 0.001 is spent" in page.text
+
+
+def test_another_roster_than_that_of_the_run_is_a_finding(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run")
+    logs.write(1)
+    other = Logs(tmp_path / "other", entities={"source-1": "Another hospital"})
+    other.close()
+    file = tmp_path / "other.json"
+    file.write_bytes(other.roster.canonical_bytes())
+    page = page_of(tmp_path / "run", 13, "--roster", str(file))
+    assert "the run began under the roster with digest" in page.row("logs", "source-1")[1]
+
+
+def test_a_log_without_cosignature_is_vouched_for_by_its_own_key_only(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run", sources=1)
+    logs.begin()
+    for site in logs.sites:
+        logs.sign(site, ())
+        logs.logs[site].close()
+    page = page_of(tmp_path / "run", 13)
+    assert page.row("logs", "source-1")[5] == "nobody"
+    assert "lacks cosignatures" in page.row("logs", "source-1")[1]
+
+
+def test_of_two_copies_of_a_log_one_is_counted(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run")
+    logs.write(2)
+    shutil.copytree(logs.path("source-1"), tmp_path / "run" / "copy")
+    page = page_of(tmp_path / "run")
+    assert "2 × update, in a sum of ≥ 3" in page.row("matrix", "source-1")[1]
+    assert "are two logs of source-1 of one run" in page.text
+    assert any("another copy of this log counts" in row[1] for row in page.tables["logs"])
+
+
+def test_what_looks_like_a_log_and_is_none_stands_beside_the_good_ones(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run")
+    logs.write(1)
+    foreign = tmp_path / "run" / "foreign"
+    foreign.mkdir()
+    (foreign / "checkpoint").write_bytes(b"\x00binary")
+    page = page_of(tmp_path / "run", 13)
+    assert any(row[-1] == "foreign" and "cannot be read" in row[1] for row in page.tables["logs"])
+    assert "2 × " not in page.row("matrix", "source-1")[1]
+
+
+def test_beta_is_from_the_run_folder_or_said_to_be_missing(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run")
+    logs.write(2)
+    assert "Only the target's run folder has it" in page_of(tmp_path / "run").text
+    lines = [{"round": number, "mean_beta": 0.25, "status": "finished"} for number in (1, 2)]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    page = page_of(tmp_path / "run")
+    assert "Mean β" in page.text
+    assert "Nobody signed them, and no log vouches for them." in page.text
+
+
+@pytest.mark.parametrize("line", ["{", '{"round": "<b>"}', '{"mean_beta": 1}', '{"round": [1], "mean_beta": {}}'])
+def test_a_run_folder_with_damaged_figures_costs_the_figures_only(line: str, tmp_path: Path) -> None:
+    Logs(tmp_path / "run").write(1)
+    (tmp_path / "run" / "metrics.jsonl").write_text(f"{line}\n")
+    page = page_of(tmp_path / "run")
+    assert "matrix" in page.tables
+    assert "β" in page.text
+
+
+def test_figures_of_another_run_are_not_shown(tmp_path: Path) -> None:
+    Logs(tmp_path / "run").write(1)
+    (tmp_path / "run" / "summary.json").write_text(json.dumps({"run_id": "ff" * 16}))
+    assert f"the run folder's figures are of another run, {'ff' * 16}" in page_of(tmp_path / "run").text
+
+
+def test_the_page_lies_in_the_folder_that_was_named(tmp_path: Path, capsys: Capture) -> None:
+    folder = Run(tmp_path / "run").write()
+    assert main(["audit", "report", str(folder)]) == 0
+    assert (folder / "audit.html").exists()
+    assert "4 logs verified, held against each other" in capsys.readouterr().out
+
+
+def test_a_log_gets_no_file_that_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = Logs(tmp_path / "run", sources=1)
+    logs.write(1)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(logs.path(TARGET).rglob("*"))
+    main(["audit", "report", str(logs.path(TARGET))])
+    assert sorted(logs.path(TARGET).rglob("*")) == before
+    assert (tmp_path / "audit.html").exists()
+
+
+def test_json_says_what_was_found(tmp_path: Path, capsys: Capture) -> None:
+    folder = Run(tmp_path / "run").write()
+    assert main(["audit", "report", str(folder), "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    assert data["page"] == str(folder / "audit.html")
+    assert [log["sound"] for log in data["logs"]] == [True] * 4
+    assert (data["compared"], data["findings"], data["missing"]) == (True, [], [])
