@@ -25,7 +25,7 @@ from securefda.audit.records import Record
 from securefda.audit.run_findings import Mark, Reconciliation, RunFinding
 from securefda.audit.sameness import Sameness
 from securefda.audit.spending import Epsilon, Spending
-from securefda.audit.spine import Spine, read_spine
+from securefda.audit.spine import Spine
 from securefda.audit.statements import Statements
 from securefda.audit.steps_taken import StepsTaken
 from securefda.audit.store import AuditError
@@ -137,7 +137,9 @@ class _Checks:
         return counts
 
 
-def reconcile(logs: Sequence[PartyLog], members: Members, statements: Statements, epsilon: Epsilon) -> Reconciliation:
+def reconcile(
+    logs: Sequence[PartyLog], members: Members, spine: Spine, statements: Statements, epsilon: Epsilon
+) -> Reconciliation:
     """Hold the logs of one run against each other, in one pass over their records.
 
     Memory grows with the number of sessions, not of records, as long as the logs' clocks are not far apart.
@@ -145,7 +147,8 @@ def reconcile(logs: Sequence[PartyLog], members: Members, statements: Statements
     Args:
         logs: of different parties of one run; what of these is missing is listed as not checked.
         members: the federation that they are of.
-        statements: the signed messages that the parties kept.
+        spine: what `read_spine` made of the messages that the parties kept.
+        statements: these messages, to look up evidence.
         epsilon: the accountant.
 
     Raises:
@@ -154,7 +157,6 @@ def reconcile(logs: Sequence[PartyLog], members: Members, statements: Statements
     parties = [log.party for log in logs]
     if len(set(parties)) != len(parties) or not set(parties) <= set(members.keys):
         raise ValueError("the logs are not of different members")
-    spine = read_spine(statements.spine(), members)
     checks, reading = _Checks(logs, members, spine, epsilon), _Reading(logs)
     for record in reading:
         checks.see(record)

@@ -85,7 +85,8 @@ def _take_note(spine: Spine, party: str, data: bytes, members: Members) -> None:
     try:
         note = Note.parse(data)
         head = Checkpoint.parse(note.text)
-        if head.origin != members.log_of(party).origin:
+        known = spine.notes.get((head.origin, head.size), {})
+        if head.origin != members.log_of(party).origin or head.root.hex() in known:
             return
         note.check([members.log_key(party)])
     except NoteError:

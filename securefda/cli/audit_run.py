@@ -68,7 +68,7 @@ def reconcile_folder(folder: Path, run: str = "", roster: Path | None = None) ->
     statements = KeptStatements(StatementReader(of_run), [log.folder for log in logs])
     spine = read_spine(statements.spine(), members)  # before the logs: what others hold of a log was in it then
     verified = tuple(_verified(log, members, spine) for log in logs)
-    outcome = reconcile(verified, members, statements, accountant)
+    outcome = reconcile(verified, members, spine, statements, accountant)
     more = [*unread, *keys.warnings, *_of_messages(statements)]
     outcome = Reconciliation(outcome.findings, (*more, *outcome.notices), outcome.counts)
     return ReconciledRun(members, keys, of_run, verified, outcome)

@@ -396,4 +396,4 @@ def read_together(folder: Path, sites: Sequence[str] = SITES) -> Reconciliation:
         )
         log = open_log(path)
         logs.append(PartyLog(site, verification, log.records, sum(1 for _ in log.records()), str(path)))
-    return reconcile(logs, MEMBERS, statements, accountant)
+    return reconcile(logs, MEMBERS, spine, statements, accountant)
