@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -207,12 +208,10 @@ class AuditLog:
         path = self._folder / LOCK
         with disk_errors(path, "opened"):
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _locked(lock):
                 os.close(lock)
                 hint = "end the other process, or let this one take part in another run"
-                raise AuditError(self._folder, "is being written by another process", hint=hint) from None
+                raise AuditError(self._folder, "is being written by another process", hint=hint)
         return lock
 
     def _open_tail(self) -> int:
@@ -311,3 +310,17 @@ class AuditLog:
             if self._tail >= 0:
                 os.close(self._tail)
             os.close(self._lock)
+
+
+def _locked(descriptor: int) -> bool:
+    """Take the lock; False where another process keeps it. A reader holds it for a moment, to see whether it is free."""
+    for patience_s in (0.01, 0.05, 0.2, None):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if patience_s is None:
+                return False
+            time.sleep(patience_s)
+        else:
+            return True
+    return False

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -90,7 +91,14 @@ def witness_of(
     unix_time: Callable[[], float] = time.time,
 ) -> Witness:
     """A site's audit logs, which lie in the folder ``logs``, and what it remembers of those of others."""
-    journal = Journal(logs, member.roster, member.site_id, member.signing_key, opening=opening)
+    journal = Journal(
+        logs,
+        member.roster,
+        member.site_id,
+        member.signing_key,
+        opening=opening,
+        clock=lambda: datetime.fromtimestamp(unix_time(), UTC),
+    )
     return Witness(journal, member.roster, member.signer, memory, unix_time)
 
 

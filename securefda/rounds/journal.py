@@ -80,7 +80,8 @@ class Journal:
         return self._parent / self.run
 
     def origin_of(self, index: int) -> str:
-        """Of a site's log of this run, by roster index."""
+        """Of a site's log of this run, by roster index. Raises AuditError before there is a run."""
+        self._require_run()
         return LogName(self._roster.federation_id, self._roster.by_index(index).site_id, self.run).origin
 
     def begin(self, run: str) -> None:
@@ -181,9 +182,12 @@ class Journal:
 
     @property
     def _open_log(self) -> AuditLog:
+        self._require_run()
+        return self._log  # type: ignore[return-value]  # there is one in a run
+
+    def _require_run(self) -> None:
         if self._log is None:
             raise AuditError(self._parent, "is not open: there is no run yet", hint="join a run first")
-        return self._log
 
     def _keep_roster(self, folder: Path) -> None:
         """The keys that this run's messages were checked with, for whoever reads the log later."""

@@ -418,7 +418,8 @@ class AggregatorRun:
 
     def _log(self, kind: str, attempt: Attempt, error: SecureFdaError) -> None:
         """Write down what went wrong in an attempt and who is to blame, if anybody is."""
-        accused = [error.source_id] if isinstance(error, FaultySourceError) else []
+        names = {self._site.name(index) for index in self._site.sources}  # it may blame several, as "one of"
+        accused = [error.source_id] if isinstance(error, FaultySourceError) and error.source_id in names else []
         check = getattr(error, "check", "QUORUM")
         self._site.witness.journal.event(kind, attempt.header, check=check, accused=accused)
 

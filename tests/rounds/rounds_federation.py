@@ -31,7 +31,8 @@ from securefda.rounds.site import SiteTrainer
 from securefda.rounds.source import Permits, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rounds.witness import Witness
-from securefda.secagg.messages import Header, Parcel, Signed, Signer, Visibility
+from securefda.rounds.witnesses import Witnesses
+from securefda.secagg.messages import Checkpoint, Cosigned, Header, Parcel, Signed, Signer, Visibility
 from securefda.secagg.roster import Roster, RosterEntry
 from securefda.secagg.secret import Secret
 from securefda.tasks import TaskSettings
@@ -230,11 +231,30 @@ class Federation:
             software_version="1",
             unix_time=lambda: self.unix_s,
         )
+        if hasattr(self, "run"):  # of a process that is started again: it has joined
+            site.witness.journal.begin(self.run.run_id)
         return SourceRounds(site, self.watch.of_source(index))
 
-    def witness_of(self, index: int, memory: AggregatorStore | SourceStore) -> Witness:
+    def enter_run(self, run_id: bytes) -> bytes:
+        """Let every source join another run of the same target; returns the checkpoint that they cosigned of it."""
+        run = run_id.hex()
+        store = AggregatorStore(self.folder / f"target-{run}.sqlite")
+        witness = self.witness_of(TARGET, store)
+        witness.journal.begin(run)
+        witnesses = Witnesses(replace(self.run._site, witness=witness))
+        for index, source in self.sources.items():
+            source.join(run)
+            for answer in source.handle(witness.show(index)):
+                witnesses.receive(answer.message)
+        witness.journal.close()
+        store.close()
+        return witness.note
+
+    def witness_of(
+        self, index: int, memory: AggregatorStore | SourceStore, key: Ed25519PrivateKey | None = None
+    ) -> Witness:
         """A site's log, in the folder of the federation."""
-        member = Member(self.roster, self.roster.by_index(index).site_id, identity(index), wire.encode)
+        member = Member(self.roster, self.roster.by_index(index).site_id, key or identity(index), wire.encode)
         opening = Opening("1", "points", str(self.settings.strategy.rule))
         return witness_of(self.folder / "audit" / member.site_id, member, memory, opening, lambda: self.unix_s)
 
@@ -329,13 +349,16 @@ class Federation:
 
     @property
     def queued(self) -> list[str]:
-        """Types of the messages that are on their way, in order."""
-        return [wire.decode_signed(data).type_name for *_, data, _ in self.queue]
+        """Types of the messages that are on their way, in order, but for those that witness logs."""
+        messages = [wire.decode_signed(data) for *_, data, _ in self.queue]
+        return [message.type_name for message in messages if not is_witnessing(message)]
 
     def names(self, sender: int | None = None, to: int | None = None) -> list[str]:
-        """Types of the messages that arrived, in order."""
+        """Types of the messages that arrived, in order, but for those that witness logs."""
         return [
-            message.type_name for one, other, message in self.passed if sender in (None, one) and to in (None, other)
+            message.type_name
+            for one, other, message in self.passed
+            if sender in (None, one) and to in (None, other) and not is_witnessing(message)
         ]
 
 
@@ -361,6 +384,10 @@ def _run_settings(visibility: Visibility, strategy: dict[str, Any], changes: dic
 def changed(header: AnySigned, **changes: Any) -> AnySigned:
     """A header with other contents, signed by the target in the same session."""
     return signer(TARGET).sign(header.envelope.session_id, b"", replace(header.body, **changes))
+
+
+def is_witnessing(message: AnySigned) -> bool:
+    return isinstance(message.body, Checkpoint | Cosigned)
 
 
 def is_header(message: AnySigned) -> bool:

@@ -28,6 +28,7 @@ from securefda.secagg.messages import (
     NO_SESSION,
     Abort,
     Advertise,
+    Checkpoint,
     Goodbye,
     Header,
     Join,
@@ -65,12 +66,12 @@ def build(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
 
 
 def dropping(kind: type, number: int = 1, index: int = VICTIM) -> Callable[[int, int, AnySigned], AnySigned | None]:
-    """A link on which one message of this kind of a source is lost, and no other arrives until the next header."""
+    """A link on which one message of this kind of a source is lost, and no other arrives until the next round."""
     state: dict[str, Any] = {"round": 0, "silent": False, "done": False}
 
     def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
-        if is_header(message) and recipient == index:
-            state.update(round=message.body.round, silent=False)
+        if recipient == index and isinstance(message.body, Header | Checkpoint):
+            state.update(round=getattr(message.body, "round", state["round"]), silent=False)
         if sender == index and isinstance(message.body, kind) and state["round"] == number and not state["done"]:
             state.update(silent=True, done=True)
         return None if state["silent"] and index in (sender, recipient) else message

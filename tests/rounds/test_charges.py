@@ -94,7 +94,10 @@ def test_a_new_run_does_not_set_the_count_back(build: Callable[..., PrivateFeder
     federation = build()
     header = first_header(federation)
 
-    answers = [ask(federation, header, run_id=bytes([number]) * 16, round=1) for number in (1, 2, 3, 4)]
+    answers = []
+    for run_id in (bytes([number]) * 16 for number in (1, 2, 3, 4)):
+        note = federation.enter_run(run_id)
+        answers.append(ask(federation, header, run_id=run_id, round=1, previous_checkpoint=note))
 
     assert [type(answer) for answer in answers[:3]] == [Advertise] * 3
     assert answers[3] == Refusal("UNRELEASED")

@@ -93,7 +93,7 @@ def test_a_fork_cannot_go_on_with_the_session_and_the_original_can(federation: F
         tried = {
             "handle": lambda: me.handle(message),
             "expire": me.expire,
-            "join": me.join,
+            "join": lambda: me.join(federation.run.run_id),
             "fuse": lambda: state.burn_fuse(run_id, 3),
             "history": lambda: state.history(bytes(32), run_id, 1),
             "close": state.close,

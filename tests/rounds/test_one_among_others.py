@@ -25,9 +25,10 @@ def body_of(header: Parcel) -> Any:
     return header.message.body
 
 
-def in_another_run(header: Parcel) -> Parcel:
-    """The header as the first of a new run, in a new session."""
-    body = replace(body_of(header), run_id=OTHER_RUN)
+def in_another_run(federation: Federation, header: Parcel) -> Parcel:
+    """The header as the first of a new run, which all have joined, in a new session."""
+    note = federation.enter_run(OTHER_RUN)
+    body = replace(body_of(header), run_id=OTHER_RUN, previous_checkpoint=note)
     return Parcel(signer(TARGET).sign(OTHER_SESSION, NO_CONTEXT, body), header.vectors)
 
 
@@ -52,7 +53,7 @@ def test_after_a_release_the_folder_takes_part_in_no_other_run(tmp_path: Path, r
     assert federation.statuses == ["finished"]
     if restarted:
         federation.sources[ME] = federation.source(ME)
-    assert keys(federation.sources[ME].handle(in_another_run(header))) == [Refusal("HEADER_RUN")]
+    assert keys(federation.sources[ME].handle(in_another_run(federation, header))) == [Refusal("HEADER_RUN")]
     federation.close()
 
 
@@ -60,7 +61,7 @@ def test_a_run_in_which_nothing_left_does_not_stand_in_the_way_of_another(tmp_pa
     federation = Federation(tmp_path)
     header = until(federation.open(), ME, Header)
     federation.sources[ME].handle(header)
-    (answer,) = federation.sources[ME].handle(in_another_run(header))
+    (answer,) = federation.sources[ME].handle(in_another_run(federation, header))
     assert answer.message.type_name == "Advertise"
     federation.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from rounds_federation import SEED, TARGET, AnySigned, Federation, Killed, is_he
 
 from securefda.errors import ConfigError
 from securefda.rounds.recording import RecordingReporter, model_file
+from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_folder import RunFolder, read_run
 from securefda.secagg.messages import (
     Advertise,
@@ -157,12 +159,11 @@ def test_sources_that_restart_with_the_aggregator_keep_their_fuses(tmp_path: Pat
 
 def test_a_run_cannot_be_resumed_with_other_settings(tmp_path: Path) -> None:
     federation = killed_at(tmp_path, Advertise)
-    federation.close()
-    other = Federation(tmp_path, rounds=ROUNDS, settings={"config_digest": bytes(32)})
+    other = replace(federation.settings, config_digest=bytes(32))
     with pytest.raises(ConfigError, match="other settings"):
-        other.run.open()
-    assert other.statuses == ["finished"]
-    other.close()
+        AggregatorRun(federation.run._site, other, federation.store, federation.watch)
+    assert federation.statuses == ["finished"]
+    federation.close()
 
 
 def test_a_run_that_ended_for_want_of_sources_goes_on_when_they_are_there(tmp_path: Path) -> None:

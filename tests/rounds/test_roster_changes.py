@@ -109,7 +109,9 @@ def test_a_replaced_key_of_the_target_opens_no_round(tmp_path: Path) -> None:
 
 def _signing_with(federation: Federation, key: Signer) -> SourceRounds:
     source = federation.source(key.index)
-    source._site = replace(source._site, signer=key)
+    source._site.witness.journal.close()
+    witness = federation.witness_of(key.index, federation.stores[key.index], key.private_key)
+    source._site = replace(source._site, signer=key, witness=witness)
     return source
 
 

@@ -20,7 +20,7 @@ from securefda.policy import default_policy
 from securefda.rounds.accounts import data_set_of, ledger_file, make_ledger
 from securefda.rounds.composition import Member, source_site, target_site, task_of, training_rows
 from securefda.rounds.private_site import PrivateTrainer
-from securefda.rounds.store import SourceStore
+from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.transport.wire import encode
 
 DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")
@@ -34,7 +34,8 @@ def made(kit: Path, index: int, training: TrainingSection, data_set: str = DEFAU
     process = ProcessSection(kit=kit, out=kit, data_set=data_set)
     if index == TARGET:
         config = AggregatorConfig(aggregator=process, task=DIGITS, training=training)
-        return target_site(config, member, lambda: ({}, {}))
+        with closing(AggregatorStore(kit / "state.sqlite")) as store:
+            return target_site(config, member, lambda: ({}, {}), store)
     source = SourceConfig(source=process, task=DIGITS, training=training)
     with closing(SourceStore(kit / "state.sqlite")) as store:
         return source_site(source, default_policy(max_samples=1000), member, store)
@@ -129,7 +130,9 @@ def test_ledger_that_is_made_while_a_run_without_noise_goes_on_ends_it_before_it
 
 def test_reset_that_the_site_did_not_sign_gives_a_process_that_runs_nothing_back(tmp_path: Path) -> None:
     ledger = ledger_at(tmp_path)
-    trainer = made(tmp_path, 1, NOISY).trainer
+    site = made(tmp_path, 1, NOISY)
+    site.witness.journal.begin("run")
+    trainer = site.trainer
     model = trainer.initial_model()
     trainer.train(model, 1, 1.0, run_id="run", attempt=1)
     ledger.reset("never mind", lambda _: b"nobody's", now=int(time.time()))

@@ -250,7 +250,7 @@ def _any_body(kind: type) -> Any:
         ShareDelivery: lambda: ShareDelivery(()),
         Survivors: lambda: Survivors((), ()),
         Consistency: lambda: Consistency((), ()),
-        Result: lambda: Result(b"", 0, bytes(32), b""),
+        Result: lambda: Result(b"", 0, bytes(32)),
     }
     return bodies[kind]()
 
