@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeVar, get_args
 
 from securefda.audit.members import Members
-from securefda.audit.notes import Checkpoint, Note, NoteError
+from securefda.audit.notes import Checkpoint, Note, NoteError, NoteKey, Witnessed
 from securefda.audit.statements import (
     BROADCAST,
     ONCE,
@@ -183,7 +183,7 @@ def _bad_checkpoint(claim: Claim, members: Members) -> str:
 
 
 def _forked_log(claim: Claim, members: Members) -> str:
-    one, other = (_signed_head(note, claim.accused, members) for note in _exactly(claim.notes, 2))
+    one, other = (_signed_head(note, claim.accused, members)[0] for note in _exactly(claim.notes, 2))
     _require(one.size == other.size and one.root != other.root, "the two checkpoints can be of one log")
     return f"{claim.accused} signed two checkpoints of {one.size} records with different roots"
 
@@ -244,12 +244,10 @@ def checkpoint_fault(header: HeaderSaid, members: Members) -> str:
     """
     if not header.previous_checkpoint:
         return "no checkpoint of the target's log in it"
+    witnesses = members.witness_keys(members.target)
     try:
-        _signed_head(header.previous_checkpoint, members.target, members)
-        note = Note.parse(header.previous_checkpoint)
-        witnesses = members.witness_keys(members.target)
-        found = note.check([members.log_key(members.target), *witnesses])
-    except (NotProved, NoteError) as error:
+        found = _signed_head(header.previous_checkpoint, members.target, members, tuple(witnesses))[1]
+    except NotProved as error:
         return f"the checkpoint in it: {error}"
     cosigned = len({witnesses[item.key] for item in found if item.key in witnesses})
     if cosigned < header.threshold:
@@ -257,16 +255,20 @@ def checkpoint_fault(header: HeaderSaid, members: Members) -> str:
     return ""
 
 
-def _signed_head(data: bytes, party: str, members: Members) -> Checkpoint:
-    """A checkpoint of a party's log that it has signed. Raises NotProved."""
+def _signed_head(
+    data: bytes, party: str, members: Members, witnesses: tuple[NoteKey, ...] = ()
+) -> tuple[Checkpoint, tuple[Witnessed, ...]]:
+    """A checkpoint of a party's log that it has signed, and the signatures under it of these keys. Raises NotProved."""
+    own = members.log_key(party)
     try:
         note = Note.parse(data)
         head = Checkpoint.parse(note.text)
-        _require(head.origin == members.log_of(party).origin, f"it is not of the log of {party} in this run")
-        note.check([members.log_key(party)])
+        _require(head.origin == own.name, f"it is not of the log of {party} in this run")
+        found = note.check([own, *witnesses])
     except NoteError as error:
         raise NotProved(str(error)) from error
-    return head
+    _require(any(item.key == own for item in found), f"{party} has not signed it")
+    return head, found
 
 
 def _header(statement: Statement, claim: Claim, members: Members) -> HeaderSaid:

@@ -28,6 +28,7 @@ class Vouching:
         self._signed: dict[_Head, tuple[str, Mark | None]] = {}
         self._unsigned: dict[tuple[_Head, str], Mark] = {}
         self._last: dict[str, tuple[int, str]] = {}
+        self._heads: dict[str, tuple[int, str] | None] = {}
         self._stale: set[tuple[str, str]] = set()
         self._drafts: list[Draft] = []
         self._target_origin = members.log_of(members.target).origin
@@ -93,15 +94,20 @@ class Vouching:
             self._unsigned.setdefault(((origin, size), root), Mark.of(record))
 
     def _header(self, record: Record) -> None:
-        header = self._spine.headers.get(record.entry.session)
-        if header is None:
-            return
-        try:
-            head = Checkpoint.parse(Note.parse(header.said.previous_checkpoint).text)
-        except NoteError:
-            return  # another check says so
-        if self._last.get(record.party) != (head.size, head.root.hex()):
+        head = self._head_in(record.entry.session)
+        if head is not None and self._last.get(record.party) != head:
             self._stale.add((record.party, record.entry.session))
+
+    def _head_in(self, session: str) -> tuple[int, str] | None:
+        """Size and root of the checkpoint in a session's header; None where there is none, which another check says."""
+        header = self._spine.headers.get(session)
+        if session not in self._heads and header is not None:
+            try:
+                head = Checkpoint.parse(Note.parse(header.said.previous_checkpoint).text)
+                self._heads[session] = head.size, head.root.hex()
+            except NoteError:
+                self._heads[session] = None
+        return self._heads.get(session)
 
     def _fork(self, head: _Head, party: str, mark: Mark | None) -> Draft:
         size = head[1]

@@ -1,0 +1,33 @@
+"""The logs that real processes leave: they agree, and one that was touched is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from e2e_processes import kits
+
+from securefda.cli import main
+
+
+def test_logs_of_processes_reconcile_until_one_is_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with kits(tmp_path, settings=("strategy.rounds=3",)) as federation:
+        processes = federation.start_all()
+        ends = {site: processes[site].end() for site in ("target", *federation.names)}
+        logs = [next((federation.kit(site) / "local" / "audit").iterdir()) for site in ends]
+        capsys.readouterr()
+
+        agreed = main(["audit", "reconcile", str(tmp_path), "--format", "json"])
+        found = json.loads(capsys.readouterr().out)["data"]
+        tail = logs[1] / "tail"
+        tail.write_bytes(tail.read_bytes().replace(b'"type":"MaskedInput"', b'"type":"MaskedInpux"', 1))
+        touched = main(["audit", "reconcile", str(tmp_path), "--format", "json"])
+        finding = json.loads(capsys.readouterr().out)["data"]["findings"][0]
+
+    assert set(ends.values()) == {0}
+    assert (agreed, found["findings"], found["missing_logs"]) == (0, [], [])
+    assert found["roster"]["from"] == "kit"
+    assert (found["counts"]["headers"], found["counts"]["releases"]) == (3, 9)
+    assert not [notice for notice in found["notices"] if "did not receive" in notice]
+    assert (touched, finding["kind"], finding["accused"]) == (13, "unverified-log", [federation.names[0]])
