@@ -8,13 +8,22 @@ from datetime import datetime
 from typing import Final
 
 from securefda import __version__
+from securefda.audit.disclosures import PartyTables
 from securefda.audit.overview import all_flows, unreported
-from securefda.cli.audit_report_charts import bytes_chart, energy_table, epsilon_chart, epsilon_table, run_charts
+from securefda.cli.audit_report_charts import (
+    bytes_chart,
+    energy_table,
+    epsilon_chart,
+    epsilon_limit,
+    epsilon_table,
+    run_charts,
+)
 from securefda.cli.audit_report_comparison import Comparison
 from securefda.cli.audit_report_sections import (
     bytes_table,
     flows_table,
     incidents_table,
+    is_of_rows,
     logs_table,
     matrix_table,
     policies,
@@ -194,21 +203,29 @@ def _incident_counts(sources: Sources) -> dict[str, int]:
 
 def _about_noise(sources: Sources) -> Said:
     charged = [party for party in sources.tables if party.epsilons]
-    released = {flow.discloser for flow in all_flows(sources.tables)}
-    without = sorted(released - {party.party for party in charged})
     if not charged:
-        return Said(
-            "No log here records a charge for noise: nothing bounds what updates, sums and the model tell of a row.",
-            care=True,
-        )
+        text = "No log here records a charge for noise: nothing bounds what updates, sums and the model tell of a row."
+        return Said(text, care=True)
+    bare = [party.party for party in sources.tables if party.flows and _is_uncharged(party)]
+    limits = {party.party: epsilon_limit(sources, party.party) for party in charged}
+    beyond = [party.party for party in charged if 0 < limits[party.party] < party.epsilons[-1].epsilon]
     largest = max(charged, key=lambda party: party.epsilons[-1].epsilon)
-    text = (
-        f"{count_of(len(charged), 'site')} trained with noise; the largest epsilon spent is "
+    parts = [
+        f"{count_of(len(charged), 'site')} charged a ledger for noise; the largest epsilon spent is "
         f"{largest.epsilons[-1].epsilon:.3f}, of {largest.party}."
-    )
-    if without:
-        text += f" No charge is recorded for {names(without)}: there nothing bounds what leaves."
-    return Said(text, bool(without))
+    ]
+    if bare:
+        parts.append(f"Something left {names(bare)} in rounds without a charge: no noise is known to bound it.")
+    if beyond:
+        parts.append(f"More than the limit was spent by {names(beyond)}.")
+    return Said(" ".join(parts), bool(bare or beyond))
+
+
+def _is_uncharged(party: PartyTables) -> bool:
+    """Whether an update left in a round in which no charge is recorded, or anything where none ever was."""
+    charged = {point.round for point in party.epsilons}
+    released = {number for number, flows in party.by_round.items() if any(map(is_of_rows, flows))}
+    return not charged or bool(released - charged)
 
 
 def _tiles(sources: Sources) -> list[tuple[str, str]]:

@@ -264,6 +264,11 @@ def shows_update(flow: Flow) -> bool:
     return flow.level == "individual" and _is_update(flow.what)
 
 
+def is_of_rows(flow: Flow) -> bool:
+    """Whether it is made of the discloser's rows in that round, alone or in a sum: all but the model and energies."""
+    return _is_update(flow.what)
+
+
 def shows_target(flow: Flow) -> bool:
     """Whether it is the target's own update."""
     return flow.what == "model-and-target-update"

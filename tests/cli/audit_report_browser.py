@@ -24,6 +24,9 @@ _FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe"),
 )
 
+# Chromium reads commands from descriptor 3 and answers on 4.
+_BECOME = "import os, sys; a = sys.argv; os.dup2(int(a[1]), 3); os.dup2(int(a[2]), 4); os.execv(a[3], a[3:])"
+
 # Every text of the page with less contrast than WCAG 2.1 AA asks of text: 4.5, of large or bold large text 3.
 LOW_CONTRAST = """
 (() => {
@@ -141,7 +144,7 @@ def browser() -> Iterator[Tab]:
     to_child, commands = os.pipe()
     answers, from_child = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        line = ["sh", "-c", f'exec "$@" 3<&{to_child} 4>&{from_child}', "sh", CHROMIUM, *_FLAGS]
+        line = [sys.executable, "-c", _BECOME, str(to_child), str(from_child), CHROMIUM, *_FLAGS]
         process = subprocess.Popen(
             [*line, f"--user-data-dir={profile}"],
             pass_fds=(to_child, from_child),

@@ -33,10 +33,10 @@ def honest(tmp_path: Path) -> Page:
 
 
 def test_logs_that_agree_are_verified_and_said_to(honest: Page) -> None:
-    assert "Good. All 4 logs in this folder verify" in honest.text
+    assert "In order. All 4 logs in this folder verify" in honest.text
     assert "Held against each other, the logs agree" in honest.text
     assert [row[1].split()[0] for row in honest.tables["logs"][1:]] == ["verified"] * 4
-    assert "Good. No alarm, no abort and no refusal is recorded." in honest.text
+    assert "In order. No alarm, no abort and no refusal is recorded." in honest.text
 
 
 def test_the_matrix_has_what_was_disclosed_at_each_level(honest: Page) -> None:
@@ -82,6 +82,25 @@ def test_without_a_charge_nothing_is_said_to_bound_anything(tmp_path: Path) -> N
     page = page_of(Logs(tmp_path / "run", noise=False).write(1))
     assert "nothing bounds what updates, sums and the model tell of a row" in page.text
     assert "epsilons" not in page.tables
+
+
+def test_a_round_without_a_charge_is_not_hidden_by_those_with_one(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run", sources=2)
+    logs.begin()
+    logs.round(1)
+    logs.noise = False
+    logs.round(2)
+    page = page_of(logs.close())
+    assert "Something left target, source-1, source-2 in rounds without a charge" in page.text
+
+
+def test_more_than_the_limit_is_told(tmp_path: Path) -> None:
+    class Spends(Logs):
+        def charge(self, site: str, number: int) -> None:
+            super().charge(site, 2000 * number)
+
+    page = page_of(Spends(tmp_path / "run", sources=2).write(1))
+    assert "More than the limit was spent by source-1, source-2." in page.text
 
 
 def test_a_policy_is_put_in_words_once_for_all_sites_with_its_numbers(tmp_path: Path) -> None:
