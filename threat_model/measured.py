@@ -94,7 +94,7 @@ def aggregator_server(
     """
 
     async def serve() -> None:
-        server = AggregatorServer("127.0.0.1:0", credentials, sites.get, settings=settings)
+        server = AggregatorServer("127.0.0.1:0", credentials, sites.get, settings=settings, run_id=bytes(16))
         pipe.send(await server.start())
         checks: list[str] = []
         noting = asyncio.create_task(_note(server, checks))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.policy import SourcePolicy, verdict
+from securefda.rounds.composition import Member, witness_of
+from securefda.rounds.journal import Opening
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import SiteLine
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.source_site import Permits, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rounds.witness import Witness, WitnessMemory
 from securefda.secagg.messages import Header, Signed, Signer
 from securefda.secagg.roster import Roster, RosterEntry
 from securefda.secagg.transcript import architecture_digest
@@ -63,10 +67,15 @@ def roster_of(n: int, epoch: int = 1) -> Roster:
     return Roster("stage", epoch, tuple(_entry(index) for index in range(n + 1)))
 
 
+def site_id_of(index: int) -> str:
+    """The name of the site at a roster index."""
+    return f"source-{index}" if index else "target"
+
+
 def _entry(index: int) -> RosterEntry:
     return RosterEntry(
         index=index,
-        site_id=f"source-{index}" if index else "target",
+        site_id=site_id_of(index),
         role="source" if index else "target",
         legal_entity=f"Hospital {index}",
         signing_key=published_key(index).public_key().public_bytes_raw(),
@@ -173,7 +182,13 @@ class AggregatorSeat:
     colluders: Mapping[int, Any]
 
 
-def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float]) -> TargetSite:
+def witness_at(logs: Path, index: int, roster: Roster, memory: WitnessMemory) -> Witness:
+    """A site's audit logs, which lie in the folder ``logs``, and what it remembers of those of others."""
+    member = Member(roster, site_id_of(index), published_key(index), wire.encode)
+    return witness_of(logs, member, memory, Opening("1", "task", "rule"))
+
+
+def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float], witness: Witness) -> TargetSite:
     """The target's own things, with no rows to speak of."""
     return TargetSite(
         signer=signer_of(TARGET),
@@ -183,11 +198,12 @@ def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float])
         random_bytes=os.urandom,
         clock=clock,
         traffic=lambda: ({}, {}),
+        witness=witness,
     )
 
 
 def source_site(
-    index: int, roster: Roster, policy: SourcePolicy, updates: UpdateRule, store: SourceStore
+    index: int, roster: Roster, policy: SourcePolicy, updates: UpdateRule, store: SourceStore, *, logs: Path
 ) -> SourceSite:
     """A source's own things. Whether something is within its policy is looked up late: that can be switched off."""
     limits = policy.session_limits(roster)
@@ -200,6 +216,7 @@ def source_site(
         permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
         trainer=KnownUpdates(index, updates),
         store=store,
+        witness=witness_at(logs, index, roster, store),
         random_bytes=os.urandom,
         software_version="1",
     )

@@ -17,7 +17,7 @@ from securefda.rounds.source import SourceRounds, SourceSite
 from securefda.rounds.store import SourceStore
 from securefda.secagg.messages import Parcel
 from securefda.transport import wire
-from threat_model.sites import SiteWatch
+from threat_model.sites import SiteWatch, witness_at
 
 _FORK = multiprocessing.get_context("fork")
 Sent = list[tuple[bytes, tuple[bytes, ...]]]
@@ -52,9 +52,9 @@ class SourceProcess:
         theirs.close()
         copys.close()
 
-    def join(self) -> Parcel:
-        """The first message, of the process."""
-        (parcel,) = self._ask(self._original, "join")
+    def join(self, run: str) -> Parcel:
+        """The first message in a run, of the process."""
+        (parcel,) = self._ask(self._original, "join", run)
         return parcel
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
@@ -64,7 +64,7 @@ class SourceProcess:
             self._ask(self._original, "fork")
         to = self._copy if self._forks_before in self._has_had and kind in self._has_had else self._original
         self._has_had.add(kind)
-        return self._ask(to, "handle", parcel)
+        return self._ask(to, "handle", _packed([parcel]))
 
     def expire(self) -> list[Parcel]:
         """Nothing came for too long."""
@@ -77,9 +77,9 @@ class SourceProcess:
         self._original.close()
         self._copy.close()
 
-    def _ask(self, to: Connection, what: str, parcel: Parcel | None = None) -> list[Parcel]:
+    def _ask(self, to: Connection, what: str, told: Sent | str | None = None) -> list[Parcel]:
         try:
-            to.send((what, parcel and _packed([parcel])))
+            to.send((what, told))
             sent, alarms, error = to.recv()
         except (EOFError, OSError):
             return []
@@ -103,11 +103,14 @@ def _serve(
     for other in others:
         other.close()  # inherited; while it is open here, this end would never hear that the test is over
     watch = SiteWatch()
-    rounds = SourceRounds(replace(site, store=SourceStore(path)), watch)
+    store = SourceStore(path)
+    logs = site.witness.journal.folder  # of all runs, before there is one
+    witness = witness_at(logs, site.signer.index, site.roster, store)
+    rounds = SourceRounds(replace(site, store=store, witness=witness), watch)
     connection, copy = ends
     while True:
         try:
-            what, sent = connection.recv()
+            what, told = connection.recv()
         except EOFError:
             os._exit(0)
         if what == "fork" and os.fork() == 0:
@@ -115,15 +118,15 @@ def _serve(
             continue
         known, answers, error = len(watch.alarms), [], ""
         try:
-            answers = _answers(rounds, what, sent)
+            answers = _answers(rounds, what, told)
         except (SecureFdaError, ValueError) as caught:
             error = type(caught).__name__
         connection.send((_packed(answers), [getattr(one, "check", "") for one in watch.alarms[known:]], error))
 
 
-def _answers(rounds: SourceRounds, what: str, sent: Sent | None) -> list[Parcel]:
+def _answers(rounds: SourceRounds, what: str, told: Any) -> list[Parcel]:
     if what == "join":
-        return [rounds.join()]
+        return [rounds.join(told)]
     if what == "expire":
         return rounds.expire()
-    return [answer for parcel in _unpacked(sent or []) for answer in rounds.handle(parcel)]
+    return [answer for parcel in _unpacked(told or []) for answer in rounds.handle(parcel)]

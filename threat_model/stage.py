@@ -19,7 +19,7 @@ from securefda.policy import SourcePolicy, default_policy
 from securefda.rounds.attempts import Send
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_settings import RunSettings
+from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.site import Trainer
 from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
@@ -28,6 +28,8 @@ from securefda.secagg.messages import Abort, Header, Parcel, Refusal, Signed, Vi
 from securefda.secagg.roster import Roster
 from securefda.training import Vector
 from securefda.transport import wire
+from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
+from securefda.transport.recorder import MessageRecorder
 from threat_model.sites import (
     CLIP,
     MAX_SAMPLES,
@@ -40,8 +42,10 @@ from threat_model.sites import (
     known_update,
     roster_of,
     samples_of,
+    site_id_of,
     source_site,
     target_site,
+    witness_at,
 )
 
 _MOST_STEPS = 20_000
@@ -52,6 +56,10 @@ class AggregatorEndpoint(Protocol):
 
     done: bool
     deadline: float | None
+
+    @property
+    def run_id(self) -> str:
+        """The run that it says it is in, 32 hex digits; sources join that."""
 
     def open(self) -> list[Send]:
         """Begin."""
@@ -66,8 +74,8 @@ class AggregatorEndpoint(Protocol):
 class SourceEndpoint(Protocol):
     """What the stage needs of a source, honest or not."""
 
-    def join(self) -> Parcel:
-        """The first message."""
+    def join(self, run: str) -> Parcel:
+        """The first message in a run."""
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
         """A message of the aggregator."""
@@ -139,6 +147,9 @@ class Stage:
         settings: fields of :class:`RunSettings` that differ from :func:`run_settings`.
         roster: another one than :func:`roster_of` gives.
         network: what becomes of messages under way.
+        rosters: of single sources that have another one than ``roster``, for all but their policy's trusted peers.
+        recorded: whether every message is written into the logs of its sender and its receiver, as between processes.
+            Events and checkpoints are in any case.
     """
 
     def __init__(
@@ -155,35 +166,56 @@ class Stage:
         settings: Mapping[str, Any] | None = None,
         roster: Roster | None = None,
         network: Network = lambda passed: (passed,),
+        rosters: Mapping[int, Roster] | None = None,
+        recorded: bool = False,
     ) -> None:
         self.folder, self.updates, self.network = folder, updates, network
         self.roster = roster or roster_of(n)
         self.settings = run_settings(visibility, settings or {})
-        self.policies, self.trainers = dict(policies or {}), dict(trainers or {})
+        self.policies, self.trainers, self.rosters = dict(policies or {}), dict(trainers or {}), dict(rosters or {})
         self.now = 0.0
         self.passed: list[Passed] = []
         self.watches: dict[int, SiteWatch] = {}
         self._queue: deque[tuple[int, int, bytes, tuple[bytes, ...]]] = deque()
         self._stores: dict[int, SourceStore] = {}
+        self._sites: dict[int, SourceSite | TargetSite] = {}
+        self._recorders: dict[int, MessageObserver] = {}
+        self._recorded, self._instance = recorded, 0
         self._makes = dict(sources or {})
         self.sources = {entry.index: self._source(entry.index) for entry in self.roster.sources}
         self._aggregator_store = AggregatorStore(folder / "target.sqlite")
         self.aggregator = aggregator(self._seat())
+        self._record(TARGET, self.aggregator.run_id)
 
     def _seat(self) -> AggregatorSeat:
-        site = target_site(self.roster, self.updates, lambda: self.now)
+        witness = witness_at(self.logs(TARGET), TARGET, self.roster, self._aggregator_store)
+        site = target_site(self.roster, self.updates, lambda: self.now, witness)
         site = replace(site, trainer=self.trainers.get(TARGET, site.trainer))
+        self._sites[TARGET] = site
         colluders = {index: self.sources[index] for index in self._makes}
         return AggregatorSeat(site, self.settings, self._aggregator_store, SilentReporter(), colluders)
 
     def _source(self, index: int) -> SourceEndpoint:
         policy = self.policies.get(index) or self.default_policy()
         self._stores[index] = SourceStore(self.folder / f"source-{index}.sqlite")
-        site = source_site(index, self.roster, policy, self.updates, self._stores[index])
+        logs, store = self.logs(index), self._stores[index]
+        site = source_site(index, self.roster, policy, self.updates, store, logs=logs)
+        if index in self.rosters:
+            roster = self.rosters[index]
+            trusted = frozenset(entry.index for entry in roster.sources)
+            witness = witness_at(logs, index, roster, store)
+            site = replace(site, roster=roster, limits=replace(site.limits, trusted=trusted), witness=witness)
         trainer = self.trainers.get(index, site.trainer)
         permits = replace(site.permits, metrics=not hasattr(trainer, "account"))  # with noise there are no figures
         site = replace(site, trainer=trainer, permits=permits)
+        self._sites[index] = site
+        self._record(index)
         return self._makes.get(index, SourceRounds)(site, self.watches.setdefault(index, SiteWatch()))
+
+    def _record(self, index: int, run: str | None = None) -> None:
+        if self._recorded:
+            journal = self._sites[index].witness.journal
+            self._recorders[index] = MessageRecorder(journal, self.roster, index, run=run)
 
     def default_policy(self) -> SourcePolicy:
         """What a source permits that agreed to the run's settings."""
@@ -205,15 +237,19 @@ class Stage:
     def restart(self, index: int) -> None:
         """A source's process ends and begins anew, in its folder; it reports to the aggregator."""
         self._stores[index].close()
+        self._sites[index].witness.journal.close()
         self.sources[index] = self._source(index)
-        self._submit(index, [self.sources[index].join()])
+        self._join(index)
 
     def play(self) -> Stage:
         """Let every source report, and go on until nothing moves and the aggregator is done."""
         self._post(self.aggregator.open())
         for index in sorted(self.sources):
-            self._submit(index, [self.sources[index].join()])
+            self._join(index)
         return self.go()
+
+    def _join(self, index: int) -> None:
+        self._submit(index, [self.sources[index].join(self.aggregator.run_id)])
 
     def go(self) -> Stage:
         """Deliver what is under way; deadlines pass when nothing moves, in the end those of the sources."""
@@ -235,6 +271,7 @@ class Stage:
         for arriving in self.network(Passed(sender, to, wire.decode_signed(data), vectors)):
             message = wire.decode_signed(wire.encode_signed(arriving.message))
             self.passed.append(Passed(arriving.sender, arriving.to, message, arriving.vectors))
+            self._observe(arriving.to, Direction.RECEIVED, self.passed[-1])
             parcel = Parcel(message, arriving.vectors)
             if arriving.to == TARGET:
                 self._post(self.aggregator.receive(parcel))
@@ -244,6 +281,11 @@ class Stage:
     def _post(self, sends: Iterable[Send]) -> None:
         for send in sends:
             self._enqueue(TARGET, send.to, send.parcel)
+        instance = getattr(self.aggregator, "instance", 0)
+        if instance != self._instance:  # as sources hear it where they connect again, and then join again
+            self._instance = instance
+            for index in sorted(self.sources):
+                self._join(index)
 
     def _submit(self, index: int, parcels: Iterable[Parcel]) -> None:
         for parcel in parcels:
@@ -251,13 +293,29 @@ class Stage:
 
     def _enqueue(self, sender: int, to: int, parcel: Parcel) -> None:
         vectors = tuple(bytes(vector) for vector in parcel.vectors)
+        self._observe(sender, Direction.SENT, Passed(sender, to, parcel.message, vectors))
         self._queue.append((sender, to, wire.encode_signed(parcel.message), vectors))
 
+    def _observe(self, site: int, direction: Direction, passed: Passed) -> None:
+        peer = passed.to if direction is Direction.SENT else passed.sender
+        size = wire_size(passed.message, sum(len(vector) for vector in passed.vectors))
+        self._recorders.get(site, ignore)(direction, peer, passed.message, size)
+
     def close(self) -> None:
-        """Close the state files."""
+        """Close state files and logs."""
+        for site in self._sites.values():
+            site.witness.journal.close()
         self._aggregator_store.close()
         for store in self._stores.values():
             store.close()
+
+    def logs(self, index: int) -> Path:
+        """The folder of a site's audit logs, of all runs."""
+        return self.folder / "logs" / site_id_of(index)
+
+    def log(self, index: int) -> Path:
+        """The folder of a site's audit log of the run."""
+        return self.logs(index) / self.aggregator.run_id
 
     def store(self, index: int) -> SourceStore:
         """A source's state file."""

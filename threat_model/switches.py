@@ -28,6 +28,7 @@ from typing import Any
 
 import securefda.secagg
 from securefda.adaptation import CapEffect, energy
+from securefda.audit.log import AuditLog
 from securefda.federation import policy_signature
 from securefda.policy import verdict
 from securefda.rounds import energies, terms
@@ -291,11 +292,19 @@ def _with_compression(original: Callable[..., list[tuple[str, int]]]) -> Callabl
 NO_COMPRESSION = replaced("no compression", limits, "_common_options", _with_compression)
 """Server and channel take what is compressed."""
 
+
+@contextmanager
+def _whichever_process(self: AuditLog) -> Iterator[None]:
+    with self._mutex:
+        yield
+
+
 COPIED_PROCESS = Switch(
     "that only the original goes on",
     lambda: [
         Replacement(ProcessGuard, "is_copy", property(lambda _: False)),
         Replacement(ProcessGuard, "_mark", lambda _: None),
+        Replacement(AuditLog, "_alone", _whichever_process),
     ],
 )
 """A copy of a source's process keeps the secrets of the session and goes on with it."""

@@ -10,32 +10,31 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 
-import numpy as np
-
 from securefda.adaptation import RoundPlan, round_plan
+from securefda.errors import FaultySourceError
 from securefda.rounds.attempts import Send
 from securefda.rounds.headers import Place, Planner, SessionPlan, make_header
 from securefda.rounds.site import vector_from_wire, vector_to_wire
 from securefda.rounds.target import TargetRound, train_target
-from securefda.secagg import agreement
-from securefda.secagg.agreement import KeyPair
+from securefda.rounds.witnesses import Witnesses
 from securefda.secagg.messages import (
     NO_CONTEXT,
+    RUN_ID_BYTES,
     Abort,
     Advertise,
     Body,
     BodyT,
+    Checkpoint,
     Consistency,
+    Cosigned,
     DeliveredBox,
     Header,
     Join,
     KeyList,
     MaskedInput,
-    MasterShare,
     Parcel,
     Refusal,
     Result,
-    SelfMaskShare,
     ShareBundle,
     ShareDelivery,
     Signed,
@@ -46,18 +45,16 @@ from securefda.secagg.messages import (
     Update,
     Visibility,
 )
-from securefda.secagg.prg import RingVector
-from securefda.secagg.secret import Secret, draw
+from securefda.secagg.secret import draw
 from securefda.training import Vector
 from threat_model.adversaries.heard import Heard, View
-from threat_model.adversaries.masks import Decoded, Vector64, decode, open_secret, peel, ring_vector
+from threat_model.adversaries.masks import ring_vector
+from threat_model.adversaries.opens import Opens
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.sites import AggregatorSeat
 
-ShareKind = type[SelfMaskShare] | type[MasterShare]
 
-
-class MaliciousAggregator:
+class MaliciousAggregator(Opens):
     """The target as an attacker. Without an override it plays every round of the run honestly.
 
     Powers: the target's signing key, the relay of every message, what a target computes, and the copied secrets of
@@ -69,12 +66,18 @@ class MaliciousAggregator:
         sessions: all that was heard, one entry per attempt; ``heard`` is the last.
         colluders: the colluding sources, by roster index.
         model: what it publishes next.
+        run: of which it says that it is, 16 bytes.
+        witness, witnesses: its log, which it keeps honestly, and who has cosigned its one checkpoint: it makes none
+            after the first, so that every header can carry that one.
+        instance: a number; where it is another one the sources connect again, and join again.
     """
 
     def __init__(self, seat: AggregatorSeat) -> None:
         self.seat, self.signer, self.roster = seat, seat.site.signer, seat.site.roster
         self.colluders = {i: one for i, one in seat.colluders.items() if isinstance(one, ColludingSource)}
-        self.run_id = draw(seat.site.random_bytes, 16)
+        self.run = draw(seat.site.random_bytes, RUN_ID_BYTES)
+        self.witness, self.witnesses = seat.site.witness, Witnesses(seat.site)
+        self.instance = 0
         self.model: Vector = seat.site.trainer.initial_model()
         self.target: TargetRound | None = None
         self.last_result: Signed[Result] | None = None
@@ -91,7 +94,7 @@ class MaliciousAggregator:
         """The attempt that comes next, None to end the run: one attempt at each round of the run's settings."""
         number = len(self.sessions) + 1
         previous = self.last_result.digest() if self.last_result else b""
-        return Place(self.run_id, number, 1, previous) if number <= self.seat.settings.strategy.rounds else None
+        return Place(self.run, number, 1, previous) if number <= self.seat.settings.strategy.rounds else None
 
     def participants(self) -> set[int]:
         """U0 of the attempt that comes next."""
@@ -153,7 +156,7 @@ class MaliciousAggregator:
         """The result: over as many as the source was told, and the model that comes next."""
         view = self.heard.views[index]
         count = len(view.survivors.body.survivors) if view.survivors else len(self.heard.updates)
-        return Result(b"", count, sha256(vector_to_wire(self.model)).digest(), b"")
+        return Result(b"", count, sha256(vector_to_wire(self.model)).digest())
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:  # noqa: ARG002 - for overriding
         """What is sent in place of a message that is ready and signed."""
@@ -166,13 +169,18 @@ class MaliciousAggregator:
     # The endpoint.
 
     @property
-    def heard(self) -> Heard:
-        """The session in progress, or the last one."""
-        return self.sessions[-1]
+    def run_id(self) -> str:
+        """32 hex digits."""
+        return self.run.hex()
 
     def open(self) -> list[Send]:
-        """Wait for the sources."""
+        """Begin the log, and wait for the sources."""
+        self.witness.journal.begin(self.run_id)
         return []
+
+    def ready(self) -> bool:
+        """Whether to begin now: the first attempt, when all sources have joined and cosigned the checkpoint."""
+        return not self.sessions and set(self.joined) == self.seat.site.sources == self.witnesses.vouching
 
     def receive(self, parcel: Parcel) -> list[Send]:
         """Keep a message, and go on when every answer that is waited for is here."""
@@ -180,8 +188,10 @@ class MaliciousAggregator:
         if isinstance(body, Join):
             self.joined[sender] = body.visibility
             self.with_metrics |= {sender} if body.metrics else set()
-            ready = not self.sessions and set(self.joined) == self.seat.site.sources
-            return self._begin() if ready else []
+            self.witnesses.reported(sender, body.known)
+            return [self.witnesses.ask(sender)]
+        if isinstance(body, Checkpoint | Cosigned):
+            return self._witnessed(parcel.message)
         if self.sessions and parcel.message.envelope.session_id == self.heard.session_id:
             self._keep(sender, parcel)
             return self._go_on()
@@ -211,11 +221,19 @@ class MaliciousAggregator:
         elif isinstance(body, Update):
             heard.clear[sender] = vector_from_wire(bytes(parcel.vectors[0]))
 
+    def _witnessed(self, message: Signed[Body]) -> list[Send]:
+        try:
+            sends = self.witnesses.receive(message)
+        except FaultySourceError:
+            return []
+        return sends + (self._begin() if self.ready() else [])
+
     def _begin(self) -> list[Send]:
         place = self.next_place()
+        self.done = place is None
         if place is None:
-            self.done = True
             return []
+        place = replace(place, previous_checkpoint=self.witness.note)
         site, settings = self.seat.site, self.seat.settings
         plan = round_plan(settings.strategy, place.round)
         self.target = self.train(place, plan)
@@ -325,74 +343,3 @@ class MaliciousAggregator:
 
     def _send_last(self, index: int, context: bytes, body: Body | None) -> list[Send]:
         return [] if body is None else self._tell(index, Parcel(self.sign(index, context, body)))
-
-    # What can be made of what was heard.
-
-    def held_shares(self, owner: int, kind: ShareKind) -> dict[int, bytes]:
-        """The shares of one secret of a source that came in, by holder; those that colluders hold among them."""
-        shares = {
-            holder: share.share
-            for holder, answer in self.heard.unmaskings.items()
-            for share in answer.body.shares
-            if isinstance(share, kind) and share.owner == owner
-        }
-        for holder, colluder in self.colluders.items():
-            pair = colluder.secrets_of(self.heard.session_id).shares.get(owner)
-            if pair is not None:
-                shares[holder] = (pair.master if kind is MasterShare else pair.self_secret).reveal()
-        return shares
-
-    def master_of(self, owner: int) -> Secret | None:
-        """A source's master: a colluder's own, or what t shares give; None where fewer are held."""
-        if owner in self.colluders:
-            return self.colluders[owner].secrets_of(self.heard.session_id).master
-        return open_secret(self.held_shares(owner, MasterShare), self.heard.header.threshold)
-
-    def self_secret_of(self, owner: int) -> Secret | None:
-        """Likewise its self secret."""
-        if owner in self.colluders:
-            return self.colluders[owner].secrets_of(self.heard.session_id).self_secret
-        return open_secret(self.held_shares(owner, SelfMaskShare), self.heard.header.threshold)
-
-    def mask_pair_of(self, owner: int, *, seen_by: int) -> KeyPair | None:  # noqa: ARG002 - for overriding
-        """The mask key pair of a source as another one sees it, where its master is known."""
-        master = self.master_of(owner)
-        return agreement.mask_pair(master, own=owner, ctx=self.heard.views[owner].ctx) if master else None
-
-    def pair_seeds_of(self, owner: int) -> dict[int, Secret]:
-        """Every known seed of a pairwise mask in the input of a source, by partner."""
-        view = self.heard.views[owner]
-        own, ctx2 = self.mask_pair_of(owner, seen_by=owner), view.ctx2
-        seeds: dict[int, Secret] = {}
-        for partner in sorted(view.partners(self.heard.bundles[owner].body.nonce)):
-            theirs = self.mask_pair_of(partner, seen_by=owner)
-            if own is not None:
-                key = view.keys[partner].mask_key
-                seeds[partner] = agreement.pair_seed(own, key, own=owner, peer=partner, ctx2=ctx2)
-            elif theirs is not None:
-                key = view.keys[owner].mask_key
-                seeds[partner] = agreement.pair_seed(theirs, key, own=partner, peer=owner, ctx2=ctx2)
-        return seeds
-
-    def estimate(self, owner: int) -> Vector64 | None:
-        """The best guess of a source's update, (m,): its input without every mask that is known; None without it."""
-        if owner not in self.heard.vectors:
-            return None
-        return decode(self.heard.header, self._peeled(owner, self.pair_seeds_of(owner))).update
-
-    def aggregate(self) -> Decoded | None:
-        """The sum over all inputs, as an honest aggregator would open it; None where a self mask is not known."""
-        owners = sorted(self.heard.vectors)
-        if not owners or any(self.self_secret_of(owner) is None for owner in owners):
-            return None
-        total = np.zeros_like(self.heard.vectors[owners[0]])
-        for owner in owners:
-            seeds = self.pair_seeds_of(owner)
-            total += self._peeled(owner, {peer: seed for peer, seed in seeds.items() if peer not in owners})
-        return decode(self.heard.header, total)
-
-    def _peeled(self, owner: int, pair_seeds: dict[int, Secret]) -> RingVector:
-        secret = self.self_secret_of(owner)
-        ctx2 = self.heard.views[owner].ctx2
-        seed = agreement.self_seed(secret, own=owner, ctx2=ctx2) if secret else None
-        return peel(self.heard.vectors[owner], own=owner, self_seed=seed, pair_seeds=pair_seeds)

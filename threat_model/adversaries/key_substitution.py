@@ -18,8 +18,9 @@ from securefda.secagg.messages import (
 )
 from securefda.secagg.secret import Secret
 from securefda.secagg.shamir import split, x_of
-from threat_model.adversaries.base import MaliciousAggregator, ShareKind
+from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
+from threat_model.adversaries.opens import ShareKind
 from threat_model.sites import AggregatorSeat
 
 ALL_KEYS = ("mask_key", "box_key", "self_mask_commitment", "nonce_commitment")

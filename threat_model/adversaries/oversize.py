@@ -21,7 +21,10 @@ _SERVICE = "securefda.v1.FederationService"
 _INSTANCE = bytes(range(16))
 _NO_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 _HELLO = pb.ControlRequest(frame=pb.Frame(hello=pb.Hello(instance_id=_INSTANCE, heartbeat_ms=60_000)))
-_WELCOME = pb.ControlResponse(frame=pb.Frame(welcome=pb.Welcome(instance_id=_INSTANCE, heartbeat_ms=60_000)))
+_RUN = bytes(range(16))
+_WELCOME = pb.ControlResponse(
+    frame=pb.Frame(welcome=pb.Welcome(instance_id=_INSTANCE, heartbeat_ms=60_000, run_id=_RUN))
+)
 
 
 class FloodingSource:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from securefda.rounds.attempts import Send
 from securefda.rounds.headers import Place
-from securefda.secagg.messages import Header, Join, Parcel, Result
+from securefda.secagg.messages import RUN_ID_BYTES, Header, Join, Parcel, Result
 from securefda.secagg.secret import draw
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Decoded, Vector64
@@ -29,7 +29,8 @@ class RoundAgain(MaliciousAggregator):
         seat: of the target.
         victim: roster index, in the first session only.
         way: how the second session is named: the next ``"attempt"`` at the round, the same ``"place"``, another
-            ``"run"``, or by the first session's own ``"header"``, word for word.
+            ``"run"``, which the sources join and whose log they cosign before, or by the first session's own
+            ``"header"``, word for word.
         after_restart: whether it waits for every source to have started anew.
     """
 
@@ -43,14 +44,24 @@ class RoundAgain(MaliciousAggregator):
         self._missing = set(seat.site.sources) if after_restart else set()
 
     def next_place(self) -> Place | None:
-        """Round 1, and round 1 again."""
+        """Round 1, and round 1 again; in another run when the sources have joined that."""
         if not self.sessions:
             return super().next_place()
         self.sums[self.heard.session_id] = self.aggregate()
+        if self.way == "run" and self.heard.header.run_id == self.run:
+            self._change_run()
         if self._missing or len(self.sessions) > 1:
             return None
-        run_id = draw(self.seat.site.random_bytes, 16) if self.way == "run" else self.run_id
-        return Place(run_id, 1, 2 if self.way == "attempt" else 1, b"")
+        return Place(self.run, 1, 2 if self.way == "attempt" else 1, b"")
+
+    def _change_run(self) -> None:
+        """Begin a log of another run, and have the sources connect again if they do not start anew in any case."""
+        self.run = draw(self.seat.site.random_bytes, RUN_ID_BYTES)
+        self.witness.journal.begin(self.run_id)
+        self.witness.renew()
+        if not self._missing:
+            self._missing = set(self.seat.site.sources)
+            self.instance += 1
 
     def participants(self) -> set[int]:
         """Everyone, then everyone else."""
@@ -66,14 +77,17 @@ class RoundAgain(MaliciousAggregator):
         return [self._headers.setdefault(index, parcel)]
 
     def receive(self, parcel: Parcel) -> list[Send]:
-        """As always; and when the last source is back, the second session begins."""
-        if not self.sessions or not isinstance(parcel.message.body, Join):
-            return super().receive(parcel)
-        self._missing.discard(parcel.message.sender)
-        if self._missing or len(self.sessions) > 1:
-            return []
-        self.done = False
-        return self._begin()
+        """As always; who joins is back."""
+        if self.sessions and isinstance(parcel.message.body, Join):
+            self._missing.discard(parcel.message.sender)
+        return super().receive(parcel)
+
+    def ready(self) -> bool:
+        """Also for the second session, when the last source is back and all have cosigned."""
+        if not self.sessions:
+            return super().ready()
+        waits = self.done and len(self.sessions) == 1 and not self._missing
+        return waits and self.witnesses.vouching == self.seat.site.sources
 
     def attack(self) -> Vector64 | None:
         """What the sums differ by; None where one of them was not to be had."""

@@ -6,6 +6,8 @@ from securefda.rounds.attempts import Send
 from securefda.secagg.messages import (
     Abort,
     Advertise,
+    Checkpoint,
+    Cosigned,
     Header,
     Join,
     KeyList,
@@ -22,8 +24,9 @@ from securefda.secagg.messages import (
 )
 from securefda.secagg.messages import Consistency as ConsistencyList
 from securefda.secagg.prg import RingVector
-from threat_model.adversaries.base import MaliciousAggregator, ShareKind
+from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64, decode, ring_vector
+from threat_model.adversaries.opens import ShareKind
 from threat_model.adversaries.split_view import SplitView
 from threat_model.sites import AggregatorSeat
 
@@ -46,24 +49,30 @@ class SecondInput(MaliciousAggregator):
         self.victim = victim
         self.inputs: list[RingVector] = []
         self._told: dict[type, Parcel] = {}
-        self._is_again = False
+        self._joins, self._is_again = 0, False
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
-        """Keep what the victim is told."""
-        if index == self.victim:
-            self._told[type(parcel.message.body)] = parcel
-        return [parcel]
+        """Keep what the victim is told; it is told the header twice where it came anew before there was one."""
+        if index != self.victim:
+            return [parcel]
+        self._told[type(parcel.message.body)] = parcel
+        return [parcel, parcel] if isinstance(parcel.message.body, Header) and self._joins > 1 else [parcel]
 
     def receive(self, parcel: Parcel) -> list[Send]:
         """As always; but a victim that reports anew hears all that it was told before."""
         body = parcel.message.body
-        if parcel.message.sender != self.victim or not self.sessions:
+        if parcel.message.sender != self.victim:
+            return super().receive(parcel)
+        self._joins += isinstance(body, Join)
+        if not self.sessions:
             return super().receive(parcel)
         if isinstance(body, MaskedInput):
             self.inputs.append(ring_vector(self.heard.header, bytes(parcel.vectors[0])))
-        if isinstance(body, Join):
+        if isinstance(body, Cosigned):  # it has joined anew, and vouches for the checkpoint in the header once more
             self._is_again = True
-            return [Send(self.victim, self._told[Header])]
+            return [*super().receive(parcel), Send(self.victim, self._told[Header])]
+        if isinstance(body, Join | Checkpoint):
+            return super().receive(parcel)
         if not self._is_again or isinstance(body, (Refusal, Abort)):
             self._is_again = False
             return super().receive(parcel)

@@ -56,7 +56,7 @@ class SignHeader(MaliciousAggregator):
         tried = len(self.sessions)
         if tried == len(self.clips) or (tried and self.heard.advertised):
             return None
-        return Place(self.run_id, tried + 1, 1, b"")
+        return Place(self.run, tried + 1, 1, b"")
 
     @property
     def clip(self) -> float:

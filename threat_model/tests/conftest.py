@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,21 @@ import torch
 from threat_model.stage import MakesStage, Stage
 
 
+@contextmanager
+def quick_folder(otherwise: Path) -> Iterator[Path]:
+    """A folder in memory where the system has that: state and logs are written often, and no power is cut."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else otherwise) as name:
+        yield Path(name)
+
+
 @pytest.fixture
 def staged(tmp_path: Path) -> Iterator[MakesStage]:
     """Makes a stage in a folder of its own."""
-    with ExitStack() as stages:
+    with quick_folder(tmp_path) as parent, ExitStack() as stages:
 
         def make(*args: Any, **options: Any) -> Stage:
-            folder = tmp_path / f"stage-{len(list(tmp_path.iterdir()))}"
+            folder = parent / f"stage-{len(list(parent.iterdir()))}"
             folder.mkdir()
             return stages.enter_context(closing(Stage(folder, *args, **options)))
 
@@ -36,7 +44,6 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def ledgers(tmp_path: Path) -> Iterator[Path]:
-    """A folder for ledgers, in memory where the system has that: they are written often, and no power is cut."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as name:
-        yield Path(name)
+    """A folder for ledgers."""
+    with quick_folder(tmp_path) as folder:
+        yield folder

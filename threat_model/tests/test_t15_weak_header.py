@@ -17,14 +17,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securefda.adaptation import Strategy, round_plan
+from securefda.audit import notes
+from securefda.audit.names import witness_name
+from securefda.audit.notes import Note
 from securefda.policy import ReleaseLimits, SourcePolicy, default_policy
 from securefda.rounds.headers import Place, Planner, make_header
+from securefda.rounds.run_settings import TargetSite
 from securefda.rounds.site import vector_to_wire
 from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import SourceStore
 from securefda.secagg.messages import (
     NO_CONTEXT,
+    NO_SESSION,
     Advertise,
+    Checkpoint,
+    Cosigned,
     EnergyTerms,
     Granularity,
     Header,
@@ -45,11 +52,14 @@ from threat_model.sites import (
     KnownUpdates,
     SiteWatch,
     known_update,
+    published_key,
     roster_of,
     samples_of,
     signer_of,
+    site_id_of,
     source_site,
     target_site,
+    witness_at,
 )
 from threat_model.stage import MakesStage, Stage, run_settings
 from threat_model.switches import POLICY, UPDATE_AT_THE_CLIP, switched_off
@@ -172,22 +182,42 @@ EXAMPLES = 800
 
 @dataclass
 class Victim:
-    """A source with its state in a folder, which is asked one header after another, each of another run."""
+    """A source with its state in a folder, which is asked one header after another, each of another run.
+
+    It joins each run, and cosigns the log of one record that the target has of it; so have all the others.
+    """
 
     folder: Path
 
     def __post_init__(self) -> None:
         self.roster, self.numbers, self.answers = roster_of(SITES), count(1), Counter()
-        store = SourceStore(self.folder / "state")
-        self.close = store.close
-        site = source_site(ME, self.roster, PERMITS, known_update, store)
-        self.rounds = SourceRounds(site, SiteWatch())
+        self._store = SourceStore(self.folder / "state")
+        self._site = source_site(ME, self.roster, PERMITS, known_update, self._store, logs=self.folder / "logs")
+        self.rounds = SourceRounds(self._site, SiteWatch())
+
+    def close(self) -> None:
+        self._site.witness.journal.close()
+        self._store.close()
+
+    def _witnessed(self, run_id: bytes) -> bytes:
+        """Join a run and cosign; what the header has to carry."""
+        self.rounds.join(run_id.hex())
+        origin = self._site.witness.journal.origin_of(TARGET)
+        text = notes.Checkpoint(origin, 1, sha256(run_id).digest()).to_text()
+        bare = Note(text, (notes.sign(text, origin, published_key(TARGET)),))
+        shown = signer_of(TARGET).sign(NO_SESSION, NO_CONTEXT, Checkpoint(bare.to_bytes(), 0, (), 0))
+        own, cosigned = self.rounds.handle(Parcel(shown))
+        assert isinstance(own.message.body, Checkpoint)
+        assert isinstance(cosigned.message.body, Cosigned)
+        names = {index: witness_name(self.roster.federation_id, site_id_of(index)) for index in range(1, SITES + 1)}
+        lines = [notes.cosign(text, name, published_key(index), 1) for index, name in names.items()]
+        return Note(text, (*bare.signatures, *lines)).to_bytes()
 
     def accepts(self, header: Header) -> bool:
         number = next(self.numbers)
-        signed = signer_of(TARGET).sign(
-            number.to_bytes(32, "big"), NO_CONTEXT, replace(header, run_id=number.to_bytes(16, "big"))
-        )
+        run_id = number.to_bytes(16, "big")
+        of_run = replace(header, run_id=run_id, previous_checkpoint=self._witnessed(run_id))
+        signed = signer_of(TARGET).sign(number.to_bytes(32, "big"), NO_CONTEXT, of_run)
         model = vector_to_wire(np.zeros(N_PARAMS, np.float32))
         at_sum = ME in header.participants and header.level_of(ME) is Visibility.SUM
         vectors = (model, G_T) if at_sum and header.target and header.target.update_digest else (model,)
@@ -198,10 +228,9 @@ class Victim:
         return isinstance(body, Advertise)
 
 
-def honest_header() -> Header:
+def honest_header(site: TargetSite) -> Header:
     wanted = run_settings(Visibility.SUM, {"n_c": 1, "kappa": 1.0})
-    site = target_site(roster_of(SITES), known_update, lambda: 0.0)
-    names = {index: site.name(index) for index in range(1, SITES + 1)}
+    names = {index: site_id_of(index) for index in range(1, SITES + 1)}
     header = make_header(
         site,
         wanted,
@@ -368,13 +397,15 @@ REASONS = {
 
 
 @pytest.mark.threat("T15")
-def test_every_header_that_is_accepted_satisfies_every_inequality(tmp_path: Path) -> None:
-    with closing(Victim(tmp_path)) as victim:
+def test_every_header_that_is_accepted_satisfies_every_inequality(ledgers: Path) -> None:
+    witness = witness_at(ledgers / "target", TARGET, roster_of(SITES), SourceStore(ledgers / "unused"))
+    target = target_site(roster_of(SITES), known_update, lambda: 0.0, witness)
+    with closing(Victim(ledgers / "victim")) as victim:
 
         @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, database=None)
         @given(changes=st.lists(CHANGES, min_size=1, max_size=3))
         def ask(changes: list[Any]) -> None:
-            header = honest_header()
+            header = honest_header(target)
             for change in changes:
                 header = change(header)
             if victim.accepts(header):

@@ -28,7 +28,7 @@ from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.driver import RunDriver, SourceDriver
 from securefda.transport.limits import TransportSettings
-from tests.transport.transport_kit import Sites, header, message, scenario
+from tests.transport.transport_kit import RUN_ID, Sites, header, message, scenario
 from threat_model.adversaries.oversize import FloodingAggregator, FloodingSource, TricklingChannel, delivery_of
 from threat_model.measured import MeasuredProcess, Within, aggregator_server, in_its_own_process, source_channel
 from threat_model.sites import (
@@ -41,6 +41,7 @@ from threat_model.sites import (
     roster_of,
     source_site,
     target_site,
+    witness_at,
 )
 from threat_model.stage import run_settings
 from threat_model.switches import NO_COMPRESSION, switched_off
@@ -218,15 +219,19 @@ class SlowRound:
         self._folder, self._stack, self._sites = folder, stack, Sites(4)
         self.roster, self.reporter = roster_of(4), KeepsLines()
         settings = run_settings(Visibility.SUM, {"phase_deadline_s": phase_deadline_s})
-        target = target_site(self.roster, known_update, time.monotonic)
         store = stack.enter_context(closing(AggregatorStore(folder / "target.sqlite")))
-        self.run = AggregatorRun(target, settings, store, self.reporter)
+        witness = witness_at(folder / "logs" / "target", TARGET, self.roster, store)
+        stack.callback(witness.journal.close)
+        target = target_site(self.roster, known_update, time.monotonic, witness)
+        self.run = AggregatorRun(target, settings, store, self.reporter, RUN_ID)
         self.slow: TricklingChannel | None = None
 
     def _rounds(self, index: int) -> SourceRounds:
         policy = default_policy("sum", 2, 0, 2, clip=CLIP, max_samples=MAX_SAMPLES, kappa=0.0)
         store = self._stack.enter_context(closing(SourceStore(self._folder / f"{index}.sqlite")))
-        site = source_site(index, self.roster, policy, known_update, store)
+        logs = self._folder / "logs" / str(index)
+        site = source_site(index, self.roster, policy, known_update, store, logs=logs)
+        self._stack.callback(site.witness.journal.close)
         return SourceRounds(site, SiteWatch())
 
     async def _take_part(self, index: int, address: str) -> None:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +23,8 @@ from securefda.federation.enrolment import countersign, init_federation, renew_s
 from securefda.federation.kit import LOCAL, STARTUP, Kit, load_kit, use_kit
 from securefda.federation.roster_memory import ROSTERS_FILE
 from securefda.federation.sites import SiteSpec
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import Advertise, Header, MaskedInput, ShareBundle
+from securefda.rounds.source import SourceReporter, SourceSite
+from securefda.secagg.messages import RUN_ID_BYTES, Advertise, Header, MaskedInput, ShareBundle
 from securefda.secagg.roster import Roster
 from securefda.transport.limits import TransportSettings
 from securefda.transport.server import AggregatorServer
@@ -86,7 +85,10 @@ CHANGES = pytest.mark.parametrize("change", [strike, renew])
 async def is_let_in(target: Kit, thief: StolenKit) -> bool:
     """Whether the thief gets a connection to an aggregator with this kit."""
     settings = TransportSettings(heartbeat_s=20.0, reconnect_deadline_s=20.0)
-    server = AggregatorServer("127.0.0.1:0", credentials_of(target), partial(source_of_pin, target), settings=settings)
+    let_in = partial(source_of_pin, target)
+    server = AggregatorServer(
+        "127.0.0.1:0", credentials_of(target), let_in, settings=settings, run_id=bytes(RUN_ID_BYTES)
+    )
     address = await server.start()
     try:
         async with asyncio.timeout(WAIT_S):
@@ -161,20 +163,19 @@ _NEW_KEY = published_key(50).public_key().public_bytes_raw()
 RENEWED = replace(OLD, epoch=2, entries=(*OLD.entries[:-1], replace(OLD.entries[THIEF], signing_key=_NEW_KEY)))
 
 
-def going_by(roster: Roster, kind: type[SourceRounds], *arguments: Any) -> SourceRounds:
-    """A source whose kit has this roster."""
-    site, reporter = arguments
+def going_by(roster: Roster, site: SourceSite, reporter: SourceReporter) -> ColludingSource:
+    """A thief whose header checks go by this roster."""
     trusted = frozenset(entry.index for entry in roster.sources)
-    return kind(replace(site, roster=roster, limits=replace(site.limits, trusted=trusted)), reporter)
+    return ColludingSource(replace(site, roster=roster, limits=replace(site.limits, trusted=trusted)), reporter)
 
 
 def thief_stage(staged: MakesStage, roster: Roster, claim: Roster) -> Stage:
     """The honest sources have ``roster``; the target goes by the old one, and its header says ``claim``."""
-    sources = {index: partial(going_by, roster, SourceRounds) for index in HONEST}
     return staged(
         aggregator=partial(PlaceForThief, thief=THIEF, claim=claim),
-        sources={THIEF: partial(going_by, claim, ColludingSource), **sources},
+        sources={THIEF: partial(going_by, claim)},
         roster=OLD,
+        rosters=dict.fromkeys(HONEST, roster),
     )
 
 
@@ -193,9 +194,28 @@ def test_header_that_counts_the_thief_is_refused(staged: MakesStage, roster: Ros
 
 
 @pytest.mark.threat("T34")
-def test_keys_that_are_signed_with_a_replaced_key_are_refused(staged: MakesStage) -> None:
+def test_thief_is_no_witness_of_the_log_with_a_replaced_key(staged: MakesStage) -> None:
+    """The threshold is all three: two cosignatures that count are too few."""
     stage = thief_stage(staged, RENEWED, RENEWED).play()
     for index in HONEST:
+        assert stage.refusals(index) == stage.alarms(index) == ["WITNESSES"]
+        assert stage.said(index, Advertise) == []
+    assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T34")
+def test_keys_that_are_signed_with_a_replaced_key_are_refused(staged: MakesStage) -> None:
+    """Three of four are the threshold, so that the log has enough witnesses without the thief."""
+    old = roster_of(4)
+    renewed = replace(old, epoch=2, entries=(*old.entries[:-1], replace(old.entries[4], signing_key=_NEW_KEY)))
+    honest = [1, 2, 3]
+    stage = staged(
+        aggregator=partial(PlaceForThief, thief=4, claim=renewed),
+        sources={4: partial(going_by, renewed)},
+        roster=old,
+        rosters=dict.fromkeys(honest, renewed),
+    ).play()
+    for index in honest:
         assert stage.alarms(index) == ["KEY_SIGNATURE"]
         assert not stage.said(index, ShareBundle)
         assert not stage.said(index, MaskedInput)

@@ -1,0 +1,102 @@
+"""What an aggregator of the attacker makes of what it heard: shares, secrets, masks, single inputs, sums."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from securefda.secagg import agreement
+from securefda.secagg.agreement import KeyPair
+from securefda.secagg.messages import MasterShare, SelfMaskShare
+from securefda.secagg.prg import RingVector
+from securefda.secagg.secret import Secret
+from threat_model.adversaries.heard import Heard
+from threat_model.adversaries.masks import Decoded, Vector64, decode, open_secret, peel
+from threat_model.adversaries.sources import ColludingSource
+
+ShareKind = type[SelfMaskShare] | type[MasterShare]
+
+
+class Opens:
+    """What follows from one session and from what colluders copied.
+
+    Attributes:
+        sessions: all that was heard, one entry per attempt; ``heard`` is the last.
+        colluders: the colluding sources, by roster index.
+    """
+
+    sessions: list[Heard]
+    colluders: dict[int, ColludingSource]
+
+    @property
+    def heard(self) -> Heard:
+        """The session in progress, or the last one."""
+        return self.sessions[-1]
+
+    def held_shares(self, owner: int, kind: ShareKind) -> dict[int, bytes]:
+        """The shares of one secret of a source that came in, by holder; those that colluders hold among them."""
+        shares = {
+            holder: share.share
+            for holder, answer in self.heard.unmaskings.items()
+            for share in answer.body.shares
+            if isinstance(share, kind) and share.owner == owner
+        }
+        for holder, colluder in self.colluders.items():
+            pair = colluder.secrets_of(self.heard.session_id).shares.get(owner)
+            if pair is not None:
+                shares[holder] = (pair.master if kind is MasterShare else pair.self_secret).reveal()
+        return shares
+
+    def master_of(self, owner: int) -> Secret | None:
+        """A source's master: a colluder's own, or what t shares give; None where fewer are held."""
+        if owner in self.colluders:
+            return self.colluders[owner].secrets_of(self.heard.session_id).master
+        return open_secret(self.held_shares(owner, MasterShare), self.heard.header.threshold)
+
+    def self_secret_of(self, owner: int) -> Secret | None:
+        """Likewise its self secret."""
+        if owner in self.colluders:
+            return self.colluders[owner].secrets_of(self.heard.session_id).self_secret
+        return open_secret(self.held_shares(owner, SelfMaskShare), self.heard.header.threshold)
+
+    def mask_pair_of(self, owner: int, *, seen_by: int) -> KeyPair | None:  # noqa: ARG002 - for overriding
+        """The mask key pair of a source as another one sees it, where its master is known."""
+        master = self.master_of(owner)
+        return agreement.mask_pair(master, own=owner, ctx=self.heard.views[owner].ctx) if master else None
+
+    def pair_seeds_of(self, owner: int) -> dict[int, Secret]:
+        """Every known seed of a pairwise mask in the input of a source, by partner."""
+        view = self.heard.views[owner]
+        own, ctx2 = self.mask_pair_of(owner, seen_by=owner), view.ctx2
+        seeds: dict[int, Secret] = {}
+        for partner in sorted(view.partners(self.heard.bundles[owner].body.nonce)):
+            theirs = self.mask_pair_of(partner, seen_by=owner)
+            if own is not None:
+                key = view.keys[partner].mask_key
+                seeds[partner] = agreement.pair_seed(own, key, own=owner, peer=partner, ctx2=ctx2)
+            elif theirs is not None:
+                key = view.keys[owner].mask_key
+                seeds[partner] = agreement.pair_seed(theirs, key, own=partner, peer=owner, ctx2=ctx2)
+        return seeds
+
+    def estimate(self, owner: int) -> Vector64 | None:
+        """The best guess of a source's update, (m,): its input without every mask that is known; None without it."""
+        if owner not in self.heard.vectors:
+            return None
+        return decode(self.heard.header, self._peeled(owner, self.pair_seeds_of(owner))).update
+
+    def aggregate(self) -> Decoded | None:
+        """The sum over all inputs, as an honest aggregator would open it; None where a self mask is not known."""
+        owners = sorted(self.heard.vectors)
+        if not owners or any(self.self_secret_of(owner) is None for owner in owners):
+            return None
+        total = np.zeros_like(self.heard.vectors[owners[0]])
+        for owner in owners:
+            seeds = self.pair_seeds_of(owner)
+            total += self._peeled(owner, {peer: seed for peer, seed in seeds.items() if peer not in owners})
+        return decode(self.heard.header, total)
+
+    def _peeled(self, owner: int, pair_seeds: dict[int, Secret]) -> RingVector:
+        secret = self.self_secret_of(owner)
+        ctx2 = self.heard.views[owner].ctx2
+        seed = agreement.self_seed(secret, own=owner, ctx2=ctx2) if secret else None
+        return peel(self.heard.vectors[owner], own=owner, self_seed=seed, pair_seeds=pair_seeds)
