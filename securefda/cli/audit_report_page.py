@@ -133,11 +133,9 @@ def _about_logs(sources: Sources) -> Said:
 
 
 def _verify(count: int) -> str:
-    return (
-        "verifies: its records are those that its site signed"
-        if count == 1
-        else ("verify: their records are those that their sites signed")
-    )
+    if count == 1:
+        return "verifies: its records up to the newest checkpoint are those that its site signed"
+    return "verify: their records up to the newest checkpoints are those that their sites signed"
 
 
 def _about_comparison(comparison: Comparison) -> Said:
@@ -167,7 +165,9 @@ def _about_updates(sources: Sources) -> Said:
     if not bare and not summed:
         parts.append("No update of a source is recorded as disclosed by a log that is here.")
     if unreported(sources.tables):
-        parts.append("Releases of sites without a log here were received; at which level, only their own logs say.")
+        parts.append(
+            "Models or updates of sites without a log here were received; at which level, only their own logs say."
+        )
     return Said(" ".join(parts), bool(bare or unreported(sources.tables)))
 
 
