@@ -312,7 +312,7 @@ class SourceRounds:
         site.check_update(body)
         check_metrics(header.body, handed_in=permits.metrics, update=body)
         site.store.burn_fuse(header.body.run_id, header.body.round)
-        self._log("release-fuse-burnt", header, durable=True)
+        self._log("release-fuse-burnt", header)
         self._round = _Round(header, _AwaitingClearResult(header), record)
         return [Parcel(site.signer.sign(header.envelope.session_id, header.digest(), body), (vector,))]
 
@@ -372,7 +372,7 @@ class SourceRounds:
         """From here on the aggregator may open the sum over these sources."""
         survivors, dropped = self._sites(lists.survivors), site_ids(self._site.roster, lists.dropped)
         header = phase.session.header
-        self._log("unmask-shares-released", header, durable=True, survivors=survivors, dropped=dropped)
+        self._log("unmask-shares-released", header, survivors=survivors, dropped=dropped)
         return self._advance(phase, message)
 
     def _sites(self, survivors: tuple[Survivor, ...]) -> list[str]:
@@ -382,8 +382,9 @@ class SourceRounds:
     def _header(self) -> Signed[Header] | None:
         return None if self._round is None else self._round.header
 
-    def _log(self, kind: str, header: Signed[Header] | None = None, *, durable: bool = False, **facts: Any) -> None:
-        self._site.witness.journal.event(kind, header, durable=durable, **facts)
+    def _log(self, kind: str, header: Signed[Header] | None = None, **facts: Any) -> None:
+        """Write an event down; it is on the disk with the record of the message that follows from it."""
+        self._site.witness.journal.event(kind, header, **facts)
 
     def _release_masked(self, ready: session_steps.ReadyToMask) -> list[Parcel]:
         """Mask, then burn the fuse before anything is handed out: from there on the update may have left."""
@@ -393,7 +394,7 @@ class SourceRounds:
         header = current.header.body
         phase, message = session_steps.masked_input(ready, current.encoded)
         self._site.store.burn_fuse(header.run_id, header.round)
-        self._log("release-fuse-burnt", current.header, durable=True)
+        self._log("release-fuse-burnt", current.header)
         vector = current.encoded.data.cast("B")
         self._round = replace(current, phase=phase, encoded=None)
         return [Parcel(message, (vector,))]
@@ -440,7 +441,7 @@ class SourceRounds:
         except CheckpointError as error:
             raise FaultyAggregatorError(error.check, error.detail) from error
         witness.renew()
-        return [witness.show(target), answer]
+        return [witness.show(target), *([answer] if answer else [])]
 
     def _check_witnessed(self, header: Header) -> None:
         """The log that this round goes on from is the one that this site and enough others have cosigned."""

@@ -76,11 +76,20 @@ class Witness:
         """A site said how many records of this site's log it has cosigned."""
         self._said[index] = known
 
+    def heard_of(self, index: int) -> int:
+        """Number of records of this site's log that a site said it has cosigned."""
+        return self._said.get(index, 0)
+
     def renew(self) -> None:
         """Make a checkpoint of the log as it is, to be shown from now on. Raises AuditError."""
         self._note = self.journal.checkpoint()
         head = notes.Checkpoint.parse(self._note.text)
         self.journal.event("checkpoint-signed", size=head.size, root=head.root.hex())
+
+    @property
+    def size(self) -> int:
+        """Number of records of the checkpoint that is shown; 0 before the first."""
+        return 0 if self._note is None else notes.Checkpoint.parse(self._note.text).size
 
     @property
     def note(self) -> bytes:
@@ -93,14 +102,17 @@ class Witness:
             self.renew()
         shown: Note = self._note  # type: ignore[assignment]  # renew has made one
         size = notes.Checkpoint.parse(shown.text).size
-        said = self._said.get(index, 0)
+        said = self.heard_of(index)
         old = said if said <= size else 0  # who knows more than there is cannot be served, and says so
         bare = Note(shown.text, shown.signatures[:1])
         proof = self.journal.proof(old)
         return self._parcel(Checkpoint(bare.to_bytes(), old, proof, self.known_of(index)))
 
-    def cosign(self, index: int, shown: Checkpoint) -> Parcel:
+    def cosign(self, index: int, shown: Checkpoint) -> Parcel | None:
         """Check a site's checkpoint, remember it and cosign it.
+
+        None where its proof begins before what this site has cosigned: the other had not heard of that yet, and shows
+        its log again once it does.
 
         Raises:
             CheckpointError: it is malformed, of another log, not signed by the site, or does not go on from what was
@@ -109,10 +121,11 @@ class Witness:
         """
         origin = self.journal.origin_of(index)
         note, head = self._signed_by(index, shown.note)
-        self._require_continued(origin, shown, head)
         self.hear(index, shown.known)
+        if not self._is_continued(origin, shown, head):
+            return None
         self._memory.remember_cosigned(origin, (head.size, head.root))
-        self.journal.event("checkpoint-cosigned", durable=True, origin=origin, size=head.size, root=head.root.hex())
+        self.journal.event("checkpoint-cosigned", origin=origin, size=head.size, root=head.root.hex())
         name = witness_name(self._roster.federation_id, self._roster.by_index(self._signer.index).site_id)
         line = notes.cosign(note.text, name, self._key, int(self._unix_time()))
         return self._parcel(Cosigned(head.size, line.to_line()))
@@ -124,7 +137,7 @@ class Witness:
             CheckpointError: it is none of this site's over that checkpoint.
             AuditError: it cannot be written.
         """
-        if self._note is None or body.size != notes.Checkpoint.parse(self._note.text).size:
+        if self._note is None or body.size != self.size:
             return False  # of an earlier one, which nobody shows any more
         try:
             self._note = self.journal.cosigned(body.size, Signature.parse(body.signature), self._witness_key(index))
@@ -151,18 +164,24 @@ class Witness:
         if found < header.threshold:
             raise CheckpointError("WITNESSES", f"{found} of {header.threshold} sites have cosigned it")
 
-    def _require_continued(self, origin: str, shown: Checkpoint, head: notes.Checkpoint) -> None:
+    def _is_continued(self, origin: str, shown: Checkpoint, head: notes.Checkpoint) -> bool:
+        """Whether it is shown to go on from what was cosigned; raises CheckpointError where it does not."""
         old_size, old_root = self._memory.cosigned(origin) or (0, b"")
         if head.size < max(old_size, 1):
             raise CheckpointError("CHECKPOINT_SHRINKS", f"{head.size} records, after {old_size}")
-        if shown.old_size != old_size:
+        if head.size == old_size and head.root == old_root:
+            return True  # shown twice
+        if shown.old_size > old_size:
             raise CheckpointError("CHECKPOINT_OLD_SIZE", f"a proof from {shown.old_size} records on, not {old_size}")
+        if shown.old_size < old_size < head.size:
+            return False
         if old_size == 0 and not shown.proof:
-            return
+            return True
         try:
             check_consistency(old_size, old_root, head.size, head.root, shown.proof)
         except (ProofError, ValueError) as error:
             raise CheckpointError("CHECKPOINT_FORK", "another history than the one that was cosigned") from error
+        return True
 
     def _signed_by(self, index: int, data: bytes) -> tuple[Note, notes.Checkpoint]:
         """A checkpoint of a site's log of this run, whose own signature is right."""

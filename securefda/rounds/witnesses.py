@@ -22,6 +22,7 @@ class Witnesses:
     def __init__(self, site: TargetSite) -> None:
         self._site, self._witness = site, site.witness
         self._have_shown: set[int] = set()
+        self._asked: dict[int, int] = {}
         self.vouching: set[int] = set()
         self.faulty: set[int] = set()
 
@@ -34,6 +35,7 @@ class Witnesses:
 
     def ask(self, index: int) -> Send:
         """Show the newest checkpoint to a source. Raises AuditError."""
+        self._asked[index] = self._witness.heard_of(index)
         return Send(index, self._witness.show(index))
 
     def reported(self, index: int, known: int) -> None:
@@ -67,8 +69,13 @@ class Witnesses:
     def _answer(self, index: int, body: Body) -> list[Send]:
         if isinstance(body, Checkpoint):
             answer = self._witness.cosign(index, body)
+            # It could not cosign the newest one: a proof from what it knows was not there when that was sent.
+            unheard = body.known != self._witness.size and body.known != self._asked.get(index)
+            again = [self.ask(index)] if unheard else []
+            if answer is None:
+                return again
             self._have_shown.add(index)
-            return [Send(index, answer)]
+            return [Send(index, answer), *again]
         if isinstance(body, Cosigned) and self._witness.take(index, body):
             if index not in self._have_shown:
                 raise CheckpointError("CHECKPOINT_MISSING", "it cosigns without showing its own log")

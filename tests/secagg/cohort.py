@@ -45,6 +45,7 @@ from securefda.transport import wire
 
 TARGET = 1
 NOW, LAST_SECOND = 2**30, 2**32
+RUN_ID = bytes(range(16))
 SESSION_ID = sha256(b"the session").digest()
 LAYERS = (Layer("weight", (3, 4), 0.5), Layer("bias", (4,), 2.0))
 MODEL = bytes(range(64))
@@ -113,7 +114,7 @@ def header_body(n_sources: int, *, level: Visibility = Visibility.SUM, n_c: int 
     layers = changes.get("layers", LAYERS)
     threshold = changes.get("threshold", default_threshold(max(2, masked), 1, n_c))
     fields: dict[str, Any] = {
-        "run_id": bytes(range(16)),
+        "run_id": RUN_ID,
         "round": 1,
         "attempt": 1,
         "levels": levels,
@@ -312,7 +313,7 @@ class Cohort:
                 self.opened = agg.close_unmask(state)
                 self.aggregator = self.opened
                 opened = self.opened
-                body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest(), b"")
+                body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest())
                 result = opened.session.sign(opened.session.ctx, body)
                 self.inbox = dict.fromkeys(self.phases, result)
 

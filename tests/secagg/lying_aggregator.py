@@ -8,18 +8,19 @@ that it is for.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
-from cohort import TARGET, AnySigned, Bytes, header_body, over_the_wire, signer
+from cohort import RUN_ID, TARGET, AnySigned, Bytes, header_body, identity, over_the_wire, roster_of, signer
 from session_network import item_of, parcel_of
-from session_sites import WIDTH, HonestSource, Terms, UnitTrainer, must
+from session_sites import WIDTH, HonestSource, Terms, UnitTrainer, folder_in_memory, must, witness_at
 
+from securefda.audit import notes
+from securefda.audit.names import witness_name
+from securefda.rounds.store import AggregatorStore
 from securefda.secagg import agreement
 from securefda.secagg import source as src
 from securefda.secagg.agreement import BoxAddress, SharePair
@@ -27,7 +28,9 @@ from securefda.secagg.cohorts import nonce_commitment
 from securefda.secagg.messages import (
     NO_CONTEXT,
     Advertise,
+    Checkpoint,
     Consistency,
+    Cosigned,
     DeliveredBox,
     Header,
     KeyList,
@@ -99,7 +102,7 @@ class LyingAggregator:
 
     def __init__(self, terms: Terms, colluding: Collection[int], events: Counter[str]) -> None:
         self.terms, self.events = terms, events
-        self.folder = Path(tempfile.mkdtemp(prefix="sessions-"))
+        self.folder = folder_in_memory()
         self.indices = [index for index in range(terms.n + 1) if index != TARGET]
         self.colluding = sorted(colluding)
         self.sources = {i: HonestSource(i, self.folder, terms) for i in self.indices if i not in colluding}
@@ -108,8 +111,33 @@ class LyingAggregator:
         self.headers: list[AnySigned] = []
         self.results: dict[int, bytes] = {}
         self._colluders: dict[tuple[int, bytes], Colluder] = {}
+        self._begin_log()
+
+    def _begin_log(self) -> None:
+        """Have a log that everyone has cosigned: no header goes without one. All further records are left out."""
+        self._store = AggregatorStore(self.folder / "target.sqlite")
+        self.witness = witness_at(self.folder, TARGET, self.terms, self._store)
+        self.witness.journal.begin(RUN_ID.hex())
+        self.witness.renew()
+        for index, source in self.sources.items():
+            source.join(RUN_ID.hex())
+            for answer in source.handle(self.witness.show(index)):
+                self._hear_of_logs(index, answer.message.body)
+        shown = notes.Note.parse(self.witness.note)
+        for index in self.colluding:
+            name = witness_name(roster_of(self.terms.n).federation_id, roster_of(self.terms.n).by_index(index).site_id)
+            line = notes.cosign(shown.text, name, identity(index), 1).to_line()
+            self.witness.take(index, Cosigned(notes.Checkpoint.parse(shown.text).size, line))
+
+    def _hear_of_logs(self, index: int, body: Any) -> None:
+        if isinstance(body, Cosigned):
+            must(self.witness.take(index, body), f"source {index} cosigns another checkpoint")
+        if isinstance(body, Checkpoint):
+            self.sources[index].handle(self.witness.cosign(index, body))
 
     def close(self) -> None:
+        self.witness.journal.close()
+        self._store.close()
         for source in self.sources.values():
             source.close()
         shutil.rmtree(self.folder)
@@ -120,7 +148,12 @@ class LyingAggregator:
         """A header that every source takes, but for the changes."""
         layers = (Layer("weight", (WIDTH,), 1.0),)
         digest = UnitTrainer(TARGET).architecture_digest
-        fixed = {"layers": layers, "architecture_digest": digest, "model_digest": sha256(MODEL).digest()}
+        fixed = {
+            "layers": layers,
+            "architecture_digest": digest,
+            "model_digest": sha256(MODEL).digest(),
+            "previous_checkpoint": self.witness.note,
+        }
         body = header_body(self.terms.n, **(fixed | changes))
         header = signer(TARGET).sign(session_id, NO_CONTEXT, body)
         self.headers.append(header)
@@ -139,7 +172,7 @@ class LyingAggregator:
             case src.AwaitingConsistency(session=session):
                 return self._sign(session, phase.ctx2, self._signatures(phase, without))
             case src.AwaitingResult(session=session):
-                body = Result(b"", phase.survivors, session.header.body.model_digest, b"")
+                body = Result(b"", phase.survivors, session.header.body.model_digest)
                 return self._sign(session, session.ctx, body)
         return None
 

@@ -204,7 +204,7 @@ class AggregatorUnderTest:
         return [sent(message)]
 
     def _result(self, opened: agg.Opened) -> Signed[Result]:
-        body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest(), b"")
+        body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest())
         return self._session.sign(opened.session.ctx, body)
 
 

@@ -22,6 +22,8 @@ from securefda.secagg.checks import TAIL
 from securefda.secagg.messages import (
     Abort,
     Advertise,
+    Checkpoint,
+    Cosigned,
     KeyList,
     MasterShare,
     Parcel,
@@ -203,6 +205,32 @@ def shares(scene: Scene) -> Parcel:
     return scene.with_body(replace(body, shares=changed))
 
 
+def log(scene: Scene) -> Parcel:
+    """Its own log: one that does not follow from what was shown, is not its own, or is not known to be read so far."""
+    body: Checkpoint = scene.message.body
+    others = [message.body.note for message in scene.heard if isinstance(message.body, Checkpoint)]
+    changes: list[dict[str, Any]] = [
+        {"note": body.note[:-5] + b"AAA=\n"},
+        {"note": b"no note"},
+        {"note": scene.any_of(body.note, *others)},
+        {"old_size": body.old_size + 1},
+        {"old_size": 0, "proof": ()},
+        {"proof": (*body.proof, STRANGER)},
+        {"known": body.known + 1},
+        {"known": 0},
+    ]
+    return scene.with_body(replace(body, **scene.any_of(*changes)))
+
+
+def cosignature(scene: Scene) -> Parcel:
+    """A line that is no signature, of another site, or over another checkpoint."""
+    body: Cosigned = scene.message.body
+    others = [message.body for message in scene.heard if isinstance(message.body, Cosigned)]
+    lies = [replace(body, size=body.size + 1), replace(body, signature="no line"), *others]
+    lies += [replace(body, signature=other.signature) for other in others]
+    return scene.with_body(scene.any_of(*lies))
+
+
 Share = SelfMaskShare | MasterShare
 
 
@@ -255,4 +283,6 @@ LIES: Mapping[str, Lie] = {
     "MaskedInput": vector,
     "SurvivorSignature": signature,
     "Unmask": shares,
+    "Checkpoint": log,
+    "Cosigned": cosignature,
 }

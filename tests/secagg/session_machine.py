@@ -14,6 +14,8 @@ from session_sites import MOST_SOURCES, Terms
 
 from securefda.secagg.messages import (
     Advertise,
+    Checkpoint,
+    Cosigned,
     MaskedInput,
     Parcel,
     ShareBundle,
@@ -24,6 +26,7 @@ from securefda.secagg.parameters import default_threshold, threshold_is_sound
 from securefda.transport import wire
 
 KINDS = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask)
+OF_LOGS = (Checkpoint, Cosigned)
 PATIENCE = 10
 """Waves in which a session goes from its header to its end."""
 
@@ -174,8 +177,8 @@ class SessionMachine(RuleBasedStateMachine):
         self.net.sent.append((at[0], item_of(parcel)))
         self.lies.append(item_of(parcel))
 
-    def _lie(self, draw: Draw) -> None:
-        kind, contents = draw(st.sampled_from(KINDS)), draw(st.integers(0, 5)) > 0
+    def _lie(self, draw: Draw, kinds: tuple[type, ...] = KINDS) -> None:
+        kind, contents = draw(st.sampled_from(kinds)), draw(st.integers(0, 5)) > 0
         for _ in range(PATIENCE):
             if places := self._of_liars(kind):
                 at = draw(st.sampled_from(places))
@@ -194,6 +197,12 @@ class SessionMachine(RuleBasedStateMachine):
     def liar_lies_again(self, data: Any) -> None:
         """Another rule, for more lies."""
         self._lie(data.draw)
+
+    @precondition(lambda self: self.net.liars)
+    @rule(data=st.data())
+    def liar_lies_about_logs(self, data: Any) -> None:
+        """A liar shows another log than its own, or cosigns something else than the aggregator's."""
+        self._lie(data.draw, OF_LOGS)
 
     @precondition(lambda self: self.net.liars)
     @rule(data=st.data())

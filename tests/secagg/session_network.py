@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cohort import TARGET, AnySigned, Bytes, roster_of, signer
 from session_accusations import Accusations
 from session_lies import RING, WEIGHT, Liar
-from session_sites import ROUNDS, WIDTH, HonestSource, Source, Terms, UnitTrainer, must, place_of
+from session_sites import (
+    ROUNDS,
+    WIDTH,
+    HonestSource,
+    Source,
+    Terms,
+    UnitTrainer,
+    folder_in_memory,
+    must,
+    place_of,
+    witness_at,
+)
 
 from securefda.adaptation import Strategy, energy_caps
 from securefda.errors import FaultyAggregatorError
@@ -79,7 +88,7 @@ class SessionNetwork:
     def __init__(self, terms: Terms, lying: Collection[int], events: Counter[str]) -> None:
         self.terms, self.roster, self.events = terms, roster_of(terms.n), events
         self.indices = [entry.index for entry in self.roster.sources]
-        self.folder = Path(tempfile.mkdtemp(prefix="sessions-"))
+        self.folder = folder_in_memory()
         self.sources: dict[int, Source] = {
             index: (Source if index in lying else HonestSource)(index, self.folder, terms) for index in self.indices
         }
@@ -98,6 +107,8 @@ class SessionNetwork:
         self._open()
 
     def _open(self) -> None:
+        self.store = AggregatorStore(self.folder / "target.sqlite")
+        self.witness = witness_at(self.folder, TARGET, self.terms, self.store)
         site = TargetSite(
             signer=signer(TARGET),
             roster=self.roster,
@@ -106,16 +117,17 @@ class SessionNetwork:
             random_bytes=Bytes("target"),
             clock=lambda: 0.0,
             traffic=lambda: ({}, {}),
+            witness=self.witness,
             unix_time=lambda: 1.0,
         )
-        self.store = AggregatorStore(self.folder / "target.sqlite")
         self.run = AggregatorRun(site, _settings(self.terms), self.store, self)
         self.aggregator(self.run.open)
         for index in self.indices:
-            self._submit(index, [self.sources[index].rounds.join()])
+            self._submit(index, self.sources[index].join(self.run.run_id))
         self.wave(self.indices)
 
     def close(self) -> None:
+        self.witness.journal.close()
         self.store.close()
         for source in self.sources.values():
             source.close()
@@ -149,6 +161,8 @@ class SessionNetwork:
             item = item_of(send.parcel)
             self.down[send.to].append(item)
             self.sent.append((TARGET, item))
+        false = self.run._witnesses.faulty - self.liars.keys() - self.bent
+        must(not false, f"honest sources {sorted(false)} are accused for what they sign of logs")
         if attempt is not None and attempt.outcome is not None:
             self._over.add(attempt.header.envelope.session_id)
             self._judge_attempt(attempt, accepted=len(self.finished) > finished)

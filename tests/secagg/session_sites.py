@@ -7,6 +7,8 @@ of a coordinate of its own, so that in an opened sum a survivor shows as 1, a lo
 from __future__ import annotations
 
 import itertools
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cohort import TARGET, Bytes, roster_of, secrets_in, signer
+from cohort import TARGET, Bytes, identity, roster_of, secrets_in, signer
 
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.policy import check_header, default_policy
+from securefda.rounds.composition import Member, witness_of
+from securefda.rounds.journal import Opening
 from securefda.rounds.source import Permits, SourceRounds, SourceSite
 from securefda.rounds.store import SourceStore
+from securefda.rounds.witness import Witness, WitnessMemory
 from securefda.secagg.cohorts import cohort_with
 from securefda.secagg.messages import (
     Abort,
@@ -37,6 +42,7 @@ from securefda.secagg.messages import (
 from securefda.secagg.source import AwaitingSurvivors
 from securefda.secagg.transcript import architecture_digest
 from securefda.training import Evaluation, LayerTable, LocalResult
+from securefda.transport import wire
 
 ROUNDS = 3
 MOST_SOURCES = 7
@@ -91,6 +97,19 @@ class Terms:
         return self.k_min + self.n_c + 1
 
 
+def folder_in_memory() -> Path:
+    """A new folder, in memory where the system has a place for that: thousands of runs force much to the disk."""
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="sessions-", dir=memory if os.access(memory, os.W_OK) else None))
+
+
+def witness_at(folder: Path, index: int, terms: Terms, memory: WitnessMemory) -> Witness:
+    """A site's log of the run, in a folder of its own, and what it remembers of those of others."""
+    roster = roster_of(terms.n)
+    member = Member(roster, roster.by_index(index).site_id, identity(index), wire.encode)
+    return witness_of(folder / f"log-{index}", member, memory, Opening("1", "units", "source_only"), lambda: 1.0)
+
+
 class UnitTrainer:
     """Trains the unit vector of the round and the site; the target trains nothing."""
 
@@ -116,11 +135,15 @@ class UnitTrainer:
 
 @dataclass
 class Source:
-    """A source of the federation, which may be restarted in its folder; ``alarms`` are its operator's."""
+    """A source of the federation, which may be restarted in its folder; ``alarms`` are its operator's.
+
+    ``run`` names the run that it joins, once it does.
+    """
 
     index: int
     folder: Path
     terms: Terms
+    run: str = ""
     alarms: list[SecureFdaError] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -136,6 +159,7 @@ class Source:
         level = terms.level_of(self.index)
         policy = default_policy(level.label, terms.k_min, terms.n_c)  # type: ignore[arg-type]
         self.store = SourceStore(self.folder / f"source-{self.index}.sqlite")
+        self.witness = witness_at(self.folder, self.index, terms, self.store)
         site = SourceSite(
             signer=signer(self.index),
             roster=roster,
@@ -145,6 +169,7 @@ class Source:
             permits=Permits(level),
             trainer=UnitTrainer(self.index),
             store=self.store,
+            witness=self.witness,
             random_bytes=Bytes("source", self.index, self.starts),
             software_version="1",
             unix_time=lambda: 1.0,
@@ -152,7 +177,13 @@ class Source:
         self.rounds = SourceRounds(site, self)
 
     def close(self) -> None:
+        self.witness.journal.close()
         self.store.close()
+
+    def join(self, run: str) -> list[Parcel]:
+        """The first message of a run."""
+        self.run = run
+        return [self.rounds.join(run)]
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None: ...
 
@@ -184,7 +215,7 @@ class Source:
 
     def restart(self) -> list[Parcel]:
         self.start()
-        return [self.rounds.join()]
+        return self.join(self.run)
 
 
 class HonestSource(Source):

@@ -24,11 +24,12 @@ from session_sites import Terms, Violation
 
 from securefda.policy import verdict
 from securefda.rounds.store import SourceStore
+from securefda.rounds.witness import CheckpointError, Witness
 from securefda.secagg import aggregator, checks, masking
 from securefda.secagg import source as src
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import TAIL
-from securefda.secagg.messages import Advertise, Parcel, ShareBundle, Visibility
+from securefda.secagg.messages import Advertise, Checkpoint, Parcel, ShareBundle, Visibility
 
 EXAMPLES = int(os.environ.get("SECUREFDA_FUZZ_EXAMPLES", "0"))
 
@@ -163,6 +164,18 @@ def names_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AggregatorSession, "name", name)
 
 
+def nobody_waits_for_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that was shown before its receiver had cosigned the last one is taken for a lie."""
+    real = Witness._is_continued
+
+    def strict(self: Witness, origin: str, shown: Checkpoint, head: Any) -> bool:
+        if shown.old_size != (self._memory.cosigned(origin) or (0, b""))[0]:
+            raise CheckpointError("CHECKPOINT_OLD_SIZE", "another one")
+        return real(self, origin, shown, head)
+
+    monkeypatch.setattr(Witness, "_is_continued", strict)
+
+
 CONTROLS: list[tuple[type[SessionMachine | EquivocationMachine], Callable[[pytest.MonkeyPatch], None], str]] = [
     (OneColluderMore, one_colluder_more, "hides it among|both secrets"),
     (HalfAreEnough, unsound_thresholds, "both secrets"),
@@ -173,6 +186,7 @@ CONTROLS: list[tuple[type[SessionMachine | EquivocationMachine], Callable[[pytes
     (EquivocationMachine, secrets_that_stay, "secrets in Awaiting"),
     (SessionMachine, inputs_that_count_twice, "the sum over .* is wrong"),
     (SessionMachine, names_mixed_up, "accused"),
+    (SessionMachine, nobody_waits_for_news, "CHECKPOINT_OLD_SIZE|of logs"),
 ]
 
 
@@ -225,3 +239,42 @@ def test_sum_is_that_of_all_parts_scaled_to_the_caps_of_a_row_that_is_not_true(r
         net.finish()
         assert net.events["capped"] == 1
         assert net.finished == [frozenset(net.indices)] * 3
+
+
+def none_accused(net: SessionNetwork) -> bool:
+    return not any(source.alarms for source in net.sources.values()) and not net.run._witnesses.faulty
+
+
+def test_a_source_that_is_shown_two_checkpoints_before_it_answers_accuses_nobody() -> None:
+    with closing(SessionNetwork(Terms(3, 3, 1, 1, 3), (), Counter())) as net:
+        net.quiet = False
+        net.expire()  # nobody has cosigned in time: the run ends, and its last checkpoint is shown
+        assert [len(queue) for queue in net.down.values()] == [2, 2, 2]
+        net.finish()
+        assert none_accused(net)
+        assert net.run._witnesses.vouching == set(net.indices)
+
+
+def test_a_source_that_is_shown_one_checkpoint_twice_takes_part_in_every_round() -> None:
+    with closing(SessionNetwork(Terms(3, 3, 1, 1, 3), (), Counter())) as net:
+        net.aggregator(lambda: net.run.left(0))
+        net.aggregator(lambda: net.run.returned(0))
+        assert len(net.down[0]) == 2
+        net.finish()
+        assert none_accused(net)
+        assert net.finished == [frozenset(net.indices)] * 3
+
+
+def test_a_source_that_answers_a_round_late_is_in_the_next_and_accused_of_nothing() -> None:
+    with closing(SessionNetwork(Terms(4, 4, 1, 0, 3), (), Counter())) as net:
+        net.quiet = False
+        others = net.indices[1:]
+        for _ in range(40):
+            if len(net.finished) == 1 and len(net.down[0]) == 2:
+                break
+            if not any(net.up[index] or net.down[index] for index in others):
+                net.expire()
+            net.wave(others)
+        net.finish()
+        assert none_accused(net)
+        assert net.finished == [frozenset(others), frozenset(net.indices), frozenset(net.indices)]

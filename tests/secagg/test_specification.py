@@ -195,7 +195,7 @@ def sizes(n: int) -> dict[str, int]:
         (1, signature),
         (0, Consistency(*(tuple(envelope(own, body) for own in everyone) for body in (signature, masked)))),
         (1, Unmask(tuple(SelfMaskShare(own, bytes(shamir.SHARE_BYTES)) for own in everyone))),
-        (0, Result(digest, n, digest, b"")),
+        (0, Result(digest, n, digest)),
     ]
     return {type(body).__name__: len(envelope(sender, body).signed_bytes) for sender, body in bodies}
 

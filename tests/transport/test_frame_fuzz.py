@@ -29,7 +29,7 @@ FRAMES = (
     pb.Frame(acknowledged=1, delivery=DELIVERY),
     pb.Frame(leave=pb.Leave()),
     pb.Frame(acknowledged=1, hello=pb.Hello(instance_id=bytes(16), aggregator_instance_id=bytes(16), heartbeat_ms=1)),
-    pb.Frame(welcome=pb.Welcome(instance_id=bytes(16), heartbeat_ms=60_000)),
+    pb.Frame(welcome=pb.Welcome(instance_id=bytes(16), heartbeat_ms=60_000, run_id=bytes(16))),
 )
 START = pb.UploadStart(
     instance_id=bytes(16), message=signed_to_proto(masked_input(1, VECTOR).message), total_bytes=len(VECTOR)

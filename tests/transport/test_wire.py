@@ -33,6 +33,7 @@ not_negative = st.floats(min_value=0, allow_infinity=False)
 words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=16)
 uint32 = st.integers(0, 2**32 - 1)
 some_uint32 = st.integers(1, 2**32 - 1)
+uint64 = st.integers(0, 2**64 - 1)
 some_uint64 = st.integers(1, 2**64 - 1)
 checkpoints = st.binary(max_size=100)
 
@@ -138,12 +139,16 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
         st.lists(signed(masked_inputs), max_size=3).map(tuple),
     ),
     m.Unmask: st.builds(m.Unmask, shares),
-    m.Result: st.builds(m.Result, st.one_of(st.just(b""), digests), uint32, digests, checkpoints),
+    m.Result: st.builds(m.Result, st.one_of(st.just(b""), digests), uint32, digests),
     m.Abort: st.builds(
         m.Abort, st.sampled_from(m.Step), st.from_regex("[A-Z0-9_]{1,64}", fullmatch=True), st.none() | indices
     ),
     m.Refusal: st.builds(m.Refusal, st.from_regex("[A-Za-z0-9_.-]{1,64}", fullmatch=True)),
-    m.Join: st.builds(m.Join, digests, lines(64), levels, st.booleans()),
+    m.Join: st.builds(m.Join, digests, lines(64), levels, st.booleans(), uint64),
+    m.Checkpoint: st.builds(
+        m.Checkpoint, st.binary(min_size=1, max_size=100), uint64, st.lists(digests, max_size=4).map(tuple), uint64
+    ),
+    m.Cosigned: st.builds(m.Cosigned, some_uint64, st.text(st.characters(codec="utf-8"), min_size=1, max_size=80)),
     m.Goodbye: st.builds(m.Goodbye, st.booleans(), uint32, lines(500)),
 }
 envelopes = st.builds(
@@ -278,7 +283,12 @@ def test_fields_have_the_numbers_of_the_schema() -> None:
             "layers",
         ),
         (replace(header_body(b"m" * 32), layers=(m.Layer("w", (1,) * 17, 1.0),)), "shape"),
-        (replace(header_body(b"m" * 32), previous_checkpoint=bytes(4097)), "checkpoint"),
+        (replace(header_body(b"m" * 32), previous_checkpoint=bytes(m.MAX_NOTE_BYTES + 1)), "checkpoint"),
+        (m.Checkpoint(b"n", 2**64, (), 0), "Checkpoint"),
+        (m.Checkpoint(b"n", 0, (), 2**64), "Checkpoint"),
+        (m.Cosigned(2**64, "line"), "Cosigned"),
+        (m.Join(bytes(32), "1", m.Visibility.SUM, metrics=True, known=2**64), "Join"),
+        (m.Join(bytes(32), "1", m.Visibility.SUM, metrics=True, known=-1), "Join"),
         (replace(header_body(b"m" * 32), threshold=2**32), "Header"),
         (replace(header_body(b"m" * 32), threshold=-1), "Header"),
         (replace(header_body(b"m" * 32), rule=m.RuleTerms("r" * 65, 0.5, "p", True, True, "e", 1.0)), "rule"),
@@ -292,6 +302,26 @@ def test_fields_have_the_numbers_of_the_schema() -> None:
 def test_what_would_not_be_read_is_not_written(body: m.Body, text: str) -> None:
     with pytest.raises(WireError, match=text):
         encode(m.Envelope(bytes(32), 0, b"", body))
+
+
+def test_longest_note_and_proof_are_read_and_nothing_longer() -> None:
+    longest = m.Checkpoint(bytes([1]) * m.MAX_NOTE_BYTES, 1, (bytes(32),) * m.MAX_PROOF_HASHES, 1)
+    header = replace(header_body(b"m" * 32), previous_checkpoint=longest.note)
+    for body in (longest, header):
+        envelope = m.Envelope(bytes(32), 0, b"", body)
+        assert decode(encode(envelope)) == envelope
+    proto = pb.Envelope.FromString(encode(m.Envelope(bytes(32), 0, b"", longest)))
+    proto.checkpoint.note += b"\x01"
+    with pytest.raises(WireError, match="a note has 1"):
+        decode(proto.SerializeToString())
+    proto.checkpoint.note = b"\x01"
+    proto.checkpoint.proof.append(bytes(32))
+    with pytest.raises(WireError, match="proof"):
+        decode(proto.SerializeToString())
+    proto = pb.Envelope.FromString(encode(m.Envelope(bytes(32), 0, b"", header)))
+    proto.header.previous_checkpoint += b"\x01"
+    with pytest.raises(WireError, match="a checkpoint has at most"):
+        decode(proto.SerializeToString())
 
 
 def test_a_list_of_signed_messages_holds_only_its_own_type() -> None:

@@ -44,6 +44,7 @@ from securefda.transport.tls import Credentials
 from securefda.transport.wire import encode
 
 TARGET = 0
+RUN_ID = bytes(range(16))
 WAIT_S = 60.0
 FAST = TransportSettings(chunk_bytes=4096, max_message_bytes=65536, heartbeat_s=0.1, reconnect_deadline_s=10.0)
 CALM = TransportSettings(chunk_bytes=4096, max_message_bytes=65536, heartbeat_s=20.0, reconnect_deadline_s=60.0)
@@ -132,7 +133,9 @@ class Sites:
     def server(
         self, settings: TransportSettings = CALM, listen: str = "127.0.0.1:0", observer: MessageObserver = ignore
     ) -> AggregatorServer:
-        return AggregatorServer(listen, self.target, self.site_of_pin, settings=settings, observer=observer)
+        return AggregatorServer(
+            listen, self.target, self.site_of_pin, run_id=RUN_ID, settings=settings, observer=observer
+        )
 
     @asynccontextmanager
     async def listening(
@@ -194,7 +197,7 @@ def header_body(model_digest: bytes, update_digest: bytes = b"") -> Header:
     rule = RuleTerms("fedgp_auto", 0.5, "orthogonal", True, True, "mean-field", 1.0)
     target = TargetTerms(5, 0.01, update_digest, 1.5, 0.25) if update_digest else None
     return Header(
-        run_id=bytes(range(16)),
+        run_id=RUN_ID,
         round=1,
         attempt=1,
         levels=(Visibility.SUM,) * 3,

@@ -18,6 +18,9 @@ from securefda.v1 import messages_pb2 as pb
 SESSION_ID = bytes(range(32))
 CONTEXT = bytes(range(32, 64))
 SIGNING_SEED = bytes(range(64, 96))
+NOTE = b"a log\n301\nAAAA\n\n\xe2\x80\x94 a log AAAA\n"
+"""The wire carries a note as bytes; what it says is the log's to judge."""
+LINE = "\u2014 a witness AAAA\n"
 
 
 def _digest(number: int) -> bytes:
@@ -49,7 +52,7 @@ def _header() -> m.Header:
         training_deadline_ms=600_000,
         phase_deadline_ms=30_000,
         previous_result_digest=_digest(6),
-        previous_checkpoint=b"",
+        previous_checkpoint=NOTE,
         sum_quorum=2,
         energy=m.EnergyTerms(1.5, 1, m.Granularity.LAYER),
         metrics=True,
@@ -78,10 +81,12 @@ def _bodies() -> list[tuple[int, m.Body]]:
         (1, signature),
         (0, m.Consistency(_signed_by((1, 3), signature), _signed_by((1, 3), masked))),
         (1, m.Unmask((m.SelfMaskShare(3, b"\x24" * 33), m.MasterShare(2, b"\x25" * 33)))),
-        (0, m.Result(_digest(26), 2, _digest(27), b"")),
+        (0, m.Result(_digest(26), 2, _digest(27))),
         (0, m.Abort(m.Step.SHARES, "KEY_SIGNATURE", 0)),
         (1, m.Refusal("max-visibility")),
-        (1, m.Join(_digest(28), "0.1.0", m.Visibility.COHORT, metrics=True)),
+        (1, m.Join(_digest(28), "0.1.0", m.Visibility.COHORT, metrics=True, known=300)),
+        (0, m.Checkpoint(NOTE, 300, (_digest(29), _digest(30)), 7)),
+        (1, m.Cosigned(301, LINE)),
         (0, m.Goodbye(True, 20, "")),
     ]
 
@@ -238,7 +243,6 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Header, "no time to train", "deadlines", _clear("training_deadline_ms")),
     (m.Header, "no time for a phase", "deadlines", _clear("phase_deadline_ms")),
     (m.Header, "a result digest of 31 bytes", "previous_result_digest", _set("previous_result_digest", bytes(31))),
-    (m.Header, "a checkpoint of 4097 bytes", "checkpoint", _set("previous_checkpoint", bytes(4097))),
     (m.Advertise, "no box key", "box_key", _clear("box_key")),
     (m.Advertise, "a commitment of 33 bytes", "self_mask_commitment", _set("self_mask_commitment", bytes(33))),
     (m.Advertise, "no commitment to a nonce", "nonce_commitment", _clear("nonce_commitment")),
@@ -279,6 +283,11 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Join, "a version of 65 characters", "software_version", _set("software_version", "1" * 65)),
     (m.Join, "no visibility", "Visibility", _clear("visibility")),
     (m.Join, "a visibility that does not exist", "Visibility", _set("visibility", 4)),
+    (m.Checkpoint, "no note", "a note has 1", _clear("note")),
+    (m.Checkpoint, "a hash of 31 bytes", "a hash of the proof", _set("proof.1", bytes(31))),
+    (m.Cosigned, "no records", "no records", _clear("size")),
+    (m.Cosigned, "no line", "a line has 1", _clear("signature")),
+    (m.Cosigned, "a line of 1025 characters", "a line has 1", _set("signature", "x" * 1025)),
     (m.Goodbye, "a reason of 501 characters", "reason", _set("reason", "x" * 501)),
 ]
 
