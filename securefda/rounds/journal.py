@@ -123,14 +123,13 @@ class Journal:
         kind: str,
         header: Signed[Header] | None = None,
         *,
-        durable: bool = False,
         dp: DpSpent | None = None,
         **facts: int | str | list[int] | list[str],
     ) -> None:
         """Write an event of the attempt that ``header`` opens, or of none. Raises AuditError."""
         round_number, attempt, session = place_of(header)
         entry = Entry("event", kind, round=round_number, attempt=attempt, session=session, dp=dp, facts=facts)
-        self.append(entry, durable=durable)
+        self.append(entry)
 
     def charged(self, budget: Budget, event: DpEvent, reservation: Reservation) -> None:
         """Write what a round costs, before it trains. Raises AuditError."""

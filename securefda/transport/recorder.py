@@ -26,8 +26,8 @@ from securefda.secagg.roster import Roster
 from securefda.transport.observer import Direction, MessageObserver, ignore
 from securefda.transport.wire import encode_signed
 
-_RELEASES = (Header, MaskedInput, Update, Unmask)
-"""On the disk before the first byte leaves."""
+_RELEASES = (MaskedInput, Update, Unmask)
+"""On the disk before the first byte leaves, and with them the events that led there; so are headers with g_T."""
 _NOT_KEPT = (ShareBundle, ShareDelivery, Unmask)
 """They hold shares; their digests are in the log."""
 _KEPT = 16
@@ -81,7 +81,7 @@ class MessageRecorder:
             decision=_decision(message.body) if sent else None,
             disclosure=disclosure_of(message, header, self._own) if sent else None,
         )
-        self._journal.append(entry, durable=sent and isinstance(message.body, _RELEASES))
+        self._journal.append(entry, durable=sent and _is_release(message.body))
         if not isinstance(message.body, _NOT_KEPT) and self._is_new(message):
             self._journal.keep(round_number, encode_signed(message))
         self._then(direction, peer, message, wire_bytes)
@@ -123,6 +123,11 @@ def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int)
 def fewest_in_sum(header: Header, level: Visibility) -> int:
     """Of how many sources a sum at this level is, at the least."""
     return header.cohort_quorum if level is Visibility.COHORT else header.sum_quorum
+
+
+def _is_release(body: Body) -> bool:
+    with_update = isinstance(body, Header) and body.target is not None and bool(body.target.update_digest)
+    return with_update or isinstance(body, _RELEASES)
 
 
 def _decision(body: Body) -> Decision | None:
