@@ -46,7 +46,7 @@ class Finding:
             checkpoint itself is at fault, no record was read, and this is the size of the last good checkpoint
             before it.
         exact: whether that very record is wrong; else it is the first behind the last checkpoint that still holds,
-            and for which, at ``"forked"``, not only the party vouches.
+            and for which not only the party vouches where witnesses are needed or the finding is ``"forked"``.
         what: one line of words; no value of a record is in it.
     """
 

@@ -82,9 +82,9 @@ def _by_size(heads: Sequence[Head]) -> dict[int, tuple[bytes, ...]]:
 def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: int) -> Finding | None:
     """The first that applies; what the tree proves comes before what records say of themselves."""
     if walk.divergence is not None:
-        return _judge_divergence(walk, walk.divergence)
+        return _judge_divergence(walk, walk.divergence, needed)
     if walk.mismatch is not None:
-        return _judge_mismatch(walk, heads)
+        return _judge_mismatch(walk, heads, needed)
     if walk.wrong is not None and walk.wrong.index < walk.covered:
         return walk.wrong
     if walk.levels.size < walk.covered:
@@ -104,7 +104,7 @@ def _judge_whole(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], nee
     return _judge_witnesses(heads, needed)
 
 
-def _judge_divergence(walk: Walk, found: Divergence) -> Finding:
+def _judge_divergence(walk: Walk, found: Divergence, needed: int) -> Finding:
     signed = _tiles_are_signed(walk, found)
     if signed:
         kind: Kind = "forked" if walk.matched_later else _classify(walk, found)
@@ -113,7 +113,7 @@ def _judge_divergence(walk: Walk, found: Divergence) -> Finding:
         return Finding(
             "edited", found.index, exact=True, what="the tile is not made of the records, which are as signed"
         )
-    return _unlocated(walk)
+    return _unlocated(walk, needed)
 
 
 def _classify(walk: Walk, found: Divergence) -> Kind:
@@ -159,19 +159,23 @@ def _tiles_are_signed(walk: Walk, found: Divergence) -> bool:
     return levels.root() in walk.heads[size]
 
 
-def _judge_mismatch(walk: Walk, heads: Sequence[Head]) -> Finding:
+def _judge_mismatch(walk: Walk, heads: Sequence[Head], needed: int) -> Finding:
     size = walk.mismatch
     if walk.matched_later or all(head.size != size for head in heads) or len(set(walk.heads[size or 0])) > 1:
         what = f"the checkpoint of {size} records is of others than these, and another checkpoint contradicts it"
         return Finding("forked", walk.anchored, exact=False, what=what)
-    return _unlocated(walk)
+    return _unlocated(walk, needed)
 
 
-def _unlocated(walk: Walk) -> Finding:
-    """Neither records nor tiles lead to the signed root: what the records say of their places is all there is."""
-    if walk.wrong is not None and walk.wrong.index >= walk.good:
+def _unlocated(walk: Walk, needed: int) -> Finding:
+    """Neither records nor tiles lead to the signed root: what the records say of their places is all there is.
+
+    Where witnesses are needed, what the party alone signed before that place counts for nothing: its key may be stolen.
+    """
+    last = walk.anchored if needed else walk.good
+    if walk.wrong is not None and walk.wrong.index >= last:
         return walk.wrong
-    return Finding("edited", walk.good, exact=False, what="records and tiles behind this place are not what was signed")
+    return Finding("edited", last, exact=False, what="records and tiles behind this place are not what was signed")
 
 
 def _judge_witnesses(heads: Sequence[Head], needed: int) -> Finding | None:

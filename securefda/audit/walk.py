@@ -128,7 +128,8 @@ class Walk:
             if data is not None:
                 entries, taken = unpack(data, _MOST_ENTRIES)
                 if len(entries) != WIDTH or taken < len(data):
-                    self._damage("edited", index * WIDTH, f"{bundle_path(index)} has not 256 whole records")
+                    first = index * WIDTH + min(len(entries), WIDTH)
+                    self._damage("edited", first, f"{bundle_path(index)} has not 256 whole records")
                 yield [*entries, data[taken:]] if taken < len(data) else entries
             index += 1
 
@@ -154,10 +155,11 @@ class Walk:
             data = signed or b""
         entries, taken = unpack(data, _MOST_ENTRIES)
         self.torn = len(data) - taken
-        if width and (signed is None or data[: len(signed)] != signed):
+        whole, length = unpack(signed or b"", _MOST_ENTRIES)
+        if width and (signed is None or length < len(signed) or whole != entries[:width]):
             kind: Kind = "unreadable" if signed is None else "edited"
-            same = 0 if signed is None else _common(entries, unpack(signed)[0])
-            self._damage(kind, index * WIDTH + same, f"{bundle_path(index, width)} is not what the tail says")
+            first = index * WIDTH + _common(entries[:width], whole)
+            self._damage(kind, first, f"{bundle_path(index, width)} is not what the tail says")
         return entries
 
     def _tile(self, index: int) -> list[bytes]:
@@ -244,4 +246,6 @@ def _claimed_seq(entry: bytes) -> int:
 
 
 def _common(one: list[bytes], other: list[bytes]) -> int:
-    return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(other))
+    """How many records both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))

@@ -187,8 +187,8 @@ def move_boundary(here: Path, count: int) -> None:
         (lambda here: (here / "tail").unlink(), None),
         (lambda here: (here / "tail").write_bytes(b""), ("truncated", 256)),
         (lambda here: (here / "tile/entries/000").write_bytes(bytes(16_000_000)), ("edited", 0)),
-        (lambda here: move_boundary(here, 255), ("edited", 0)),
-        (lambda here: move_boundary(here, 257), ("edited", 0)),
+        (lambda here: move_boundary(here, 255), ("edited", 255)),
+        (lambda here: move_boundary(here, 257), ("edited", 256)),
     ],
 )
 def test_damaged_tiles_and_bundles_of_a_larger_log_are_found(
