@@ -38,6 +38,8 @@ from securefda.secagg.secret import Secret
 from securefda.tasks import TaskSettings
 from securefda.training import TrainingSettings
 from securefda.transport import wire
+from securefda.transport.observer import Direction, wire_size
+from securefda.transport.recorder import MessageRecorder
 
 TARGET = 0
 SEED = 5
@@ -158,6 +160,7 @@ class Federation:
         permits: index of a source -> what its own policy permits, where that is another level.
         settings: fields of :class:`RunSettings` that differ from the defaults below.
         roster: of the federation, where it is not the usual one of n sources.
+        recorded: whether every site writes down its messages, before they leave and before they are handled.
         strategy: fields of the strategy that differ.
     """
 
@@ -170,6 +173,7 @@ class Federation:
         permits: dict[int, Visibility] | None = None,
         settings: dict[str, Any] | None = None,
         roster: Roster | None = None,
+        recorded: bool = False,
         **strategy: Any,
     ) -> None:
         self.folder, self.n = folder, n
@@ -183,6 +187,8 @@ class Federation:
         self.queue: deque[tuple[int, int, bytes, tuple[Any, ...]]] = deque()
         self.passed: list[tuple[int, int, AnySigned]] = []
         self.vectors: list[tuple[int, int, str, int]] = []
+        self.recorded = recorded
+        self.recorders: dict[int, MessageRecorder] = {}
         self.sources = {index: self.source(index) for index in range(1, n + 1)}
         self.start_aggregator()
 
@@ -191,6 +197,7 @@ class Federation:
         if hasattr(self, "store"):
             self.run._site.witness.journal.close()
             self.store.close()
+        self.recorders.pop(TARGET, None)
         self.store = AggregatorStore(self.folder / "target.sqlite")
         oracle = self.settings.strategy.rule == "oracle"
         site = TargetSite(
@@ -214,6 +221,7 @@ class Federation:
         if old is not None:
             old._site.witness.journal.close()
             self.stores[index].close()
+        self.recorders.pop(index, None)
         policy = policy or self.policy(index)
         store = SourceStore(self.folder / f"source-{index}.sqlite")
         self.stores = {**getattr(self, "stores", {}), index: store}
@@ -300,9 +308,10 @@ class Federation:
         if message is None or {sender, to} - {TARGET} - self.reached:
             return
         message = wire.decode_signed(wire.encode_signed(message))
+        parcel = Parcel(message, vectors)
+        self.record(to, Direction.RECEIVED, sender, parcel)
         self.passed.append((sender, to, message))
         self.vectors.append((sender, to, message.type_name, len(vectors)))
-        parcel = Parcel(message, vectors)
         if to == TARGET:
             self.post(self.run.receive(parcel))
             return
@@ -311,10 +320,23 @@ class Federation:
 
     def post(self, sends: list[Send]) -> None:
         for send in sends:
+            self.record(TARGET, Direction.SENT, send.to, send.parcel)
             self.queue.append((TARGET, send.to, wire.encode_signed(send.parcel.message), send.parcel.vectors))
 
     def submit(self, index: int, parcel: Parcel) -> None:
+        self.record(index, Direction.SENT, TARGET, parcel)
         self.queue.append((index, TARGET, wire.encode_signed(parcel.message), parcel.vectors))
+
+    def record(self, index: int, direction: Direction, peer: int, parcel: Parcel) -> None:
+        """A site writes a message down; a new process of it does so by a new recorder."""
+        if not self.recorded:
+            return
+        if index not in self.recorders:
+            site = self.sources[index]._site if index else self.run._site
+            run = None if index else self.run.run_id
+            self.recorders[index] = MessageRecorder(site.witness.journal, self.roster, index, run=run)
+        size = wire_size(parcel.message, sum(len(vector) for vector in parcel.vectors))
+        self.recorders[index](direction, peer, parcel.message, size)
 
     def kill(self, index: int) -> None:
         """A source's process is gone, and its connection with it."""
