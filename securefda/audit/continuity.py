@@ -23,10 +23,13 @@ class Continuity:
         members: of the federation.
         spine: the messages that were kept.
         mark_of: finds the records of a message.
+        has_restarted: tells, when the drafts are asked for, whether a party's process was started anew in the run.
     """
 
-    def __init__(self, members: Members, spine: Spine, mark_of: MarkOf) -> None:
+    def __init__(self, members: Members, spine: Spine, mark_of: MarkOf, has_restarted: Callable[[str], bool]) -> None:
         self._members, self._spine, self._mark_of = members, spine, mark_of
+        self._has_restarted = has_restarted
+        self.notices: list[str] = []
         self._headers = sorted(spine.all_headers.values(), key=lambda header: header.said.place)
 
     @property
@@ -100,7 +103,7 @@ class Continuity:
                 earlier = past[-1:]
             if earlier:
                 yield from self._link(earlier[0], header, past)
-            elif said.previous_result:
+            elif said.previous_result and not self._is_of_a_crash(header, 0):
                 what = f"the header of round {said.round} continues a result that is not there"
                 yield Draft(
                     self._finding("broken-chain", what, "Header", header.statement.session, header.statement.digest)
@@ -117,6 +120,9 @@ class Continuity:
             return
         if (header.said.previous_result, header.said.model) == (result.digest, said.model):
             return
+        known = {one.digest for one, _ in self._spine.results.values()}
+        if header.said.previous_result not in {"", *known} and self._is_of_a_crash(header, before.said.round):
+            return
         what = f"the header of round {header.said.round} does not continue the result of round {before.said.round}"
         evidence = [result.digest, before.statement.digest, digest]
         for one in past:
@@ -126,6 +132,19 @@ class Continuity:
                 evidence += [older.digest, one.statement.digest]
         finding = self._finding("broken-chain", what, "Header", header.statement.session, digest)
         yield Draft(finding, self._members.target, "broken-chain", tuple(evidence))
+
+    def _is_of_a_crash(self, header: SignedHeader, before: int) -> bool:
+        """A target that was killed between a round's result and sending it goes on with a result that nobody has.
+
+        Sources let that pass, as they cannot tell it from a round in which they were away.
+        """
+        lost = header.said.round > before + 1 and self._has_restarted(self._members.target)
+        if lost:
+            self.notices.append(
+                f"{self._members.target}: its header of round {header.said.round} continues a result that nobody has; "
+                "its process was started anew in this run, and may have ended between a result and sending it"
+            )
+        return lost
 
     def _finding(self, kind: RunKind, what: str, step: str, session: str, *digests: str) -> RunFinding:
         header, target = self._spine.headers.get(session), self._members.target

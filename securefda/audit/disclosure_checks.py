@@ -43,7 +43,7 @@ class Disclosures:
         if header is None:
             self.unknown += entry.type in RELEASES
             return
-        if (entry.round, entry.attempt) != header.said.place:
+        if entry.round and (entry.round, entry.attempt) != header.said.place:  # 0: a site had forgotten the attempt
             what = (
                 f"{record.party} has a {entry.type} in round {entry.round}, attempt {entry.attempt}; its header says "
             )

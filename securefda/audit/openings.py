@@ -15,6 +15,7 @@ from securefda.audit.run_findings import Mark, RunFinding, RunKind
 class _Opened:
     began: bool = False
     outcome: str = ""
+    restarted: bool = False
     policy_due: bool = False
     policies: list[tuple[int, str]] = field(default_factory=list)
 
@@ -36,6 +37,10 @@ class Openings:
     def completed(self) -> frozenset[str]:
         """Parties whose logs say that the run was completed, so that others were there to the end."""
         return frozenset(party for party, log in self._logs.items() if log.outcome == "completed")
+
+    def has_restarted(self, party: str) -> bool:
+        """Whether a log was taken up again by a new process."""
+        return party in self._logs and self._logs[party].restarted
 
     def drafts(self) -> Iterator[Draft]:
         """Logs of another roster, and sources that took part without saying under which policy."""
@@ -71,6 +76,7 @@ class Openings:
     def _begins(self, record: Record, log: _Opened) -> None:
         log.outcome = ""
         log.policy_due = record.party != self._members.target
+        log.restarted |= record.entry.type == "restarted"
         if record.entry.type != "run-began":
             return
         if log.began or record.seq != 0:

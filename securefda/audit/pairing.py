@@ -62,7 +62,7 @@ class Pairing:
         if not waiting:
             del self._open[key]
         self.paired += 1
-        if other.numbers != half.numbers:
+        if not _agree(other.numbers, half.numbers):
             self._differing.append(_differ(key, half, other))
 
     def drafts(self, whole: Collection[str]) -> Iterator[Draft]:
@@ -80,6 +80,13 @@ class Pairing:
             if receiver in whole:
                 lost[sender, receiver, kind] += sum(half.sent and half.place < self._sizes[sender] for half in waiting)
         return +lost
+
+
+def _agree(one: tuple[int, int, int, str], other: tuple[int, int, int, str]) -> bool:
+    """Whether both ends wrote the same; a site that has forgotten an old attempt has no round for it."""
+    if 0 in (one[1], other[1]):
+        return (one[0], one[3]) == (other[0], other[3])
+    return one == other
 
 
 def _never_sent(sender: str, receiver: str, kind: str, digest: str, half: _Half) -> Draft:

@@ -100,7 +100,7 @@ class _Checks:
         self.vouching = Vouching(members, spine)
         self.openings = Openings(members)
         self.spending = Spending(epsilon)
-        self.continuity = Continuity(members, spine, self.sameness.mark_of)
+        self.continuity = Continuity(members, spine, self.sameness.mark_of, self.openings.has_restarted)
 
     def see(self, record: Record) -> None:
         """Show a record to all that want it."""
@@ -210,6 +210,7 @@ def _notices(logs: Sequence[PartyLog], members: Members, checks: _Checks, whole:
         if log.party not in whole:
             yield f"{log.party}: what its log lacks was not judged, since it fails by itself"
     yield from checks.openings.notices(whole)
+    yield from checks.continuity.notices
     yield from checks.spending.notices
     lost = [
         f"{sender} sent {count} of type {kind} that {receiver} did not receive"

@@ -217,3 +217,25 @@ def test_a_log_that_nobody_cosigned_is_a_finding_where_the_run_was_completed(
 
     assert [one.kind for one in found.findings] == kinds
     assert any("whoever has its key" in notice for notice in found.notices) != bool(kinds)
+
+
+@pytest.mark.parametrize(("restarted", "kinds"), [(True, []), (False, ["broken-chain"])])
+def test_a_result_that_nobody_has_is_a_finding_unless_the_target_was_started_anew(
+    restarted: bool, kinds: list[str], tmp_path: Path
+) -> None:
+    class Unsent(Run):
+        """The target ends between the result of round 2 and sending it."""
+
+        def finish(self, header: Any, place: tuple[int, int, str], level: m.Visibility) -> None:
+            super().finish(header, place, level)
+            if place[0] == 2 and restarted:
+                self.event(TARGET, "restarted", lost_bytes=0)
+
+        def to_all(self, message: m.Signed[Any], place: tuple[int, int, str]) -> None:
+            if (message.type_name, place[0]) != ("Result", 2):
+                super().to_all(message, place)
+
+    found = read_together(Unsent(tmp_path).write())
+
+    assert [one.kind for one in found.findings] == kinds
+    assert any("a result that nobody has" in notice for notice in found.notices) == restarted
