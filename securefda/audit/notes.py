@@ -16,6 +16,7 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -46,6 +47,11 @@ class SignatureError(NoteError):
     """A signature that names a known key is not by that key, or no known key has signed at all."""
 
 
+@lru_cache(maxsize=4096)  # a roster's keys, which every checkpoint asks for
+def _key_id(name: str, kind: int, public: bytes) -> bytes:
+    return sha256(name.encode() + b"\n" + bytes([kind]) + public).digest()[:_ID_BYTES]
+
+
 @dataclass(frozen=True, slots=True)
 class NoteKey:
     """A public key as notes name it.
@@ -73,7 +79,7 @@ class NoteKey:
     @property
     def key_id(self) -> bytes:
         """First 4 bytes of ``SHA-256(name || 0x0A || kind || public key)``."""
-        return sha256(self.name.encode() + b"\n" + bytes([self.kind]) + self.public).digest()[:_ID_BYTES]
+        return _key_id(self.name, self.kind, self.public)
 
     def to_text(self) -> str:
         """The key as other programs for notes take it: ``name+hex id+base64(kind || public key)``."""
