@@ -8,9 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from securefda.audit.store import FILE_MODE, AuditError, disk_errors, make_folder
 
@@ -74,7 +75,7 @@ def read_kept(folder: Path) -> Iterator[tuple[int, bytes]]:
         return
     names = [(int(match[1]), file) for file in kept.iterdir() if (match := _NAME.fullmatch(file.name))]
     for round_number, path in sorted(names):
-        with disk_errors(path, "read"), path.open("rb") as file:
+        with disk_errors(path, "read"), _regular(path) as file:
             while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
                 length = int.from_bytes(head, "big")
                 if length > MAX_KEPT_BYTES:
@@ -82,3 +83,12 @@ def read_kept(folder: Path) -> Iterator[tuple[int, bytes]]:
                 message = file.read(length)
                 if len(message) == length:
                     yield round_number, message
+
+
+def _regular(path: Path) -> BinaryIO:
+    """Open a file for reading; what is none, such as a pipe, is refused and not waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise AuditError(path, "is no file", hint="put the log back as it was written")
+    return os.fdopen(descriptor, "rb")

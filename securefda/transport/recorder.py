@@ -79,7 +79,7 @@ class MessageRecorder:
             bytes=wire_bytes,
             digest=message.digest().hex(),
             decision=_decision(message.body) if sent else None,
-            disclosure=disclosure_of(message, header, self._own) if sent else None,
+            disclosure=disclosure_of(message, header, self._own, peer) if sent else None,
         )
         self._journal.append(entry, durable=sent and _is_release(message.body))
         if not isinstance(message.body, _NOT_KEPT) and self._is_new(message):
@@ -104,11 +104,11 @@ class MessageRecorder:
         return self._headers.get(session)
 
 
-def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int) -> Disclosure | None:
-    """What the receiver learns by a message of site ``own``; None where that is nothing about its rows or its model."""
+def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int, peer: int) -> Disclosure | None:
+    """What site ``peer`` learns by a message of site ``own``; None where that is nothing about its rows or its model."""
     body = message.body
     if isinstance(body, Header):
-        with_update = body.target is not None and bool(body.target.update_digest)
+        with_update = _has_update(body) and peer in body.at(Visibility.SUM)
         return Disclosure("individual", "model-and-target-update" if with_update else "model", 1)
     if isinstance(body, Update):
         return Disclosure("individual", "update", 1)
@@ -126,8 +126,12 @@ def fewest_in_sum(header: Header, level: Visibility) -> int:
 
 
 def _is_release(body: Body) -> bool:
-    with_update = isinstance(body, Header) and body.target is not None and bool(body.target.update_digest)
-    return with_update or isinstance(body, _RELEASES)
+    return isinstance(body, _RELEASES) or (isinstance(body, Header) and _has_update(body))
+
+
+def _has_update(header: Header) -> bool:
+    """Whether g_T goes with the header, to those at ``sum``."""
+    return header.target is not None and bool(header.target.update_digest)
 
 
 def _decision(body: Body) -> Decision | None:

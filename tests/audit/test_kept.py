@@ -1,0 +1,59 @@
+"""Signed messages that lie beside a log: whole, bounded, and read from files alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from securefda.audit.kept import FOLDER, KeptMessages, read_kept
+from securefda.audit.store import AuditError
+
+
+def test_messages_come_back_in_the_order_of_rounds(tmp_path: Path) -> None:
+    kept = KeptMessages(tmp_path)
+    for number, message in ((2, b"second"), (0, b"outside"), (2, b""), (10, b"tenth")):
+        kept.keep(number, message)
+    kept.close()
+
+    assert list(read_kept(tmp_path)) == [(0, b"outside"), (2, b"second"), (2, b""), (10, b"tenth")]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / FOLDER).iterdir()} == {0o600}
+
+
+def test_a_log_without_kept_messages_has_none(tmp_path: Path) -> None:
+    assert list(read_kept(tmp_path)) == []
+
+
+@pytest.mark.parametrize("cut", [1, 3, 6])
+def test_what_a_crash_left_of_a_message_is_left_out(tmp_path: Path, cut: int) -> None:
+    kept = KeptMessages(tmp_path)
+    kept.keep(1, b"whole")
+    kept.keep(1, b"not whole")
+    kept.close()
+    file = tmp_path / FOLDER / "round-0001.bin"
+    os.truncate(file, file.stat().st_size - cut)
+
+    assert list(read_kept(tmp_path)) == [(1, b"whole")]
+
+
+def test_a_length_that_no_message_has_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    KeptMessages(tmp_path).keep(1, b"message")
+    (tmp_path / FOLDER / "round-0001.bin").write_bytes(b"\xff\xff\xff\xff" + bytes(10))
+
+    with pytest.raises(AuditError, match="holds no kept messages"):
+        list(read_kept(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_pipe_or_a_link_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    (tmp_path / FOLDER).mkdir()
+    path = tmp_path / FOLDER / "round-0001.bin"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+
+    with pytest.raises(AuditError):
+        list(read_kept(tmp_path))
