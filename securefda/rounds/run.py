@@ -328,6 +328,8 @@ class AggregatorRun:
         try:
             plan = self._planner.plan(self._permitted(able))
         except ConfigError as error:
+            for index in self._attendance.present - self._witnesses.vouching:
+                self._attendance.heard(index, "has not cosigned the aggregator's log")
             missing = able != self._site.sources
             return self._fail(self._attendance.explained(self._planner.error(able, error)) if missing else error)
         current, self._began_before = self._round, True

@@ -269,7 +269,7 @@ def test_what_is_no_header_of_this_federation_is_not_judged(
     kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kit = load_kit(kits / "target", datetime.now(UTC))
-    result = Signer(0, kit.signing_key, encode).sign(bytes(32), bytes(32), Result(b"", 0, bytes(32), b""))
+    result = Signer(0, kit.signing_key, encode).sign(bytes(32), bytes(32), Result(b"", 0, bytes(32)))
     (tmp_path / "result").write_bytes(encode_signed(result))
     (tmp_path / "noise").write_bytes(b"\xff" * 100)
     header_file(kits, tmp_path / "forged", by="source-2")

@@ -28,11 +28,23 @@ from securefda.rounds.records import SiteLine
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.secagg.messages import Body, Header, KeyList, Parcel, ShareBundle, Signed, Signer
+from securefda.secagg.messages import (
+    Body,
+    Checkpoint,
+    Cosigned,
+    Header,
+    Join,
+    KeyList,
+    Parcel,
+    ShareBundle,
+    Signed,
+    Signer,
+)
 from securefda.secagg.signatures import sign_bytes
 from securefda.transport.client import SourceChannel
 from securefda.transport.driver import RunDriver, SourceDriver
 from securefda.transport.meter import TrafficMeter
+from securefda.transport.recorder import MessageRecorder
 from securefda.transport.server import AggregatorServer
 from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin, transport_settings
 from securefda.transport.wire import encode
@@ -70,17 +82,40 @@ async def broken_key_list(signer: Signer, parcel: Parcel) -> Parcel | None:
     return signed_anew(signer, parcel, KeyList((replace(first, signature=bytes(64)), *others)))
 
 
-async def first_header_only(_: Signer, parcel: Parcel) -> Parcel | None:
+def first_header_only() -> Lie:
     """The aggregator opens the first round, lives on, and says nothing any more."""
-    body = parcel.message.body
-    return parcel if isinstance(body, Header) and (body.round, body.attempt) == (1, 1) else None
+    opened = asyncio.Event()
+
+    async def tell(_: Signer, parcel: Parcel) -> Parcel | None:
+        body = parcel.message.body
+        if isinstance(body, Checkpoint | Cosigned):
+            return None if opened.is_set() else parcel
+        if not isinstance(body, Header) or (body.round, body.attempt) != (1, 1):
+            return None
+        opened.set()
+        return parcel
+
+    return tell
 
 
 async def stalled(_: Signer, parcel: Parcel) -> Parcel | None:
-    """A source reports, and then lives on without an answer."""
-    if parcel.message.type_name != "Join":
+    """A source reports and cosigns, and then lives on without an answer to the first header."""
+    if not isinstance(parcel.message.body, Join | Checkpoint | Cosigned):
         await asyncio.Event().wait()
     return parcel
+
+
+async def no_witness(_: Signer, parcel: Parcel) -> Parcel | None:
+    """A source reports, and then lives on without a word to the aggregator's checkpoint."""
+    return parcel if isinstance(parcel.message.body, Join) else None
+
+
+async def another_history(signer: Signer, parcel: Parcel) -> Parcel | None:
+    """A source shows the log of another."""
+    body = parcel.message.body
+    if not isinstance(body, Checkpoint):
+        return parcel
+    return signed_anew(signer, parcel, replace(body, note=body.note.replace(b"\n", b"x\n", 1)))
 
 
 async def of_suite_2(signer: Signer, parcel: Parcel) -> Parcel | None:
@@ -177,12 +212,14 @@ class Peers:
         kit, member = self._kit(site)
         config = load_source(kit.local / "settings.toml")
         with closing(SourceStore(self._federation.root / f"{site}.sqlite")) as store:
-            rounds = SourceRounds(source_site(config, load_signed_policy(kit), member, store), _Unheard())
+            source = source_site(config, load_signed_policy(kit), member, store)
+            rounds = SourceRounds(source, _Unheard())
             channel = _Channel(
                 endpoint_of(kit),
                 credentials_of(kit),
                 max_vector_bytes=rounds.vector_bytes(),
                 settings=transport_settings(config.transport),
+                observer=MessageRecorder(source.witness.journal, kit.roster, member.index),
             )
             channel.tell(member.signer, lie)
             await channel.open()
@@ -190,23 +227,28 @@ class Peers:
                 await SourceDriver(rounds, channel, SilentReporter()).drive()
             finally:
                 await channel.close(1.0)
+                source.witness.journal.close()
 
     async def _aggregator(self, lie: Lie, listens: threading.Event) -> None:
         kit, member = self._kit(self._federation.target)
         config = load_aggregator(kit.local / "settings.toml")
-        server = _Server(
-            config.transport.listen,
-            credentials_of(kit),
-            partial(source_of_pin, kit),
-            settings=transport_settings(config.transport),
-        )
-        server.tell(member.signer, lie)
         with closing(AggregatorStore(self._federation.root / "target.sqlite")) as store:
-            site = target_site(config, member, TrafficMeter().counts)
+            site = target_site(config, member, TrafficMeter().counts, store)
             run = AggregatorRun(site, run_settings(config, kit.roster), store, SilentReporter())
+            journal = site.witness.journal
+            server = _Server(
+                config.transport.listen,
+                credentials_of(kit),
+                partial(source_of_pin, kit),
+                run_id=bytes.fromhex(run.run_id),
+                settings=transport_settings(config.transport),
+                observer=MessageRecorder(journal, kit.roster, member.index, run=run.run_id),
+            )
+            server.tell(member.signer, lie)
             await server.start()
             listens.set()
             try:
                 await RunDriver(run, server, kit.roster, SilentReporter()).drive()
             finally:
                 await server.stop(1.0)
+                journal.close()

@@ -10,7 +10,17 @@ import signal
 from pathlib import Path
 
 import pytest
-from bad_peers import Lie, Peers, another_nonce, broken_key_list, first_header_only, of_suite_2, stalled
+from bad_peers import (
+    Lie,
+    Peers,
+    another_history,
+    another_nonce,
+    broken_key_list,
+    first_header_only,
+    no_witness,
+    of_suite_2,
+    stalled,
+)
 from e2e_processes import assert_one_clear_line, kits
 
 from securefda.errors import ExitCode
@@ -46,9 +56,11 @@ def test_a_source_that_lies_is_named_and_the_round_goes_on_without_it(tmp_path: 
     [
         (another_nonce, "R1 shares", "fails check SHARE_NONCE at shares"),
         (stalled, "R0 advertise", "no answer in time"),
+        (no_witness, "join", "has not cosigned the aggregator's log"),
+        (another_history, "join", "fails check CHECKPOINT_ORIGIN"),
         (of_suite_2, "join", "fails check WIRE: suite 2 is not known here"),
     ],
-    ids=["lying", "slow", "of another version"],
+    ids=["lying", "slow", "without a cosignature", "with another log", "of another version"],
 )
 def test_a_source_without_which_no_round_works_ends_the_run_and_is_named(
     tmp_path: Path, lie: Lie, phase: str, fault: str
@@ -79,21 +91,22 @@ def test_a_source_that_falls_silent_ends_the_run_and_is_named(tmp_path: Path) ->
     [
         (broken_key_list, ("aggregator fails check KEY_SIGNATURE", "(round 3, advertise)")),
         (of_suite_2, ("aggregator fails check WIRE: suite 2 is not known here", "(between rounds)")),
-        (first_header_only, ("aggregator fails check DEADLINE: no word for 6 s", "(between rounds)")),
+        (first_header_only(), ("aggregator fails check DEADLINE: no word for 6 s", "(between rounds)")),
     ],
     ids=["lying", "of another version", "slow"],
 )
 def test_a_source_leaves_an_aggregator_that_breaks_the_protocol_and_names_it(
     tmp_path: Path, lie: Lie, expected: tuple[str, ...]
 ) -> None:
-    settings = HASTY if lie is first_header_only else PATIENT
+    slow = "DEADLINE" in expected[0]
+    settings = HASTY if slow else PATIENT
     with kits(tmp_path, settings=settings) as federation, Peers(federation) as peers:
         peers.aggregator(lie)
         for site in federation.names[1:]:
             peers.source(site)
         source = federation.start("source-1", "transport.idle-deadline-s=6")
         assert_one_clear_line(source, ExitCode.CONNECTION, *expected, hint="target")
-        if lie is first_header_only:
+        if slow:
             assert "aggregator fails check DEADLINE: no word in time (round 1, advertise)" in source.text
 
 

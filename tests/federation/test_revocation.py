@@ -6,8 +6,8 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Awaitable
-from contextlib import ExitStack, closing
+from collections.abc import Awaitable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -26,13 +26,15 @@ from securefda.federation.enrolment import renew_site, revoke_site
 from securefda.federation.kit import Kit, load_kit
 from securefda.federation.sites import SiteSpec
 from securefda.policy import check_header, check_metadata, default_policy
-from securefda.rounds.composition import Member
+from securefda.rounds.composition import Member, witness_of
+from securefda.rounds.journal import Opening
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.source import Permits, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rounds.witness import Witness
 from securefda.secagg.messages import Visibility
 from securefda.tasks import Samples
 from securefda.transport.client import SourceChannel
@@ -90,8 +92,21 @@ class SourceWatch:
         self.alarms.append(str(error))
 
 
+def witness_at(member: Member, folder: Path, memory: AggregatorStore | SourceStore, stack: ExitStack) -> Witness:
+    """A site's logs, which nobody writes any more when the stack unwinds."""
+    logs = folder / "logs" / member.site_id
+    return stack.enter_context(closing_log(witness_of(logs, member, memory, Opening("1", "random", "source_only"))))
+
+
+@contextmanager
+def closing_log(witness: Witness) -> Iterator[Witness]:
+    with closing(witness.journal):
+        yield witness
+
+
 def run_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> AggregatorRun:
     member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    store = stack.enter_context(closing(AggregatorStore(folder / "target")))
     site = TargetSite(
         signer=member.signer,
         roster=kit.roster,
@@ -100,6 +115,7 @@ def run_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> Aggregator
         random_bytes=os.urandom,
         clock=time.monotonic,
         traffic=lambda: ({}, {}),
+        witness=witness_at(member, folder, store, stack),
     )
     settings = RunSettings(
         strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=1),
@@ -116,12 +132,13 @@ def run_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> Aggregator
         phase_deadline_s=WAIT_S,
         config_digest=b"",
     )
-    return AggregatorRun(site, settings, stack.enter_context(closing(AggregatorStore(folder / "target"))), watch)
+    return AggregatorRun(site, settings, store, watch)
 
 
 def rounds_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> SourceRounds:
     member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
     policy = default_policy("sum", 2, 0, 1, max_samples=SAMPLES)
+    store = stack.enter_context(closing(SourceStore(folder / kit.site_id)))
     site = SourceSite(
         signer=member.signer,
         roster=kit.roster,
@@ -130,7 +147,8 @@ def rounds_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> SourceR
         check_update=partial(check_metadata, policy),
         permits=Permits(policy.visibility),
         trainer=RandomTrainer(kit.site_id, PARAMS),
-        store=stack.enter_context(closing(SourceStore(folder / kit.site_id))),
+        store=store,
+        witness=witness_at(member, folder, store, stack),
         random_bytes=os.urandom,
         software_version="1",
     )
@@ -158,7 +176,13 @@ async def one_round(target: Kit, others: list[Kit], struck: list[Kit], folder: P
     watch = Watch()
     with ExitStack() as stack:
         run = run_of(target, folder, watch, stack)
-        server = AggregatorServer("127.0.0.1:0", credentials_of(target), partial(source_of_pin, target), settings=CALM)
+        server = AggregatorServer(
+            "127.0.0.1:0",
+            credentials_of(target),
+            partial(source_of_pin, target),
+            run_id=bytes.fromhex(run.run_id),
+            settings=CALM,
+        )
         address = await server.start()
         try:
             driven = asyncio.create_task(RunDriver(run, server, target.roster, watch).drive())

@@ -19,6 +19,8 @@ from securefda.cli.bench.party import settings_of
 from securefda.cli.bench.primitives import identities
 from securefda.cli.bench.trainer import RandomTrainer
 from securefda.policy import check_header, default_policy
+from securefda.rounds.composition import Member, witness_of
+from securefda.rounds.journal import Opening
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import TargetSite
@@ -63,10 +65,17 @@ class Alarms:
         raise error
 
 
+def witness_at(folder: Path, roster, signer, memory):
+    site_id = roster.by_index(signer.index).site_id
+    member = Member(roster, site_id, signer.private_key, signer.encode)
+    return witness_of(folder / "audit" / site_id, member, memory, Opening("0", "random", "source_only"))
+
+
 def sources_of(job: Job, roster, signers, folder: Path) -> dict[int, SourceRounds]:
     policy = default_policy()
     rounds = {}
     for entry in roster.sources:
+        store = SourceStore(folder / f"{entry.site_id}.sqlite")
         site = SourceSite(
             signer=signers[entry.index],
             roster=roster,
@@ -75,7 +84,8 @@ def sources_of(job: Job, roster, signers, folder: Path) -> dict[int, SourceRound
             check_update=lambda update: None,
             permits=Permits(Visibility.SUM),
             trainer=RandomTrainer(entry.site_id, job.params),
-            store=SourceStore(folder / f"{entry.site_id}.sqlite"),
+            store=store,
+            witness=witness_at(folder, roster, signers[entry.index], store),
             random_bytes=os.urandom,
             software_version="0",
         )
@@ -113,6 +123,7 @@ def session_of(sources: int, folder: Path) -> Held:
     job = Job(str(folder), sources, PARAMS, 0)
     roster, signers = identities(job)
     rounds = sources_of(job, roster, signers, folder)
+    store = AggregatorStore(folder / "run.sqlite")
     target = TargetSite(
         signer=signers[0],
         roster=roster,
@@ -121,8 +132,9 @@ def session_of(sources: int, folder: Path) -> Held:
         random_bytes=os.urandom,
         clock=time.monotonic,
         traffic=lambda: ({}, {}),
+        witness=witness_at(folder, roster, signers[0], store),
     )
-    run = AggregatorRun(target, settings_of(Visibility.SUM), AggregatorStore(folder / "run.sqlite"), SilentReporter())
+    run = AggregatorRun(target, settings_of(Visibility.SUM), store, SilentReporter())
     tracemalloc.start()
     try:
         return drive(run, rounds)
@@ -134,7 +146,7 @@ def drive(run: AggregatorRun, rounds: dict[int, SourceRounds]) -> Held:
     held = Held()
     to_sources = deque(held.call(run.open, []))
     for source in rounds.values():
-        to_sources.extend(held.call(run.receive, [source.join()]))
+        to_sources.extend(held.call(run.receive, [source.join(run.run_id)]))
     while not run.done:
         if not to_sources:
             to_sources.extend(held.call(run.expire, []))
@@ -143,7 +155,7 @@ def drive(run: AggregatorRun, rounds: dict[int, SourceRounds]) -> Held:
         answers = rounds[send.to].handle(send.parcel)
         del send
         while answers:
-            to_sources.extend(held.call(run.receive, [answers.pop()]))
+            to_sources.extend(held.call(run.receive, [answers.pop(0)]))
     assert run.error is None
     return held
 

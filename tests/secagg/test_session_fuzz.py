@@ -23,6 +23,7 @@ from session_network import SessionNetwork, item_of, parcel_of
 from session_sites import Terms, Violation
 
 from securefda.policy import verdict
+from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import SourceStore
 from securefda.rounds.witness import CheckpointError, Witness
 from securefda.secagg import aggregator, checks, masking
@@ -125,13 +126,16 @@ def unseen_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def signing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that has signed the lists goes on waiting for lists."""
-    real = src.receive_survivors
+    real = SourceRounds._sign_survivors
 
-    def sign(state: Any, signed: Any) -> Any:
-        following, message = real(state, signed)
-        return replace(state, shares=following.shares), message
+    def sign(self: SourceRounds, following: Any, message: Any) -> Any:
+        current = self._round
+        assert current is not None
+        answers = real(self, following, message)
+        self._round = replace(current, phase=replace(current.phase, shares=following.shares))  # type: ignore[call-arg]
+        return answers
 
-    monkeypatch.setattr(src, "receive_survivors", sign)
+    monkeypatch.setattr(SourceRounds, "_sign_survivors", sign)
 
 
 def fuse_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
