@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from securefda.errors import ProtocolError
+from securefda.errors import FaultySourceError, ProtocolError
 from securefda.rounds.attempts import Send
 from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
-from securefda.secagg.messages import Abort, Parcel, Refusal
+from securefda.rounds.witness import Head, Witness, WitnessMemory
+from securefda.secagg.messages import Abort, Checkpoint, Cosigned, Parcel, Refusal
 from securefda.secagg.secret import Secret
 from threat_model.adversaries.replay import Replay, Replayed
 from threat_model.sites import AggregatorSeat, SiteWatch
 from threat_model.watched import WatchedAggregator
 
-What = Literal["refused", "ignored", "ended", "accepted"]
+What = Literal["refused", "ignored", "repeated", "ended", "accepted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,9 @@ class Outcome:
     Attributes:
         due: type of the message that was due.
         replayed: what came in its place.
-        what: ``"refused"`` by a named check, ``"ignored"`` without a trace, ``"ended"``: the receiver takes no part any
-            more, of a session or of the run, or ``"accepted"``.
+        what: ``"refused"`` by a named check, ``"ignored"`` without a trace, ``"repeated"``: the receiver cosigns once
+            more what it has cosigned, ``"ended"``: it takes no part any more, of a session or of the run, or
+            ``"accepted"``.
         check: name of the check or of the policy's key.
     """
 
@@ -59,6 +61,8 @@ class ProbedSource(SourceRounds):
     def _probe(self, due: str, replayed: Replayed) -> Outcome:
         saved, watch = dict(vars(self)), SiteWatch()
         self._round, self._patience, self._reporter = again(self._round), copy(self._patience), watch
+        witness, memory = forgetting(self._site.witness)
+        self._site = replace(self._site, witness=witness)
         before = self._round
         try:
             answers = super().handle(Parcel(replayed.passed.message, replayed.passed.vectors))
@@ -69,6 +73,8 @@ class ProbedSource(SourceRounds):
             if watch.alarms and only_words:
                 (alarm,) = watch.alarms
                 return Outcome(due, replayed, "refused", getattr(alarm, "check", getattr(alarm, "key", "")))
+            if isinstance(replayed.passed.message.body, Checkpoint) and self._round is before and not memory.is_changed:
+                return Outcome(due, replayed, "repeated")
             is_ignored = not answers and self._round is before
             return Outcome(due, replayed, "ignored" if is_ignored else "accepted")
         finally:
@@ -91,6 +97,8 @@ class ProbedAggregator(WatchedAggregator):
         return super().receive(parcel)
 
     def _probe(self, due: str, replayed: Replayed) -> Outcome:
+        if isinstance(replayed.passed.message.body, Checkpoint | Cosigned):
+            return self._probe_witnesses(due, replayed)
         attempt: Any = _copied(self._attempt)
         attempt._members = _copied(attempt._members)
         members, before = attempt._members, _progress(attempt)
@@ -102,6 +110,47 @@ class ProbedAggregator(WatchedAggregator):
         if found and members.gone - gone == {replayed.passed.message.sender}:
             return Outcome(due, replayed, "refused", found[0].check)
         return Outcome(due, replayed, "ended" if sends or members.gone != gone else "ignored")
+
+    def _probe_witnesses(self, due: str, replayed: Replayed) -> Outcome:
+        witnesses = _copied(self._witnesses)
+        witnesses._witness, memory = forgetting(self._site.witness)
+        before = witnesses._witness.note
+        try:
+            sends = witnesses.receive(replayed.passed.message)
+        except FaultySourceError as error:
+            return Outcome(due, replayed, "refused", error.check)
+        if memory.is_changed or witnesses.vouching != self._witnesses.vouching or witnesses._witness.note != before:
+            return Outcome(due, replayed, "accepted")
+        return Outcome(due, replayed, "repeated" if sends else "ignored")
+
+
+@dataclass
+class _Forgets:
+    """What a witness remembers, over what it remembered before; of that nothing is changed."""
+
+    before: WitnessMemory
+    since: dict[str, Head] = field(default_factory=dict)
+
+    def cosigned(self, origin: str) -> Head | None:
+        """The newer, if there is one."""
+        return self.since.get(origin) or self.before.cosigned(origin)
+
+    def remember_cosigned(self, origin: str, head: Head) -> None:
+        """Until this object is gone."""
+        self.since[origin] = head
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it is not what it was before."""
+        return any(self.before.cosigned(origin) != head for origin, head in self.since.items())
+
+
+def forgetting(witness: Witness) -> tuple[Witness, _Forgets]:
+    """A witness that goes on from here, without a trace in the other; in the log there is one, as of any alarm."""
+    witness.journal.save()  # so that it takes a cosignature of this checkpoint also when the log has made another one
+    other = copy(witness)
+    other._said, other._memory = dict(witness._said), _Forgets(witness._memory)
+    return other, other._memory
 
 
 def _progress(attempt: Any) -> tuple[object, ...]:

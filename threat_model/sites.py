@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -20,8 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.policy import SourcePolicy, verdict
-from securefda.rounds.composition import Member, witness_of
-from securefda.rounds.journal import Opening
+from securefda.rounds.journal import Journal, Opening
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import SiteLine
 from securefda.rounds.run_settings import RunSettings, TargetSite
@@ -45,6 +45,7 @@ OUTPUTS, INPUTS = LAYERS[0][1]
 N_PARAMS = 4096
 MAX_SAMPLES = 100
 CLIP = 1.0
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 UpdateRule = Callable[[int, int, Vector], Vector]
 """(roster index, round, received model) to the update that this site makes, float32 (m,)."""
 
@@ -183,9 +184,10 @@ class AggregatorSeat:
 
 
 def witness_at(logs: Path, index: int, roster: Roster, memory: WitnessMemory) -> Witness:
-    """A site's audit logs, which lie in the folder ``logs``, and what it remembers of those of others."""
-    member = Member(roster, site_id_of(index), published_key(index), wire.encode)
-    return witness_of(logs, member, memory, Opening("1", "task", "rule"))
+    """A site's audit logs, in the folder ``logs``, and what it remembers of those of others. Time stands still."""
+    opening, site_id = Opening("1", "task", "rule"), roster.by_index(index).site_id
+    journal = Journal(logs, roster, site_id, published_key(index), opening=opening, clock=lambda: NOON)
+    return Witness(journal, roster, signer_of(index), memory, NOON.timestamp)
 
 
 def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float], witness: Witness) -> TargetSite:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from hashlib import shake_256
+from hashlib import sha256, shake_256
 from inspect import getsource
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ from types import ModuleType
 from typing import Any
 
 import securefda.secagg
-from securefda.adaptation import CapEffect, energy
+from securefda.adaptation import energy
 from securefda.audit.log import AuditLog
 from securefda.federation import policy_signature
 from securefda.policy import verdict
@@ -272,7 +272,8 @@ UPDATE_AT_THE_CLIP = replaced(
 """A source clips and lets any number of coordinates be at the clip."""
 
 
-ENERGY_RULE = replaced("scaling to the caps", energies, "apply_caps", lambda _: lambda *_arguments: CapEffect((), ()))
+_NOTHING_CAPPED = energies.AppliedCaps(0, sha256(b"").hexdigest(), 0, 0)
+ENERGY_RULE = replaced("scaling to the caps", energies, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED)
 """Energies are signed and listed, and no source scales its part of the sum down."""
 
 

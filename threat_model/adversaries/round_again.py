@@ -13,7 +13,7 @@ from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Decoded, Vector64
 from threat_model.sites import AggregatorSeat
 
-Way = Literal["attempt", "place", "run", "header"]
+Way = Literal["attempt", "place", "run", "unannounced run", "header"]
 
 
 class RoundAgain(MaliciousAggregator):
@@ -29,8 +29,8 @@ class RoundAgain(MaliciousAggregator):
         seat: of the target.
         victim: roster index, in the first session only.
         way: how the second session is named: the next ``"attempt"`` at the round, the same ``"place"``, another
-            ``"run"``, which the sources join and whose log they cosign before, or by the first session's own
-            ``"header"``, word for word.
+            ``"run"``, which the sources join and whose log they cosign before, or an ``"unannounced run"``; or by the
+            first session's own ``"header"``, word for word.
         after_restart: whether it waits for every source to have started anew.
     """
 
@@ -52,7 +52,8 @@ class RoundAgain(MaliciousAggregator):
             self._change_run()
         if self._missing or len(self.sessions) > 1:
             return None
-        return Place(self.run, 1, 2 if self.way == "attempt" else 1, b"")
+        run = draw(self.seat.site.random_bytes, RUN_ID_BYTES) if self.way == "unannounced run" else self.run
+        return Place(run, 1, 2 if self.way == "attempt" else 1, b"")
 
     def _change_run(self) -> None:
         """Begin a log of another run, and have the sources connect again if they do not start anew in any case."""

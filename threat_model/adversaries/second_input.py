@@ -49,14 +49,17 @@ class SecondInput(MaliciousAggregator):
         self.victim = victim
         self.inputs: list[RingVector] = []
         self._told: dict[type, Parcel] = {}
-        self._joins, self._is_again = 0, False
+        self._joins, self._shown, self._is_again = 0, 0, False
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
         """Keep what the victim is told; it is told the header twice where it came anew before there was one."""
         if index != self.victim:
             return [parcel]
         self._told[type(parcel.message.body)] = parcel
-        return [parcel, parcel] if isinstance(parcel.message.body, Header) and self._joins > 1 else [parcel]
+        if isinstance(parcel.message.body, Header):
+            self._shown = min(self._joins, 2)
+            return [parcel] * self._shown
+        return [parcel]
 
     def receive(self, parcel: Parcel) -> list[Send]:
         """As always; but a victim that reports anew hears all that it was told before."""
@@ -68,10 +71,10 @@ class SecondInput(MaliciousAggregator):
             return super().receive(parcel)
         if isinstance(body, MaskedInput):
             self.inputs.append(ring_vector(self.heard.header, bytes(parcel.vectors[0])))
-        if isinstance(body, Cosigned):  # it has joined anew, and vouches for the checkpoint in the header once more
-            self._is_again = True
+        if isinstance(body, Cosigned) and self._shown < 2:  # it vouches once more for the checkpoint in the header
+            self._is_again, self._shown = True, 2
             return [*super().receive(parcel), Send(self.victim, self._told[Header])]
-        if isinstance(body, Join | Checkpoint):
+        if isinstance(body, Join | Checkpoint | Cosigned):
             return super().receive(parcel)
         if not self._is_again or isinstance(body, (Refusal, Abort)):
             self._is_again = False

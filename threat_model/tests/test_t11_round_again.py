@@ -17,6 +17,7 @@ REFUSALS: dict[Way, str] = {
     "attempt": "RELEASE_FUSE",
     "place": "HEADER_ORDER",
     "run": "HEADER_RUN",
+    "unannounced run": "HEADER_RUN",
     "header": "HEADER_REPLAY",
 }
 
@@ -64,6 +65,18 @@ def test_state_file_itself_burns_no_fuse_twice_where_the_header_is_not_asked(sta
         assert stage.refusals(index) == ["STORAGE"]
         assert len(stage.said(index, MaskedInput)) == 1
     assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T11")
+@pytest.mark.parametrize("restart", [False, True], ids=["running", "restarted"])
+def test_header_of_a_run_that_was_not_joined_is_refused_also_where_no_fuse_is_burnt(
+    staged: MakesStage, restart: bool
+) -> None:
+    stage = staged(aggregator=partial(RoundAgain, victim=VICTIM, way="unannounced run", after_restart=restart))
+    with switched_off(RELEASE_FUSE, roster=stage.roster):
+        play_twice(stage, restart=restart)
+    assert [stage.refusals(index) for index in OTHERS] == [["HEADER_RUN"]] * 4
+    assert_only_the_first_sum_was_had(stage)
 
 
 @pytest.mark.threat("T11")

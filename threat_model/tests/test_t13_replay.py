@@ -12,20 +12,24 @@ import pytest
 
 from securefda.adaptation import Strategy
 from securefda.policy import default_policy
-from securefda.secagg.messages import Advertise, Join, KeyList, Parcel, Result, Visibility
+from securefda.secagg.messages import Advertise, Checkpoint, Join, KeyList, Parcel, Result, Visibility
 from threat_model.adversaries.replay import Replay, SecondCount
 from threat_model.probes import Outcome, ProbedAggregator, ProbedSource
 from threat_model.sites import CLIP, MAX_SAMPLES, N_PARAMS, TARGET, roster_of
 from threat_model.stage import MakesStage, Network, Passed, Stage
 from threat_model.switches import outside_off, switched_off
 from threat_model.unbound import MONOTONE_ROUNDS, ONCE_PER_PHASE, SIGNATURE_CONTEXT
+from threat_model.unwitnessed import WITNESSED_HEADER
 from threat_model.watched import WatchedAggregator
 
 VICTIM, NEIGHBOUR, ALL = 4, 3, [1, 2, 3, 4, 5]
 TWO_ROUNDS = {"strategy": Strategy(rule="source_only", rounds=2)}
-TO_SOURCES = {"Header", "KeyList", "ShareDelivery", "Survivors", "Consistency", "Result", "Abort", "Goodbye"}
+WITNESSING = {"Checkpoint", "Cosigned"}
+IN_SESSIONS = {"Header", "KeyList", "ShareDelivery", "Survivors", "Consistency", "Result", "Abort"}
+TO_SOURCES = IN_SESSIONS | WITNESSING | {"Goodbye"}
 TO_AGGREGATOR = {"Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"}
 ALL_TYPES = TO_SOURCES | TO_AGGREGATOR | {"Join", "Update", "Refusal"}
+SAME_LOG = {("Checkpoint", "verbatim", "Checkpoint")}
 
 
 def played(staged: MakesStage, listens: Network = lambda passed: [passed], **options: Any) -> Stage:
@@ -71,12 +75,26 @@ def test_every_message_is_refused_or_ignored_in_every_other_place(staged: MakesS
     assert tried >= set(product(TO_SOURCES - {"Abort"}, ALL_TYPES)) - {("Goodbye", "Goodbye")}  # all goodbyes are alike
     tried = {(one.due, one.replayed.passed.message.type_name) for one in at_aggregator}
     assert tried >= set(product(TO_AGGREGATOR, ALL_TYPES))
-    assert {one.what for one in at_aggregator} == {"refused", "ignored"}
-    assert {one.what for one in at_source} == {"refused", "ignored", "ended"}
+    assert_no_more_than_a_cosignature_is_given_twice(at_aggregator)
+    assert {one.what for one in at_source} == {"refused", "ignored", "repeated", "ended", "accepted"}
+    assert_nothing_but_the_same_log_was_cosigned(at_source, stage)
     # A goodbye belongs to no session: it ends the source's part in whatever run it is in, and reveals nothing.
     assert {kind for _, _, kind in what_became(at_source, "ended")} == {"Goodbye"}
     assert all(one.check for one in [*at_source, *at_aggregator] if one.what == "refused")
     assert_nothing_else_changed(stage)
+
+
+def assert_nothing_but_the_same_log_was_cosigned(at_source: list[Outcome], stage: Stage) -> None:
+    """A checkpoint belongs to no session and no receiver: what the neighbour is shown says the same to the victim."""
+    assert {kind for _, _, kind in what_became(at_source, "repeated")} == {"Checkpoint"}
+    assert what_became(at_source, "accepted") == SAME_LOG
+    shown = {one.message.body.note for one in stage.said(TARGET, Checkpoint, to=VICTIM)}
+    assert {one.replayed.passed.message.body.note for one in at_source if one.what == "accepted"} <= shown
+
+
+def assert_no_more_than_a_cosignature_is_given_twice(at_aggregator: list[Outcome]) -> None:
+    assert {one.what for one in at_aggregator} == {"refused", "ignored", "repeated"}
+    assert {(mode, kind) for _, mode, kind in what_became(at_aggregator, "repeated")} == {("verbatim", "Checkpoint")}
 
 
 def assert_nothing_else_changed(stage: Stage) -> None:
@@ -90,11 +108,11 @@ def assert_nothing_else_changed(stage: Stage) -> None:
 @pytest.mark.threat("T13")
 def test_every_message_is_refused_or_ignored_where_updates_travel_in_clear(staged: MakesStage) -> None:
     at_source, at_aggregator, stage = probed(staged, visibility=Visibility.INDIVIDUAL)
-    assert {one.due for one in at_source} == {"Header", "Result", "Goodbye"}
+    assert {one.due for one in at_source} == {"Header", "Result", "Goodbye", *WITNESSING}
     assert {one.due for one in at_aggregator} == {"Update"}
-    assert {one.what for one in at_aggregator} == {"refused", "ignored"}
+    assert_no_more_than_a_cosignature_is_given_twice(at_aggregator)
     assert {kind for _, _, kind in what_became(at_source, "ended")} == {"Goodbye"}
-    assert what_became(at_source, "accepted") == set()
+    assert_nothing_but_the_same_log_was_cosigned(at_source, stage)
     assert [stage.accepted(index) for index in ALL] == [2] * 5
 
 
@@ -103,7 +121,7 @@ def test_every_message_is_refused_or_ignored_where_updates_travel_in_clear(stage
 def test_result_of_another_session_is_accepted_where_session_and_context_are_not_compared(staged: MakesStage) -> None:
     with switched_off(outside_off("SESSION", "CONTEXT"), roster=roster_of(5)):
         at_source, _, _ = probed(staged)
-    assert what_became(at_source, "accepted") == {("Result", "verbatim", "Result")}
+    assert what_became(at_source, "accepted") - SAME_LOG == {("Result", "verbatim", "Result")}
 
 
 @pytest.mark.threat("T13")
@@ -119,7 +137,7 @@ def test_messages_count_in_other_sessions_where_signatures_do_not_cover_session_
 @pytest.mark.threat("T13")
 @pytest.mark.control
 def test_header_is_accepted_again_in_every_place_where_rounds_need_not_rise(staged: MakesStage) -> None:
-    with switched_off(MONOTONE_ROUNDS, roster=roster_of(5)):
+    with switched_off(MONOTONE_ROUNDS, WITNESSED_HEADER, roster=roster_of(5)):
         at_source, _, _ = probed(staged)
     places = {due for due, mode, kind in what_became(at_source, "accepted") if (mode, kind) == ("verbatim", "Header")}
     assert places == TO_SOURCES
@@ -130,12 +148,13 @@ def test_recorded_session_gets_no_further_with_a_new_folder_than_fresh_keys(stag
     """A folder that has no run yet takes the header of one; what others said in it was not said to these keys."""
     recorded = staged(5).play()
     source = staged(5).sources[VICTIM]
-    sent = [source.join()]
+    sent = [source.join(recorded.aggregator.run_id)]
     for passed in recorded.passed:
         if passed.to == VICTIM:
             sent += source.handle(Parcel(passed.message, passed.vectors))
-    assert [parcel.message.type_name for parcel in sent] == ["Join", "Advertise", "Abort"]
-    assert sent[-1].message.body.check == "KEY_OWN"
+    said = [parcel.message for parcel in sent if parcel.message.type_name not in WITNESSING]
+    assert [message.type_name for message in said] == ["Join", "Advertise", "Abort"]
+    assert said[-1].body.check == "KEY_OWN"
 
 
 @pytest.mark.threat("T13")

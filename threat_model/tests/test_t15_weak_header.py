@@ -398,9 +398,9 @@ REASONS = {
 
 @pytest.mark.threat("T15")
 def test_every_header_that_is_accepted_satisfies_every_inequality(ledgers: Path) -> None:
-    witness = witness_at(ledgers / "target", TARGET, roster_of(SITES), SourceStore(ledgers / "unused"))
-    target = target_site(roster_of(SITES), known_update, lambda: 0.0, witness)
-    with closing(Victim(ledgers / "victim")) as victim:
+    with closing(SourceStore(ledgers / "unused")) as memory, closing(Victim(ledgers / "victim")) as victim:
+        witness = witness_at(ledgers / "target", TARGET, roster_of(SITES), memory)
+        target = target_site(roster_of(SITES), known_update, lambda: 0.0, witness)
 
         @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, database=None)
         @given(changes=st.lists(CHANGES, min_size=1, max_size=3))

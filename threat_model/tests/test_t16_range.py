@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.secagg.messages import Abort, Advertise, Join, Refusal, Result, Visibility
+from securefda.secagg.messages import (
+    Abort,
+    Advertise,
+    Checkpoint,
+    Cosigned,
+    Join,
+    Refusal,
+    Result,
+    Visibility,
+)
 from threat_model.adversaries.false_inputs import FalseInput, NotFinite, TightRing, added, at_the_limit
 from threat_model.scores import cosine
 from threat_model.sites import CLIP, N_PARAMS, known_update
@@ -18,6 +27,10 @@ from threat_model.unchecked_sums import RANGE, SUM_AT_THE_CLIP
 from threat_model.watched import WatchedAggregator
 
 LIAR, ALL = 3, [1, 2, 3, 4, 5]
+WITNESSED = (Checkpoint, Cosigned)
+JOINED = (Join, *WITNESSED)
+"""What every source says before there is a round."""
+
 BEYOND = "beyond the clip at the weight that came with it"
 SIGNS = np.resize([1.0, -1.0], N_PARAMS)
 
@@ -58,7 +71,7 @@ def test_sources_refuse_a_ring_that_is_laid_out_for_fewer_than_take_part(staged:
     stage = staged(5, aggregator=partial(TightRing, n_max=n_max), updates=near_the_clip).play()
     for index in ALL:
         assert stage.refusals(index) == ["HEADER_WRAP"]
-        assert [type(one.message.body) for one in stage.passed if one.sender == index] == [Join, Refusal]
+        assert [type(one.message.body) for one in stage.passed if one.sender == index] == [*JOINED, Refusal]
     assert stage.adversary.attack() is None
 
 
@@ -151,7 +164,7 @@ def test_update_that_is_not_finite_is_refused_by_its_source_before_anything_leav
         return update
 
     stage = staged(5, aggregator=WatchedAggregator, updates=diverged_at_3).play()
-    assert [type(one.message.body) for one in stage.passed if one.sender == LIAR] == [Join, Refusal]
+    assert [type(one.message.body) for one in stage.passed if one.sender == LIAR] == [*JOINED, Refusal, *WITNESSED]
     assert all(stage.said(index, Advertise) for index in [1, 2, 4, 5])
     assert np.all(np.isfinite(stage.aggregator.model))
     np.testing.assert_allclose(stage.aggregator.model, mean_of(stage, [1, 2, 4, 5]), atol=stage.precision(1))

@@ -17,7 +17,7 @@ import pytest
 
 from securefda.adaptation import Strategy
 from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import Advertise, MaskedInput, SurvivorSignature, Visibility
+from securefda.secagg.messages import Advertise, Checkpoint, Cosigned, MaskedInput, SurvivorSignature, Visibility
 from securefda.training import LocalResult, Vector
 from securefda.transport import wire
 from threat_model.adversaries.sizes import ReportsMetrics, WatchesSizes
@@ -27,7 +27,16 @@ from threat_model.stage import MakesStage, Stage, honest_aggregator
 MAX_ROWS = 100_000
 ROWS = (1, 127, 128, 16_383, 99_999, 2, 500, 77_777)
 LEVELS = [Visibility.SUM, Visibility.COHORT]
-IN_A_SESSION = {"Join", "Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"}
+IN_A_RUN = {
+    "Join",
+    "Checkpoint",
+    "Cosigned",
+    "Advertise",
+    "ShareBundle",
+    "MaskedInput",
+    "SurvivorSignature",
+    "Unmask",
+}
 
 
 def unequal_update(index: int, round_number: int, received: Vector) -> Vector:
@@ -111,8 +120,8 @@ def test_lengths_of_messages_of_one_type_do_not_vary_over_sources(
     lengths = defaultdict(set)
     for (_, kind), sizes in watcher.sizes.items():
         lengths[kind].add(sizes)
-    assert set(lengths) == IN_A_SESSION
-    assert {kind: len(seen) for kind, seen in lengths.items()} == dict.fromkeys(IN_A_SESSION, 1)
+    assert set(lengths) == IN_A_RUN
+    assert {kind: len(seen) for kind, seen in lengths.items()} == dict.fromkeys(IN_A_RUN, 1)
     assert np.var(list(watcher.totals().values())) == 0
 
 
@@ -145,7 +154,7 @@ def same_target(seat: AggregatorSeat) -> Any:
 
 def sent_with_same_coins(staged: MakesStage, rows: Mapping[int, int], **options: Any) -> dict[tuple[int, type], bytes]:
     """What every source says, as bytes with its vectors, when all randomness is the same in every play."""
-    stage, _ = watched(staged, rows, aggregator=same_target, same_coins=True, **options)
+    stage, _ = watched(staged, rows, aggregator=same_target, same_coins=True, recorded=True, **options)
     kinds = {type(one.message.body) for one in stage.passed if one.sender != TARGET}
     return {
         (index, kind): b"".join(
@@ -164,13 +173,14 @@ def test_nothing_but_the_masked_input_and_digests_of_it_depends_on_the_data(
 ) -> None:
     """Two plays with the same coins and other rows, losses, steps and updates, compared byte by byte.
 
-    Without a rule of energies, which sources sign in their first message.
+    Without a rule of energies, which sources sign in their first message. Checkpoints that follow on the input are of
+    logs that hold its digest.
     """
     options = {"visibility": visibility, "settings": {"strategy": Strategy(rule=rule, rounds=1), "kappa": 0.0}}
     one = sent_with_same_coins(staged, sites_with(*ROWS), updates=known_update, **options)
     other = sent_with_same_coins(staged, sites_with(*reversed(ROWS)), **options)
     differ = {kind for index, kind in one if one[index, kind] != other[index, kind]}
-    assert differ == {MaskedInput, SurvivorSignature}
+    assert differ == {MaskedInput, SurvivorSignature, Checkpoint, Cosigned}
 
 
 @pytest.mark.threat("T18")
