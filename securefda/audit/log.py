@@ -54,6 +54,7 @@ class AuditLog:
         self._mutex = threading.Lock()
         self._process = os.getpid()
         self._usable, self._tail, self._saved = True, -1, True
+        self._died_of: AuditError | None = None
         self._unfinished: dict[str, bytes] = {}
         with disk_errors(folder, "made"):
             make_folder(folder)
@@ -291,8 +292,10 @@ class AuditLog:
         if os.getpid() != self._process:  # the lock is shared with the parent, and what is in memory is not
             raise AuditError(self._folder, "was opened before this process was forked", hint="open it after the fork")
         with self._mutex:
+            if self._died_of is not None:
+                raise self._died_of  # so that whoever comes next says the cause as well
             if not self._usable:
-                raise AuditError(self._folder, "was closed, or could not be written", hint="open it again")
+                raise AuditError(self._folder, "was closed", hint="open it again")
             yield
 
     @contextmanager
@@ -300,7 +303,8 @@ class AuditLog:
         """Let nobody go on with what is in memory once the disk may say something else."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            self._died_of = error if isinstance(error, AuditError) else None
             self._die()
             raise
 
@@ -313,7 +317,7 @@ class AuditLog:
 
 
 def _locked(descriptor: int) -> bool:
-    """Take the lock; False where another process keeps it. A reader holds it for a moment, to see whether it is free."""
+    """Take the lock; False where another process keeps it. A reader holds it for a moment, to see whether it is."""
     for patience_s in (0.01, 0.05, 0.2, None):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

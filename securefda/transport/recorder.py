@@ -105,7 +105,7 @@ class MessageRecorder:
 
 
 def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int, peer: int) -> Disclosure | None:
-    """What site ``peer`` learns by a message of site ``own``; None where that is nothing about its rows or its model."""
+    """What site ``peer`` learns by a message of site ``own``; None where that is nothing of its rows or its model."""
     body = message.body
     if isinstance(body, Header):
         with_update = _has_update(body) and peer in body.at(Visibility.SUM)
