@@ -26,10 +26,12 @@ QUICK = ("transport.heartbeat-s=0.5", "transport.join-deadline-s=60", "transport
 class Process:
     """A process whose lines on stderr can be waited for."""
 
-    def __init__(self, arguments: Iterable[str], *, env: Mapping[str, str] | None = None):
+    def __init__(
+        self, arguments: Iterable[str], *, env: Mapping[str, str] | None = None, module: str = "securefda.cli"
+    ):
         own = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "securefda.cli", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=REPOSITORY,
             env={**os.environ, **own, **(env or {})},
             stdin=subprocess.DEVNULL,
