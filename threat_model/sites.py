@@ -185,7 +185,8 @@ class AggregatorSeat:
 
 def witness_at(logs: Path, index: int, roster: Roster, memory: WitnessMemory) -> Witness:
     """A site's audit logs, in the folder ``logs``, and what it remembers of those of others. Time stands still."""
-    opening, site_id = Opening("1", "task", "rule"), roster.by_index(index).site_id
+    policy = "" if index == TARGET else sha256(f"policy of {site_id_of(index)}".encode()).hexdigest()
+    opening, site_id = Opening("1", "task", "rule", policy), roster.by_index(index).site_id
     journal = Journal(logs, roster, site_id, published_key(index), opening=opening, clock=lambda: NOON)
     return Witness(journal, roster, signer_of(index), memory, NOON.timestamp)
 

@@ -305,6 +305,7 @@ class Stage:
         """Close state files and logs."""
         for site in self._sites.values():
             site.witness.journal.close()
+        getattr(self.aggregator, "close", lambda: None)()
         self._aggregator_store.close()
         for store in self._stores.values():
             store.close()

@@ -1,31 +1,41 @@
-"""Taking away what makes the logs of sites hold against their own site: witnesses, their memory, and their number."""
+"""Taking away what makes a log hold against its own site: witnesses, their memory, and their number."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 
-from securefda.rounds import store
 from securefda.rounds.witness import Witness
-from securefda.secagg.messages import Header
-from threat_model.switches import all_of, method_replaced
+from securefda.secagg import transcript
+from securefda.secagg.messages import Header, Signed
+from securefda.transport import wire
+from threat_model.switches import method_replaced, replaced
 
 WITNESSED_HEADER = method_replaced("the cosigned log in the header", Witness, "check_header", lambda *_: None)
 """A source does not look at the checkpoint in a header."""
 
+WITNESS_MEMORY = method_replaced("the memory of witnesses", Witness, "_is_continued", lambda *_: True)
+"""A witness cosigns every checkpoint that is signed, whatever it cosigned before: it knows the last one alone."""
 
-def _unanimous(check: object) -> object:
-    def check_header(self: Witness, header: Header) -> None:
-        check(self, replace(header, threshold=0))  # type: ignore[operator]
-
-    return check_header
+_check_header = Witness.check_header
 
 
-NUMBER_OF_WITNESSES = method_replaced(
-    "as many witnesses as the threshold", Witness, "check_header", _unanimous(Witness.check_header)
-)
-"""A source takes the checkpoint that it cosigned itself, whoever else has."""
+def _by_itself(self: Witness, header: Header) -> None:
+    _check_header(self, replace(header, threshold=1))
 
-WITNESS_MEMORY = all_of(
-    "what a witness remembers",
-    method_replaced("reading it", store._Store, "cosigned", lambda *_: None),
-)
+
+NUMBER_OF_WITNESSES = method_replaced("as many witnesses as the threshold", Witness, "check_header", _by_itself)
+"""A source takes the checkpoint that it cosigned itself, also where no other site did."""
+
+
+def _without_log(_: object) -> Callable[[Signed[Header]], bytes]:
+    def header_context(header: Signed[Header]) -> bytes:
+        body = replace(header.body, previous_checkpoint=b"")
+        return sha256(wire.encode(replace(header.envelope, body=body))).digest()
+
+    return header_context
+
+
+LOG_IN_CONTEXT = replaced("the log in every derivation", transcript, "header_context", _without_log)
+"""The context of a session covers the whole header but for the target's checkpoint."""

@@ -158,6 +158,10 @@ class MaliciousAggregator(Opens):
         count = len(view.survivors.body.survivors) if view.survivors else len(self.heard.updates)
         return Result(b"", count, sha256(vector_to_wire(self.model)).digest())
 
+    def witnesses_of(self, index: int) -> Witnesses:  # noqa: ARG002 - for overriding
+        """Those of the log that a source is shown: there is one."""
+        return self.witnesses
+
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:  # noqa: ARG002 - for overriding
         """What is sent in place of a message that is ready and signed."""
         return [parcel]
@@ -175,7 +179,7 @@ class MaliciousAggregator(Opens):
 
     def open(self) -> list[Send]:
         """Begin the log, and wait for the sources."""
-        self.witness.journal.begin(self.run_id)
+        self.witness.enter(self.run_id)
         return []
 
     def ready(self) -> bool:
@@ -188,8 +192,9 @@ class MaliciousAggregator(Opens):
         if isinstance(body, Join):
             self.joined[sender] = body.visibility
             self.with_metrics |= {sender} if body.metrics else set()
-            self.witnesses.reported(sender, body.known)
-            return [self.witnesses.ask(sender)]
+            witnesses = self.witnesses_of(sender)
+            witnesses.reported(sender, body.known)
+            return [witnesses.ask(sender)]
         if isinstance(body, Checkpoint | Cosigned):
             return self._witnessed(parcel.message)
         if self.sessions and parcel.message.envelope.session_id == self.heard.session_id:
@@ -223,7 +228,7 @@ class MaliciousAggregator(Opens):
 
     def _witnessed(self, message: Signed[Body]) -> list[Send]:
         try:
-            sends = self.witnesses.receive(message)
+            sends = self.witnesses_of(message.sender).receive(message)
         except FaultySourceError:
             return []
         return sends + (self._begin() if self.ready() else [])

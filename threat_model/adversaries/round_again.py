@@ -58,7 +58,7 @@ class RoundAgain(MaliciousAggregator):
     def _change_run(self) -> None:
         """Begin a log of another run, and have the sources connect again if they do not start anew in any case."""
         self.run = draw(self.seat.site.random_bytes, RUN_ID_BYTES)
-        self.witness.journal.begin(self.run_id)
+        self.witness.enter(self.run_id)
         self.witness.renew()
         if not self._missing:
             self._missing = set(self.seat.site.sources)
