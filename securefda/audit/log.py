@@ -157,7 +157,7 @@ class AuditLog:
         with self._alone(), self._dead_on_error():
             self._save()
 
-    def add_cosignature(self, size: int, signature: Signature, witness: NoteKey, *, save: bool = True) -> bytes:
+    def add_cosignature(self, size: int, signature: Signature, witness: NoteKey, *, save: bool = True) -> Note:
         """Put the signature of a witness under the checkpoint of ``size`` records, and return the note with it.
 
         Where this witness has signed it before, that signature stays and this one is dropped. ``save`` is as for
@@ -177,7 +177,7 @@ class AuditLog:
                 raise SignatureError(f"the line does not name the key of {witness.name}")
             check_signature(note.text, signature, witness)
             if any(item.is_of(witness) for item in note.signatures):
-                return note.to_bytes()
+                return note
             note = note.signed(signature)
             with self._dead_on_error():
                 if is_last:
@@ -186,7 +186,7 @@ class AuditLog:
                     write(self._folder / checkpoint_path(size), note.to_bytes())
                 if save:
                     self._save()
-            return note.to_bytes()
+            return note
 
     def close(self) -> None:
         """Let others write. What was appended stays; no checkpoint is made.
@@ -292,8 +292,8 @@ class AuditLog:
         if os.getpid() != self._process:  # the lock is shared with the parent, and what is in memory is not
             raise AuditError(self._folder, "was opened before this process was forked", hint="open it after the fork")
         with self._mutex:
-            if self._died_of is not None:
-                raise self._died_of  # so that whoever comes next says the cause as well
+            if (cause := self._died_of) is not None:  # whoever comes next says it as well
+                raise AuditError(cause.file, cause.what, hint=cause.hint) from cause
             if not self._usable:
                 raise AuditError(self._folder, "was closed", hint="open it again")
             yield

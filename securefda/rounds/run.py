@@ -123,7 +123,7 @@ class AggregatorRun:
     def open(self) -> list[Send]:
         """Begin the run, or go on after its last finished round."""
         self.opened = True
-        self._site.witness.journal.begin(self.run_id)
+        self._site.witness.enter(self.run_id)
         position = self._store.position(self._settings.config_digest)
         if position is None:
             self.model = self._site.trainer.initial_model()
@@ -146,9 +146,11 @@ class AggregatorRun:
     def left(self, index: int, why: str = "its connection ended") -> list[Send]:
         """The connection to a source is gone for good."""
         self._attendance.went(index, why)
-        if self._closing:
+        if self._closing and not self.done:
             return self._close_if_witnessed()
-        return self._after(self._attempt.lose(index, why)) if self._attempt and not self.done else []
+        if self._attempt is None or self.done:
+            return self._start_if_ready()  # nobody waits any more for it to cosign
+        return self._after(self._attempt.lose(index, why))
 
     def misbehaved(self, index: int, check: str, detail: str) -> list[Send]:
         """The transport refused what a source sent. Nothing of it is here; should the source be missed, this is why."""
@@ -183,7 +185,7 @@ class AggregatorRun:
         self.model = self._store.model()
         if position.completed:
             self._reporter.note("this run is complete already")
-            return self._complete()
+            return self._say_goodbye()  # no checkpoint: nobody is there who would cosign it
         recorded = {record["round"] for record in self._store.records()}
         self._reporter.note(f"resuming after round {max(recorded)}" if recorded else "resuming before any round ended")
         if position.round == 0 or position.round in recorded:
@@ -340,6 +342,7 @@ class AggregatorRun:
         self._store.begin_attempt(current.number, current.attempt)
         header = self._header(current, plan)
         self._account_for_target(current, header.body)
+        self._site.witness.journal.enter(header)
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         self._attempt = open_attempt(session, current.target, self._store.mark_released)
         self._enter(self._attempt.phase, self._settings.training_deadline_s)
@@ -527,8 +530,9 @@ class AggregatorRun:
             outcome = "completed" if completed else "failed"
             self._site.witness.journal.event("run-ended", outcome=outcome, rounds=self._last_begun)
             asked = self._witnesses.renew(self._attendance.present)
-        except AuditError as error:
-            self.error, self.done, self.deadline = error, True, None
+        except AuditError as error:  # what came first is the cause
+            self.error = self.error or error
+            self.done, self.deadline = True, None
             return []
         self._enter(CLOSING_PHASE, min(CLOSING_S, self._settings.phase_deadline_s))
         return asked + self._close_if_witnessed()

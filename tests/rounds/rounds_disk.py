@@ -1,0 +1,196 @@
+"""A disk that is full from some moment on, for the files of one folder; and sites that end when they cannot write."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from rounds_federation import TARGET, Federation, identity, site_id
+
+from securefda.audit.store import AuditError
+from securefda.rounds.composition import Member, witness_of
+from securefda.rounds.journal import Opening
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rounds.witness import Witness
+from securefda.secagg.messages import Parcel
+from securefda.transport import wire
+from securefda.transport.observer import Direction
+
+Queued = tuple[int, int, bytes, tuple[Any, ...]]
+
+
+class FullDisk:
+    """Counts what takes space below ``folder``, and refuses it from the ``room``-th time on; without one, never.
+
+    That is: bytes at the end of a file, a new file, a new folder, and what must be on the disk now. Where the first to
+    be refused is an odd one, half of its bytes are in the file before, as on a disk that had a little space left.
+    Files can be read, cut and renamed all the time.
+    """
+
+    def __init__(self, folder: Path, room: int | None = None) -> None:
+        self._folder, self._room = str(folder), room
+        self._paths: dict[int, str] = {}
+        self.taken, self.refused = 0, 0
+        self._open, self._write, self._fsync, self._mkdir = os.open, os.write, os.fsync, os.mkdir
+
+    def free(self) -> None:
+        """From now on there is space."""
+        self._room = None
+
+    @contextmanager
+    def mounted(self) -> Iterator[Self]:
+        """System calls of the block go to this disk. Nothing is really synchronised: the machine keeps its power."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "open", self._opening)
+            patch.setattr(os, "write", self._writing)
+            patch.setattr(os, "fsync", self._syncing)
+            patch.setattr(os, "mkdir", self._making)
+            yield self
+
+    def _is_here(self, path: object) -> bool:
+        return str(path).startswith(self._folder)
+
+    def _is_refused(self) -> bool:
+        full = self._room is not None and self.taken >= self._room
+        self.taken += 1
+        self.refused += full
+        return full
+
+    def _opening(self, path: Any, flags: int, *more: Any, **named: Any) -> int:
+        is_new = bool(flags & os.O_CREAT) and self._is_here(path) and not Path(path).exists()
+        if is_new and self._is_refused():
+            raise _no_space()
+        descriptor = self._open(path, flags, *more, **named)
+        self._paths[descriptor] = str(path)
+        return descriptor
+
+    def _writing(self, descriptor: int, data: bytes) -> int:
+        if not self._is_here(self._paths.get(descriptor, "")) or not self._is_refused():
+            return self._write(descriptor, data)
+        if self.refused == 1 and self.taken % 2:
+            return self._write(descriptor, data[: len(data) // 2])
+        raise _no_space()
+
+    def _syncing(self, descriptor: int) -> None:
+        if self._is_here(self._paths.get(descriptor, "")) and self._is_refused():
+            raise _no_space()
+
+    def _making(self, path: Any, *more: Any, **named: Any) -> None:
+        if self._is_here(path) and self._is_refused():
+            raise _no_space()
+        self._mkdir(path, *more, **named)
+
+
+def _no_space() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Leaving(deque[Queued]):
+    """A queue that remembers what was put into it: sender, recipient and digest of every message that has left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ever: list[tuple[int, int, bytes]] = []
+
+    def append(self, item: Queued) -> None:
+        sender, to, data, _ = item
+        self.ever.append((sender, to, wire.decode_signed(data).digest()))
+        super().append(item)
+
+
+class EndingFederation(Federation):
+    """Sites write their messages down, and one that cannot ends, as its process does.
+
+    ``ended`` has the errors by roster index. The connection of a source ends with it. The aggregator tells its run,
+    unless it could not write what it received, and sends what this has to say if that can be written.
+    """
+
+    def __init__(self, folder: Path, n: int = 3, **options: Any) -> None:
+        self.ended: dict[int, AuditError] = {}
+        self._unread = False
+        super().__init__(folder, n, recorded=True, **options)
+        self.queue = self.left = Leaving()
+
+    def logs_of(self, index: int) -> Path:
+        """Where a site's logs lie."""
+        return self.folder / "audit" / site_id(index)
+
+    def witness_of(self, index: int, memory: AggregatorStore | SourceStore, key: Any = None) -> Witness:
+        member = Member(self.roster, site_id(index), key or identity(index), wire.encode)
+        opening = Opening("1", "points", str(self.settings.strategy.rule), "" if index == TARGET else "5d" * 32)
+        return witness_of(self.logs_of(index), member, memory, opening, lambda: self.unix_s)
+
+    def open(self) -> Self:
+        self._do(lambda: self.post(self.run.open()))
+        for index in sorted(self.reached):
+            if TARGET not in self.ended:
+                self._do(lambda one=index: self.submit(one, self.sources[one].join(self.run.run_id)))
+        return self
+
+    def go(self, *, steps: int = 10_000) -> Self:
+        """Until the run is over, or its process, and what had left has arrived."""
+        for _ in range(steps):
+            if self.queue:
+                self._do(self.deliver)
+            elif self.run.done or TARGET in self.ended:
+                return self
+            else:
+                self.now = max(self.now, self.run.deadline or 0.0)
+                self._do(lambda: self.post(self.run.expire()))
+        raise AssertionError("the run does not end")
+
+    def deliver(self) -> None:
+        if self.queue[0][1] == TARGET and TARGET in self.ended:
+            self.queue.popleft()
+            return
+        super().deliver()
+
+    def record(self, index: int, direction: Direction, peer: int, parcel: Parcel) -> None:
+        self._unread = direction is Direction.RECEIVED
+        super().record(index, direction, peer, parcel)
+        self._unread = False
+
+    def start_anew(self) -> None:
+        """All sites that have ended come back as new processes, and the aggregator does; everyone joins."""
+        gone, self.ended = set(self.ended), {}
+        for index in gone - {TARGET}:
+            self.sources[index] = self.source(index)
+            self.reached.add(index)
+        self.restart_aggregator()
+
+    def _do(self, step: Any) -> None:
+        """What a process does next; whoever cannot write it down ends."""
+        try:
+            step()
+        except AuditError as error:
+            self._end(self._whose(error), error)
+        for index in self.reached - set(self.ended):
+            if isinstance(failure := self.sources[index].failure, AuditError):
+                self._end(index, failure)
+        if TARGET not in self.ended and self.run.done and isinstance(self.run.error, AuditError):
+            self.ended[TARGET] = self.run.error
+
+    def _whose(self, error: AuditError) -> int:
+        name = Path(error.file).relative_to(self.folder / "audit").parts[0]
+        return self.roster.by_id(name).index
+
+    def _end(self, index: int, error: AuditError) -> None:
+        unread, self._unread = self._unread, False
+        if index != TARGET:
+            self.ended[index] = error
+            self.reached.discard(index)
+            if TARGET not in self.ended:
+                self._do(lambda: self.post(self.run.left(index)))
+        elif unread or self.run.done:
+            self.ended[TARGET] = error
+        else:
+            try:
+                self.post(self.run.fail(error))
+            except AuditError as last:
+                self.ended[TARGET] = last

@@ -1,0 +1,211 @@
+"""A site whose disk fills ends before anything leaves that is not in its log, and goes on with the log afterwards.
+
+The disk of one site is full from the k-th time on that its log takes space, for every k of a whole run: at records,
+kept messages, checkpoints, new files and folders, and where a record must be on the disk before a release.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from rounds_disk import EndingFederation, FullDisk
+from rounds_federation import TARGET, AnySigned, roster_of, site_id
+
+from securefda.audit.names import LogName
+from securefda.audit.reading import LogFolder, NoLog, find_logs, open_log
+from securefda.audit.records import Entry
+from securefda.audit.store import AuditError
+from securefda.audit.verify import verify_log
+from securefda.cli.audit_run import reconcile_folder
+from securefda.errors import SecureFdaError
+from securefda.secagg.messages import Parcel, Result, Visibility
+from securefda.transport.observer import Direction
+
+CLEAR, SUM = Visibility.INDIVIDUAL, Visibility.SUM
+PARTS = 4
+"""Of the times that a disk can be full at; each has every fourth."""
+
+
+def build(folder: Path, visibility: Visibility, rounds: int = 2) -> EndingFederation:
+    n = 1 if visibility is CLEAR else 3
+    return EndingFederation(folder, n, visibility=visibility, rounds=rounds, settings={"attempts": 1})
+
+
+def logs_below(folder: Path) -> list[LogFolder]:
+    """All logs that have a record."""
+    found = []
+    for log in find_logs(folder) if folder.exists() else ():
+        with suppress(NoLog):
+            found.append(open_log(log))
+    return found
+
+
+def entries_of(federation: EndingFederation, index: int) -> list[Entry]:
+    """What the whole records of a site's logs say: of the run, and of one before that could not begin."""
+    return [record.entry for log in logs_below(federation.logs_of(index)) for record in log.records()]
+
+
+def is_all_logged(federation: EndingFederation, index: int) -> bool:
+    """Whether every message that has left a site is in its log as sent, and every one that it handled as received."""
+    logged = Counter((one.direction, one.peer, one.digest) for one in entries_of(federation, index))
+    left = Counter(("sent", site_id(to), digest.hex()) for one, to, digest in federation.left.ever if one == index)
+    handled = Counter(
+        ("received", site_id(sender), message.digest().hex())
+        for sender, to, message in federation.passed
+        if to == index
+    )
+    return left + handled <= logged
+
+
+def assert_all_is_logged(federation: EndingFederation) -> None:
+    assert [index for index in range(federation.n + 1) if not is_all_logged(federation, index)] == []
+
+
+def assert_names_the_mend(error: SecureFdaError, logs: Path) -> None:
+    assert isinstance(error, AuditError)
+    assert str(logs) in str(error)
+    assert "No space left on device" in str(error)
+    assert "free disk space" in error.hint
+
+
+def kinds_of_findings(folder: Path) -> dict[str, list[str]]:
+    """What `audit verify` would find in each log by itself, and what the logs say together."""
+    keys = {entry.site_id: entry.signing_key for entry in roster_of(3).entries}
+    names = [(log.folder, LogName("study", log.party, log.run)) for log in logs_below(folder)]
+    alone = [verify_log(log, name, keys, witnesses_needed=1) for log, name in names]
+    return {
+        "alone": [found.finding.kind for found in alone if found.finding is not None],
+        "together": [found.kind for found in reconcile_folder(folder).outcome.findings],
+    }
+
+
+def fill(folder: Path, visibility: Visibility, index: int, room: int) -> tuple[EndingFederation, FullDisk]:
+    """The disk of a site fills, and its process ends; the others go on as long as they can."""
+    federation = build(folder, visibility)
+    disk = FullDisk(federation.logs_of(index), room)
+    with disk.mounted():
+        federation.open().go()
+    assert disk.refused
+    return federation, disk
+
+
+def room_until_the_result(folder: Path, visibility: Visibility, index: int) -> int:
+    """How often the log of a site takes space until round 1 has its result."""
+    federation = build(folder, visibility, rounds=1)
+    disk = FullDisk(federation.logs_of(index))
+    taken: list[int] = []
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+        if isinstance(message.body, Result):
+            taken.append(disk.taken)
+        return message
+
+    federation.link = link
+    with disk.mounted():
+        federation.open().go()
+    federation.close()
+    assert federation.watch.statuses == ["finished"]
+    return taken[-1 if index == TARGET else 0]
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("index", [TARGET, 1])
+@pytest.mark.parametrize("visibility", [CLEAR, SUM], ids=lambda level: level.label)
+def test_nothing_unlogged_leaves_whenever_the_disk_fills_in_a_round(
+    tmp_path: Path, visibility: Visibility, index: int, part: int
+) -> None:
+    rooms = range(part, room_until_the_result(tmp_path / "whole", visibility, index), PARTS)
+    assert len(rooms) > 10
+
+    for room in rooms:
+        federation, _ = fill(tmp_path / str(room), visibility, index, room)
+        federation.close()
+
+        assert set(federation.ended) == {index}, room
+        assert_names_the_mend(federation.ended[index], federation.logs_of(index))
+        assert_all_is_logged(federation)
+
+
+@pytest.mark.parametrize("index", [TARGET, 1])
+@pytest.mark.parametrize("visibility", [CLEAR, SUM], ids=lambda level: level.label)
+def test_a_site_that_is_started_again_when_there_is_space_goes_on_with_its_log(
+    tmp_path: Path, visibility: Visibility, index: int
+) -> None:
+    rooms = range(0, room_until_the_result(tmp_path / "whole", visibility, index), 7)
+    assert len(rooms) > 5
+
+    for room in rooms:
+        federation, disk = fill(tmp_path / str(room), visibility, index, room)
+        with disk.mounted():
+            disk.free()
+            federation.start_anew()
+            federation.go()
+        statuses, types = federation.watch.statuses, [one.type for one in entries_of(federation, index)]
+        federation.close()
+
+        assert not federation.ended
+        assert statuses[-1] == "finished", room
+        assert types.count("run-began") == 1, room
+        assert_all_is_logged(federation)
+        assert kinds_of_findings(tmp_path / str(room)) == {"alone": [], "together": []}, room
+
+
+@pytest.mark.parametrize("index", [TARGET, 1])
+def test_a_disk_that_fills_after_the_last_result_leaves_a_log_that_verifies(tmp_path: Path, index: int) -> None:
+    result = room_until_the_result(tmp_path / "whole", SUM, index)
+    for room in range(result, result + 36, 5):
+        federation, disk = fill(tmp_path / str(room), SUM, index, room)
+        with disk.mounted():
+            disk.free()
+            federation.start_anew()
+            federation.go()
+        federation.close()
+
+        assert_all_is_logged(federation)
+        assert kinds_of_findings(tmp_path / str(room))["alone"] == [], room
+
+
+def test_other_sources_finish_the_rounds_without_the_one_whose_disk_is_full(tmp_path: Path) -> None:
+    federation = EndingFederation(tmp_path, 4, rounds=2)
+    with FullDisk(federation.logs_of(1), 40).mounted() as disk:
+        federation.open().go()
+    federation.close()
+
+    assert disk.refused
+    assert set(federation.ended) == {1}
+    assert federation.run.error is None
+    assert federation.watch.statuses == ["finished", "finished"]
+    assert federation.watch.lines[-1]["survivors"] == [site_id(index) for index in (2, 3, 4)]
+    assert_all_is_logged(federation)
+
+
+def test_a_site_that_cannot_go_on_with_its_log_says_the_cause_as_often_as_it_is_asked(tmp_path: Path) -> None:
+    federation, _ = fill(tmp_path, CLEAR, 1, 30)
+    journal = federation.sources[1]._site.witness.journal
+    for _ in range(2):
+        with pytest.raises(AuditError) as said:
+            journal.event("alarm", check="ORDER", accused=[])
+        assert_names_the_mend(said.value, federation.logs_of(1))
+    federation.close()
+
+
+class Careless(EndingFederation):
+    """Sites that send and handle what they could not write down."""
+
+    def record(self, index: int, direction: Direction, peer: int, parcel: Parcel) -> None:
+        with suppress(AuditError):
+            super().record(index, direction, peer, parcel)
+
+
+def test_control_a_site_that_sends_what_it_could_not_write_down_is_found(tmp_path: Path) -> None:
+    found = set()
+    for room in range(20, 40):
+        federation = Careless(tmp_path / str(room), 1, visibility=CLEAR, rounds=1, settings={"attempts": 1})
+        with FullDisk(federation.logs_of(1), room).mounted():
+            federation.open().go()
+        federation.close()
+        found |= {index for index in (TARGET, 1) if not is_all_logged(federation, index)}
+    assert found == {1}
