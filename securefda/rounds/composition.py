@@ -177,7 +177,7 @@ def target_site(
         require_steps(site_id, len(data), training_settings(config.training))
     budget = budget_of(config.privacy.budget)
     opening = _opening(config.task.factory, config.strategy.rule)
-    witness = witness_of(logs_folder(config.aggregator.kit), member, store, opening)
+    witness = witness_of(logs_folder(config.aggregator.kit.resolve()), member, store, opening)
     trainer, notes = trainer_at(
         config.aggregator, config.training, member, task, data, budget=budget, told=witness.journal.charged
     )
@@ -360,7 +360,7 @@ def source_site(
     limits = policy.session_limits(member.roster)
     said = default_policy_text(site_id, policy).encode() if policy_file is None else policy_file
     opening = _opening(config.task.factory, "the-headers", said)
-    witness = witness_of(logs_folder(config.source.kit), member, store, opening)
+    witness = witness_of(logs_folder(config.source.kit.resolve()), member, store, opening)
     trainer, notes = trainer_at(
         config.source, config.training, member, task, data, budget=policy.dp.budget, told=witness.journal.charged
     )
