@@ -26,7 +26,10 @@ def test_the_run_folder_holds_summary_rounds_model_report_and_the_sources_own_li
     assert {"summary.json", "metrics.jsonl", "model.safetensors", "report.html", "sites"} <= names
     summary = json.loads((finished / "summary.json").read_text())
     assert (summary["status"], summary["rounds"], summary["strategy"]["rounds"]) == ("finished", 2, 2)
-    assert sorted(path.name for path in (finished / "sites").iterdir()) == [f"source-{i}" for i in range(1, 6)]
+    sites = [*(f"source-{i}" for i in range(1, 6)), "target"]
+    assert sorted(path.name for path in (finished / "sites").iterdir()) == sites
+    assert [site for site in sites if (finished / "sites" / site / "metrics.jsonl").exists()] == sites[:-1]
+    assert all(len(list((finished / "sites" / site / "local" / "audit").iterdir())) == 1 for site in sites)
 
 
 def test_the_report_joins_the_sources_betas(finished: Path) -> None:

@@ -18,8 +18,10 @@ import pytest
 from transport_kit import (
     CALM,
     FAST,
+    RUN_ID,
     TARGET,
     Authority,
+    Proxy,
     Sites,
     joined,
     message,
@@ -321,3 +323,38 @@ async def test_an_endpoint_by_name_is_checked_against_the_server_name_not_the_ad
         await soon(channel.open())
         await joined(server, 1)
         await channel.close()
+
+
+@scenario
+async def test_a_source_hears_of_the_run_before_anything_else() -> None:
+    sites = Sites()
+    async with sites.listening() as (_, address), sites.connected(1, address) as channel:
+        assert channel.run_id == RUN_ID
+
+
+@scenario
+@pytest.mark.parametrize("run_id", [b"", bytes(15), bytes(17)])
+async def test_a_source_takes_no_welcome_that_names_no_run(run_id: bytes) -> None:
+    sites = Sites()
+    async with sites.listening() as (server, address):
+        server._table.run_id = run_id
+        channel = sites.channel(1, address)
+        with pytest.raises(FaultyAggregatorError, match="does not name a run") as caught:
+            await soon(channel.open())
+        assert caught.value.check == "WIRE"
+        await channel.close(0.0)
+
+
+@scenario
+async def test_a_process_of_the_aggregator_stays_with_one_run() -> None:
+    sites = Sites()
+    async with sites.listening(FAST) as (server, address):
+        proxy = Proxy(address)
+        async with proxy.running() as through:
+            channel = sites.channel(1, through, FAST)
+            await channel.open()
+            server._table.run_id = bytes(16)
+            proxy.cut()
+            with pytest.raises(FaultyAggregatorError, match="names another run"):
+                await soon(channel.receive())
+            await channel.close(0.0)

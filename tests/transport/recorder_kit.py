@@ -1,0 +1,85 @@
+"""A site's log for tests of what records its messages, without the rest of a run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from transport_kit import RUN_ID, TARGET, header_body
+
+from securefda.audit.kept import read_kept
+from securefda.audit.reading import open_log
+from securefda.audit.records import Entry
+from securefda.rounds.journal import Journal, Opening
+from securefda.secagg.messages import NO_CONTEXT, Body, Signed, Signer
+from securefda.secagg.roster import Roster, RosterEntry
+from securefda.transport.observer import MessageObserver, ignore, wire_size
+from securefda.transport.recorder import MessageRecorder
+from securefda.transport.wire import encode
+
+RUN = RUN_ID.hex()
+KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([index]) * 32) for index in range(4)]
+NAMES = ["target", "source-1", "source-2", "source-3"]
+ROSTER = Roster(
+    "study",
+    1,
+    tuple(
+        RosterEntry(
+            index=index,
+            site_id=name,
+            role="source" if index else "target",
+            legal_entity=name,
+            signing_key=KEYS[index].public_key().public_bytes_raw(),
+            tls_pin=sha256(name.encode()).digest(),
+            not_before=0,
+            not_after=2**32,
+        )
+        for index, name in enumerate(NAMES)
+    ),
+)
+SESSION = bytes([7]) * 32
+SECRET = b"a share that nobody may read....."
+
+
+class Log:
+    """A site's log, and what it recorded of messages."""
+
+    def __init__(self, folder: Path, own: int) -> None:
+        self.own, self.folder = own, folder / NAMES[own]
+        opening = Opening("1", "task", "rule")
+        self.journal = Journal(
+            self.folder, ROSTER, NAMES[own], KEYS[own], opening=opening, clock=lambda: datetime(2026, 1, 1, tzinfo=UTC)
+        )
+
+    def recorder(self, *, run: str | None = RUN, then: MessageObserver = ignore) -> MessageRecorder:
+        return MessageRecorder(self.journal, ROSTER, self.own, run=run, then=then)
+
+    @property
+    def entries(self) -> list[Entry]:
+        if not (self.folder / RUN).exists():
+            return []
+        entries = [record.entry for record in open_log(self.folder / RUN).records()]
+        return [entry for entry in entries if entry.direction != "event"]
+
+    @property
+    def lines(self) -> list[tuple[str, str, str, int]]:
+        return [(entry.direction, entry.type, entry.digest, entry.bytes) for entry in self.entries]
+
+    @property
+    def kept(self) -> list[tuple[int, bytes]]:
+        return list(read_kept(self.folder / RUN))
+
+
+def signed(sender: int, body: Body, session: bytes = SESSION) -> Signed[Any]:
+    return Signer(sender, KEYS[sender], encode).sign(session, NO_CONTEXT, body)
+
+
+def opening(*, with_update: bool = False) -> Signed[Any]:
+    return signed(TARGET, header_body(bytes(32), b"u" * 32 if with_update else b""))
+
+
+def size_of(one: Signed[Any], vectors: int = 0) -> int:
+    return wire_size(one, vectors)
