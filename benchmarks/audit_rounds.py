@@ -1,9 +1,10 @@
 """What audit logs cost a round: the share of its wall time that writing records, and witnessing, take.
 
-Runs a federation in this process (``simulate``: all sites one after the other, so that wall time is what all of them work
-together) and times every call of the log from inside. *Logging* is every record, with forced writes, and every kept
-message. *Witnessing* is what the sites do to have their logs cosigned: checkpoints, proofs, notes on the disk, signatures and their
-checks; the messages that carry them are not in it, but in the round. Prints one JSON object: medians over the repetitions.
+Runs a federation in this process (``simulate``: all sites one after the other, so that wall time is what all of them
+work together) and times every call of the log from inside. *Logging* is every record, with forced writes, and every
+kept message. *Witnessing* is what the sites do to have their logs cosigned: checkpoints, proofs, notes on the disk,
+signatures and their checks; the messages that carry them are in the round, not in it. Prints one JSON object: medians
+over the repetitions.
 
     python benchmarks/audit_rounds.py [--federation examples/digits.toml] [--repeat 5] [--check]
 """
@@ -32,9 +33,7 @@ from securefda.transport.memory import simulate
 
 MOST_OF_A_ROUND = 0.03
 LOGGING = ((Journal, "append"), (Journal, "keep"))
-WITNESSING = tuple((Witness, name) for name in ("renew", "show", "cosign", "take", "check_header")) + (
-    (Journal, "save"),
-)
+WITNESSING = (*((Witness, name) for name in ("renew", "show", "cosign", "take", "check_header")), (Journal, "save"))
 
 
 class Shares:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 
+from securefda.rounds import witness
 from securefda.rounds.witness import Witness
 from securefda.secagg import transcript
 from securefda.secagg.messages import Header, Signed
@@ -18,14 +19,7 @@ WITNESSED_HEADER = method_replaced("the cosigned log in the header", Witness, "c
 WITNESS_MEMORY = method_replaced("the memory of witnesses", Witness, "_is_continued", lambda *_: True)
 """A witness cosigns every checkpoint that is signed, whatever it cosigned before: it knows the last one alone."""
 
-_check_header = Witness.check_header
-
-
-def _by_itself(self: Witness, header: Header) -> None:
-    _check_header(self, replace(header, threshold=1))
-
-
-NUMBER_OF_WITNESSES = method_replaced("as many witnesses as the threshold", Witness, "check_header", _by_itself)
+NUMBER_OF_WITNESSES = replaced("enough witnesses", witness, "witnesses_needed", lambda _: lambda *_: 1)
 """A source takes the checkpoint that it cosigned itself, also where no other site did."""
 
 

@@ -11,6 +11,8 @@ from securefda.audit.run_findings import Mark, RunFinding, RunKind
 from securefda.audit.spine import Spine
 from securefda.audit.statements import RELEASES, HeaderSaid
 
+_OF_ONE_HEADER = frozenset({"Header", "Refusal"})
+
 
 class Disclosures:
     """Holds the records of sent messages against the header of their session.
@@ -43,6 +45,8 @@ class Disclosures:
         if header is None:
             self.unknown += entry.type in RELEASES
             return
+        if entry.type in _OF_ONE_HEADER and entry.digest != header.statement.digest:
+            return  # a second header of the session, or a refusal that may be of one: both headers are an equivocation
         if entry.round and (entry.round, entry.attempt) != header.said.place:  # 0: a site had forgotten the attempt
             what = (
                 f"{record.party} has a {entry.type} in round {entry.round}, attempt {entry.attempt}; its header says "

@@ -19,7 +19,7 @@ FOLDER: Final = "messages"
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 """Of one message; the largest frame that the transport can be set to."""
 _LENGTH_BYTES = 4
-_NAME = re.compile(r"round-([0-9]{4,9})\.bin")
+_NAME = re.compile(r"round-([0-9]{4,16})\.bin")
 
 
 class KeptMessages:
@@ -61,6 +61,7 @@ class KeptMessages:
         make_folder(self._folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.open(path, flags, FILE_MODE)
+        os.ftruncate(self._file, _whole_length(path))  # what a crash left of a message would spoil those behind it
 
 
 def read_kept(folder: Path) -> Iterator[tuple[int, bytes]]:
@@ -78,6 +79,8 @@ def read_kept(folder: Path) -> Iterator[tuple[int, bytes]]:
         with disk_errors(path, "read"), _regular(path) as file:
             while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
                 length = int.from_bytes(head, "big")
+                if length == 0:  # what a file system leaves of what it lost
+                    break
                 if length > MAX_KEPT_BYTES:
                     raise AuditError(path, "holds no kept messages", hint="put the log back as it was written")
                 message = file.read(length)
@@ -92,3 +95,16 @@ def _regular(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise AuditError(path, "is no file", hint="put the log back as it was written")
     return os.fdopen(descriptor, "rb")
+
+
+def _whole_length(path: Path) -> int:
+    """Bytes of a file up to the end of its last whole message."""
+    whole = 0
+    with _regular(path) as file:
+        end = os.fstat(file.fileno()).st_size
+        while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
+            following = whole + _LENGTH_BYTES + int.from_bytes(head, "big")
+            if following > end or following == whole + _LENGTH_BYTES:
+                break
+            whole = file.seek(following)
+    return whole

@@ -7,7 +7,9 @@ written down does not happen: the error ends the site's part in the run.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from securefda.audit.facts import RecordError
 from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
 from securefda.audit.names import LogName
@@ -28,6 +31,8 @@ from securefda.secagg.roster import Roster
 
 ROSTER_FILE: Final = "roster.json"
 _MAX_ROSTER_BYTES: Final = 4 * 1024 * 1024
+_ATTEMPTS: Final = 4
+"""Of so many attempts the place is known; messages of older ones come late and say nothing."""
 
 
 def logs_folder(kit: Path) -> Path:
@@ -72,6 +77,8 @@ class Journal:
         self._log: AuditLog | None = None
         self._opening_lock = threading.RLock()
         self._kept = KeptMessages(parent)
+        self._attempts: OrderedDict[bytes, Signed[Header]] = OrderedDict()
+        self.attempts = 0
         self.run = ""
 
     @property
@@ -116,7 +123,8 @@ class Journal:
         Raises:
             AuditError: it cannot be written: what it tells of must not happen.
         """
-        self._open_log.append(entry, durable=durable)
+        with self._fits():
+            self._open_log.append(entry, durable=durable)
 
     def event(
         self,
@@ -128,8 +136,20 @@ class Journal:
     ) -> None:
         """Write an event of the attempt that ``header`` opens, or of none. Raises AuditError."""
         round_number, attempt, session = place_of(header)
-        entry = Entry("event", kind, round=round_number, attempt=attempt, session=session, dp=dp, facts=facts)
+        with self._fits():
+            entry = Entry("event", kind, round=round_number, attempt=attempt, session=session, dp=dp, facts=facts)
         self.append(entry)
+
+    def enter(self, header: Signed[Header]) -> None:
+        """This attempt begins: the site has accepted its header, or made it. Messages of its session belong to it."""
+        self._attempts[header.envelope.session_id] = header
+        while len(self._attempts) > _ATTEMPTS:
+            self._attempts.popitem(last=False)
+        self.attempts += 1
+
+    def attempt_of(self, session_id: bytes) -> Signed[Header] | None:
+        """The header of one of the last attempts that this site was in; None for another session."""
+        return self._attempts.get(session_id)
 
     def charged(self, budget: Budget, event: DpEvent, reservation: Reservation) -> None:
         """Write what a round costs, before it trains. Raises AuditError."""
@@ -170,7 +190,7 @@ class Journal:
             SignatureError: it is not of this witness over that checkpoint.
             AuditError: there is no such checkpoint, or it cannot be written.
         """
-        return Note.parse(self._open_log.add_cosignature(size, signature, witness, save=False))
+        return self._open_log.add_cosignature(size, signature, witness, save=False)
 
     def close(self) -> None:
         """Let others write; what was written stays."""
@@ -183,6 +203,14 @@ class Journal:
     def _open_log(self) -> AuditLog:
         self._require_run()
         return self._log  # type: ignore[return-value]  # there is one in a run
+
+    @contextmanager
+    def _fits(self) -> Iterator[None]:
+        """What no record can hold ends the site's part as a full disk does: it must not be left out."""
+        try:
+            yield
+        except RecordError as error:
+            raise AuditError(self._parent, f"cannot hold this: {error}", hint="report it as a fault") from error
 
     def _require_run(self) -> None:
         if self._log is None:

@@ -47,7 +47,7 @@ from securefda.rounds.terms import (
     require_few_at_the_clip,
     weight_of,
 )
-from securefda.rounds.witness import CheckpointError
+from securefda.rounds.witness import MOST_SHOWN, CheckpointError
 from securefda.secagg import source as session_steps
 from securefda.secagg.checks import PastResult, check_header, envelope_fault
 from securefda.secagg.messages import (
@@ -133,6 +133,7 @@ class SourceRounds:
         self._round: _Round | None = None
         self._ended_session = NO_SESSION
         self._patience = Patience()
+        self._times_shown = 0
         self.refusal: PolicyRefusal | None = None
         self.goodbye: Goodbye | None = None
         self.failure: SecureFdaError | None = None
@@ -150,7 +151,7 @@ class SourceRounds:
         """
         self._process.require_original()
         site, permits = self._site, self._site.permits
-        site.witness.journal.begin(run)
+        site.witness.enter(run)
         body = Join(
             site.trainer.architecture_digest,
             site.software_version,
@@ -232,11 +233,7 @@ class SourceRounds:
                 return self._start_round(message, parcel)  # type: ignore[arg-type]
             case Goodbye() as goodbye:
                 self._require_from_target(message)
-                self._drop_round()
-                self.goodbye = goodbye
-                outcome = "completed" if goodbye.completed else "failed"
-                self._log("run-ended", outcome=outcome, rounds=goodbye.rounds)
-                return []
+                return self._end(goodbye)
             case Checkpoint() | Cosigned():
                 return self._witness(message)
             case Abort():
@@ -246,6 +243,13 @@ class SourceRounds:
                 return []
             case _:
                 return self._continue_round(message)
+
+    def _end(self, goodbye: Goodbye) -> list[Parcel]:
+        if self.goodbye is None:
+            self._drop_round()
+            self.goodbye = goodbye
+            self._log("run-ended", outcome="completed" if goodbye.completed else "failed", rounds=goodbye.rounds)
+        return []
 
     def _start_round(self, header: Signed[Header], parcel: Parcel) -> list[Parcel]:
         site, body = self._site, header.body
@@ -271,6 +275,7 @@ class SourceRounds:
         require_worth_charging(site.trainer, body, level, target_update, site.store)
         self._drop_round()
         site.store.accept_header(header)
+        site.witness.journal.enter(header)
         self._reporter.round_started(body.round, level.label, body.rule.rule)
         result = site.trainer.train(
             model, body.round, body.rule.learning_rate_factor, run_id=body.run_id.hex(), attempt=body.attempt
@@ -437,7 +442,11 @@ class SourceRounds:
                 return []
             if not isinstance(body, Checkpoint):
                 raise FaultyAggregatorError("ORDER", message.type_name)
+            before = witness.known_of(target)
             answer = witness.cosign(target, body)
+            self._times_shown = self._times_shown + 1 if witness.known_of(target) == before else 0
+            if self._times_shown > MOST_SHOWN:
+                raise CheckpointError("CHECKPOINT_AGAIN", f"nothing new, more than {MOST_SHOWN} times")
         except CheckpointError as error:
             raise FaultyAggregatorError(error.check, error.detail) from error
         witness.renew()
@@ -448,7 +457,7 @@ class SourceRounds:
         if header.run_id.hex() != self._site.witness.journal.run:
             raise FaultyAggregatorError("HEADER_RUN", "not the run that the connection was opened for")
         try:
-            self._site.witness.check_header(header)
+            self._site.witness.check_header(header, self._site.limits.n_c)
         except CheckpointError as error:
             raise FaultyAggregatorError(error.check, error.detail) from error
 

@@ -15,6 +15,7 @@ from typing import Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.audit import notes
+from securefda.audit.facts import MAX_INTEGER
 from securefda.audit.merkle import ProofError, check_consistency
 from securefda.audit.names import witness_name
 from securefda.audit.notes import COSIGNATURE_V1, ED25519, Note, NoteError, NoteKey, Signature
@@ -22,8 +23,20 @@ from securefda.rounds.journal import Journal
 from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Checkpoint, Cosigned, Header, Parcel, Signer
 from securefda.secagg.roster import Roster
 
+MOST_SHOWN = 4
+"""How often a site may show its log to no avail: an honest one may have to be asked again."""
+
 Head = tuple[int, bytes]
 """Number of records and their root."""
+
+
+def witnesses_needed(header: Header, n_c: int) -> int:
+    """How many participants must have cosigned: t, and so many that no two histories have them.
+
+    Of two such sets more than ``n_c`` are in both, so that one of these is honest: it cosigned one history alone.
+    """
+    n = len(header.participants)
+    return min(n, max(header.threshold, (n + n_c) // 2 + 1))
 
 
 class CheckpointError(Exception):
@@ -80,6 +93,13 @@ class Witness:
         """Number of records of this site's log that a site said it has cosigned."""
         return self._said.get(index, 0)
 
+    def enter(self, run: str) -> None:
+        """Go to a run, 32 hex digits: open its log, and forget what was said in another. Raises AuditError."""
+        if run != self.journal.run:
+            self._note = None
+            self._said.clear()
+        self.journal.begin(run)
+
     def renew(self) -> None:
         """Make a checkpoint of the log as it is, to be shown from now on. Raises AuditError."""
         self._note = self.journal.checkpoint()
@@ -127,7 +147,7 @@ class Witness:
         self._memory.remember_cosigned(origin, (head.size, head.root))
         self.journal.event("checkpoint-cosigned", origin=origin, size=head.size, root=head.root.hex())
         name = witness_name(self._roster.federation_id, self._roster.by_index(self._signer.index).site_id)
-        line = notes.cosign(note.text, name, self._key, int(self._unix_time()))
+        line = notes.cosign(note.text, name, self._key, max(0, int(self._unix_time())))
         return self._parcel(Cosigned(head.size, line.to_line()))
 
     def take(self, index: int, body: Cosigned) -> bool:
@@ -146,8 +166,10 @@ class Witness:
         self.hear(index, body.size)
         return True
 
-    def check_header(self, header: Header) -> None:
+    def check_header(self, header: Header, n_c: int) -> None:
         """A source's check of the checkpoint in a header: the one that it cosigned last, cosigned by enough others.
+
+        ``n_c`` is how many of the sources may collude, as this site's policy says.
 
         Raises:
             CheckpointError: it is not.
@@ -156,13 +178,14 @@ class Witness:
         note, head = self._signed_by(target, header.previous_checkpoint)
         if self._memory.cosigned(self.journal.origin_of(target)) != (head.size, head.root):
             raise CheckpointError("CHECKPOINT_HEADER", "not the checkpoint that this site cosigned last")
-        keys = [self._witness_key(entry.index) for entry in self._roster.sources]
+        keys = [self._witness_key(index) for index in header.participants]
+        needed = witnesses_needed(header, n_c)
         try:
             found = len(note.check(keys))
         except NoteError as error:
             raise CheckpointError("WITNESSES", str(error)) from error
-        if found < header.threshold:
-            raise CheckpointError("WITNESSES", f"{found} of {header.threshold} sites have cosigned it")
+        if found < needed:
+            raise CheckpointError("WITNESSES", f"{found} of the {needed} participants needed have cosigned it")
 
     def _is_continued(self, origin: str, shown: Checkpoint, head: notes.Checkpoint) -> bool:
         """Whether it is shown to go on from what was cosigned; raises CheckpointError where it does not."""
@@ -191,6 +214,8 @@ class Witness:
             head = notes.Checkpoint.parse(note.text)
         except NoteError as error:
             raise CheckpointError("CHECKPOINT_NOTE", str(error)) from error
+        if head.size > MAX_INTEGER:
+            raise CheckpointError("CHECKPOINT_NOTE", "more records than a log can have")
         if head.origin != origin or head.extensions:
             raise CheckpointError("CHECKPOINT_ORIGIN", "of another log")
         try:

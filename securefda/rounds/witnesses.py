@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from securefda.errors import FaultySourceError
 from securefda.rounds.attempts import Send
 from securefda.rounds.run_settings import TargetSite
-from securefda.rounds.witness import CheckpointError
+from securefda.rounds.witness import MOST_SHOWN, CheckpointError
 from securefda.secagg.checks import envelope_fault
 from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Signed
 
@@ -23,6 +24,7 @@ class Witnesses:
         self._site, self._witness = site, site.witness
         self._have_shown: set[int] = set()
         self._asked: dict[int, int] = {}
+        self._times_shown: Counter[int] = Counter()
         self.vouching: set[int] = set()
         self.faulty: set[int] = set()
 
@@ -31,6 +33,7 @@ class Witnesses:
         self._witness.renew()
         self.vouching.clear()
         self._have_shown.clear()
+        self._times_shown.clear()
         return [self.ask(index) for index in sorted(set(present) - self.faulty)]
 
     def ask(self, index: int) -> Send:
@@ -42,6 +45,7 @@ class Witnesses:
         """A new process of a source said how much of the aggregator's log it has cosigned."""
         self.vouching.discard(index)
         self._have_shown.discard(index)
+        self._times_shown.pop(index, None)
         self._witness.hear(index, known)
 
     def receive(self, message: Signed[Body]) -> list[Send]:
@@ -68,6 +72,9 @@ class Witnesses:
 
     def _answer(self, index: int, body: Body) -> list[Send]:
         if isinstance(body, Checkpoint):
+            self._times_shown[index] += 1
+            if self._times_shown[index] > MOST_SHOWN:
+                raise CheckpointError("CHECKPOINT_AGAIN", f"its log, more than {MOST_SHOWN} times in a row")
             answer = self._witness.cosign(index, body)
             # It could not cosign the newest one: a proof from what it knows was not there when that was sent.
             unheard = body.known != self._witness.size and body.known != self._asked.get(index)

@@ -235,6 +235,9 @@ class SourceChannel:
         else:
             self._link.acknowledge(welcomed.acknowledged)
             self._link.rewind()
+        if self._aggregator_id == welcomed.instance_id and self.run_id != welcomed.run_id:
+            await welcomed.connection.close()
+            raise FaultyAggregatorError("WIRE", "the same process of the aggregator names another run")
         self._aggregator_id, self.run_id = welcomed.instance_id, welcomed.run_id
         self._connection = welcomed.connection
         self._news.set()

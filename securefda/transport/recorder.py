@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, deque
 from typing import Any
 
 from securefda.audit.records import Decision, Disclosure, Entry
@@ -30,9 +30,10 @@ _RELEASES = (MaskedInput, Update, Unmask)
 """On the disk before the first byte leaves, and with them the events that led there; so are headers with g_T."""
 _NOT_KEPT = (ShareBundle, ShareDelivery, Unmask)
 """They hold shares; their digests are in the log."""
-_KEPT = 16
-_HEADERS = 8
-"""Of so many attempts the place is known; messages of older ones come late and say nothing."""
+_REPEATS = 16
+"""The aggregator sends one message to many: of so many different ones it is known that they were kept."""
+MOST_KEPT_BYTES = 8 * 1024 * 1024
+"""Of what one site sends in an attempt; the messages of an honest one with 1000 others take less than a tenth."""
 
 
 class MessageRecorder:
@@ -50,8 +51,10 @@ class MessageRecorder:
         self, journal: Journal, roster: Roster, own: int, *, run: str | None = None, then: MessageObserver = ignore
     ) -> None:
         self._journal, self._roster, self._own, self._run, self._then = journal, roster, own, run, then
-        self._headers: OrderedDict[bytes, Signed[Header]] = OrderedDict()
-        self._kept: deque[bytes] = deque(maxlen=_KEPT)
+        self._last_header: Signed[Header] | None = None
+        self._kept: deque[bytes] = deque(maxlen=_REPEATS)
+        self._kept_bytes: Counter[int] = Counter()
+        self._attempts = 0
 
     def __call__(self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int) -> None:
         """Write a message down.
@@ -65,11 +68,20 @@ class MessageRecorder:
         elif not self._journal.run:
             raise FaultyAggregatorError("ORDER", f"{message.type_name} before this site has joined")
         header = self._header_of(message)
+        sent = direction is Direction.SENT
+        entry = self._entry(sent, peer, message, header, wire_bytes)
+        self._journal.append(entry, durable=sent and _is_release(message.body))
+        if self._is_kept(sent, peer, message):
+            self._journal.keep(entry.round, encode_signed(message))
+        self._then(direction, peer, message, wire_bytes)
+
+    def _entry(
+        self, sent: bool, peer: int, message: Signed[Body], header: Signed[Header] | None, wire_bytes: int
+    ) -> Entry:
         round_number, attempt, session = place_of(header)
         if header is None and message.envelope.session_id != NO_SESSION:
             session = message.envelope.session_id.hex()
-        sent = direction is Direction.SENT
-        entry = Entry(
+        return Entry(
             "sent" if sent else "received",
             message.type_name,
             round=round_number,
@@ -81,27 +93,38 @@ class MessageRecorder:
             decision=_decision(message.body) if sent else None,
             disclosure=disclosure_of(message, header, self._own, peer) if sent else None,
         )
-        self._journal.append(entry, durable=sent and _is_release(message.body))
-        if not isinstance(message.body, _NOT_KEPT) and self._is_new(message):
-            self._journal.keep(round_number, encode_signed(message))
-        self._then(direction, peer, message, wire_bytes)
-
-    def _is_new(self, message: Signed[Any]) -> bool:
-        """Whether it has not been kept a moment ago: the aggregator sends one message to many."""
-        digest = message.digest()
-        if digest in self._kept:
-            return False
-        self._kept.append(digest)
-        return True
 
     def _header_of(self, message: Signed[Any]) -> Signed[Header] | None:
-        """The header of the message's attempt: itself, or one that passed before."""
-        session = message.envelope.session_id
-        if isinstance(message.body, Header) and session not in self._headers:
-            self._headers[session] = message
-            if len(self._headers) > _HEADERS:
-                self._headers.popitem(last=False)
-        return self._headers.get(session)
+        """The header of the message's attempt, as this site took it.
+
+        A header says its own place, whoever it is true for; a refusal has the place of the header that it answers.
+        Whatever else comes belongs to an attempt that this site is in, or to none.
+        """
+        if isinstance(message.body, Header) and message.sender == self._roster.target.index:
+            self._last_header = message
+            return message
+        last = self._last_header
+        if isinstance(message.body, Refusal) and last is not None and last.digest() == message.envelope.context:
+            return last
+        return self._journal.attempt_of(message.envelope.session_id)
+
+    def _is_kept(self, sent: bool, peer: int, message: Signed[Body]) -> bool:
+        """Whether the message is kept as evidence: it holds no share, and was not kept a moment ago.
+
+        Of what others send there is a bound for each attempt, so that nobody can fill this site's disk with evidence.
+        """
+        digest = message.digest()
+        if isinstance(message.body, _NOT_KEPT) or digest in self._kept:
+            return False
+        if self._attempts != self._journal.attempts:
+            self._attempts = self._journal.attempts
+            self._kept_bytes.clear()
+        if not sent:
+            self._kept_bytes[peer] += len(message.signed_bytes)
+            if self._kept_bytes[peer] > MOST_KEPT_BYTES:
+                return False
+        self._kept.append(digest)
+        return True
 
 
 def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int, peer: int) -> Disclosure | None:

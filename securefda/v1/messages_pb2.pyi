@@ -478,7 +478,7 @@ class Header(_message.Message):
     previous_result_digest: _builtins.bytes
     """Digest of the previous round's signed Result; 32 bytes, or 0 in the first round."""
     previous_checkpoint: _builtins.bytes
-    """The aggregator's log as every participant cosigned it last: a C2SP note with at least t cosignatures; at most 512 KiB."""
+    """The aggregator's log as every participant cosigned it last: a C2SP note with their cosignatures; at most 512 KiB."""
     cohort_size: _builtins.int
     """Fewest members of a cohort when it forms; 0 where no participant is at level cohort."""
     cohort_quorum: _builtins.int

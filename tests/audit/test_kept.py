@@ -14,16 +14,41 @@ from securefda.audit.store import AuditError
 
 def test_messages_come_back_in_the_order_of_rounds(tmp_path: Path) -> None:
     kept = KeptMessages(tmp_path)
-    for number, message in ((2, b"second"), (0, b"outside"), (2, b""), (10, b"tenth")):
+    for number, message in ((2, b"second"), (0, b"outside"), (2, b"third"), (10, b"tenth")):
         kept.keep(number, message)
     kept.close()
 
-    assert list(read_kept(tmp_path)) == [(0, b"outside"), (2, b"second"), (2, b""), (10, b"tenth")]
+    assert list(read_kept(tmp_path)) == [(0, b"outside"), (2, b"second"), (2, b"third"), (10, b"tenth")]
     assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / FOLDER).iterdir()} == {0o600}
 
 
 def test_a_log_without_kept_messages_has_none(tmp_path: Path) -> None:
     assert list(read_kept(tmp_path)) == []
+
+
+@pytest.mark.parametrize("cut", [1, 8, 12])
+def test_messages_behind_one_that_a_crash_tore_are_kept_whole(tmp_path: Path, cut: int) -> None:
+    kept = KeptMessages(tmp_path)
+    kept.keep(1, b"whole")
+    kept.keep(1, b"not whole")
+    kept.close()
+    file = tmp_path / FOLDER / "round-0001.bin"
+    os.truncate(file, file.stat().st_size - cut)
+    restarted = KeptMessages(tmp_path)
+    restarted.keep(1, b"behind")
+    restarted.close()
+
+    assert list(read_kept(tmp_path)) == [(1, b"whole"), (1, b"behind")]
+
+
+def test_zeros_that_a_power_cut_left_end_a_file(tmp_path: Path) -> None:
+    kept = KeptMessages(tmp_path)
+    kept.keep(1, b"whole")
+    kept.close()
+    with (tmp_path / FOLDER / "round-0001.bin").open("ab") as file:
+        file.write(bytes(64))
+
+    assert list(read_kept(tmp_path)) == [(1, b"whole")]
 
 
 @pytest.mark.parametrize("cut", [1, 3, 6])

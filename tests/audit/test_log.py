@@ -116,8 +116,8 @@ def test_cosignature_of_an_earlier_checkpoint_is_kept_with_that_one(folder: Path
         text = Note.parse((folder / "run-1/checkpoints/0000000000000003").read_bytes()).text
         key = witness_key("site-b")
         newest = (folder / "run-1/checkpoint").read_bytes()
-        note = log.add_cosignature(3, cosign(text, key.name, KEYS["site-b"], 9), key)
-        again = log.add_cosignature(3, cosign(text, key.name, KEYS["site-b"], 10), key)
+        note = log.add_cosignature(3, cosign(text, key.name, KEYS["site-b"], 9), key).to_bytes()
+        again = log.add_cosignature(3, cosign(text, key.name, KEYS["site-b"], 10), key).to_bytes()
 
     assert note == again == (folder / "run-1/checkpoints/0000000000000003").read_bytes()
     assert Note.parse(note).check([key])[0].time == 9

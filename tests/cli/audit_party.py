@@ -119,7 +119,7 @@ class Party:
         for witness in witnesses:
             key = NoteKey(witness_name(self.federation, witness), COSIGNATURE_V1, public(witness))
             line = cosign(Note.parse(note).text, key.name, LOG_KEYS[witness], 1_800_000_000)
-            note = log.add_cosignature(log.size, line, key)
+            note = log.add_cosignature(log.size, line, key).to_bytes()
         return note
 
 

@@ -61,7 +61,8 @@ class Life:
         return os.urandom(length)
 
     def trainer(self, kind: type[PrivateTrainer] = PrivateTrainer) -> PrivateTrainer:
-        account = Watched(Ledger(self.place / "ledger.sqlite", data_set()), data_set(), WIDE, bytes(32), unix_time=lambda: UNIX_S)
+        ledger = Ledger(self.place / "ledger.sqlite", data_set())
+        account = Watched(ledger, data_set(), WIDE, bytes(32), unix_time=lambda: UNIX_S)
         account.tell(self)
         return kind(TASK, SITE, ROWS, SETTINGS, SEED, account=account, random_bytes=self.random_bytes)
 

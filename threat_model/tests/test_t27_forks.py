@@ -11,7 +11,7 @@ import pytest
 
 from securefda.adaptation import Strategy
 from securefda.cli.audit_run import reconcile_folder
-from securefda.secagg.messages import Advertise, Checkpoint, Cosigned, MaskedInput, Visibility
+from securefda.secagg.messages import Advertise, Checkpoint, Cosigned, MaskedInput, Update, Visibility
 from threat_model.adversaries.log_forks import ForksLater, SplitsLog, TwoFacedSource, Way
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.sites import TARGET, roster_of
@@ -66,11 +66,24 @@ def test_round_is_finished_over_two_logs_where_one_witness_is_enough_and_no_mask
 
 
 @pytest.mark.threat("T27")
-def test_two_histories_that_were_shown_in_clear_are_found_where_logs_are_compared_and_name_the_target(
+def test_no_update_leaves_in_clear_where_the_target_shows_two_histories_of_its_log(
     staged: MakesStage, tmp_path: Path
 ) -> None:
-    """At ``individual`` one witness is enough: a source takes part, and what it was shown is evidence."""
-    stage = split(staged, tmp_path, "own", visibility=Visibility.INDIVIDUAL, recorded=True).play()
+    """At ``individual`` t is one; so many are asked for that two sets of witnesses share an honest site."""
+    settings = {"n_c": 1, "k_min": 1}
+    stage = split(staged, tmp_path, "own", visibility=Visibility.INDIVIDUAL, settings=settings).play()
+    assert [stage.refusals(index) for index in [*FIRST, *SECOND]] == [["WITNESSES"]] * 4
+    assert not any(stage.said(index, Update) for index in [*FIRST, *SECOND])
+
+
+@pytest.mark.threat("T27")
+@pytest.mark.control
+def test_two_histories_in_clear_are_found_only_where_logs_are_compared_if_one_witness_is_enough(
+    staged: MakesStage, tmp_path: Path
+) -> None:
+    stage = split(staged, tmp_path, "own", visibility=Visibility.INDIVIDUAL, recorded=True)
+    with switched_off(NUMBER_OF_WITNESSES, roster=stage.roster):
+        stage.play()
     assert [stage.accepted(index) for index in ALL] == [1] * 5
     stage.close()
     found = reconcile_folder(stage.folder / "logs").outcome.findings[0]
