@@ -13,7 +13,12 @@ import pytest
 from published import session
 from second_implementation import index, labelled
 
+from securefda.audit.facts import MAX_INTEGER
+from securefda.audit.names import LogName, witness_name
 from securefda.rounds import tail
+from securefda.rounds.patience import MOST_BROKEN_IN_A_ROW
+from securefda.rounds.run import CLOSING_S
+from securefda.rounds.witness import MOST_SHOWN
 from securefda.secagg import agreement, checks, messages, roster, shamir
 from securefda.secagg.messages import (
     Advertise,
@@ -120,6 +125,17 @@ def test_envelope_and_bodies_have_the_numbers_of_the_schema() -> None:
         assert f"| {name} | {by_name[name].number} |" in PAGE
 
 
+@pytest.mark.parametrize(
+    "message",
+    [pb.Abort, pb.Refusal, pb.Join, pb.Checkpoint, pb.Cosigned, pb.Goodbye, pb.Update],
+    ids=lambda one: one.__name__,
+)
+def test_fields_of_messages_around_a_session_have_the_numbers_of_the_schema(message: Any) -> None:
+    (row,) = re.findall(rf"^\| {message.DESCRIPTOR.name} \| (.*?) \|", section("11. Aborts"), flags=re.MULTILINE)
+    told = {name: int(number) for name, number in re.findall(r"([a-z_]+) \((\d)", row)}
+    assert told == {field.name: field.number for field in message.DESCRIPTOR.fields}
+
+
 def test_enums_have_the_numbers_of_the_code() -> None:
     for enum in (Visibility, Granularity):
         assert ", ".join(f"{one.value} `{one.label}`" for one in enum) in PAGE
@@ -142,7 +158,16 @@ def test_enums_have_the_numbers_of_the_code() -> None:
         f"mean loss over the training rows / {tail.LOSS_BOUND:g}",
         f"`source_only` / ({tail.DISTANCE_BOUND:g} · mean_square)",
         f"at most {wire_decode.MAX_SIDES} sides",
-        f"A checkpoint has at most {wire_decode.MAX_CHECKPOINT_BYTES} bytes",
+        f"A checkpoint has at most {messages.MAX_NOTE_BYTES} bytes ({messages.MAX_NOTE_BYTES // 1024} KiB)",
+        f"a proof at most {messages.MAX_PROOF_HASHES} hashes",
+        f"a cosignature 1 to {messages.MAX_LINE_CHARACTERS} characters",
+        f"counts 2^{(MAX_INTEGER + 1).bit_length() - 1} records or more",
+        f"no more than before, more than {MOST_SHOWN} times in a row",
+        f"a source's Checkpoint, more than {MOST_SHOWN} times between",
+        f"phase_deadline_ms, and not above {CLOSING_S:g} s",
+        f"The log of a site is `{LogName('federation', 'site', 'run').origin}`",
+        f"A witness is `{witness_name('federation', 'site')}` and cosigns",
+        f"after {('no', 'one', 'two', 'three')[MOST_BROKEN_IN_A_ROW]} failed checks in a row it leaves the run",
         f"other names of the header 1 to {wire_decode.MAX_NAME_BYTES}",
         f"a signature exactly {messages.SIGNATURE_BYTES}",
         f"Every roster index is below 2^{wire_decode.MAX_INDEX.bit_length() - 1}",
