@@ -529,7 +529,9 @@ class AggregatorRun:
         try:
             outcome = "completed" if completed else "failed"
             self._site.witness.journal.event("run-ended", outcome=outcome, rounds=self._last_begun)
-            asked = self._witnesses.renew(self._attendance.present)
+            # With nobody there the last cosigned checkpoint stays the newest: one more would be vouched for by nobody.
+            alone = not self._attendance.present and self._site.witness.size > 0
+            asked = [] if alone else self._witnesses.renew(self._attendance.present)
         except AuditError as error:  # what came first is the cause
             self.error = self.error or error
             self.done, self.deadline = True, None

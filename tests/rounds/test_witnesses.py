@@ -16,6 +16,7 @@ from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import Note
 from securefda.audit.reading import open_log
 from securefda.audit.records import Record
+from securefda.audit.verify import verify_log
 from securefda.rounds.witness import MOST_SHOWN
 from securefda.secagg.messages import (
     NO_CONTEXT,
@@ -265,6 +266,21 @@ def test_second_goodbye_is_not_the_end_of_another_run(federation: Federation) ->
         federation.sources[ME].handle(outside(TARGET, Goodbye(True, 2, "")))
 
     assert len(events(federation, ME)) == before
+
+
+def test_log_of_a_run_that_all_sources_have_left_verifies_with_its_last_witnesses(federation: Federation) -> None:
+    until(federation.open(), ME, Header, round_number=2)
+    for index in (1, 2, 3, 4):
+        federation.kill(index)
+    federation.go()
+    federation.close()
+
+    name = LogName(federation.roster.federation_id, site_id(TARGET), federation.run.run_id)
+    keys = {entry.site_id: entry.signing_key for entry in federation.roster.entries}
+    log = federation.folder / "audit" / site_id(TARGET) / federation.run.run_id
+    verified = verify_log(log, name, keys, witnesses_needed=4)
+    assert verified.finding is None
+    assert verified.covered < verified.size
 
 
 def test_every_header_carries_what_its_participants_cosigned(federation: Federation) -> None:
