@@ -19,6 +19,7 @@ from securefda.rounds.site import SiteTrainer
 from securefda.secagg.messages import (
     Advertise,
     Body,
+    Checkpoint,
     Header,
     MaskedInput,
     ShareBundle,
@@ -111,15 +112,16 @@ def test_one_seed_gives_one_model_bit_by_bit(tmp_path: Path, level: str) -> None
 
 
 class Falls:
-    """Delivers everything but what one source sends from a certain message of round 1 on, until the next header."""
+    """Delivers everything but what one source sends from a certain message of round 1 on, until it is over."""
 
     def __init__(self, index: int, kind: type) -> None:
         self.index, self.kind, self.round, self.silent = index, kind, 0, False
 
     def __call__(self, sender: int, to: int, message: Signed[Body]) -> bool:
         if isinstance(message.body, Header) and to == self.index:
-            self.silent = self.silent and message.body.round == self.round
             self.round = message.body.round
+        if isinstance(message.body, Checkpoint) and to == self.index:  # between rounds
+            self.silent = False
         if sender == self.index and isinstance(message.body, self.kind) and self.round == 1:
             self.silent = True
         return not (self.silent and self.index in (sender, to))
