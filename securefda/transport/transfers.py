@@ -86,7 +86,11 @@ async def upload(
     try:
         with _breaks_translated():
             start = pb.UploadStart(instance_id=instance_id, message=signed_to_proto(message), total_bytes=len(view))
-            await _write(connection, call, pb.UploadRequest(start=start))
+            try:  # gRPC lets a write wait for ever where its connection broke before the call had begun
+                async with asyncio.timeout(patience_s):
+                    await _write(connection, call, pb.UploadRequest(start=start))
+            except TimeoutError as error:
+                raise HungUp(f"an upload did not begin for {patience_s:g} s") from error
             answer = await _read(connection, call, patience_s)
             sender = asyncio.create_task(_send_chunks(connection, call, view, answer.received_bytes, chunk_bytes))
             while not answer.complete:

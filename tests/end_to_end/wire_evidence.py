@@ -42,6 +42,7 @@ class Proxy:
     Attributes:
         up, down: bytes from and to those who dial.
         ports: local ports of its connections to the other side.
+        cuts: bytes from those who dial, rising, after which all connections are cut.
     """
 
     def __init__(self, port: int, upstream: int) -> None:
@@ -51,7 +52,7 @@ class Proxy:
         self._writers: list[asyncio.StreamWriter] = []
         self.up = self.down = 0
         self.ports: list[int] = []
-        self.cut_at: int | None = None
+        self.cuts: list[int] = []
 
     def __enter__(self) -> Proxy:
         self._thread.start()
@@ -88,8 +89,8 @@ class Proxy:
         try:
             while data := await source.read(1 << 16):
                 count(len(data))
-                if self.cut_at is not None and self.up > self.cut_at:
-                    self.cut_at = None
+                if self.cuts and self.up > self.cuts[0]:
+                    del self.cuts[0]
                     for writer in self._writers:
                         writer.transport.abort()
                     self._writers.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 from transport_kit import (
@@ -24,8 +25,11 @@ from transport_kit import (
 
 from securefda.errors import ConnectionFailed
 from securefda.transport.client import AggregatorRestarted
+from securefda.transport.dialer import HungUp
 from securefda.transport.events import Joined, Left, Received
 from securefda.transport.limits import TransportSettings
+from securefda.transport.site import Traffic
+from securefda.transport.transfers import upload
 
 
 @scenario
@@ -302,3 +306,27 @@ async def test_a_restart_of_the_machine_between_two_dials_is_survived_without_a_
             await channel.send(note(1, round_number))
             assert number_of((await next_event(server, Received)).parcel) == round_number
     await channel.close()
+
+
+class NeverBegins:
+    """A call of gRPC whose connection broke before it began: it lets a write wait for ever."""
+
+    async def write(self, request: object) -> None:
+        await asyncio.Event().wait()
+
+    def cancel(self) -> None: ...
+
+
+@scenario
+async def test_an_upload_that_never_begins_is_tried_again() -> None:
+    parcel = masked_input(1, bytes(8))
+    broken = SimpleNamespace(stub=SimpleNamespace(Upload=NeverBegins), traffic=Traffic())
+    with pytest.raises(HungUp, match="did not begin"):
+        await upload(
+            broken,
+            instance_id=bytes(16),
+            message=parcel.message,
+            view=memoryview(parcel.vectors[0]),
+            chunk_bytes=8,
+            patience_s=0.01,
+        )
