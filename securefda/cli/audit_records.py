@@ -92,8 +92,8 @@ class TablePrinter:
         widest = [max(map(len, column)) for column in zip(*rows, strict=True)]
         self._widths = list(map(max, widest, self._widths or widest))
         padded = [tuple(cell.ljust(width) for cell, width in zip(row, self._widths, strict=True)) for row in rows]
+        self._waiting = []  # first: Ctrl-C behind the writing must not have them written again
         self._stream.write(f"{aligned(padded)}\n")
-        self._waiting = []
 
 
 class EnvelopePrinter:
