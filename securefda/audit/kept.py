@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from securefda.audit.store import FILE_MODE, AuditError, disk_errors, make_folder
+from securefda.audit.store import FILE_MODE, AuditError, disk_error, disk_errors, make_folder
 
 FOLDER: Final = "messages"
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
@@ -31,7 +31,8 @@ class KeptMessages:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
-        self._round, self._file = -1, -1
+        self._open: dict[int, int] = {}
+        """Round -> file: the last round, and 0, to which messages come in between."""
 
     def keep(self, round_number: int, message: bytes) -> None:
         """Keep a message of a round, 0 for one outside rounds. It is not forced to the disk: the record of it may be.
@@ -39,29 +40,35 @@ class KeptMessages:
         Raises:
             AuditError: it cannot be written.
         """
-        path = self._folder / f"round-{round_number:04d}.bin"
         data = len(message).to_bytes(_LENGTH_BYTES, "big") + message
-        with disk_errors(path, "written"):
-            if round_number != self._round:
-                self._open(path)
-                self._round = round_number
-            before = os.fstat(self._file).st_size
-            if os.write(self._file, data) != len(data):
-                os.ftruncate(self._file, before)
+        try:
+            file = self._open.get(round_number, -1)
+            if file < 0:
+                file = self._open_file(round_number)
+            if (written := os.write(file, data)) != len(data):
+                os.ftruncate(file, os.fstat(file).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise disk_error(self._path(round_number), "written", error) from error
 
     def close(self) -> None:
-        """Close the file of the last round."""
-        if self._file >= 0:
-            os.close(self._file)
-        self._round, self._file = -1, -1
+        """Close the files."""
+        for file in self._open.values():
+            os.close(file)
+        self._open.clear()
 
-    def _open(self, path: Path) -> None:
-        self.close()
+    def _path(self, round_number: int) -> Path:
+        return self._folder / f"round-{round_number:04d}.bin"
+
+    def _open_file(self, round_number: int) -> int:
+        for other in [other for other in self._open if other and round_number]:
+            os.close(self._open.pop(other))
         make_folder(self._folder)
+        path = self._path(round_number)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(path, flags, FILE_MODE)
-        os.ftruncate(self._file, _whole_length(path))  # what a crash left of a message would spoil those behind it
+        file = self._open[round_number] = os.open(path, flags, FILE_MODE)
+        os.ftruncate(file, _whole_length(path))  # what a crash left of a message would spoil those behind it
+        return file
 
 
 def read_kept(folder: Path) -> Iterator[tuple[int, bytes]]:

@@ -32,13 +32,15 @@ from securefda.audit.store import (
     TAIL,
     AuditError,
     checkpoint_path,
+    disk_error,
     disk_errors,
     make_folder,
+    publish,
     remove_folder,
     subtrees,
     write,
 )
-from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Tile, bundle_path, pack, partials_path
+from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Tile, bundle_path, pack, unpack
 from securefda.disk import sync_folder
 
 
@@ -111,11 +113,13 @@ class AuditLog:
         with self._alone():
             seq = self.size
             record = Record(seq, format_time(self._clock()), self._name.party, self._name.run, entry).to_bytes()
-            with self._dead_on_error():
+            try:  # not `_dead_on_error`: this is called for every message, and a context costs as much as the write
                 self._write_tail(pack(record), durable=durable)
-                full = self._state.levels.append(leaf_hash(record))
-                if full:
+                if full := self._state.levels.append(leaf_hash(record)):
                     self._finish_bundle(full)
+            except BaseException as error:
+                self._die_of(error)
+                raise
             return seq
 
     def checkpoint(self, *, save: bool = True) -> bytes:
@@ -197,6 +201,7 @@ class AuditLog:
             if self._usable and os.getpid() == self._process:
                 with suppress(AuditError):
                     self._save()
+                    self._tidy()
             self._die()
 
     def __enter__(self) -> Self:
@@ -225,18 +230,16 @@ class AuditLog:
 
     def _write_tail(self, data: bytes, *, durable: bool) -> None:
         before = self._state.tail_bytes
-        path = self._folder / TAIL
         try:
-            with disk_errors(path, "written"):
-                written = os.write(self._tail, data)
-                while written < len(data):
-                    written += os.write(self._tail, data[written:])
-                if durable:
-                    os.fsync(self._tail)
-        except AuditError:
+            written = os.write(self._tail, data)
+            while written < len(data):
+                written += os.write(self._tail, data[written:])
+            if durable:
+                os.fsync(self._tail)
+        except OSError as error:
             with suppress(OSError):  # what stays is a record that is not whole, which the next opening cuts off
                 os.ftruncate(self._tail, before)
-            raise
+            raise disk_error(self._folder / TAIL, "written", error) from error
         self._state.tail_bytes = before + len(data)
 
     def _finish_bundle(self, full: list[Tile]) -> None:
@@ -253,8 +256,6 @@ class AuditLog:
             self._tail = -1
             self._state.tail_bytes, self._state.full = 0, []
             self._tail = self._open_tail()
-            for replaced in (bundle_path(full[0].index), *(tile.path for tile in full)):
-                remove_folder(self._folder / partials_path(replaced))
 
     @property
     def _last_note(self) -> Note:
@@ -265,27 +266,49 @@ class AuditLog:
     def _sign_head(self) -> None:
         with disk_errors(self._folder / TAIL, "written"):
             os.fsync(self._tail)
-            entries = os.pread(self._tail, MAX_BUNDLE_BYTES, 0)
         self._unfinished = {tile.path: tile.hashes for tile in self._state.levels.partials()}
-        if width := self.size % WIDTH:
-            self._unfinished[bundle_path(self.size >> HEIGHT, width)] = entries
         text = Checkpoint(self._name.origin, self.size, self._state.levels.root()).to_text()
         self._state.note = Note(text, (sign(text, self._name.origin, self._key),))
         self._saved = False
 
     def _save(self) -> None:
-        """Tiles and entries first: a checkpoint says that they are there. Those that are full by now have a file."""
+        """Hashes first: a checkpoint says that they are there."""
         if self._saved:
             return
         note = self._last_note
-        size = Checkpoint.parse(note.text).size
-        for path, data in self._unfinished.items():
-            full = (self._folder / path).parent.with_suffix("")
-            if not (full.exists() or (self._folder / path).exists()):
-                write(self._folder / path, data)
-        write(self._folder / checkpoint_path(size), note.to_bytes())
-        write(self._folder / CHECKPOINT, note.to_bytes())
+        kept = self._folder / checkpoint_path(Checkpoint.parse(note.text).size)
+        for path, hashes in self._unfinished.items():
+            self._write_partial(path, hashes)
+        write(kept, note.to_bytes())
+        publish(kept, self._folder / CHECKPOINT)
         self._saved = True
+
+    def _write_partial(self, path: str, data: bytes) -> None:
+        """Write a tile or bundle that is not full, unless it is there, or full by now."""
+        file = self._folder / path
+        if not (file.exists() or file.parent.with_suffix("").exists()):
+            write(file, data)
+
+    def _tidy(self) -> None:
+        """Leave the files that C2SP wants for the last checkpoint, and none that a full one has replaced.
+
+        Not while the run goes on: to delete a file that is on the disk costs as much as ten forced writes.
+        """
+        if self._state.note is not None:
+            self._write_partial_bundle(Checkpoint.parse(self._state.note.text).size)
+        with disk_errors(self._folder, "tidied"):
+            for folder in sorted((self._folder / "tile").glob("**/*.p")):
+                if folder.with_suffix("").exists():
+                    remove_folder(folder)
+
+    def _write_partial_bundle(self, size: int) -> None:
+        """The entries of the last tile up to a checkpoint; the tail has them too, and more."""
+        width = size % WIDTH
+        if not width or size // WIDTH != self.size // WIDTH:
+            return
+        with disk_errors(self._folder / TAIL, "read"):
+            entries, _ = unpack(os.pread(self._tail, MAX_BUNDLE_BYTES, 0), width)
+        self._write_partial(bundle_path(size >> HEIGHT, width), b"".join(map(pack, entries)))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -304,9 +327,12 @@ class AuditLog:
         try:
             yield
         except BaseException as error:
-            self._died_of = error if isinstance(error, AuditError) else None
-            self._die()
+            self._die_of(error)
             raise
+
+    def _die_of(self, error: BaseException) -> None:
+        self._died_of = error if isinstance(error, AuditError) else None
+        self._die()
 
     def _die(self) -> None:
         if self._usable:

@@ -228,9 +228,10 @@ class Record:
         # Written out, for this is most of what a verification takes. No string here can have what JSON escapes.
         entry = self.entry
         return (
-            f'{{"attempt":{entry.attempt},"bytes":{entry.bytes},"decision":{_object(entry.decision)},'
-            f'"digest":"{entry.digest}","direction":"{entry.direction}","disclosure":{_object(entry.disclosure)},'
-            f'"dp":{_object(entry.dp)},"facts":{_WRITER.encode(entry.facts) if entry.facts else "{}"},'
+            f'{{"attempt":{entry.attempt},"bytes":{entry.bytes},"decision":{_decision_text(entry.decision)},'
+            f'"digest":"{entry.digest}","direction":"{entry.direction}",'
+            f'"disclosure":{_disclosure_text(entry.disclosure)},"dp":{_dp_text(entry.dp)},'
+            f'"facts":{_WRITER.encode(entry.facts) if entry.facts else "{}"},'
             f'"party":"{self.party}","peer":"{entry.peer}","round":{entry.round},"run":"{self.run}","seq":{self.seq},'
             f'"session":"{entry.session}","time":"{self.time}","type":"{entry.type}","v":{VERSION}}}'
         )
@@ -257,7 +258,8 @@ def format_time(moment: datetime) -> str:
     """The time as a record holds it. Raises ValueError for a moment without a time zone."""
     if moment.tzinfo is None:
         raise ValueError("a moment without a time zone is no time")
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    in_utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    return in_utc.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def _load(data: bytes) -> dict[str, Any]:
@@ -308,5 +310,15 @@ def _part(kind: type[_Part], value: object) -> _Part | None:
     return kind(**value)
 
 
-def _object(part: Decision | Disclosure | DpSpent | None) -> str:
-    return "{}" if part is None else _WRITER.encode({key: getattr(part, key) for key in part.__slots__})
+def _decision_text(decision: Decision | None) -> str:
+    return "{}" if decision is None else f'{{"key":"{decision.key}","verdict":"{decision.verdict}"}}'
+
+
+def _disclosure_text(disclosure: Disclosure | None) -> str:
+    if disclosure is None:
+        return "{}"
+    return f'{{"count":{disclosure.count},"level":"{disclosure.level}","what":"{disclosure.what}"}}'
+
+
+def _dp_text(dp: DpSpent | None) -> str:
+    return "{}" if dp is None else _WRITER.encode({key: getattr(dp, key) for key in dp.__slots__})

@@ -43,8 +43,13 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "check the folder's owner and permissions, and the free disk space; then start again"
-        raise AuditError(path, f"cannot be {doing}: {error.strerror or error}", hint=hint) from error
+        raise disk_error(path, doing, error) from error
+
+
+def disk_error(path: Path, doing: str, error: OSError) -> AuditError:
+    """What to say of an error of the disk."""
+    hint = "check the folder's owner and permissions, and the free disk space; then start again"
+    return AuditError(path, f"cannot be {doing}: {error.strerror or error}", hint=hint)
 
 
 def checkpoint_path(size: int) -> str:
@@ -84,6 +89,25 @@ def write(path: Path, data: bytes) -> None:
     with disk_errors(path, "written"):
         make_folder(path.parent)
         disk.write_file(path, data, FILE_MODE)
+
+
+def publish(path: Path, public: Path) -> None:
+    """Give a file that is on the disk a second name, where an older one may have been.
+
+    The name itself is not forced: `recovery` puts it right. Where a file system knows no second names, it is a copy.
+
+    Raises:
+        AuditError: it cannot be written; the old file is untouched.
+    """
+    passing = public.with_name(f".{public.name}.new")
+    with disk_errors(public, "written"):
+        try:
+            passing.unlink(missing_ok=True)
+            passing.hardlink_to(path)
+        except OSError:
+            disk.write_file(public, path.read_bytes(), FILE_MODE)
+        else:
+            passing.replace(public)
 
 
 def remove_folder(path: Path) -> None:

@@ -155,12 +155,16 @@ class Walk:
             data = signed or b""
         entries, taken = unpack(data, _MOST_ENTRIES)
         self.torn = len(data) - taken
-        whole, length = unpack(signed or b"", _MOST_ENTRIES)
-        if width and (signed is None or length < len(signed) or whole != entries[:width]):
-            kind: Kind = "unreadable" if signed is None else "edited"
-            first = index * WIDTH + _common(entries[:width], whole)
-            self._damage(kind, first, f"{bundle_path(index, width)} is not what the tail says")
+        if signed is not None:  # it is written when the log is closed; the tail has the same records and more
+            self._check_copy(index, signed, entries[:width])
         return entries
+
+    def _check_copy(self, index: int, signed: bytes, entries: list[bytes]) -> None:
+        """Hold the partial bundle against the records of the tail that the checkpoint covers."""
+        whole, length = unpack(signed, _MOST_ENTRIES)
+        if length < len(signed) or whole != entries:
+            first = index * WIDTH + _common(entries, whole)
+            self._damage("edited", first, f"{bundle_path(index, len(entries))} is not what the tail says")
 
     def _tile(self, index: int) -> list[bytes]:
         """Hashes of the leaves from ``index`` to the end of its tile, as far as the checkpoint goes."""

@@ -1,7 +1,8 @@
 """Ways to falsify the files of a log byte by byte, each with the kind and the index that a verification must name.
 
 Left out is what falsifies nothing: a partial tile or bundle of an older checkpoint, which nothing is read from any
-more; the lock; a cosignature that is taken from a checkpoint that is not the newest, or from one copy of it.
+more; a partial bundle that is gone beside the tail, which has the same records; the lock; a cosignature that is taken
+from a checkpoint that is not the newest, or from one copy of it.
 """
 
 from __future__ import annotations
@@ -201,12 +202,12 @@ def garbage_behind(bench: Bench, rng: random.Random) -> Mutation:
 def missing_file(bench: Bench, rng: random.Random) -> Mutation:
     """A bundle or a checkpoint is gone."""
     full, rest = divmod(bench.size, WIDTH)
-    choices = [("unreadable", _NEWEST, bench.size)]
-    choices += [("deleted", bundle_path(index), index * WIDTH) for index in range(full - (rest == 0))]
+    choices = [("unreadable", (_NEWEST,), bench.size)]
+    choices += [("deleted", (bundle_path(index),), index * WIDTH) for index in range(full - (rest == 0))]
     if rest:
-        choices += [("unreadable", bundle_path(bench.size >> HEIGHT, rest), full * WIDTH)]
-    kind, path, index = rng.choice(choices)
-    return Mutation(f"{path} is gone", {path: None}, kind, index)
+        choices += [("truncated", ("tail", bundle_path(bench.size >> HEIGHT, rest)), full * WIDTH)]
+    kind, paths, index = rng.choice(choices)
+    return Mutation(f"{' and '.join(paths)} gone", dict.fromkeys(paths), kind, index)
 
 
 def _bundle(bench: Bench, rng: random.Random) -> tuple[str, int, int]:

@@ -43,12 +43,12 @@ def log_files(
                 _drop(files, bundle_path(tile.index))
         if size in sizes:
             files |= {tile.path: tile.hashes for tile in levels.partials()}
-            if size % WIDTH:
-                last = entries[size // WIDTH * WIDTH : size]
-                files[bundle_path(size >> HEIGHT, size % WIDTH)] = b"".join(map(pack, last))
             note = signed_note(size, levels.root(), name, witnesses).to_bytes()
             files |= {f"checkpoints/{size:016d}": note, "checkpoint": note}
-    files["tail"] = b"".join(map(pack, entries[len(entries) // WIDTH * WIDTH :]))
+    first = len(entries) // WIDTH * WIDTH
+    files["tail"] = b"".join(map(pack, entries[first:]))
+    if first < (signed := max(sizes)):
+        files[bundle_path(signed >> HEIGHT, signed % WIDTH)] = b"".join(map(pack, entries[first:signed]))
     return files
 
 
