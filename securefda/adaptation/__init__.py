@@ -16,6 +16,7 @@ from securefda.adaptation.energy import CapEffect, energy_caps, energy_row, scal
 from securefda.adaptation.projection import Projection, cosine, project
 from securefda.adaptation.rules import fedda, fedgp
 from securefda.adaptation.selection import DeltaErrors, delta_errors, mean_errors, source_errors
+from securefda.adaptation.server import ServerOptimizer, ServerPlan, ServerState, server_step
 from securefda.adaptation.statistics import StepStatistics, TargetStatistics
 from securefda.adaptation.strategy import CANDIDATES, RoundPlan, Rule, Strategy, choose_rule, round_plan
 
@@ -30,6 +31,9 @@ __all__ = [
     "Projection",
     "RoundPlan",
     "Rule",
+    "ServerOptimizer",
+    "ServerPlan",
+    "ServerState",
     "StepStatistics",
     "Strategy",
     "TargetStatistics",
@@ -49,5 +53,6 @@ __all__ = [
     "project",
     "round_plan",
     "scale_to_caps",
+    "server_step",
     "source_errors",
 ]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from securefda.config.sections import BudgetSection, StrategySection, TrainingSection
     from securefda.training import TrainingSettings
 
-_PARTS_OF_A_RUN = ("warm_up_rounds", "finetune_rounds")
+_PARTS_OF_A_RUN = ("warm_up_rounds", "finetune_rounds", "reptile_rounds")
 
 
 def strategy_of(section: StrategySection) -> Strategy:

@@ -101,6 +101,20 @@ class StrategySection(Settings):
     warm_up_rounds: int = 2
     lr_after_warm_up: float = 1.0
     finetune_rounds: int = 0
+    server_optimizer: str = "none"
+    server_learning_rate: float = 0.0
+    server_momentum: float = 0.9
+    server_second_momentum: float = 0.99
+    server_epsilon: float = 1e-3
+    reptile_rounds: int = 0
+    reptile_learning_rate: float = 0.01
+    personal_epochs: int = 1
+    ditto_lambda: float = 0.1
+    apfl_alpha: float = 0.5
+    apfl_adaptive: bool = False
+    knn_neighbours: int = 10
+    knn_weight: float = 0.5
+    knn_scale: float = 1.0
 
     @model_validator(mode="after")
     def _the_rules_accept_it(self) -> Self:

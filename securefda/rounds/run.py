@@ -12,7 +12,7 @@ from hashlib import sha256
 import numpy as np
 
 from securefda import __version__
-from securefda.adaptation import round_plan
+from securefda.adaptation import ServerState, round_plan, server_step
 from securefda.audit.store import AuditError
 from securefda.errors import ConfigError, FaultySourceError, ProtocolError, QuorumLost, RunEnded, SecureFdaError
 from securefda.rounds.attempts import Attempt, RoundSum, Send
@@ -90,6 +90,7 @@ class AggregatorRun:
         self._last_loss: SecureFdaError = RunEnded("every round was lost", hint="a new run needs another folder")
         self._farewell = Goodbye(True, 0, "")
         self._result_digest = b""
+        self._server: ServerState | None = None
         position = store.position(settings.config_digest)
         new_id = draw(site.random_bytes, RUN_ID_BYTES) if run_id is None else run_id
         self._run_id = new_id if position is None else position.run_id
@@ -182,7 +183,7 @@ class AggregatorRun:
 
     def _resume(self, position: Position) -> list[Send]:
         self._run_id, self._result_digest = position.run_id, position.result_digest
-        self.model = self._store.model()
+        self.model, self._server = self._store.model(), self._store.server()
         if position.completed:
             self._reporter.note("this run is complete already")
             return self._say_goodbye()  # no checkpoint: nobody is there who would cosign it
@@ -467,6 +468,8 @@ class AggregatorRun:
         try:
             total = total_of(header.body, current.target, outcome)
             delta = update_of(current.plan.rule, total, current.target, self._settings.max_samples)
+            if current.plan.server is not None:
+                delta, self._server = server_step(current.plan.server, self._server, delta)
         except ValueError as error:  # who contributed what is hidden, so nobody can be named
             alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
             self._reporter.note(f"alarm: {alarm}")
@@ -498,7 +501,7 @@ class AggregatorRun:
         )
         line["accuracy"] = evaluation.metrics["accuracy"]
         line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
-        self._store.finish_round(dict(line), self.model, self._result_digest)
+        self._store.finish_round(dict(line), self.model, self._result_digest, self._server)
         self._lost_in_a_row = 0
         self._reporter.round_finished(line)
 

@@ -1,8 +1,9 @@
 """What a process must remember when it is killed: SQLite files beside it, one per site and run folder.
 
-Nothing secret is in them: no key, share, mask or update. Every change is on disk (``synchronous=FULL``, write-ahead
-log) before the call returns, so a release fuse is burnt before the first byte of what it guards can leave. A copy of
-the process can use none of it.
+No key, share, mask or update is in them. A model of the site's own may be, where the strategy has one: it never leaves,
+and only the owner can read the file. Every change is on disk (``synchronous=FULL``, write-ahead log) before the call
+returns, so a release fuse is burnt before the first byte of what it guards can leave. A copy of the process can use
+none of it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from securefda.adaptation import ServerState
 from securefda.disk import file_number, make_folder, sync_folder
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.rounds.process_guard import ProcessGuard
@@ -28,7 +30,7 @@ from securefda.secagg.messages import Header, Signed
 from securefda.secagg.transcript import round_terms
 from securefda.training import Vector
 
-_SCHEMA_VERSION = 5
+_SCHEMA_VERSION = 6
 _LOCK_S = 1.0
 _FOLDER_MODE = 0o777  # less the umask: of the run folder, in which the files are open to their owner only
 
@@ -49,7 +51,8 @@ _AGGREGATOR_TABLES = """
 CREATE TABLE run (
     id INTEGER PRIMARY KEY CHECK (id = 0), run_id BLOB NOT NULL, config_digest BLOB NOT NULL,
     round INTEGER NOT NULL, attempt INTEGER NOT NULL, released INTEGER NOT NULL,
-    result_digest BLOB NOT NULL, model BLOB NOT NULL, completed INTEGER NOT NULL
+    result_digest BLOB NOT NULL, model BLOB NOT NULL, completed INTEGER NOT NULL,
+    server BLOB NOT NULL
 );
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL);
 CREATE TABLE target_releases (
@@ -59,11 +62,14 @@ CREATE TABLE target_releases (
 """
 
 
-_WITNESS_TABLE = "CREATE TABLE cosigned (origin TEXT PRIMARY KEY, size INTEGER NOT NULL, root BLOB NOT NULL);"
+_COMMON_TABLES = """
+CREATE TABLE cosigned (origin TEXT PRIMARY KEY, size INTEGER NOT NULL, root BLOB NOT NULL);
+CREATE TABLE personal (run_id TEXT NOT NULL, round INTEGER NOT NULL, state BLOB NOT NULL, PRIMARY KEY (run_id, round));
+"""
 
 
 class _Store:
-    """A SQLite file with one schema and what was cosigned; errors of the disk become one clear line."""
+    """A SQLite file with one schema, what was cosigned and models of the site's own; disk errors are one clear line."""
 
     def __init__(self, path: Path, tables: str) -> None:
         self._path = path
@@ -91,7 +97,7 @@ class _Store:
         if version == 0:
             last = self._before_first_use()
             self._database.executescript(
-                f"BEGIN; {tables} {_WITNESS_TABLE} {last} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
+                f"BEGIN; {tables} {_COMMON_TABLES} {last} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
             )
         elif version != _SCHEMA_VERSION:
             raise ConfigError(
@@ -154,6 +160,21 @@ class _Store:
         """Write that this checkpoint is cosigned from now on; no other history of the log will be."""
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO cosigned VALUES (?, ?, ?)", (origin, *head))
+
+    def personal(self, run_id: str, before: int) -> bytes | None:
+        """What was kept of the site's own model in the last round below ``before``; None where nothing was."""
+        self._process.require_original()
+        query = "SELECT state FROM personal WHERE run_id = ? AND round < ? ORDER BY round DESC LIMIT 1"
+        with self._clear_errors():
+            row = self._database.execute(query, (run_id, before)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def keep_personal(self, run_id: str, round_number: int, state: bytes) -> None:
+        """Keep the site's own of a round, and that of the round before it, from which this one can be trained again."""
+        with self._transaction() as database:
+            database.execute("INSERT OR REPLACE INTO personal VALUES (?, ?, ?)", (run_id, round_number, state))
+            last = "(SELECT max(round) FROM personal WHERE run_id = ?1 AND round < ?2)"
+            database.execute(f"DELETE FROM personal WHERE run_id = ?1 AND round < {last}", (run_id, round_number))  # noqa: S608
 
     def close(self) -> None:
         """Close the file; what was committed stays. A copy of the process leaves it to the original."""
@@ -308,14 +329,20 @@ class AggregatorStore(_Store):
     def begin_run(self, run_id: bytes, config_digest: bytes, model: Vector) -> None:
         """Write a new run with its first model, before round 1."""
         with self._transaction() as database:
-            row = (0, run_id, config_digest, 0, 0, 0, b"", model.astype("<f4").tobytes(), 0)
-            database.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            row = (0, run_id, config_digest, 0, 0, 0, b"", model.astype("<f4").tobytes(), 0, b"")
+            database.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def model(self) -> Vector:
         """The model after the last finished round, float32 (m,)."""
         with self._clear_errors():
             (data,) = self._database.execute("SELECT model FROM run").fetchone()
         return np.frombuffer(data, dtype="<f4").astype(np.float32)
+
+    def server(self) -> ServerState | None:
+        """The state of the aggregator's optimiser after the last finished round; None where there is none."""
+        with self._clear_errors():
+            (data,) = self._database.execute("SELECT server FROM run").fetchone()
+        return ServerState.from_bytes(data) if data else None
 
     def begin_attempt(self, round_number: int, attempt: int) -> None:
         """Write that an attempt begins, before its header is published."""
@@ -340,12 +367,15 @@ class AggregatorStore(_Store):
         with self._transaction() as database:
             database.execute("UPDATE run SET released = 1")
 
-    def finish_round(self, record: dict[str, Any], model: Vector, result_digest: bytes) -> None:
-        """Write a finished round, its model and its result in one transaction, before the result is published."""
+    def finish_round(
+        self, record: dict[str, Any], model: Vector, result_digest: bytes, server: ServerState | None = None
+    ) -> None:
+        """Write a finished round, what it leaves and its result in one transaction, before the result is published."""
+        state = b"" if server is None else server.to_bytes()
         with self._transaction() as database:
             self._insert_record(database, record)
-            values = (model.astype("<f4").tobytes(), result_digest, record["round"])
-            database.execute("UPDATE run SET model = ?, result_digest = ?, round = ?, released = 1", values)
+            values = (model.astype("<f4").tobytes(), result_digest, record["round"], state)
+            database.execute("UPDATE run SET model = ?, result_digest = ?, round = ?, released = 1, server = ?", values)
 
     def lose_round(self, record: dict[str, Any]) -> None:
         """Write a round that was given up; the model stays as it is."""

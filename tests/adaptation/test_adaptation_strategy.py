@@ -6,7 +6,17 @@ import dataclasses
 
 import pytest
 
-from securefda.adaptation import CANDIDATES, Estimator, Projection, RoundPlan, Rule, Strategy, choose_rule, round_plan
+from securefda.adaptation import (
+    CANDIDATES,
+    Estimator,
+    Projection,
+    RoundPlan,
+    Rule,
+    ServerPlan,
+    Strategy,
+    choose_rule,
+    round_plan,
+)
 
 WITH_WARM_UP = [
     Rule.SOURCE_ONLY,
@@ -17,6 +27,7 @@ WITH_WARM_UP = [
     Rule.FEDGP_AUTO,
     Rule.FEDGP_FILTERED_AUTO,
 ]
+PERSONAL = [Rule.PERSONALIZED_FEDAVG, Rule.DITTO, Rule.APFL, Rule.KNN_PER, Rule.FEDREP]
 
 
 def schedule(strategy: Strategy) -> list[tuple[Rule, float]]:
@@ -91,7 +102,9 @@ def test_single_steps_are_needed_where_an_estimate_depends_on_them(rule, estimat
 
 
 def test_rules_know_what_they_need():
-    assert {rule for rule in Rule if not rule.needs_sources} == {Rule.TARGET_ONLY, Rule.ORACLE}
+    never_in_a_header = {Rule.TARGET_ONLY, Rule.ORACLE, Rule.FINETUNE_OFFLINE, *PERSONAL}
+    assert {rule for rule in Rule if not rule.needs_sources} == never_in_a_header
+    assert {rule for rule in Rule if rule.is_personal} == set(PERSONAL)
     assert {rule for rule in Rule if rule.adapts} == {*WITH_WARM_UP, Rule.AUTO} - {Rule.SOURCE_ONLY, Rule.FEDAVG}
     assert {rule for rule in Rule if rule.projects} == {Rule.FEDGP, Rule.FEDGP_AUTO, Rule.FEDGP_FILTERED_AUTO}
 
@@ -122,7 +135,10 @@ def test_auto_without_estimated_errors_is_fedgp_auto_that_estimates_them():
     assert round_plan(Strategy(rule="auto", rounds=1), 1) == RoundPlan(rule=Rule.FEDGP_AUTO, select=True)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in Rule if rule not in (Rule.AUTO, Rule.FINETUNE_OFFLINE)])
+SCHEDULED = (Rule.AUTO, Rule.FINETUNE_OFFLINE, Rule.PERSONALIZED_FEDAVG)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in Rule if rule not in SCHEDULED])
 def test_other_strategies_neither_estimate_errors_nor_listen_to_them(rule):
     strategy = Strategy(rule=rule, rounds=2, warm_up_rounds=1)
 
@@ -207,6 +223,21 @@ def test_bad_select_is_refused_by_name(bad):
         ("lr_after_warm_up", 0.0),
         ("lr_after_warm_up", 1.5),
         ("finetune_rounds", -1),
+        ("reptile_rounds", -1),
+        ("reptile_learning_rate", 0.0),
+        ("server_optimizer", "yogi"),
+        ("server_optimizer", "adam"),
+        ("server_learning_rate", -0.1),
+        ("server_momentum", 1.0),
+        ("server_second_momentum", -0.1),
+        ("server_epsilon", 0.0),
+        ("personal_epochs", 0),
+        ("ditto_lambda", -1.0),
+        ("apfl_alpha", 1.5),
+        ("apfl_adaptive", "yes"),
+        ("knn_neighbours", 0),
+        ("knn_weight", -0.1),
+        ("knn_scale", 0.0),
     ],
 )
 def test_bad_strategy_is_refused_by_name(field, value):
@@ -220,7 +251,52 @@ def test_offline_fine_tuning_needs_rounds_of_both_kinds(finetune_rounds):
         Strategy(rule="finetune_offline", rounds=10, finetune_rounds=finetune_rounds)
 
 
-@pytest.mark.parametrize("rule", [Rule.ORACLE, Rule.FINETUNE_OFFLINE, Rule.AUTO])
+@pytest.mark.parametrize("reptile_rounds", [0, 10, 11])
+def test_personalized_fedavg_needs_rounds_of_both_kinds(reptile_rounds):
+    with pytest.raises(ValueError, match=r"^reptile_rounds: "):
+        Strategy(rule="personalized_fedavg", rounds=10, reptile_rounds=reptile_rounds)
+
+
+@pytest.mark.parametrize("rule", PERSONAL)
+def test_every_round_of_a_personal_strategy_is_fedavg_without_warm_up(rule):
+    strategy = Strategy(rule=rule, rounds=3, warm_up_rounds=2, lr_after_warm_up=0.5, reptile_rounds=1)
+
+    assert schedule(strategy) == [(Rule.FEDAVG, 1.0)] * 3
+
+
+def test_personalized_fedavg_has_momentum_first_and_adam_in_its_reptile_rounds():
+    strategy = Strategy(
+        rule="personalized_fedavg", rounds=3, reptile_rounds=2, reptile_learning_rate=0.02, server_momentum=0.8
+    )
+
+    plans = [round_plan(strategy, number).server for number in (1, 2, 3)]
+
+    adam = ServerPlan(optimizer="adam", learning_rate=0.02, momentum=0.8)
+    assert plans == [ServerPlan(optimizer="momentum", learning_rate=1.0, momentum=0.8), adam, adam]
+
+
+@pytest.mark.parametrize("rule", ["source_only", "fedavg", "ditto", "apfl", "knn_per", "fedrep"])
+def test_means_may_have_an_optimizer_at_the_aggregator_in_every_round(rule):
+    strategy = Strategy(rule=rule, rounds=3, warm_up_rounds=1, server_optimizer="adam")
+
+    assert [round_plan(strategy, number).server for number in (1, 2, 3)] == [ServerPlan(optimizer="adam")] * 3
+    assert round_plan(Strategy(rule=rule, rounds=1), 1).server is None
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in Rule if rule not in (Rule.SOURCE_ONLY, Rule.FEDAVG, *PERSONAL)] + PERSONAL[:1]
+)
+def test_other_rules_may_have_none(rule):
+    with pytest.raises(ValueError, match=r"^server_optimizer: "):
+        Strategy(rule=rule, rounds=3, finetune_rounds=1, reptile_rounds=1, server_optimizer="momentum")
+
+
+def test_a_round_that_is_no_mean_has_no_optimizer():
+    with pytest.raises(ValueError, match=r"^server: "):
+        RoundPlan(rule="fedgp", server=ServerPlan(optimizer="momentum"))
+
+
+@pytest.mark.parametrize("rule", [Rule.ORACLE, Rule.FINETUNE_OFFLINE, Rule.AUTO, *PERSONAL])
 def test_rule_of_a_whole_run_is_no_rule_of_a_round(rule):
     with pytest.raises(ValueError, match=r"^rule: "):
         RoundPlan(rule=rule)
