@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, cast
 
 from securefda.audit.facts import EVENTS, Facts, RecordError, is_count, is_decimal, is_digest, is_word, require
 from securefda.audit.names import is_name
@@ -31,8 +30,6 @@ _VERDICTS = frozenset({"allowed", "refused"})
 _MESSAGE = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")
 _POLICY_KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,127}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
-_KEY_COUNT = 17
-_READER = json.JSONDecoder()
 _WRITER = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, check_circular=False
 )
@@ -244,14 +241,27 @@ class Record:
             NewerVersion: its version is above ``VERSION``.
             RecordError: anything that ``to_bytes`` does not write.
         """
-        fields = _load(data)
-        try:
-            record = cls(fields["seq"], fields["time"], fields["party"], fields["run"], _entry(fields))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RecordError("a field is missing, or has a value of another type") from error
-        if record.to_bytes() != data:
-            raise RecordError("the record is not in its one form")
-        return record
+        require(len(data) <= MAX_RECORD_BYTES, "length")
+        form = _FORM.fullmatch(data.decode("latin-1"))
+        if form is None:
+            raise _not_in_form(data)
+        attempt, length, decision, key, verdict, digest, direction, disclosure, *others = form.groups()
+        count, level, what, dp, facts, party, peer, number, run, seq, session, time, kind = others
+        entry = Entry(
+            cast(Direction, direction),  # Entry looks at it
+            kind,
+            int(number),
+            int(attempt),
+            session,
+            peer,
+            int(length),
+            digest,
+            Decision(verdict, key) if decision else None,
+            Disclosure(level, what, int(count)) if disclosure else None,
+            None if dp == "{}" else _dp_from(dp),
+            {} if facts == "{}" else _object_from(facts),
+        )
+        return cls(int(seq), time, party, run, entry)
 
 
 def format_time(moment: datetime) -> str:
@@ -262,52 +272,50 @@ def format_time(moment: datetime) -> str:
     return in_utc.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
-def _load(data: bytes) -> dict[str, Any]:
-    require(len(data) <= MAX_RECORD_BYTES, "length")
+_COUNT = "(?:0|[1-9][0-9]{0,15})"
+_HEX = "(?:[0-9a-f]{64})?"
+_SITE = "[a-z0-9-]{1,63}"
+_FORM: Final = re.compile(
+    rf'{{"attempt":({_COUNT}),"bytes":({_COUNT}),'
+    r'"decision":{("key":"([a-z0-9.-]{0,128})","verdict":"([a-z]+)")?},'
+    rf'"digest":"({_HEX})","direction":"([a-z]+)",'
+    rf'"disclosure":{{("count":({_COUNT}),"level":"([a-z]+)","what":"([A-Za-z0-9_.-]+)")?}},'
+    rf'"dp":({{[!-z|]*}}),"facts":({{[!-~]*}}),"party":"({_SITE})","peer":"((?:{_SITE})?)","round":({_COUNT}),'
+    rf'"run":"({_SITE})","seq":({_COUNT}),"session":"({_HEX})","time":"([0-9TZ:.-]+)","type":"([A-Za-z0-9-]+)",'
+    rf'"v":{VERSION}}}'
+)
+"""What `Record.to_bytes` writes, and nothing else: what stands between the braces of ``dp`` and ``facts`` is looked at
+by itself. One pattern, for this is most of what a verification takes."""
+
+
+def _not_in_form(data: bytes) -> RecordError:
+    """Say what is wrong with bytes that are no record of this version."""
     try:
-        text = data.decode("ascii")
-        fields, end = _READER.raw_decode(text)
-    except (ValueError, RecursionError) as error:
-        raise RecordError("the record is no JSON of ASCII") from error
-    if not isinstance(fields, dict) or end != len(text):
-        raise RecordError("the record is no object, or has something behind it")
-    version = fields.get("v")
+        fields = json.loads(data.decode("ascii"))
+    except (ValueError, RecursionError):
+        return RecordError("the record is no JSON of ASCII")
+    version = fields.get("v") if isinstance(fields, dict) else None
     if type(version) is int and version > VERSION:
-        raise NewerVersion(f"the record has version {version}, this release knows {VERSION}")
-    require(
-        len(fields) == _KEY_COUNT and type(version) is int and version == VERSION, "the number of keys or the version"
-    )
-    return fields
+        return NewerVersion(f"the record has version {version}, this release knows {VERSION}")
+    return RecordError("the record is not in its one form")
 
 
-def _entry(fields: Mapping[str, Any]) -> Entry:
-    return Entry(
-        direction=fields["direction"],
-        type=fields["type"],
-        round=fields["round"],
-        attempt=fields["attempt"],
-        session=fields["session"],
-        peer=fields["peer"],
-        bytes=fields["bytes"],
-        digest=fields["digest"],
-        decision=_part(Decision, fields["decision"]),
-        disclosure=_part(Disclosure, fields["disclosure"]),
-        dp=_part(DpSpent, fields["dp"]),
-        facts=fields["facts"],
-    )
+def _dp_from(text: str) -> DpSpent:
+    values = _object_from(text)
+    try:
+        return DpSpent(**values)
+    except TypeError as error:
+        raise RecordError("dp has other keys") from error
 
 
-_Part = TypeVar("_Part", Decision, Disclosure, DpSpent)
-
-
-def _part(kind: type[_Part], value: object) -> _Part | None:
-    if type(value) is not dict:  # 0 and [] are no way to say {}
-        raise TypeError
-    if not value:
-        return None
-    if len(value) != len(kind.__slots__):  # nothing may be left to a default
-        raise TypeError
-    return kind(**value)
+def _object_from(text: str) -> dict[str, Any]:
+    """A flat object in its one form."""
+    try:
+        value: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError("dp or facts are no JSON") from error
+    require(type(value) is dict and _WRITER.encode(value) == text, "dp or facts (their one form)")
+    return value
 
 
 def _decision_text(decision: Decision | None) -> str:
