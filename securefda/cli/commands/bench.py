@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securefda.cli.options import OutputFormat
+from securefda.cli.interrupt import RunInterruptedError, interruptible
+from securefda.cli.options import OutputFormat, Overrides
 from securefda.cli.output import Format, aligned, print_result
 
 if TYPE_CHECKING:
@@ -77,6 +80,55 @@ def secagg(
         )
     else:
         print_result(output, {"cells": cells}, aligned([list(_COLUMNS.values()), *map(_row, cells)]))
+
+
+@app.command("accuracy")
+def accuracy(
+    suite: Annotated[str, typer.Option("--suite", metavar="SUITE", help="What to measure, e.g. fed-heart.")],
+    level: Annotated[str, typer.Option("--level", help="Visibility: individual, cohort or sum.")] = "sum",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from 0.")] = 5,
+    rules: Annotated[str, typer.Option("--rules", metavar="RULE[,RULE...]", help="Default: those of the suite.")] = "",
+    data: Annotated[
+        str, typer.Option("--data", metavar="NAME[,NAME...]", help="Of the suite's data sets; default: all.")
+    ] = "",
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", help="Folder of the data files, or of fed_heart/, mnist/, ..."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the results; default: runs/accuracy-SUITE-LEVEL.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Runs beside each other; default: one a core.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="End with 1 where the suite's requirements do not hold.")
+    ] = False,
+    compare: Annotated[
+        Path | None, typer.Option("--compare", metavar="FOLDER", help="Of the same suite at another level.")
+    ] = None,
+    overrides: Overrides = [],
+    output: OutputFormat = Format.TXT,
+) -> int:
+    """Measure the target's accuracy under every rule of a suite. Goes on where it was, in the same folder."""
+    from securefda.cli.bench.accuracy import bench_accuracy
+    from securefda.cli.bench.accuracy_output import compared, print_accuracy
+    from securefda.cli.bench.accuracy_progress import console_watcher
+    from securefda.cli.bench.plan import Request
+
+    request = Request(suite, level, seeds, _names(rules), _names(data), data_dir, overrides, os.environ)
+    folder = out or Path("runs") / f"accuracy-{suite}-{level}"
+    try:
+        with interruptible(folder), console_watcher() as watcher:
+            done = bench_accuracy(request, folder, workers=workers or os.cpu_count() or 1, watcher=watcher)
+    except RunInterruptedError as error:
+        hint = f"every finished run is in {folder}; the same command goes on"
+        raise RunInterruptedError(str(error), hint=hint) from None
+    return print_accuracy(output, done, compared(done, compare) if compare else None, check=check)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _numbers(option: str, text: str, *, least: int) -> list[int]:

@@ -1,0 +1,219 @@
+"""What a suite's figures must show. A bar gives a line for each point that does not hold or was not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Protocol
+
+from securefda.cli.bench.published import MEAN
+
+if TYPE_CHECKING:
+    from securefda.cli.bench.results import Results
+    from securefda.cli.bench.suite import Column
+
+FIXED_CANDIDATES = ("target_only", "source_only", "fedda_auto", "fedgp_auto")
+"""The rules that ``auto`` chooses from, each on its own."""
+
+
+class Bar(Protocol):
+    """One requirement."""
+
+    def misses(self, results: Results) -> Iterator[str]:
+        """A line for everything that does not hold, or cannot be judged for want of runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """A rule reaches ``points`` percent, or so many points more than another rule.
+
+    In each of the named columns; without names, in the mean over all columns.
+    """
+
+    rule: str
+    points: float
+    over: str = ""
+    columns: tuple[str, ...] = ()
+
+    def misses(self, results: Results) -> Iterator[str]:
+        """See `Bar`."""
+        for column in self.columns or (MEAN,):
+            reached = results.overall(self.rule, column)
+            other = results.overall(self.over, column) if self.over else 0.0
+            if reached is None or other is None:
+                yield missing(column, self.rule, *([self.over] if self.over else []))
+            elif reached < other + self.points:
+                than = f"{self.over} + {self.points:g} = " if self.over else ""
+                yield f"MISSED: {column}: {self.rule} is {reached:.1f}, must reach {than}{other + self.points:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """A rule's mean over all columns stays at or below ``points`` percent: the suite has a shift worth its name."""
+
+    rule: str
+    points: float
+
+    def misses(self, results: Results) -> Iterator[str]:
+        """See `Bar`."""
+        reached = results.overall(self.rule, MEAN)
+        if reached is None:
+            yield missing(MEAN, self.rule)
+        elif reached > self.points:
+            yield f"MISSED: {MEAN}: {self.rule} is {reached:.1f}, may not be above {self.points:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class BestIsOneOf:
+    """In a column no rule that was measured is above the best of these, apart from those that have more data."""
+
+    rules: tuple[str, ...]
+    column: str
+    apart_from: tuple[str, ...] = ()
+
+    def misses(self, results: Results) -> Iterator[str]:
+        """See `Bar`."""
+        reached = {rule: results.overall(rule, self.column) for rule in results.rules if rule not in self.apart_from}
+        known = {rule: value for rule, value in reached.items() if value is not None}
+        if not set(self.rules) <= set(known):
+            yield missing(self.column, *self.rules)
+            return
+        best = max(known, key=lambda rule: known[rule])
+        if known[best] > max(known[rule] for rule in self.rules):
+            yield f"MISSED: {self.column}: {best} is best with {known[best]:.1f}, not {' or '.join(self.rules)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Steadier:
+    """On every data set, a rule's accuracy varies less over the columns than another rule's: largest less smallest."""
+
+    rule: str
+    than: str
+
+    def misses(self, results: Results) -> Iterator[str]:
+        """See `Bar`."""
+        for data in results.data:
+            own, other = results.spread(self.rule, data), results.spread(self.than, data)
+            if own is None or other is None:
+                yield missing(data, self.rule, self.than)
+            elif own >= other:
+                yield f"MISSED: {data}: {self.rule} varies by {own:.1f} points, {self.than} by {other:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One point of a grid: what the estimated errors say, and what the runs gave.
+
+    Attributes:
+        column: where.
+        distance: d², the estimated error of source_only; ``variance``: σ², that of target_only. Mean over seeds.
+        predicted: the rule with the smallest estimated error; ``actual``: with the smallest loss.
+        losses: rule -> mean loss over seeds.
+    """
+
+    column: Column
+    distance: float
+    variance: float
+    predicted: str
+    actual: str
+    losses: dict[str, float]
+
+    def holds(self, within: float) -> bool:
+        """Whether the predicted rule's loss is at most so far above the best one's, as a share of it."""
+        return self.losses[self.predicted] <= (1 + within) * self.losses[self.actual]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionHolds:
+    """Estimated errors find the best rule, and ``auto``, which goes by them, is never the worst and near the best.
+
+    Attributes:
+        share: of the grid in which the rule with the smallest estimated error has to be best.
+        within: how far its loss may be above the best one's, as a share of it, and still count as best.
+        points: by how many points of accuracy auto may be below the best fixed rule, mean over the grid.
+    """
+
+    share: float = 0.75
+    within: float = 0.02
+    points: float = 1.0
+
+    def misses(self, results: Results) -> Iterator[str]:
+        """See `Bar`."""
+        found = judgements(results)
+        if len(found) < len(results.columns):
+            yield missing("grid", *FIXED_CANDIDATES, "auto")
+            return
+        right = sum(one.holds(self.within) for one in found) / len(found)
+        if right < self.share:
+            yield f"MISSED: the estimated errors are right on {right:.0%} of the grid, must be on {self.share:.0%}"
+        for one in found:
+            worst = max(one.losses[rule] for rule in FIXED_CANDIDATES)
+            if one.losses["auto"] > worst:
+                yield f"MISSED: {one.column.name}: loss of auto is {one.losses['auto']:.4g}, of the worst {worst:.4g}"
+        if (lost := _lost(results)) > self.points:
+            yield f"MISSED: auto is {lost:.2f} points below the best rule on average, may be {self.points:g}"
+
+
+def judgements(results: Results) -> list[Judgement]:
+    """What was predicted and what came of it, for every column in which all candidates and auto were measured."""
+    found = []
+    for column in results.columns:
+        errors = results.mean_errors("auto", column)
+        losses = {rule: results.mean_loss(rule, column) for rule in (*FIXED_CANDIDATES, "auto")}
+        known = {rule: loss for rule, loss in losses.items() if loss is not None}
+        if not errors or len(known) < len(losses):
+            continue
+        found.append(
+            Judgement(
+                column,
+                distance=errors["source_only"],
+                variance=errors["target_only"],
+                predicted=min(FIXED_CANDIDATES, key=lambda rule: errors[rule]),
+                actual=min(FIXED_CANDIDATES, key=lambda rule: known[rule]),
+                losses=known,
+            )
+        )
+    return found
+
+
+def missing(where: str, *rules: str) -> str:
+    """The line of a bar that cannot be judged."""
+    return f"MISSING: {where}: {' or '.join(rules)} was not measured on every target"
+
+
+def _lost(results: Results) -> float:
+    """Points of accuracy that auto is below the best fixed rule, mean over the columns."""
+    return fmean(
+        max(_known(results, rule, column) for rule in FIXED_CANDIDATES) - _known(results, "auto", column)
+        for column in results.columns
+    )
+
+
+def _known(results: Results, rule: str, column: Column) -> float:
+    value = results.mean(rule, column)
+    return float("nan") if value is None else value
+
+
+def compare_levels(own: Results, other: Results, points: float) -> tuple[list[str], Sequence[tuple[str, float]]]:
+    """Compare two measurements of one suite, rule by rule, on the runs that both have.
+
+    Args:
+        own: at one level.
+        other: of the same suite, at another.
+        points: how far means over all columns may be apart.
+
+    Returns:
+        A line for every rule whose means are further apart, and (rule, own less other) of every rule.
+    """
+    found = [
+        (rule, difference)
+        for rule in own.rules
+        if rule in other.rules and (difference := own.difference(other, rule)) is not None
+    ]
+    lines = [
+        f"MISSED: {rule}: {abs(difference):.2f} points between the levels, may be {points:g}"
+        for rule, difference in found
+        if abs(difference) > points
+    ]
+    return (lines if found else ["MISSING: no rule was measured in both folders with the same seeds"]), found

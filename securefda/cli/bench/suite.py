@@ -1,0 +1,113 @@
+"""What a suite of accuracy is made of: data sets, columns, rules. The suites themselves are in `suites`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from securefda.cli.bench.bars import Bar
+from securefda.cli.bench.published import Published
+
+Settings = tuple[str, ...]
+"""``KEY=VALUE`` each, as for ``--set``."""
+
+Plot = Literal["columns", "line", "betas", "selection"]
+"""Accuracy by column; accuracy over ``Column.x``; β over rounds; predicted against actual best rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRule:
+    """A row of the tables.
+
+    Attributes:
+        name: what tables and ``--rules`` call it.
+        rule: of the strategy; empty where it is the name.
+        settings: beside the rule. ``{rounds_after_warm_up}`` stands for how many rounds the schedule has after warm-up.
+    """
+
+    name: str
+    rule: str = ""
+    settings: Settings = ()
+
+    def settings_for(self, rounds_after_warm_up: int) -> Settings:
+        """All of its settings, for a schedule."""
+        filled = (text.replace("{rounds_after_warm_up}", str(rounds_after_warm_up)) for text in self.settings)
+        return (f"strategy.rule={self.rule or self.name}", *filled)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """An example federation with the files that it needs.
+
+    Attributes:
+        example: name of the sample configuration.
+        folder: of its files below ``--data-dir``; empty where the data are bundled.
+        targets: sites that take turns as the target, the others being the sources; empty for the example's own.
+        levels: level -> settings that this data set needs there beside the level's name.
+    """
+
+    example: str
+    folder: str = ""
+    targets: tuple[str, ...] = ()
+    levels: Mapping[str, Settings] = field(default_factory=dict)
+
+    def target_settings(self, target: str) -> Settings:
+        """What makes ``target`` the target; nothing for the empty name."""
+        if not target:
+            return ()
+        sources = [site for site in self.targets if site != target]
+        return (f"federation.target={target}", f"federation.sources={json.dumps(sources)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: a data set under some settings. Its figure is the mean over its targets.
+
+    Attributes:
+        data: name of the data set; each has a table and a panel of its own.
+        name: heading.
+        settings: beside the example's.
+        targets: who is the target; the empty name for the example's own.
+        x: where it lies on a plot over x; ``y`` is a second axis, of a grid.
+    """
+
+    data: str
+    name: str
+    settings: Settings = ()
+    targets: tuple[str, ...] = ("",)
+    x: float | None = None
+    y: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Columns times rules.
+
+    Attributes:
+        title: of tables and plots.
+        columns: in order.
+        rules: names, in order; what is run unless others are asked for.
+        plots: which there are.
+        bars: what ``--check`` requires.
+        published: data set -> the paper's figures.
+        axis: what x is.
+        averaged: whether a mean over the columns of a data set says something.
+        losses: whether there is a table of losses too.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rules: tuple[str, ...]
+    plots: tuple[Plot, ...]
+    bars: tuple[Bar, ...] = ()
+    published: Mapping[str, Published] = field(default_factory=dict)
+    axis: str = ""
+    averaged: bool = False
+    losses: bool = False
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """Names of its data sets, in order."""
+        return tuple(dict.fromkeys(column.data for column in self.columns))

@@ -1,0 +1,163 @@
+"""The suites of ``securefda bench accuracy``, as data: which rules on which columns, and what must come of it.
+
+A rule is a line of `RULES`; to add one, add a line, and its name to `BASELINES` or to a suite. Everything that no line
+here sets is as in the example federation of the data set, the same for all rules and columns.
+"""
+
+from __future__ import annotations
+
+from securefda.cli.bench import published
+from securefda.cli.bench.bars import AtLeast, AtMost, BestIsOneOf, SelectionHolds, Steadier
+from securefda.cli.bench.suite import BenchRule, Column, DataSet, Suite
+from securefda.tasks.fed_heart import HOSPITALS
+
+_AFTER_WARM_UP = "strategy.finetune-rounds={rounds_after_warm_up}"
+
+RULES = {
+    rule.name: rule
+    for rule in (
+        BenchRule("source_only"),
+        BenchRule("target_only"),
+        BenchRule("fedavg"),
+        BenchRule("finetune_offline", settings=(_AFTER_WARM_UP,)),
+        BenchRule("fedda"),  # with beta = 0.5, unless the column says otherwise
+        BenchRule("fedgp"),
+        BenchRule("fedgp_no_filter", "fedgp", ("strategy.filter=false",)),
+        BenchRule("fedgp_with_filter", "fedgp", ("strategy.filter=true",)),
+        BenchRule("fedda_auto"),
+        BenchRule("fedgp_auto"),
+        BenchRule("fedgp_auto_with_filter", "fedgp_auto", ("strategy.filter=true",)),
+        BenchRule(
+            "fedgp_filtered_auto", settings=("privacy.visibility=individual",)
+        ),  # needs the target's single steps
+        BenchRule("auto"),
+        BenchRule("oracle"),
+    )
+}
+"""By name, in the order of the tables. Where no line says whether FedGP filters, the example does."""
+
+BASELINES = ("source_only", "target_only", "oracle", "fedavg", "finetune_offline")
+ADAPTING = ("fedda", "fedgp", "fedgp_no_filter", "fedda_auto", "fedgp_auto", "auto")
+HEART_RULES = ("fedda", "fedgp", "fedgp_with_filter", "fedda_auto", "fedgp_auto", "fedgp_auto_with_filter", "auto")
+"""Its example runs without the filter."""
+
+DOMAINS = ("plus-90", "plus-80", "minus-90")
+
+DATA = {
+    "digits": DataSet(
+        "digits",
+        levels={"cohort": ("privacy.cohort-size=2", "privacy.k-min=1", "privacy.n-c=0")},  # two cohorts, of 2 and 3
+    ),
+    "fed-heart": DataSet("fed_heart", "fed_heart", HOSPITALS),
+    "colored-mnist": DataSet("colored_mnist", "mnist", DOMAINS),
+    "noisy-fashion": DataSet("noisy_fashion_mnist", "fashion_mnist"),
+    "label-shift": DataSet("label_shift_fashion_mnist", "fashion_mnist"),
+    "rbf": DataSet("rbf"),
+}
+
+BETAS = (0.2, 0.4, 0.6, 0.8)
+NOISES = (0.0, 0.2, 0.4, 0.6, 0.8)
+ETAS = (0.45, 0.3, 0.15, 0.1, 0.05, 0.0)
+STRONG_NOISE = ("0.4", "0.6", "0.8")
+
+
+def _each_target(data: str) -> tuple[Column, ...]:
+    return tuple(Column(data, target, targets=(target,)) for target in DATA[data].targets)
+
+
+def _over(data: str, setting: str, values: tuple[float, ...]) -> tuple[Column, ...]:
+    """A column for each value of one setting, over all targets."""
+    targets = DATA[data].targets or ("",)
+    return tuple(Column(data, f"{value:g}", (f"{setting}={value:g}",), targets, x=value) for value in values)
+
+
+SUITES = {
+    "digits": Suite(
+        title="Digits",
+        columns=(Column("digits", "target"),),
+        rules=(*BASELINES, *ADAPTING),
+        plots=("columns", "betas"),
+        bars=(
+            AtLeast("fedgp_auto", 2.0, over="target_only"),
+            AtLeast("fedgp_auto", 20.0, over="source_only"),
+        ),
+    ),
+    "fed-heart": Suite(
+        title="Fed-Heart",
+        columns=_each_target("fed-heart"),
+        rules=(*BASELINES, *HEART_RULES),
+        plots=("columns", "betas"),
+        bars=(
+            AtLeast("fedgp_auto", 74.8),
+            AtLeast("fedda_auto", 75.0),
+            AtLeast("fedgp_auto", 6.0, over="source_only"),
+            AtLeast("fedda_auto", 6.0, over="source_only"),
+        ),
+        published={"fed-heart": published.FED_HEART},
+        averaged=True,
+    ),
+    "colored-mnist": Suite(
+        title="ColoredMNIST",
+        columns=_each_target("colored-mnist"),
+        rules=(*BASELINES, *ADAPTING),
+        plots=("columns", "betas"),
+        bars=(
+            AtLeast("fedgp_auto", 82.0),
+            AtLeast("fedgp", 20.0, over="fedda"),
+            AtLeast("fedda_auto", 20.0, over="fedda"),
+            AtMost("source_only", 55.0),
+        ),
+        published={"colored-mnist": published.COLORED_MNIST},
+        averaged=True,
+    ),
+    "noisy-fashion": Suite(
+        title="Fashion-MNIST, noisy features at the target",
+        columns=_over("noisy-fashion", "task.options.noise", NOISES),
+        rules=(*BASELINES, *ADAPTING),
+        plots=("line", "betas"),
+        bars=(
+            *(AtLeast(rule, 3.0, "target_only", STRONG_NOISE) for rule in ("fedda_auto", "fedgp_auto")),
+            *(AtLeast(rule, 5.0, "fedda", STRONG_NOISE) for rule in ("fedda_auto", "fedgp_auto")),
+            BestIsOneOf(("fedda", "source_only"), "0", apart_from=("oracle",)),
+        ),
+        published={"noisy-fashion": published.NOISY_FASHION},
+        axis="standard deviation of the target's noise",
+    ),
+    "label-shift": Suite(
+        title="Fashion-MNIST, label shift",
+        columns=_over("label-shift", "task.options.eta", ETAS),
+        rules=(*BASELINES, *ADAPTING),
+        plots=("line", "betas"),
+        published={"label-shift": published.LABEL_SHIFT},
+        axis="η; smaller is a larger shift",
+    ),
+    "rbf": Suite(
+        title="Radial basis functions",
+        columns=(),
+        rules=("source_only", "target_only", "fedda_auto", "fedgp_auto", "fedda", "fedgp", "auto"),
+        plots=("selection",),
+        bars=(SelectionHolds(),),
+        losses=True,
+    ),
+    "beta-sweep": Suite(
+        title="Fixed β",
+        columns=tuple(
+            column
+            for data in ("digits", "fed-heart", "colored-mnist")
+            for column in _over(data, "strategy.beta", BETAS)
+        ),
+        rules=("fedda", "fedgp"),
+        plots=("line",),
+        bars=(Steadier("fedgp", "fedda"),),
+        published={"colored-mnist": published.BETA_COLORED_MNIST},
+        axis="β",
+    ),
+    "target-size": Suite(
+        title="Labelled rows of the target",
+        columns=(*_over("digits", "task.options.target-rows", (25, 50, 100, 200, 400)),),
+        rules=("source_only", "target_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto"),
+        plots=("line",),
+        axis="labelled rows of the target",
+    ),
+}
+"""By name, as in ``--suite``."""
