@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -26,8 +26,8 @@ _COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"),
     *("#8c6bb1", "#7f7f7f", "#a6761d", "#5b8c5a", "#333333"),
 )
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
-_LEGEND_COLUMNS = 6
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_INCHES_PER_NAME = 1.6
 _NAMED_SOURCES = 6
 _WIDE_RANGE = 10.0
 
@@ -66,12 +66,11 @@ def _over_x(suite: Suite, results: Results) -> Figure | None:
                     [x for x, _ in points],
                     [fmean(of_seeds.values()) for _, of_seeds in points],
                     yerr=[_deviation(of_seeds) for _, of_seeds in points],
-                    color=colour(rule),
-                    marker=marker(rule),
+                    linestyle="--" if _is_late(rule) else "-",
                     markersize=4,
                     linewidth=1.4,
                     elinewidth=0.8,
-                    label=rule,
+                    **_look(rule),
                 )
         _x_axis(axes, [column.x for column in columns if column.x is not None])
         axes.set_title(data if len(results.data) > 1 else "", loc="left")
@@ -103,11 +102,10 @@ def _by_column(suite: Suite, results: Results) -> Figure | None:
             [number + (place - (len(results.rules) - 1) / 2) * step for number, _ in found],
             [fmean(of_seeds.values()) for _, of_seeds in found],
             yerr=[_deviation(of_seeds) for _, of_seeds in found],
-            fmt=marker(rule),
-            color=colour(rule),
+            linestyle="none",
             markersize=5,
             elinewidth=1,
-            label=rule,
+            **_look(rule),
         )
     axes.set_xticks(range(len(results.columns)), [column.name for column in results.columns])
     axes.set_xlim(-0.5, len(results.columns) - 0.5)
@@ -191,13 +189,28 @@ def _grid_panel(axes: Axes, found: list[Judgement], choice: Callable[[Judgement]
 
 
 def colour(rule: str) -> str:
-    """A rule has one colour in all plots."""
-    return _COLOURS[list(RULES).index(rule) % len(_COLOURS)]
+    """A rule has one colour in all plots; see `_look` for those that share it."""
+    return _COLOURS[_place(rule) % len(_COLOURS)]
 
 
 def marker(rule: str) -> str:
     """Likewise a marker."""
-    return _MARKERS[list(RULES).index(rule) % len(_MARKERS)]
+    return _MARKERS[_place(rule) % len(_MARKERS)]
+
+
+def _look(rule: str) -> dict[str, Any]:
+    """Of points with error bars. Rules beyond the colours take these again, with hollow markers."""
+    own = colour(rule)
+    face = "white" if _is_late(rule) else own
+    return {"color": own, "marker": marker(rule), "markerfacecolor": face, "label": rule}
+
+
+def _is_late(rule: str) -> bool:
+    return _place(rule) >= len(_COLOURS)
+
+
+def _place(rule: str) -> int:
+    return list(RULES).index(rule)
 
 
 def _deviation(of_seeds: BySeed) -> float:
@@ -205,7 +218,7 @@ def _deviation(of_seeds: BySeed) -> float:
 
 
 def _panels(count: int, title: str, width: float = 0.0) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width or 3.6 * count + 2.2, 4.4), layout="constrained")
+    figure = Figure(figsize=(width or 3.6 * count + 3.2, 4.6), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left")
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
@@ -216,7 +229,8 @@ def _with_legend(figure: Figure, panels: list[Axes]) -> Figure:
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    figure.legend(entries.values(), list(entries), loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize=8)
+    across = int(figure.get_figwidth() / _INCHES_PER_NAME)
+    figure.legend(entries.values(), list(entries), loc="outside lower center", ncols=across, fontsize=8)
     return figure
 
 
