@@ -1,10 +1,15 @@
 """What audit logs cost a round: the share of its wall time that writing records, and witnessing, take.
 
-Runs a federation in this process (``simulate``: all sites one after the other, so that wall time is what all of them
-work together) and times every call of the log from inside. *Logging* is every record, with forced writes, and every
-kept message. *Witnessing* is what the sites do to have their logs cosigned: checkpoints, proofs, notes on the disk,
-signatures and their checks; the messages that carry them are in the round, not in it. Prints one JSON object: medians
-over the repetitions.
+Every call of a log is timed from inside, in two settings:
+
+*processes*: ``securefda run``, one process per site. A round waits for the target and for the slowest source, so what
+counts is the target's part and that of the source with the most.
+
+*one process*: ``simulate``, all sites one after the other, so that wall time is what all of them work together.
+
+*Logging* is making and writing every record, with forced writes, and every kept message. *Witnessing* is what the sites
+do to have their logs cosigned: checkpoints, proofs, notes on the disk, signatures and their checks; the messages that
+carry them are in the round, not in it. Prints one JSON object: medians over the repetitions.
 
     python benchmarks/audit_rounds.py [--federation examples/digits.toml] [--repeat 5] [--check]
 """
@@ -13,98 +18,99 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from audit_rounds_shares import timing
+
 from securefda.config import load_federation
-from securefda.rounds.journal import Journal
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run_folder import METRICS_FILE
-from securefda.rounds.witness import Witness
 from securefda.transport.memory import simulate
 
+HERE = Path(__file__).resolve().parent
 MOST_OF_A_ROUND = 0.03
-LOGGING = ((Journal, "append"), (Journal, "keep"))
-WITNESSING = (*((Witness, name) for name in ("renew", "show", "cosign", "take", "check_header")), (Journal, "save"))
+KINDS = ("logging", "witnessing")
 
 
-class Shares:
-    """Seconds by kind; what is called inside another kind's call counts once, as its own."""
-
-    def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
-        self.calls: Counter[str] = Counter()
-        self._inner: list[float] = []
-
-    def timed(self, kind: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, timed."""
-
-        @wraps(work)
-        def timed(*args: Any, **options: Any) -> Any:
-            self._inner.append(0.0)
-            began = time.perf_counter()
-            try:
-                return work(*args, **options)
-            finally:
-                whole = time.perf_counter() - began
-                self.seconds[kind] += whole - self._inner.pop()
-                self.calls[kind] += 1
-                if self._inner:
-                    self._inner[-1] += whole
-
-        return timed
-
-
-@contextmanager
-def timing() -> Iterator[Shares]:
-    """Time the calls of logs in this block."""
-    shares, replaced = Shares(), [(kind, name, getattr(kind, name)) for kind, name in LOGGING + WITNESSING]
-    for kind, name, work in replaced:
-        setattr(kind, name, shares.timed("logging" if (kind, name) in LOGGING else "witnessing", work))
-    try:
-        yield shares
-    finally:
-        for kind, name, work in replaced:
-            setattr(kind, name, work)
-
-
-def run_once(federation: Path, seed: int) -> dict[str, float]:
-    """One run: shares of the wall time of its rounds."""
+def in_one_process(federation: Path, seed: int) -> dict[str, float]:
+    """All sites in this process: shares of the wall time of the rounds."""
     with tempfile.TemporaryDirectory() as folder, timing() as shares:
         simulate(load_federation(federation), Path(folder), seed, SilentReporter())
-        lines = [json.loads(line) for line in (Path(folder) / METRICS_FILE).read_text().splitlines()]
-    rounds = sum(sum(line["seconds"].values()) for line in lines)
-    records = shares.calls["logging"]
+        rounds, seconds = _rounds(Path(folder))
+    records = shares.calls["logging.append"] / rounds
+    shared = {f"{kind}_share": shares.seconds[kind] / seconds for kind in KINDS}
+    return {"seconds_per_round": seconds / rounds, "records_per_round": records, **shared}
+
+
+def in_processes(federation: Path, seed: int) -> dict[str, float]:
+    """A process per site: the target's part and the largest of a source, as shares of the wall time of the rounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, left = Path(folder) / "run", Path(folder) / "shares"
+        left.mkdir()
+        python_path = os.pathsep.join((str(HERE / "audit_rounds_probe"), os.environ.get("PYTHONPATH", "")))
+        ours = {"PYTHONPATH": python_path, "SECUREFDA_SHARES": str(left), "SECUREFDA_BENCHMARKS": str(HERE)}
+        command = [
+            sys.executable,
+            "-m",
+            "securefda.cli",
+            "run",
+            str(federation),
+            "--out",
+            str(out),
+            "--seed",
+            str(seed),
+        ]
+        subprocess.run(command, env={**os.environ, **ours}, check=True, capture_output=True)
+        rounds, seconds = _rounds(out)
+        sites = [json.loads(file.read_text()) for file in left.iterdir()]
+    target = next(site for site in sites if "aggregator" in site["command"])
+    sources = [site for site in sites if "source" in site["command"]]
     return {
-        "rounds": len(lines),
-        "seconds_per_round": rounds / len(lines),
-        "calls_per_round": records / len(lines),
-        "logging_share": shares.seconds["logging"] / rounds,
-        "witnessing_share": shares.seconds["witnessing"] / rounds,
+        "seconds_per_round": seconds / rounds,
+        **{f"{kind}_share": _on_the_way(kind, target, sources) / seconds for kind in KINDS},
+        **{f"{kind}_share_of_target": target["seconds"][kind] / seconds for kind in KINDS},
     }
 
 
+def _on_the_way(kind: str, target: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> float:
+    return float(target["seconds"][kind] + max(source["seconds"][kind] for source in sources))
+
+
+def _rounds(folder: Path) -> tuple[int, float]:
+    """How many there were, and their seconds together."""
+    lines = [json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
+    return len(lines), sum(sum(line["seconds"].values()) for line in lines)
+
+
+def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    found = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    found["logging_share_worst"] = max(run["logging_share"] for run in runs)
+    return {key: round(value, 5) for key, value in found.items()}
+
+
 def main() -> None:
-    """Measure and print; with ``--check`` fail where logging takes more than its share."""
+    """Measure and print; with ``--check`` fail where logging takes more of a round of processes than its share."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--federation", type=Path, default=Path(__file__).parents[1] / "examples" / "digits.toml")
+    parser.add_argument("--federation", type=Path, default=HERE.parent / "examples" / "digits.toml")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    runs = [run_once(options.federation, seed) for seed in range(options.repeat)]
-    found = {key: round(statistics.median(run[key] for run in runs), 5) for key in runs[0]}
-    found["logging_share_worst"] = round(max(run["logging_share"] for run in runs), 5)
+    found = {
+        "processes": _medians([in_processes(options.federation, seed) for seed in range(options.repeat)]),
+        "one_process": _medians([in_one_process(options.federation, seed) for seed in range(options.repeat)]),
+        "load": round(os.getloadavg()[0], 1),
+    }
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    if options.check and found["logging_share"] > MOST_OF_A_ROUND:
-        sys.exit(f"logging takes {found['logging_share']:.1%} of a round, more than {MOST_OF_A_ROUND:.0%}")
+    share = found["processes"]["logging_share"]  # type: ignore[index]
+    if options.check and share > MOST_OF_A_ROUND:
+        sys.exit(f"logging takes {share:.1%} of a round, more than {MOST_OF_A_ROUND:.0%}")
 
 
 if __name__ == "__main__":

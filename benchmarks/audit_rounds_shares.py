@@ -1,0 +1,64 @@
+"""Times every call of a process's audit log from inside: what ``audit_rounds.py`` and the processes it starts share."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from securefda.rounds.journal import Journal
+from securefda.rounds.witness import Witness
+from securefda.transport.recorder import MessageRecorder
+
+LOGGING = ((Journal, "append"), (Journal, "event"), (Journal, "keep"), (MessageRecorder, "_entry"))
+WITNESSING = (*((Witness, name) for name in ("renew", "show", "cosign", "take", "check_header")), (Journal, "save"))
+
+
+class Shares:
+    """Seconds by kind; what is called inside another kind's call counts once, as its own."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self._inner: list[float] = []
+
+    def timed(self, kind: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, timed."""
+
+        @wraps(work)
+        def timed(*args: Any, **options: Any) -> Any:
+            self._inner.append(0.0)
+            began = time.perf_counter()
+            try:
+                return work(*args, **options)
+            finally:
+                whole = time.perf_counter() - began
+                self.seconds[kind] += whole - self._inner.pop()
+                self.calls[f"{kind}.{work.__name__}"] += 1
+                if self._inner:
+                    self._inner[-1] += whole
+
+        return timed
+
+
+def replace(shares: Shares) -> list[tuple[type, str, Any]]:
+    """Have the calls of this process's log timed; returns what was there before."""
+    before = [(kind, name, getattr(kind, name)) for kind, name in LOGGING + WITNESSING]
+    for kind, name, work in before:
+        setattr(kind, name, shares.timed("logging" if (kind, name) in LOGGING else "witnessing", work))
+    return before
+
+
+@contextmanager
+def timing() -> Iterator[Shares]:
+    """Time the calls of logs in this block."""
+    shares = Shares()
+    before = replace(shares)
+    try:
+        yield shares
+    finally:
+        for kind, name, work in before:
+            setattr(kind, name, work)
