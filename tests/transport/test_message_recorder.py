@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from recorder_kit import NAMES, RUN, SECRET, SESSION, Log, opening, signed, size_of
 from transport_kit import (
+    CALM,
     TARGET,
     Sites,
     header,
@@ -190,11 +191,12 @@ async def test_what_cannot_be_recorded_is_not_handed_up(tmp_path: Path, monkeypa
     source.journal.begin(RUN)
     target.journal.begin(RUN)
     disk = FullDisk(monkeypatch)
+    settings = replace(CALM, heartbeat_s=2.0)  # one who hangs up waits for three of them for what was not taken
     with closing(source.journal), closing(target.journal):
         async with (
-            sites.listening(observer=target.recorder()) as (server, address),
-            sites.connected(1, address, observer=source.recorder()) as one,
-            sites.connected(2, address) as two,
+            sites.listening(settings, observer=target.recorder()) as (server, address),
+            sites.connected(1, address, settings, observer=source.recorder()) as one,
+            sites.connected(2, address, settings) as two,
         ):
             await next_event(server, type(await joined(server, 1)))
             await server.send(1, note(TARGET, 1))
