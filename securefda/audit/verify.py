@@ -69,7 +69,8 @@ def verify_log(
         finding = _judge(walk.run(), heads, outside, witnesses_needed)
     except AuditError as error:
         finding = Finding("unreadable", walk.levels.size, exact=False, what=error.what)
-    return Verification(walk.levels.size, newest.size, newest.root, newest.witnesses, finding, _notes(walk))
+    notes = _notes(walk, outside)
+    return Verification(walk.levels.size, newest.size, newest.root, newest.witnesses, finding, notes)
 
 
 def _by_size(heads: Sequence[Head]) -> dict[int, tuple[bytes, ...]]:
@@ -95,7 +96,7 @@ def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: i
 
 def _judge_whole(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: int) -> Finding | None:
     """What can be wrong with a log that is what its newest checkpoint signs."""
-    if outside and outside[-1].size > walk.covered:
+    if outside and outside[-1].size > walk.levels.size:
         what = f"somebody holds a checkpoint of {outside[-1].size} records, this log signs {walk.covered}"
         return Finding("replayed", walk.covered, exact=True, what=what)
     if walk.torn:
@@ -186,8 +187,10 @@ def _judge_witnesses(heads: Sequence[Head], needed: int) -> Finding | None:
     return Finding("missing-cosignature", witnessed, exact=False, what=what)
 
 
-def _notes(walk: Walk) -> tuple[str, ...]:
+def _notes(walk: Walk, outside: Sequence[Head]) -> tuple[str, ...]:
     notes = []
+    if outside and walk.covered < outside[-1].size <= walk.levels.size:  # the party died before it had saved it
+        notes.append(f"the checkpoint of {outside[-1].size} records that others hold is not kept here; it holds")
     if walk.backwards:
         notes.append(f"{walk.backwards} records are older than one before them by more than 5 minutes")
     if walk.levels.size > walk.covered:

@@ -55,7 +55,6 @@ CLASSES: dict[str, Draw] = {
             forgeries.false_checkpoint_before_a_true_one,
             forgeries.fork_in_one_checkpoint,
             forgeries.old_state,
-            forgeries.withheld_checkpoints,
             forgeries.other_log,
             forgeries.other_records,
         )

@@ -114,15 +114,6 @@ def old_state(bench: Bench, rng: random.Random) -> Mutation:
     return Mutation(f"as at {until}, known {sorted(known)}", in_place(bench, files), "replayed", old, notes)
 
 
-def withheld_checkpoints(bench: Bench, rng: random.Random) -> Mutation:
-    """The records are all there, but the newest checkpoints are not; somebody holds one of these."""
-    old = rng.choice(bench.heads[:-1])
-    files = log_files(bench.entries, [size for size in bench.heads if size <= old])
-    known = rng.choice([size for size in bench.heads if size > old])
-    what = f"checkpoints behind {old} are gone, known {known}"
-    return Mutation(what, in_place(bench, files), "replayed", old, (note_of(bench, known),))
-
-
 def other_log(bench: Bench, rng: random.Random) -> Mutation:
     """The log of another run, party or federation: all of it, or its records and tiles under our checkpoints."""
     number = rng.randint(2, 999)

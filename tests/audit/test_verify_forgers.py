@@ -86,3 +86,21 @@ def test_old_state_of_the_log_is_found_by_a_later_checkpoint_that_somebody_holds
 
     assert verify(old).finding is None  # the control: alone it is a good log
     assert found(verify(old, known=[(small / "checkpoint").read_bytes()])) == ("replayed", 13, True)
+
+
+def test_checkpoint_that_a_site_showed_and_did_not_live_to_save_is_no_old_state(tmp_path: Path) -> None:
+    with opened(tmp_path) as log:
+        grow(log, 6, 13)
+        dead = shutil.copytree(tmp_path / "run-1", tmp_path / "dead")
+        grow(log, 20)
+        shown = log.checkpoint()
+    shutil.copy(tmp_path / "run-1" / "tail", dead / "tail")  # the records were on the disk, the checkpoint was not
+
+    assert verify(dead, known=[shown]).finding is None
+    assert "the checkpoint of 20 records that others hold is not kept here" in " ".join(
+        verify(dead, known=[shown]).notes
+    )
+
+    tail = (dead / "tail").read_bytes()
+    (dead / "tail").write_bytes(tail.replace(b'"seq":17', b'"seq":71'))  # the control: one of them was changed
+    assert found(verify(dead, known=[shown]))[0] == "forked"
