@@ -1,0 +1,134 @@
+"""Times what a process does in each round from inside: ``audit_rounds_shares.py``, with more kinds, round by round.
+
+Every process of a measured run starts this when it imports the task, and writes what it found when it ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from audit_rounds_shares import Shares, replace
+
+from securefda.rounds import run, source
+from securefda.rounds.clear_attempt import ClearAttempt
+from securefda.rounds.private_site import PrivateTrainer
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.site import SiteTrainer
+from securefda.rounds.source import SourceRounds
+from securefda.secagg import aggregator as aggregator_steps
+from securefda.secagg import source as source_steps
+
+_MASKING = {
+    source_steps: (
+        "advertise",
+        "receive_key_list",
+        "receive_shares",
+        "masked_input",
+        "receive_survivors",
+        "receive_consistency",
+        "receive_result",
+    ),
+    aggregator_steps: (
+        "open_session",
+        "add_advertise",
+        "close_keys",
+        "add_shares",
+        "close_shares",
+        "add_input",
+        "close_inputs",
+        "add_signature",
+        "close_signatures",
+        "add_unmask",
+        "close_unmask",
+    ),
+}
+_RULE = {
+    source: ("aligned_update", "contribution_at_source", "clip_contribution", "row_of"),
+    SourceRounds: ("_encode",),
+    ClearAttempt: ("_evaluate",),
+    run: ("total_of", "update_of"),
+}
+TIMED: dict[str, dict[Any, tuple[str, ...]]] = {
+    "masking": _MASKING,
+    "rule": _RULE,
+    "training": {SiteTrainer: ("train", "evaluate")},
+    "dp": {PrivateTrainer: ("train",)},
+}
+"""Kind -> module or class -> its functions. What logs take, ``logging`` and ``witnessing``, comes from the base."""
+
+MARKS = ((AggregatorRun, ("_begin_round",)), (SourceRounds, ("_start_round", "_end")))
+"""Where a round begins, and with it the one before ends; at a source it ends with the header of the next."""
+
+
+class RoundShares(Shares):
+    """Seconds by kind as they stood whenever a round began; each thread has its own stack of calls."""
+
+    def __init__(self) -> None:
+        self._threads = threading.local()
+        super().__init__()
+        self.marks: list[dict[str, Any]] = []
+
+    @property
+    def _inner(self) -> list[float]:  # type: ignore[override]  # the event loop logs while a thread masks
+        if not hasattr(self._threads, "inner"):
+            self._threads.inner = []
+        stack: list[float] = self._threads.inner
+        return stack
+
+    @_inner.setter
+    def _inner(self, stack: list[float]) -> None:
+        self._threads.inner = stack
+
+    def marking(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, before which the clocks are read."""
+
+        @wraps(work)
+        def marking(*args: Any, **options: Any) -> Any:
+            now = {"at": time.perf_counter(), "processor": time.process_time(), "seconds": dict(self.seconds)}
+            self.marks.append(now)
+            return work(*args, **options)
+
+        return marking
+
+    def time_everything(self) -> None:
+        """Have the calls of this process timed, from now on."""
+        replace(self)
+        for kind, owners in TIMED.items():
+            for owner, names in owners.items():
+                for name in names:
+                    setattr(owner, name, self.timed(kind, getattr(owner, name)))
+        for owner, names in MARKS:
+            for name in names:
+                setattr(owner, name, self.marking(getattr(owner, name)))
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Of each round that has ended: wall time, processor time, and seconds by kind."""
+        return [
+            {
+                "wall": after["at"] - before["at"],
+                "processor": after["processor"] - before["processor"],
+                "seconds": {kind: total - before["seconds"].get(kind, 0.0) for kind, total in after["seconds"].items()},
+            }
+            for before, after in zip(self.marks, self.marks[1:], strict=False)
+        ]
+
+
+def start() -> None:
+    """Time this process; what it found is in the folder ``SECUREFDA_SHARES`` when it has ended."""
+    shares = RoundShares()
+    shares.time_everything()
+    atexit.register(_leave, shares)
+
+
+def _leave(shares: RoundShares) -> None:
+    text = json.dumps({"command": sys.argv, "rounds": shares.rounds()})
+    (Path(os.environ["SECUREFDA_SHARES"]) / f"{os.getpid()}.json").write_text(text)
