@@ -98,12 +98,12 @@ class TargetWatch:
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """A round begins."""
+        if self._metrics is not None:  # first: whoever reads the line finds the metrics so
+            self._metrics.round_started(round_number)
+            self._metrics.planned(rounds)
         self._shown.round_started(round_number, rounds)
         self._book.round, self._book.phase = round_number, ""
         self._book.write("info", f"round {round_number} of {rounds} begins")
-        if self._metrics is not None:
-            self._metrics.round_started(round_number)
-            self._metrics.planned(rounds)
 
     def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
         """The run enters a phase, or goes on waiting in it."""
@@ -172,11 +172,11 @@ class _SourceRounds:
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
         """A header was accepted."""
+        if self._metrics is not None:
+            self._metrics.round_started(round_number)
         self._shown.round_started(round_number, visibility, rule)
         self._book.round = round_number
         self._book.write("info", f"round {round_number} begins: {rule}, visibility {visibility}", self._target)
-        if self._metrics is not None:
-            self._metrics.round_started(round_number)
 
     def round_finished(self, record: SiteLine) -> None:
         """A result was accepted."""
