@@ -182,9 +182,9 @@ def known(study, runs):
     """Figures of every cell: all as plain FedAvg, but for what travels."""
     return {
         cell.key: figures(
-            params=cell.params,
-            bytes_up=4.0 * cell.params + 1000,
-            bytes_down=4.0 * cell.params * study.vectors_down(cell.level) + 1000,
+            params=(params := sys.modules["round_cost_task"].params_of(cell.params)),
+            bytes_up=4.0 * params + 1000,
+            bytes_down=4.0 * params * study.vectors_down(cell.level) + 1000,
         )
         for cell in runs.cells()
     }
@@ -192,8 +192,8 @@ def known(study, runs):
 
 def run(study, known, folder, monkeypatch, *more):
     path = folder / "figures.json"
-    rule = {"study": study.RULE, "sources": 10, "params": 44_000, "layers": 10, "load": 1.0}
-    rule["median_ms"] = {"fedgp": 2.3, "round of fedgp_auto": 4.6}
+    calls = {name: {"wall_ms": 9.2, "processor_ms": 4.6} for name in ("fedgp", "round of fedgp_auto")}
+    rule = {"study": study.RULE, "sources": 10, "params": 44_000, "layers": 10, "calls": calls, "load": 8.0}
     path.write_text(study.as_text([*study.rows_of(known), rule], {}))
     json.loads(path.read_text())
     arguments = ["round_cost.py", "--figures", str(path), "--plot", str(folder / "plot.svg"), *more]
@@ -206,17 +206,19 @@ def test_a_ratio_is_to_the_plain_run_of_the_same_repeat(study, known, tmp_path, 
         known[f"5/10000/plain FedAvg/{repeat}"]["seconds"] = plain
         known[f"5/10000/sum/{repeat}"]["seconds"] = of_sum
     assert run(study, known, tmp_path, monkeypatch, "--check") == 0
-    line = next(line for line in capsys.readouterr().out.split("\n") if line.startswith("| N = 5, m = 10 k |"))
+    shown = capsys.readouterr().out
+    line = next(line for line in shown.split("\n") if line.startswith("| N = 5, m = 10 k |"))
     assert line.split("|")[5].strip() == "8.00 (3.00; 2 to 4)"
+    assert "| fedgp, one core | 9.2 | 4.6 | 5 |" in shown
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
 
 
 def test_a_repeat_without_its_plain_run_has_seconds_and_no_ratio(study, known):
     del known["5/10000/plain FedAvg/1"]
-    rows = {(row["sources"], row["params"], row["level"]): row for row in study.rows_of(known)}
-    assert rows[5, 10_000, "sum"]["repeats"] == 3
-    assert len(rows[5, 10_000, "sum"]["times_plain"]) == 2
-    assert rows[5, 10_000, "plain FedAvg"]["repeats"] == 2
+    rows = {row["level"]: row for row in study.rows_of(known, [(5, 10_000)])}
+    assert rows["sum"]["repeats"] == 3
+    assert len(rows["sum"]["times_plain"]) == 2
+    assert rows["plain FedAvg"]["repeats"] == 2
 
 
 def test_parts_and_the_rest_make_up_the_round(study, known):
@@ -230,7 +232,7 @@ def test_messages_that_take_more_than_they_may_or_a_vector_too_few_end_the_check
     study, known, tmp_path, monkeypatch, capsys, more
 ):
     for repeat in range(3):
-        known[f"10/100000/cohort/{repeat}"]["bytes_up"] = 400_000.0 + more
+        known[f"10/100000/cohort/{repeat}"]["bytes_up"] += more - 1000
     assert run(study, known, tmp_path, monkeypatch, "--check") == 1
     assert f"MISSED: N = 10, m = 100 k, cohort: {more} bytes up" in capsys.readouterr().err
 
@@ -241,4 +243,4 @@ def test_what_was_not_measured_is_a_dash_and_ends_the_check_with_1(study, known,
     shown = capsys.readouterr()
     line = next(line for line in shown.out.split("\n") if line.startswith("| N = 20, m = 100 k |"))
     assert line.split("|")[4].strip() == "–"
-    assert shown.err.strip() == "MISSING: N = 20, cohort"
+    assert shown.err.strip() == "MISSING: N = 20, m = 100 k, cohort"
