@@ -112,6 +112,38 @@ BAD_VALUES = [
     ("[strategy]\nbeta = nan", "strategy.beta", "finite", ""),
     ("[strategy]\nfilter = 1", "strategy.filter", "valid boolean", ""),
     ("[strategy]\nrounds = 2", "strategy.warm-up-rounds", "below the 2 rounds", ""),
+    ("[strategy]\nserver-optimizer = 'yogi'", "strategy.server-optimizer", "none, momentum, adam", ""),
+    ("[strategy]\nserver-optimizer = 'adam'", "strategy.server-optimizer", "of fedgp_auto are no means", ""),
+    (
+        "[strategy]\nrule = 'personalized_fedavg'\nreptile-rounds = 1\nserver-optimizer = 'adam'",
+        "strategy.server-optimizer",
+        "optimisers of its own",
+        "",
+    ),
+    ("[strategy]\nrule = 'personalized_fedavg'", "strategy.reptile-rounds", "at least 1", "raise strategy.rounds"),
+    ("[strategy]\nrule = 'ditto'\nditto-lambda = -1.0", "strategy.ditto-lambda", "[0, inf)", ""),
+    ("[strategy]\nserver-momentum = 1.0", "strategy.server-momentum", "below 1", ""),
+    ("[strategy]\nrule = 'fedrep'", "training.target.personal-layers", "some stay at their site", "weight and bias"),
+    (
+        "[strategy]\nrule = 'fedrep'\n[training.target]\npersonal-layers = 2",
+        "training.source.personal-layers",
+        "some stay at their site",
+        "weight and bias",
+    ),
+    (
+        "[strategy]\nrule = 'fedrep'\n[training]\ntarget = {personal-layers = 2}\nsource = {personal-layers = 1}",
+        "training.source.personal-layers",
+        "is 1, and at the target 2",
+        "same number",
+    ),
+    ("[training.source]\npersonal-layers = 2", "training.source.personal-layers", "under fedgp_auto no", "fedrep"),
+    (
+        "[training.source]\npersonal-layers = 1\ndp = {noise-multiplier = 1.0}",
+        "training.personal-layers",
+        "a ledger does not count",
+        "to 0",
+    ),
+    ("[training.source]\nhead-epochs = 0", "training.source.head-epochs", "equal to 1", ""),
     ("[training.source]\nlearning-rate = 0", "training.source.learning-rate", "greater than 0", ""),
     ("[training.source]\nmomentum = 1.0", "training.source.momentum", "less than 1", ""),
     ("[training.target]\ndevice = 'gpu'", "training.target.device", "'cuda'", ""),
@@ -178,6 +210,38 @@ def test_a_wrong_setting_is_named_with_its_reason(file: Path, text: str, key: st
     assert hint in caught.value.hint
     assert caught.value.exit_code is ExitCode.CONFIG
     assert "\n" not in str(caught.value)
+
+
+PERSONAL = ["ditto", "apfl", "knn_per", "personalized_fedavg", "fedrep"]
+HEADS = ("training.target.personal-layers=2", "training.source.personal-layers=2")
+
+
+@pytest.mark.parametrize("rule", PERSONAL)
+def test_a_personal_strategy_is_refused_where_the_targets_rows_have_a_budget(file: Path, rule: str) -> None:
+    chosen = [f"strategy.rule={rule}", "strategy.reptile-rounds=2", *(HEADS if rule == "fedrep" else ())]
+    assert load_federation(file, chosen).strategy.rule == rule
+    with pytest.raises(ConfigError) as caught:
+        load_federation(file, [*chosen, "training.target.dp.noise-multiplier=1.0"])
+    key = "training.personal-layers" if rule == "fedrep" else "strategy.rule"
+    assert (caught.value.key, bool(caught.value.hint)) == (key, True)
+
+
+@pytest.mark.parametrize("rule", PERSONAL[:4])
+def test_a_personal_strategy_leaves_noise_at_the_sources_to_them(file: Path, rule: str) -> None:
+    overrides = [f"strategy.rule={rule}", "strategy.reptile-rounds=2", "training.source.dp.noise-multiplier=1.0"]
+    assert load_federation(file, overrides).training.source.dp.noise_multiplier == 1.0
+
+
+@pytest.mark.parametrize("rule", PERSONAL)
+def test_the_targets_own_file_is_checked_as_the_federations_is(file: Path, tmp_path: Path, rule: str) -> None:
+    chosen = [f"strategy.rule={rule}", "strategy.reptile-rounds=2", *(HEADS if rule == "fedrep" else ())]
+    own = tmp_path / "aggregator.toml"
+    own.write_text(aggregator_toml(load_federation(file, chosen), tmp_path / "kit", tmp_path / "run", 0))
+    assert load_aggregator(own).strategy.rule == rule
+    wrong = "training.personal-layers=0" if rule == "fedrep" else "training.dp.noise-multiplier=1.0"
+    with pytest.raises(ConfigError) as caught:
+        load_aggregator(own, [wrong])
+    assert caught.value.key == ("training.personal-layers" if rule == "fedrep" else "strategy.rule")
 
 
 def test_each_sites_policy_permits_what_the_file_says_of_it(file: Path) -> None:

@@ -48,6 +48,37 @@ def training_settings(section: TrainingSection) -> TrainingSettings:
         raise _config_error("training", section, error) from error
 
 
+def require_fit(strategy: StrategySection, target: TrainingSection, source: TrainingSection | None = None) -> None:
+    """Check that a strategy and the training of the sites go together.
+
+    Args:
+        strategy: of the run.
+        target: training at the target.
+        source: training at every source; None where a file does not say it.
+
+    Raises:
+        ConfigError: a personal strategy would train on rows at the target whose ledger is not charged for it; or layers
+            stay at a site where they should not, or the other way round.
+    """
+    from securefda.adaptation.strategy import Rule
+
+    rule = strategy_of(strategy).rule
+    sides = {"training": target} if source is None else {"training.target": target, "training.source": source}
+    for key, side in sides.items():
+        if rule is Rule.FEDREP and not side.personal_layers:
+            hint = "name how many of the last layers: 2 are weight and bias of the last one"
+            raise ConfigError(f"{key}.personal-layers", f"is 0, and under {rule} some stay at their site", hint=hint)
+        if rule is not Rule.FEDREP and side.personal_layers:
+            why = f"is {side.personal_layers}, and under {rule} no layer stays at its site"
+            raise ConfigError(f"{key}.personal-layers", why, hint='set it to 0, or strategy.rule = "fedrep"')
+        if side.personal_layers != target.personal_layers:
+            why = f"is {side.personal_layers}, and at the target {target.personal_layers}"
+            raise ConfigError(f"{key}.personal-layers", why, hint="set the same number at every site")
+    if rule.is_personal and target.dp.noise_multiplier:
+        hint = f"set {next(iter(sides))}.dp.noise-multiplier = 0, or another rule"
+        raise ConfigError("strategy.rule", f"{rule} uses the target's rows beyond what is charged for", hint=hint)
+
+
 def budget_of(section: BudgetSection) -> Budget:
     """Return the budget that a ledger takes."""
     return Budget(section.target_epsilon, section.target_delta, section.accountant)

@@ -7,6 +7,7 @@ from typing import Self
 
 from pydantic import model_validator
 
+from securefda.config.convert import require_fit
 from securefda.config.sections import (
     MAX_PORT,
     FederationSection,
@@ -52,6 +53,11 @@ class FederationConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _the_sites_train_as_the_strategy_needs(self) -> Self:
+        require_fit(self.strategy, self.training.target, self.training.source)
+        return self
+
+    @model_validator(mode="after")
     def _every_site_has_logs_and_metrics_of_its_own(self) -> Self:
         _require_own_file("logging.file", self.logging.file)
         _require_own_file("logging.json-file", self.logging.json_file)
@@ -86,6 +92,11 @@ class AggregatorConfig(Settings):
     def _sums_are_large_enough(self) -> Self:
         if self.privacy.visibility != "individual":
             _require_large_sums(self.privacy, self.session)
+        return self
+
+    @model_validator(mode="after")
+    def _the_target_trains_as_the_strategy_needs(self) -> Self:
+        require_fit(self.strategy, self.training)
         return self
 
 

@@ -131,7 +131,10 @@ class NoiseSection(Settings):
 
 
 class TrainingSection(Settings):
-    """Local training of one side; the fields are those of ``securefda.training.TrainingSettings``."""
+    """Local training of one side; the fields are those of ``securefda.training.TrainingSettings``.
+
+    ``personal_layers`` and ``head_epochs`` are of strategy fedrep.
+    """
 
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: Positive = 0.001
@@ -140,7 +143,16 @@ class TrainingSection(Settings):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    personal_layers: Natural = 0
+    head_epochs: Count = 10
     dp: NoiseSection = NoiseSection()
+
+    @model_validator(mode="after")
+    def _a_head_is_not_trained_with_noise(self) -> Self:
+        if self.personal_layers and self.dp.noise_multiplier:
+            why = f"is {self.personal_layers}, and a ledger does not count their epochs"
+            raise ConfigError("training.personal-layers", why, hint="set it, or dp.noise-multiplier, to 0")
+        return self
 
 
 class TrainingSides(Settings):

@@ -48,17 +48,19 @@ from securefda.rounds.accounts import (
     require_unledgered,
 )
 from securefda.rounds.journal import Journal, Opening, logs_folder
+from securefda.rounds.personal import personal_model
 from securefda.rounds.records import RoundLine, RunStatus, Summary, summarise
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import ByteCounts, RunSettings, TargetSite
 from securefda.rounds.site import SiteTrainer
 from securefda.rounds.source import Permits, SourceSite
+from securefda.rounds.source_site import require_room_for
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rounds.witness import Witness, WitnessMemory
 from securefda.secagg.messages import Body, Envelope, Granularity, Signer, Visibility
 from securefda.secagg.roster import Roster
 from securefda.tasks import Samples, Task, TaskSettings, load_task, task_code
-from securefda.training import require_steps
+from securefda.training import PersonalMemory, require_steps
 
 Encode = Callable[[Envelope[Body]], bytes]
 
@@ -178,8 +180,9 @@ def target_site(
     budget = budget_of(config.privacy.budget)
     opening = _opening(config.task.factory, config.strategy.rule)
     witness = witness_of(logs_folder(config.aggregator.kit.resolve()), member, store, opening)
+    told = witness.journal.charged
     trainer, notes = trainer_at(
-        config.aggregator, config.training, member, task, data, budget=budget, told=witness.journal.charged
+        config.aggregator, config.training, member, task, data, budget=budget, told=told, memory=store
     )
     return TargetSite(
         signer=member.signer,
@@ -191,6 +194,7 @@ def target_site(
         traffic=traffic,
         witness=witness,
         notes=notes,
+        personal=personal_model(config, task, site_id, data, store),
     )
 
 
@@ -203,6 +207,7 @@ def trainer_at(
     *,
     budget: Budget,
     told: Callable[[Budget, DpEvent, Reservation], None] = lambda *_: None,
+    memory: PersonalMemory | None = None,
 ) -> tuple[SiteTrainer, tuple[str, ...]]:
     """What trains at a site, and what its operator should know of it before it begins.
 
@@ -214,6 +219,7 @@ def trainer_at(
         rows: that it trains on.
         budget: what its policy lets them cost.
         told: hears of every charge before it is trained for: the audit log does.
+        memory: keeps the layers that stay at the site.
 
     Raises:
         LedgerError, BudgetExhausted: training with noise is not paid for.
@@ -226,7 +232,7 @@ def trainer_at(
     if settings.dp is None:
         require_unledgered(file, process.data_set, data)
         ahead = partial(require_no_ledger_at, file, process.data_set)  # one that is made while the run goes on, too
-        return SiteTrainer(task, member.site_id, rows, settings, process.seed, before_round=ahead), ()
+        return SiteTrainer(task, member.site_id, rows, settings, process.seed, before_round=ahead, memory=memory), ()
     from securefda.rounds.private_site import PrivateTrainer  # noqa: PLC0415 - it imports Opacus
 
     known = data()
@@ -356,13 +362,14 @@ def source_site(
     check_training(policy, config.training.dp.noise_multiplier, config.training.dp.max_grad_norm)
     task = task_of(config.task, member.roster, seed)
     data = training_rows(task, site_id)
-    _require_room_for(len(data), policy)
+    require_room_for(len(data), policy)
     limits = policy.session_limits(member.roster)
     said = default_policy_text(site_id, policy).encode() if policy_file is None else policy_file
     opening = _opening(config.task.factory, "the-headers", said)
     witness = witness_of(logs_folder(config.source.kit.resolve()), member, store, opening)
+    budget, told = policy.dp.budget, witness.journal.charged
     trainer, notes = trainer_at(
-        config.source, config.training, member, task, data, budget=policy.dp.budget, told=witness.journal.charged
+        config.source, config.training, member, task, data, budget=budget, told=told, memory=store
     )
     return SourceSite(
         signer=member.signer,
@@ -382,18 +389,3 @@ def source_site(
         software_version=__version__,
         notes=notes,
     )
-
-
-def _require_room_for(rows: int, policy: SourcePolicy) -> None:
-    """Before any header is seen: what the policy lets a header ask for must hold this site's rows.
-
-    Raises:
-        ConfigError: it does not, so that refusing a header would tell how many rows there are.
-    """
-    least = policy.quantisation.max_samples_min
-    if rows > least:
-        raise ConfigError(
-            "quantisation.max-samples-min",
-            f"{least} in this site's policy.toml is below its {rows} training rows",
-            hint="raise it there, and session.max-samples at the aggregator",
-        )

@@ -53,7 +53,8 @@ class RoundLine(TypedDict, total=False):
     ``target_update_to`` names the sources that were sent g_T, ``target_cosine`` is that of g_T and the update of the
     model, and ``delta_errors`` maps rule to estimated error, in squared units of the parameters, where the rule of the
     next round is chosen by it. ``target_epsilon`` is what the target's rows have cost with this round, where it trains
-    with DP-SGD. A lost round keeps the last model and has no accuracy.
+    with DP-SGD. ``evaluated`` is there where accuracy, loss and metrics are those of a model of the target's own, which
+    ``model_digest`` does not name. A lost round keeps the last model and has no accuracy.
     """
 
     round: int
@@ -61,6 +62,7 @@ class RoundLine(TypedDict, total=False):
     accuracy: float
     loss: float
     metrics: dict[str, float]
+    evaluated: Literal["personal"]
     mean_beta: float | None
     target_cosine: float | None
     delta_errors: dict[str, float]
@@ -190,6 +192,7 @@ class Summary:
         rounds: finished rounds; ``rounds_planned`` were asked for and ``rounds_lost`` given up.
         target_accuracy: mean over the last five finished rounds, in [0, 1]; None without a finished round.
         final_accuracy: of the last finished round.
+        evaluated: whose accuracy these are: ``personal``, of a model of the target's own, or ``global``.
         seconds_by_phase: median over rounds, seconds.
         bytes_up: source id -> bytes to the aggregator over the whole run; ``bytes_down`` the other way.
         refusals: source id -> policy key or check -> number of rounds.
@@ -220,6 +223,7 @@ class Summary:
     dropped: Mapping[str, int]
     model_digest: str
     status: RunStatus
+    evaluated: Literal["global", "personal"] = "global"
     error: Mapping[str, str] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
@@ -279,6 +283,7 @@ def summarise(
         dropped=dict(Counter(site for line in rounds for site in line.get("dropped", []))),
         model_digest=finished[-1].get("model_digest", "") if finished else "",
         status=status,
+        evaluated="personal" if any("evaluated" in line for line in finished) else "global",
         error=None if error is None else {"code": error.code, "message": str(error), "hint": error.hint},
         versions=software_versions(),
     )

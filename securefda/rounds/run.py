@@ -47,7 +47,7 @@ from securefda.secagg.messages import (
 )
 from securefda.secagg.prg import available_threads
 from securefda.secagg.secret import draw
-from securefda.training import LayerTable, Vector
+from securefda.training import Evaluation, LayerTable, Vector
 
 WITNESS_PHASE, CLOSING_PHASE = "witness", "closing"
 CLOSING_S = 5.0
@@ -392,6 +392,9 @@ class AggregatorRun:
             run_id=self.run_id,
             attempt=current.attempt + 1,
         )
+        if self._site.personal is not None:
+            factor = current.plan.learning_rate_factor
+            self._site.personal.train(self.model, self.run_id, current.number, factor)
         current.trained = True
         current.spent("train_target", self._site.clock() - began)
 
@@ -494,16 +497,25 @@ class AggregatorRun:
         total: RoundTotal | None = None,
     ) -> None:
         began = self._site.clock()
-        evaluation = self._site.trainer.evaluate(self.model, self._site.test_data)
+        evaluation = self._evaluation(current)
         current.spent("evaluate", self._site.clock() - began)
         line = current.finished_line(
             self._site, self.model, participants, outcome=outcome, total=total, max_samples=self._settings.max_samples
         )
         line["accuracy"] = evaluation.metrics["accuracy"]
         line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
+        if self._site.personal is not None:
+            line["evaluated"] = "personal"
         self._store.finish_round(dict(line), self.model, self._result_digest, self._server)
         self._lost_in_a_row = 0
         self._reporter.round_finished(line)
+
+    def _evaluation(self, current: CurrentRound) -> Evaluation:
+        """Of the target's own model where there is one, else of the common one."""
+        site = self._site
+        if site.personal is None:
+            return site.trainer.evaluate(self.model, site.test_data)
+        return site.personal.evaluate(self.model, self.run_id, current.number, site.test_data)
 
     def _enter(self, phase: str, deadline_s: float) -> None:
         self._leave_phase()

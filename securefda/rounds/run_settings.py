@@ -14,6 +14,7 @@ from securefda.secagg.messages import Granularity, Signer, Visibility
 from securefda.secagg.roster import Roster
 from securefda.secagg.secret import RandomBytes
 from securefda.tasks import Samples
+from securefda.training import PersonalModel
 
 ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]
 """Bytes up and down since the start of the process, by roster index."""
@@ -21,7 +22,10 @@ ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class TargetSite:
-    """Everything of the target that stays the same during a run; ``notes`` are for its operator, before it begins."""
+    """Everything of the target that stays the same during a run; ``notes`` are for its operator, before it begins.
+
+    ``personal`` is what the target is measured with where that is not the common model.
+    """
 
     signer: Signer
     roster: Roster
@@ -33,6 +37,7 @@ class TargetSite:
     witness: Witness
     unix_time: Callable[[], float] = time.time
     notes: tuple[str, ...] = ()
+    personal: PersonalModel | None = None
 
     @property
     def sources(self) -> frozenset[int]:

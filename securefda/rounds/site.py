@@ -13,6 +13,7 @@ from securefda.training import (
     Evaluation,
     LayerTable,
     LocalResult,
+    PersonalMemory,
     TrainingSettings,
     Vector,
     build_model,
@@ -25,6 +26,8 @@ from securefda.training import (
     train_local,
     vector_to_model,
 )
+from securefda.training.heads import head_size, train_with_head
+from securefda.training.personal import vector_of
 
 
 class Trainer(Protocol):
@@ -71,10 +74,11 @@ class SiteTrainer:
         settings: how it trains, before the round's learning rate factor.
         seed: seed of the run.
         before_round: called before each round; what it raises ends the round before the rows are touched.
+        memory: keeps the layers that stay at this site, where the settings name any.
 
     Raises:
         TrainingError: the task's model cannot be federated.
-        ConfigError: this machine does not have the device that the settings name.
+        ConfigError: this machine does not have the device that the settings name; all layers would stay at this site.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class SiteTrainer:
         seed: int,
         *,
         before_round: Callable[[], None] | None = None,
+        memory: PersonalMemory | None = None,
     ) -> None:
         self._task = task
         self._site = site
@@ -93,12 +98,16 @@ class SiteTrainer:
         self._settings = settings
         self._seed = seed
         self._before_round = before_round
+        self._memory = memory if settings.personal_layers else None
+        if settings.personal_layers and memory is None:
+            raise ValueError("memory: layers that stay at this site have to be kept")
         device = choose_device(settings.device)  # now, and not in the first round that trains here
         self.repeatable = device.type == "cpu"
         self._model = build_model(task, derive_seed(seed, "model"))
         self.layers = layer_table(self._model)
         self.sizes = layer_sizes(self.layers)
         self.architecture_digest = architecture_digest(self.layers)
+        self._head_size = head_size(self.sizes, settings.personal_layers)
 
     @property
     def samples(self) -> int:
@@ -124,8 +133,8 @@ class SiteTrainer:
         round_number: int,
         factor: float,
         *,
-        run_id: str = "",  # noqa: ARG002 - nothing is charged for plain training
-        attempt: int = 0,  # noqa: ARG002
+        run_id: str = "",
+        attempt: int = 0,  # noqa: ARG002 - nothing is charged for plain training
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
     ) -> LocalResult:
@@ -136,17 +145,34 @@ class SiteTrainer:
         """
         if self._before_round is not None:
             self._before_round()
-        return train_local(
+        settings, memory = self._settings.with_learning_rate_factor(factor), self._memory
+        seed = derive_seed(self._seed, self._site, round_number)
+        if memory is None:
+            return train_local(
+                self._task,
+                self._model,
+                received,
+                self._data,
+                settings=settings,
+                seed=seed,
+                site=self._site,
+                fewest_steps=fewest_steps,
+                on_step=on_step,
+            )
+        result, head = train_with_head(
             self._task,
             self._model,
             received,
+            vector_of(memory.personal(run_id, round_number), received[-self._head_size :]),
             self._data,
-            settings=self._settings.with_learning_rate_factor(factor),
-            seed=derive_seed(self._seed, self._site, round_number),
+            settings=settings,
+            seed=seed,
             site=self._site,
             fewest_steps=fewest_steps,
             on_step=on_step,
         )
+        memory.keep_personal(run_id, round_number, head.astype("<f4").tobytes())
+        return result
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
         """Loss and metrics of a model, float32 (m,), over ``data``."""

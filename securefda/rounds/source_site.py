@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from securefda.errors import ConfigError
+from securefda.policy import SourcePolicy
 from securefda.rounds.records import SiteLine
 from securefda.rounds.site import Trainer
 from securefda.rounds.store import SourceStore
@@ -69,3 +71,18 @@ def site_line(header: Header, level: Visibility, result: LocalResult) -> SiteLin
     if result.epsilon is not None:
         line["epsilon"] = result.epsilon
     return line
+
+
+def require_room_for(rows: int, policy: SourcePolicy) -> None:
+    """Before any header is seen: what the policy lets a header ask for must hold this site's rows.
+
+    Raises:
+        ConfigError: it does not, so that refusing a header would tell how many rows there are.
+    """
+    least = policy.quantisation.max_samples_min
+    if rows > least:
+        raise ConfigError(
+            "quantisation.max-samples-min",
+            f"{least} in this site's policy.toml is below its {rows} training rows",
+            hint="raise it there, and session.max-samples at the aggregator",
+        )

@@ -10,6 +10,7 @@ from securefda.training.local import (
     require_steps,
     train_local,
 )
+from securefda.training.personal import OwnRows, PersonalMemory, PersonalModel
 from securefda.training.seeds import derive_seed
 from securefda.training.settings import NoiseSettings, TrainingSettings
 from securefda.training.vectors import (
@@ -28,6 +29,9 @@ __all__ = [
     "LayerTable",
     "LocalResult",
     "NoiseSettings",
+    "OwnRows",
+    "PersonalMemory",
+    "PersonalModel",
     "StepObserver",
     "TrainingSettings",
     "Vector",

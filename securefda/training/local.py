@@ -27,6 +27,11 @@ _MEND = "lower training.learning-rate, or look at the site's data"
 StepObserver = Callable[[Vector], None]
 """Receives a step x_j (m,), parameters after minus before; the array is only valid during the call."""
 
+Pull = Callable[[Tensor, Tensor], None]
+"""Adds to the gradient of a step what pulls the parameters: (values, gradient), (m,) each, the second changed."""
+
+EVERYTHING = slice(None)
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LocalResult:
@@ -76,6 +81,8 @@ def train_local(
     site: str,
     fewest_steps: int = 1,
     on_step: StepObserver | None = None,
+    part: slice = EVERYTHING,
+    pull: Pull | None = None,
 ) -> LocalResult:
     """Train from the received model on one site's rows for one round.
 
@@ -94,6 +101,8 @@ def train_local(
         site: site id, for messages.
         fewest_steps: refuse to train with fewer; ``FEWEST_TARGET_STEPS`` at the target.
         on_step: called after each step, in order.
+        part: of the model, one piece of it: what is trained; the rest stays as received, to the last bit.
+        pull: called before each step, in addition to the loss.
 
     Raises:
         TrainingError: too few steps, a loss or an update that is NaN or infinite, a vector of another length, metrics
@@ -105,7 +114,9 @@ def train_local(
     flat = FlatModel(model, received, device)
     flat.model.train()
     with seeded_torch(derive_seed(seed, "layers"), device), task_code(type(task), "training"):
-        steps, seen = _run_steps(task, flat, data, settings=settings, seed=seed, site=site, on_step=on_step)
+        steps, seen = _run_steps(
+            task, flat, data, settings=settings, seed=seed, site=site, on_step=on_step, part=part, pull=pull
+        )
         accuracy = seen.accuracy(task)
     flat.release_gradient()
     update: Vector = flat.values.cpu().numpy() - received
@@ -184,14 +195,17 @@ def _run_steps(
     seed: int,
     site: str,
     on_step: StepObserver | None,
+    part: slice,
+    pull: Pull | None,
 ) -> tuple[int, _Seen]:
     """Take all steps of the round; return their number and what they saw."""
     device = flat.values.device
     features, labels = data.features.to(device), data.labels.to(device)
-    optimizer = new_optimizer(len(flat.values), settings, device)
+    values, gradient = flat.values[part], flat.gradient[part]
+    optimizer = new_optimizer(len(values), settings, device)
     before = flat.values.clone() if on_step is not None else None
     steps, seen = 0, _Seen(len(data))
-    for rows in _batches(len(data), settings, derive_seed(seed, "batches")):
+    for rows in batches(len(data), settings, derive_seed(seed, "batches")):
         batch = rows.to(device)
         flat.gradient.zero_()
         outputs = flat.model(features[batch])
@@ -200,15 +214,17 @@ def _run_steps(
         steps, loss_value = steps + 1, loss.item()
         if not math.isfinite(loss_value):
             raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_MEND)
-        optimizer.step(flat.values, flat.gradient)
+        if pull is not None:
+            pull(flat.values, flat.gradient)
+        optimizer.step(values, gradient)
         seen.add(loss_value, outputs, labels[batch])
         if on_step is not None and before is not None:
             _observe(on_step, before, flat.values)
     return steps, seen
 
 
-def _batches(samples: int, settings: TrainingSettings, seed: int) -> Iterator[Tensor]:
-    """Yield row numbers: every epoch in a new order, the same order on every device."""
+def batches(samples: int, settings: TrainingSettings, seed: int) -> Iterator[Tensor]:
+    """Yield row numbers, step by step: every epoch in a new order, the same order on every device."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(settings.epochs):
         yield from torch.split(torch.randperm(samples, generator=generator), settings.batch_size)

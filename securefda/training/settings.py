@@ -49,6 +49,9 @@ class TrainingSettings:
         weight_decay: L2 penalty added to the gradient, >= 0.
         device: "auto", "cpu", "cuda" or "mps".
         dp: train by DP-SGD with this noise; None for plain training.
+        personal_layers: how many of the last layers, one for each parameter tensor, stay at this site (FedRep); 0 for
+            none. Not with ``dp``, whose ledger does not count their epochs.
+        head_epochs: passes over the rows in which these are trained, before the ``epochs`` of the others; >= 1.
 
     Raises:
         ConfigError: a value outside these bounds; ``key`` is the kebab-case name.
@@ -62,6 +65,8 @@ class TrainingSettings:
     weight_decay: float = 0.0
     device: str = "auto"
     dp: NoiseSettings | None = None
+    personal_layers: int = 0
+    head_epochs: int = 10
 
     def __post_init__(self) -> None:
         _require(self.optimizer in OPTIMIZERS, "optimizer", f"{self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
@@ -72,6 +77,9 @@ class TrainingSettings:
         _require(0 <= self.momentum < 1, "momentum", "must be in [0, 1)")
         _require(self.momentum == 0 or self.optimizer == "sgd", "momentum", 'belongs to optimizer "sgd"')
         _require(math.isfinite(self.weight_decay) and self.weight_decay >= 0, "weight-decay", "must be at least 0")
+        _require(self.personal_layers >= 0, "personal-layers", "must be at least 0")
+        _require(not (self.personal_layers and self.dp), "personal-layers", "must be 0 where training adds noise")
+        _require(self.head_epochs >= 1, "head-epochs", "must be at least 1")
 
     def steps(self, samples: int) -> int:
         """Return the number of steps of a round over ``samples`` rows."""

@@ -24,6 +24,7 @@ from securefda.policy import SourcePolicy, check_header, check_metadata, default
 from securefda.rounds.attempts import Send
 from securefda.rounds.composition import Member, witness_of
 from securefda.rounds.journal import Opening
+from securefda.rounds.personal import personal_of
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings, TargetSite
@@ -36,7 +37,7 @@ from securefda.secagg.messages import Checkpoint, Cosigned, Header, Parcel, Sign
 from securefda.secagg.roster import Roster, RosterEntry
 from securefda.secagg.secret import Secret
 from securefda.tasks import TaskSettings
-from securefda.training import TrainingSettings
+from securefda.training import OwnRows, PersonalMemory, TrainingSettings
 from securefda.transport import wire
 from securefda.transport.observer import Direction, wire_size
 from securefda.transport.recorder import MessageRecorder
@@ -85,12 +86,34 @@ def signer(index: int) -> Signer:
     return Signer(index, identity(index), wire.encode)
 
 
-def trainer_of(n: int, index: int, *, hidden: int = 0, oracle: bool = False, **settings: Any) -> SiteTrainer:
+def task_of(n: int, hidden: int = 0) -> Points:
     sources = tuple(site_id(number) for number in range(1, n + 1))
-    task = Points(TaskSettings(site_id(TARGET), sources, SEED, options={"hidden": hidden}))
-    data = task.oracle_data() if oracle else task.train_data(site_id(index))
+    return Points(TaskSettings(site_id(TARGET), sources, SEED, options={"hidden": hidden}))
+
+
+def training_of(**settings: Any) -> TrainingSettings:
     defaults: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 4}
-    return SiteTrainer(task, site_id(index), data, TrainingSettings(**(defaults | settings)), SEED)
+    return TrainingSettings(**(defaults | settings))
+
+
+def trainer_of(
+    n: int,
+    index: int,
+    *,
+    hidden: int = 0,
+    oracle: bool = False,
+    memory: PersonalMemory | None = None,
+    **settings: Any,
+) -> SiteTrainer:
+    task = task_of(n, hidden)
+    data = task.oracle_data() if oracle else task.train_data(site_id(index))
+    return SiteTrainer(task, site_id(index), data, training_of(**settings), SEED, memory=memory)
+
+
+def rows_of(n: int, **settings: Any) -> OwnRows:
+    """The target's rows, for a model of its own."""
+    task = task_of(n)
+    return OwnRows(task, site_id(TARGET), task.train_data(site_id(TARGET)), training_of(**settings), SEED)
 
 
 @dataclass
@@ -181,6 +204,9 @@ class Federation:
         self.watch = Watch()
         self.now, self.unix_s = 0.0, UNIX_S
         self.settings = _run_settings(visibility, strategy, settings or {})
+        self.heads: dict[str, Any] = {}
+        if self.settings.strategy.rule == "fedrep":
+            self.heads = {"personal_layers": 1, "head_epochs": 2}
         self.permits = dict(permits or {})
         self.link: Link = intact
         self.reached: set[int] = set(range(1, n + 1))
@@ -203,13 +229,14 @@ class Federation:
         site = TargetSite(
             signer=signer(TARGET),
             roster=self.roster,
-            trainer=trainer_of(self.n, TARGET, oracle=oracle),
+            trainer=trainer_of(self.n, TARGET, oracle=oracle, memory=self.store, **self.heads),
             test_data=Points(TaskSettings("target", ("source-1",), SEED)).test_data("target"),
             random_bytes=os.urandom,
             clock=lambda: self.now,
             traffic=lambda: ({}, {}),
             witness=self.witness_of(TARGET, self.store),
             unix_time=lambda: self.unix_s,
+            personal=personal_of(self.settings.strategy, rows_of(self.n, **self.heads), self.store),
         )
         self.run = AggregatorRun(site, self.settings, self.store, self.watch)
 
@@ -232,7 +259,7 @@ class Federation:
             check_policy=partial(check_header, policy, own_index=index),
             check_update=partial(check_metadata, policy),
             permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
-            trainer=trainer_of(self.n, index, hidden=hidden, **training),
+            trainer=trainer_of(self.n, index, hidden=hidden, memory=store, **(self.heads | training)),
             store=store,
             witness=self.witness_of(index, store),
             random_bytes=os.urandom,

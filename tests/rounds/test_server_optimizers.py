@@ -12,12 +12,12 @@ from rounds_federation import TARGET, AnySigned, Federation, Killed, is_header, 
 from securefda.adaptation import ServerPlan, server_step
 from securefda.secagg.messages import Advertise, Header, MaskedInput, Result, Visibility
 
-ROUNDS = 4
+ROUNDS = 3
 NO_CAPS = {"kappa": 0.0}
 STRATEGIES: list[dict[str, Any]] = [
     {"rule": "fedavg", "server_optimizer": "momentum", "server_momentum": 0.5},
     {"rule": "source_only", "server_optimizer": "adam", "server_learning_rate": 0.02},
-    {"rule": "personalized_fedavg", "reptile_rounds": 2, "server_momentum": 0.5},
+    {"rule": "personalized_fedavg", "reptile_rounds": 1, "server_momentum": 0.5},
 ]
 IDS = ["momentum", "adam", "momentum then adam"]
 
@@ -96,7 +96,7 @@ def test_a_run_that_was_killed_and_goes_on_ends_with_the_same_model(
     tmp_path: Path, strategy: dict[str, Any], kind: type
 ) -> None:
     federation = Federation(tmp_path / "killed", rounds=ROUNDS, settings=NO_CAPS, **strategy).open()
-    until(federation, TARGET if kind is Advertise else 1, kind, round_number=3)
+    until(federation, TARGET if kind is Advertise else 1, kind, round_number=2)
     federation.restart_aggregator().go()
     assert federation.statuses == ["finished"] * ROUNDS
     assert np.array_equal(federation.run.model, played(tmp_path / "undisturbed", **strategy).run.model)

@@ -1,0 +1,196 @@
+"""Strategies that measure the target with a model of its own: rounds of fedavg on the wire, a state that survives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds_federation import TARGET, Federation, is_header, rows_of, until
+
+from securefda.rounds.records import summarise
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.secagg.messages import Advertise, Header, Result, ShareDelivery, Update, Visibility
+from securefda.training import Vector
+from securefda.training.personal import FineTuned
+from securefda.transport import wire
+
+ROUNDS = 3
+NO_CAPS = {"kappa": 0.0}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ditto": {"ditto_lambda": 0.5, "personal_epochs": 2},
+    "apfl": {"apfl_adaptive": True},
+    "knn_per": {"knn_neighbours": 3},
+    "fedrep": {},
+    "personalized_fedavg": {"reptile_rounds": 1, "personal_epochs": 2, "server_momentum": 0.5},
+}
+Left = tuple[Any, ...]
+Undisturbed = Callable[[str], "tuple[Federation, Left]"]
+
+
+def begun(folder: Path, rule: str, level: Visibility = Visibility.SUM) -> Federation:
+    strategy = STRATEGIES.get(rule, {})
+    return Federation(folder, rounds=ROUNDS, visibility=level, settings=NO_CAPS, rule=rule, **strategy).open()
+
+
+def left_by(federation: Federation) -> Left:
+    """All that a run comes to: the model, what was measured, and what the sites keep to themselves."""
+    stores = [federation.store, *federation.stores.values()]
+    measured = [(line["accuracy"], line["loss"]) for line in federation.store.records()]
+    run = federation.run.run_id
+    own = [[store.personal(run, number) for number in (ROUNDS, ROUNDS + 1)] for store in stores]
+    federation.close()
+    return federation.run.model.tobytes(), measured, own
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """A run at ``sum`` in which nothing happens, closed, and what it left; one for each strategy."""
+
+    @cache
+    def play(rule: str) -> tuple[Federation, Left]:
+        federation = begun(tmp_path_factory.mktemp(rule), rule).go()
+        assert federation.statuses == ["finished"] * ROUNDS
+        return federation, left_by(federation)
+
+    return play
+
+
+@pytest.mark.parametrize("rule", STRATEGIES)
+def test_the_line_and_the_summary_say_that_the_model_is_the_targets_own(undisturbed: Undisturbed, rule: str) -> None:
+    lines = undisturbed(rule)[0].watch.lines
+    assert [line["evaluated"] for line in lines] == ["personal"] * ROUNDS
+    assert summary_of(lines).evaluated == "personal"
+
+
+def test_other_strategies_say_nothing_and_their_summary_that_it_is_the_common_one(undisturbed: Undisturbed) -> None:
+    lines = undisturbed("fedavg")[0].watch.lines
+    assert not any("evaluated" in line for line in lines)
+    assert summary_of(lines).evaluated == "global"
+
+
+def summary_of(lines: Any) -> Any:
+    return summarise(lines, run_id="", task="", strategy={}, visibility={}, rounds_planned=ROUNDS, status="finished")
+
+
+@pytest.mark.parametrize("rule", ["ditto", "apfl", "knn_per"])
+def test_what_is_the_targets_own_changes_nothing_that_others_see(undisturbed: Undisturbed, rule: str) -> None:
+    plain, own = undisturbed("fedavg")[0], undisturbed(rule)[0]
+    rules = [[m.body.rule for *_, m in one.passed if is_header(m)] for one in (plain, own)]
+    assert rules[0] == rules[1]
+    assert own.names() == plain.names()
+    assert np.array_equal(own.run.model, plain.run.model)
+    losses = [[line["loss"] for line in one.watch.lines] for one in (plain, own)]
+    assert all(one != other for one, other in zip(*losses, strict=True))
+
+
+@pytest.mark.parametrize("rule", STRATEGIES)
+def test_every_round_is_one_of_fedavg_that_publishes_nothing_of_the_target(undisturbed: Undisturbed, rule: str) -> None:
+    federation = undisturbed(rule)[0]
+    headers = [message.body for *_, message in federation.passed if is_header(message)]
+    assert {header.rule.rule for header in headers} == {"fedavg"}
+    assert {header.target for header in headers} == {None}
+    assert [line["rule"] for line in federation.watch.lines] == ["fedavg"] * ROUNDS
+
+
+@pytest.mark.parametrize("rule", STRATEGIES)
+def test_in_a_sum_and_in_clear_it_comes_to_the_same(tmp_path: Path, undisturbed: Undisturbed, rule: str) -> None:
+    masked, clear = undisturbed(rule)[0], begun(tmp_path, rule, Visibility.INDIVIDUAL).go()
+    assert np.max(np.abs(masked.run.model - clear.run.model)) < 1e-5
+    for one, other in zip(masked.watch.lines, clear.watch.lines, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-3)
+    clear.close()
+
+
+@pytest.mark.parametrize("kind", [Advertise, Result])
+@pytest.mark.parametrize("rule", STRATEGIES)
+def test_a_run_whose_aggregator_was_killed_ends_as_one_that_was_not(
+    tmp_path: Path, undisturbed: Undisturbed, rule: str, kind: type
+) -> None:
+    federation = begun(tmp_path, rule)
+    until(federation, TARGET if kind is Advertise else 2, kind, round_number=2)
+    federation.restart_aggregator().go()
+    assert federation.statuses == ["finished"] * ROUNDS
+    assert left_by(federation) == undisturbed(rule)[1]
+
+
+def test_sources_that_restart_between_rounds_keep_their_heads(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    federation = begun(tmp_path, "fedrep")
+    until(federation, 1, Header, round_number=3)
+    for index in sorted(federation.sources):
+        federation.sources[index] = federation.source(index)
+    federation.restart_aggregator().go()
+    assert federation.statuses == ["finished"] * ROUNDS
+    assert left_by(federation) == undisturbed("fedrep")[1]
+
+
+def test_a_round_that_is_lost_ends_in_a_run_that_goes_on(tmp_path: Path) -> None:
+    federation = begun(tmp_path, "ditto")
+    until(federation, 1, ShareDelivery, round_number=2)
+    federation.restart_aggregator().go()
+    assert federation.statuses == ["finished", "lost", "finished"]
+    assert "evaluated" not in federation.watch.lines[-2]
+    federation.close()
+
+
+def test_the_coordinates_of_a_head_are_exactly_zero_in_every_update_and_in_the_models_change(tmp_path: Path) -> None:
+    """The head of these models is the bias, the last 3 of 15 parameters."""
+    federation = begun(tmp_path, "fedrep", Visibility.INDIVIDUAL)
+    first = federation.run.model.copy()
+    found: list[Vector] = []
+    for _ in range(3):
+        update = until(federation, TARGET, Update)
+        found.append(np.frombuffer(update.vectors[0], "<f4"))
+        federation.queue.appendleft((update.message.sender, TARGET, wire.encode_signed(update.message), update.vectors))
+        federation.deliver()
+    federation.go()
+    assert all(not update[12:].any() and update[:12].all() for update in found)
+    change = federation.run.model - first
+    assert not change[12:].any()
+    assert change[:12].all()
+    federation.close()
+
+
+def test_every_site_has_a_head_of_its_own_that_differs_and_moves(undisturbed: Undisturbed) -> None:
+    heads = [head for pair in undisturbed("fedrep")[1][2] for head in pair]
+    assert all(len(head) == 12 for head in heads)
+    assert len(set(heads)) == 8
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "knn_per", "personalized_fedavg"])
+def test_what_has_no_memory_keeps_nothing(undisturbed: Undisturbed, rule: str) -> None:
+    assert undisturbed(rule)[1][2] == [[None, None]] * 4
+
+
+@pytest.mark.parametrize("rule", ["ditto", "apfl"])
+def test_a_model_of_the_targets_own_is_kept_by_nobody_else(undisturbed: Undisturbed, rule: str) -> None:
+    of_target, *of_sources = undisturbed(rule)[1][2]
+    assert len(set(of_target)) == 2
+    assert of_sources == [[None, None]] * 3
+
+
+def test_personalized_fedavg_is_measured_after_epochs_at_the_target(undisturbed: Undisturbed) -> None:
+    federation = undisturbed("personalized_fedavg")[0]
+    model, test_data = federation.run.model, federation.run._site.test_data
+    expected = FineTuned(rows_of(3), 2).evaluate(model, "", ROUNDS, test_data)
+    assert federation.watch.lines[-1]["loss"] == expected.loss
+    assert expected.loss != federation.run._site.trainer.evaluate(model, test_data).loss
+
+
+@pytest.mark.parametrize("kind", [AggregatorStore, SourceStore])
+def test_a_store_keeps_the_last_two_rounds_of_each_run_across_restarts(tmp_path: Path, kind: type) -> None:
+    store = kind(tmp_path / "state.sqlite")
+    for number in (1, 2, 4):
+        store.keep_personal("a", number, b"of round %d" % number)
+    store.keep_personal("b", 7, b"of another run")
+    store.keep_personal("a", 4, b"of round 4, again")
+    store.close()
+    store = kind(tmp_path / "state.sqlite")
+    kept = [store.personal("a", before) for before in (2, 3, 4, 5, 99)]
+    assert kept == [None, b"of round 2", b"of round 2", b"of round 4, again", b"of round 4, again"]
+    assert store.personal("b", 8) == b"of another run"
+    assert store.personal("c", 8) is None
+    store.close()
