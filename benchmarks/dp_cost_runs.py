@@ -12,10 +12,9 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 
-from federated import Job
-
 import securefda.training.private  # noqa: F401 - here, so that no run's time has the import of Opacus in it
 from securefda.adaptation import Rule, round_plan
+from securefda.cli.bench.federated import Job
 from securefda.config import FederationConfig, load_federation, strategy_of
 from securefda.config.sections import DEFAULT_DATA_SET
 from securefda.dp.events import Budget

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean, median
 
 import torch
-from federated import Job
 from safetensors.numpy import load_file
 
+from securefda.cli.bench.federated import Job
 from securefda.config import FederationConfig, load_federation
 from securefda.errors import SecureFdaError
 from securefda.rounds.progress import SilentReporter

@@ -7,8 +7,6 @@ it was. Change the code or the settings, and the folder has to be emptied by han
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -17,8 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from securefda.cli.bench.machine import this_machine
+from securefda.cli.bench.plot_style import style
+
 if TYPE_CHECKING:
-    from federated import Job
+    from securefda.cli.bench.federated import Job
+
+__all__ = ["AnyCell", "Cache", "Cell", "Figures", "as_text", "measure", "style", "this_machine"]
 
 
 class Cell(Protocol):
@@ -95,32 +98,3 @@ def as_text(rows: Iterable[Mapping[str, Any]], machine: Mapping[str, Any]) -> st
     """The figures as JSON, a line for each row."""
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     return f'{{"machine": {json.dumps(machine)}, "rows": [\n{lines}\n]}}\n'
-
-
-def this_machine() -> dict[str, Any]:
-    """What figures are to be read with."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "processor": model,
-        "cores": os.cpu_count(),
-        "memory_gb": round(memory / 1e9),
-        "system": platform.system(),
-        "python": platform.python_version(),
-    }
-
-
-def style(name: str) -> dict[Any, Any]:
-    """How plots look; the names of their parts follow from ``name``, so that the same figures give the same file."""
-    return {
-        "svg.hashsalt": name,
-        "svg.fonttype": "path",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.alpha": 0.3,
-        "legend.frameon": False,
-    }

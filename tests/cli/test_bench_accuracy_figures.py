@@ -1,0 +1,215 @@
+"""Tables, requirements and plots of ``securefda bench accuracy``, on figures that are made up."""
+
+import math
+
+import pytest
+
+from securefda.cli.bench.accuracy_plots import write_plots
+from securefda.cli.bench.accuracy_tables import tables
+from securefda.cli.bench.bars import AtLeast, AtMost, BestIsOneOf, SelectionHolds, Steadier, compare_levels
+from securefda.cli.bench.federated import RunResult
+from securefda.cli.bench.published import Published
+from securefda.cli.bench.results import Results, RunKey
+from securefda.cli.bench.suite import Column, Suite
+
+LEFT, RIGHT = (Column("things", name, x=x) for name, x in (("left", 0.0), ("right", 1.0)))
+PAPER = Published("Table 99", ("left", "mean"), {"fedda": (55.55, None), "fedgp": (None, 44.4)})
+SUITE = Suite("Things", (LEFT, RIGHT), ("fedda", "fedgp"), ("line",), averaged=True, published={"things": PAPER})
+CANDIDATES = ("source_only", "target_only", "fedda_auto", "fedgp_auto")
+
+
+def results(figures, suite=SUITE, seeds=1, **more):
+    """From (rule, column) -> accuracy, or a list of them by seed."""
+    runs = {}
+    for (rule, column), values in figures.items():
+        data = next(one.data for one in suite.columns if one.name == column)
+        for seed, value in enumerate(values if isinstance(values, list) else [values] * seeds):
+            runs[RunKey(data, column, "", rule, seed)] = RunResult(value, **{"loss": 1.0} | more)
+    return Results(suite, runs)
+
+
+def of_two_rules(fedda, fedgp):
+    """From the accuracies left and right."""
+    by_rule = {"fedda": fedda, "fedgp": fedgp}
+    return results(
+        {(rule, name): v for rule, two in by_rule.items() for name, v in zip(("left", "right"), two, strict=True)}
+    )
+
+
+def said(bar, found):
+    return list(bar.misses(found))
+
+
+def test_a_cell_is_mean_and_deviation_over_seeds_with_the_papers_figure_beside_it():
+    found = results({("fedda", "left"): [50.0, 52.0], ("fedda", "right"): [60.0, 62.0]})
+    text = tables(SUITE, found, "sum")
+    assert "| rule | left | right | mean |" in text
+    assert "| fedda | 51.0 ± 1.4 (55.5) | 61.0 ± 1.4 | 56.0 ± 1.4 |" in text
+    assert "In brackets: the paper, Table 99." in text
+
+
+def test_a_cell_with_fewer_seeds_says_how_many_and_one_without_any_is_a_dash():
+    found = results({("fedda", "left"): [50.0, 52.0], ("fedgp", "left"): [40.0]})
+    text = tables(SUITE, found, "sum")
+    assert "| fedgp | 40.0 [1] | – | – (44.4) |" in text
+    assert "| fedda | 51.0 ± 1.4 (55.5) | – | – |" in text
+
+
+def test_a_mean_over_targets_has_only_the_seeds_that_every_target_has():
+    column = Column("things", "both", targets=("a", "b"))
+    suite = Suite("Things", (column,), ("fedda",), ())
+    runs = {("a", 0): 10.0, ("b", 0): 20.0, ("a", 1): 70.0}
+    keyed = {RunKey("things", "both", target, "fedda", seed): RunResult(v, 1.0) for (target, seed), v in runs.items()}
+    assert Results(suite, keyed).by_seed("fedda", column) == {0: 15.0}
+    assert Results(suite, keyed).mean("fedgp", column) is None
+
+
+def test_many_columns_become_rows():
+    columns = tuple(Column("things", str(number)) for number in range(9))
+    suite = Suite("Things", columns, ("fedda", "fedgp"), ())
+    found = results({(rule, str(n)): 50.0 + n for rule in ("fedda", "fedgp") for n in range(9)}, suite)
+    assert "|  | fedda | fedgp |" in tables(suite, found, "sum")
+    assert "| 8 | 58.0 | 58.0 |" in tables(suite, found, "sum")
+
+
+def test_rules_of_auto_are_counted():
+    found = results({("auto", "left"): 50.0}, rounds_by_rule={"fedda_auto": 3, "fedgp_auto": 1})
+    assert "fedda_auto 75%, fedgp_auto 25%" in tables(SUITE, found, "sum")
+
+
+def test_at_least_is_met_to_the_point_and_not_below_it():
+    found = results(
+        {("fedda", "left"): 50.0, ("fedda", "right"): 60.0, ("fedgp", "left"): 58.0, ("fedgp", "right"): 68.0}
+    )
+    assert said(AtLeast("fedda", 55.0), found) == []
+    assert said(AtLeast("fedda", 55.1), found) == ["MISSED: mean: fedda is 55.0, must reach 55.1"]
+    assert said(AtLeast("fedgp", 8.0, over="fedda"), found) == []
+    assert said(AtLeast("fedgp", 8.5, over="fedda"), found) == [
+        "MISSED: mean: fedgp is 63.0, must reach fedda + 8.5 = 63.5"
+    ]
+    assert said(AtLeast("fedda", 55.0, columns=("left", "right")), found) == [
+        "MISSED: left: fedda is 50.0, must reach 55.0"
+    ]
+
+
+def test_what_was_not_measured_is_a_miss_of_every_bar():
+    found = results({("fedda", "left"): 50.0})
+    for bar in (
+        AtLeast("fedda", 1.0),
+        AtLeast("fedda", 1.0, over="fedgp", columns=("left",)),
+        AtMost("fedda", 99.0),
+        BestIsOneOf(("fedgp",), "left"),
+        Steadier("fedda", "fedgp"),
+        SelectionHolds(),
+    ):
+        (line,) = said(bar, found)
+        assert line.startswith("MISSING: ")
+
+
+def test_at_most_is_met_to_the_point_and_not_above_it():
+    found = results({("fedda", "left"): 50.0, ("fedda", "right"): 60.0})
+    assert said(AtMost("fedda", 55.0), found) == []
+    assert said(AtMost("fedda", 54.9), found) == ["MISSED: mean: fedda is 55.0, may not be above 54.9"]
+
+
+def test_the_best_rule_may_not_be_another_one_unless_it_has_more_data():
+    found = results({("fedda", "left"): 50.0, ("fedgp", "left"): 50.5, ("oracle", "left"): 70.0})
+    assert said(BestIsOneOf(("fedgp", "fedda"), "left", apart_from=("oracle",)), found) == []
+    (line,) = said(BestIsOneOf(("fedda",), "left", apart_from=("oracle",)), found)
+    assert "fedgp is best with 50.5" in line
+    assert len(said(BestIsOneOf(("fedgp", "fedda"), "left"), found)) == 1
+
+
+@pytest.mark.parametrize(("last", "missed"), [(54.9, 0), (55.0, 1), (57.0, 1)])
+def test_a_rule_that_varies_as_much_as_the_other_is_no_steadier(last, missed):
+    found = results(
+        {("fedgp", "left"): 50.0, ("fedgp", "right"): last, ("fedda", "left"): 45.0, ("fedda", "right"): 50.0}
+    )
+    assert len(said(Steadier("fedgp", "fedda"), found)) == missed
+
+
+def grid(losses, errors, accuracies=None):
+    """A grid of as many points as there are lists of losses, by rule, and of estimated errors."""
+    columns = tuple(Column("grid", str(number), x=1.0, y=1.0) for number in range(len(losses)))
+    runs = {}
+    for column, by_rule, estimates in zip(columns, losses, errors, strict=True):
+        for rule, loss in by_rule.items():
+            accuracy = (accuracies or {}).get((column.name, rule), 80.0)
+            own = estimates if rule == "auto" else {}
+            runs[RunKey("grid", column.name, "", rule, 0)] = RunResult(accuracy, loss, delta_errors=own)
+    return Results(Suite("Grid", columns, (), ("selection",), losses=True), runs)
+
+
+def point(best="fedda_auto", best_loss=1.0, auto=1.0, others=2.0):
+    return dict.fromkeys(CANDIDATES, others) | {best: best_loss, "auto": auto}
+
+
+def estimates(best):
+    return dict.fromkeys(CANDIDATES, 1.0) | {best: 0.5}
+
+
+def test_selection_holds_where_the_predicted_rule_is_best_on_three_of_four_points_and_no_fewer():
+    three = [estimates("fedda_auto")] * 3 + [estimates("source_only")]
+    assert said(SelectionHolds(), grid([point()] * 4, three)) == []
+    two = [estimates("fedda_auto")] * 2 + [estimates("source_only")] * 2
+    assert said(SelectionHolds(), grid([point()] * 4, two)) == [
+        "MISSED: the estimated errors are right on 50% of the grid, must be on 75%"
+    ]
+
+
+@pytest.mark.parametrize(("loss", "missed"), [(1.019, 0), (1.021, 1)])
+def test_a_rule_within_two_percent_of_the_best_loss_counts_as_best(loss, missed):
+    losses = [point("fedgp_auto", 1.0) | {"fedda_auto": loss}]
+    assert len(said(SelectionHolds(), grid(losses, [estimates("fedda_auto")]))) == missed
+
+
+def test_auto_may_be_as_bad_as_the_worst_rule_and_no_worse():
+    assert said(SelectionHolds(), grid([point(auto=2.0)], [estimates("fedda_auto")])) == []
+    (line,) = said(SelectionHolds(), grid([point(auto=2.01)], [estimates("fedda_auto")]))
+    assert line == "MISSED: 0: loss of auto is 2.01, of the worst 2"
+    (line,) = said(SelectionHolds(), grid([point(auto=math.nan)], [estimates("fedda_auto")]))
+    assert "inf" in line
+
+
+@pytest.mark.parametrize(("accuracy", "missed"), [(79.0, 0), (78.9, 1)])
+def test_auto_is_within_a_point_of_the_best_rule_on_average(accuracy, missed):
+    found = grid([point()], [estimates("fedda_auto")], {("0", "auto"): accuracy})
+    assert len(said(SelectionHolds(), found)) == missed
+
+
+@pytest.mark.parametrize(("other", "missed"), [(49.0, 0), (51.0, 0), (48.9, 1), (51.1, 1)])
+def test_levels_are_compared_on_the_seeds_that_both_have(other, missed):
+    own = results({("fedda", "left"): [50.0, 90.0], ("fedda", "right"): [50.0, 90.0]})
+    theirs = results({("fedda", "left"): [other], ("fedda", "right"): [other]})
+    lines, differences = compare_levels(own, theirs, 1.0)
+    assert len(lines) == missed
+    assert differences == [("fedda", pytest.approx(50.0 - other))]
+
+
+def test_levels_without_a_common_run_are_a_miss():
+    own, theirs = (results({(rule, "left"): 50.0}) for rule in ("fedda", "fedgp"))
+    lines, differences = compare_levels(own, theirs, 1.0)
+    assert lines[0].startswith("MISSING")
+    assert differences == []
+
+
+def test_every_plot_is_drawn_and_the_same_figures_give_the_same_bytes(tmp_path):
+    plotted = Suite("All", (LEFT, RIGHT), (), ("line", "betas", "selection"), axis="x")
+    betas = {"source-1": (None, 0.1, 0.2), "source-2": (None, 0.3, None)}
+    figures = {(rule, name): [50.0, 52.0] for rule in (*CANDIDATES, "auto") for name in ("left", "right")}
+    found = results(figures, plotted, betas=betas, delta_errors=estimates("fedda_auto"))
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        names = [path.name for path in write_plots(plotted, found, folder)]
+        assert names == ["accuracy.svg", "betas.svg", "selection.svg"]
+    for name in names:
+        one, two = ((folder / name).read_bytes() for folder in folders)
+        assert one == two
+        assert one.startswith(b"<?xml")
+
+
+def test_plots_without_runs_for_them_are_left_out(tmp_path):
+    plotted = Suite("All", (LEFT, RIGHT), (), ("columns", "betas", "selection"))
+    found = results({("fedda", "left"): 50.0}, plotted)
+    assert [path.name for path in write_plots(plotted, found, tmp_path)] == ["accuracy.svg"]

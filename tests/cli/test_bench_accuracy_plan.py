@@ -1,0 +1,104 @@
+"""The suites as data: every run of every suite has a configuration that loads, and nobody sets one thing twice."""
+
+from pathlib import Path
+
+import pytest
+
+from securefda.adaptation.strategy import Rule
+from securefda.cli.bench.plan import LEVELS, Request, common_settings, digest_of, plan
+from securefda.cli.bench.published import MEAN
+from securefda.cli.bench.suites import DATA, RULES, SUITES
+from securefda.errors import ConfigError
+
+FILES = Path("/nowhere")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_run_of_every_suite_has_a_configuration_of_its_own_at_the_level(suite, level):
+    request = Request(suite, level=level, seeds=2, data_dir=FILES)
+    planned = plan(request)
+    per_seed = len(planned) // 2
+    assert [one.job.seed for one in planned] == [0] * per_seed + [1] * per_seed
+    assert len({one.key for one in planned}) == len(planned)
+    assert len({one.digest for one in planned}) == per_seed
+    for one in planned:
+        config, row = one.job.config, RULES[one.key.rule]
+        assert config.strategy.rule == (row.rule or row.name)
+        assert config.privacy.visibility == level
+        assert config.federation.target == (one.key.target or config.federation.target)
+
+
+def test_every_rule_of_the_tables_is_a_strategy_and_every_suite_names_known_ones():
+    for rule in RULES.values():
+        assert Rule(rule.rule or rule.name)
+    for suite in SUITES.values():
+        assert set(suite.rules) <= set(RULES)
+        assert {column.data for column in suite.columns} <= set(DATA)
+
+
+def test_the_papers_figures_are_of_columns_and_rules_that_there_are():
+    known = {*RULES, "ditto", "fedrep", "apfl", "knn_per"}
+    for suite in SUITES.values():
+        for data, table in suite.published.items():
+            names = {column.name for column in suite.columns if column.data == data}
+            assert set(table.columns) - {MEAN} <= names
+            assert set(table.rows) <= known
+            assert {len(row) for row in table.rows.values()} == {len(table.columns)}
+
+
+def test_the_digest_is_of_every_setting_but_not_of_the_folder_of_the_data():
+    def digests(**changes):
+        request = Request("fed-heart", **{"seeds": 1, "rules": ["fedgp_auto"], "data_dir": FILES} | changes)
+        return [one.digest for one in plan(request)]
+
+    assert digests(data_dir=Path("/elsewhere")) == digests()
+    assert digests(level="individual") != digests()
+    assert digests(overrides=["transport.heartbeat-s=4"]) != digests()
+    assert digests(env={"SECUREFDA_STRATEGY_ROUNDS": "9"}) != digests()
+
+
+def test_the_files_of_a_data_set_are_in_the_folder_of_its_name_or_in_the_one_that_was_named(tmp_path):
+    request = Request("fed-heart", data_dir=tmp_path)
+    assert request.folder_of("fed-heart") == tmp_path
+    (tmp_path / "fed_heart").mkdir()
+    assert request.folder_of("fed-heart") == tmp_path / "fed_heart"
+    assert request.folder_of("digits") is None
+
+
+def test_what_runs_have_in_common_is_without_their_rule_and_their_column():
+    common = common_settings(Request("beta-sweep", data=["digits"], overrides=["strategy.rounds=7"]))
+    assert common["digits"]["strategy.rounds"] == 7
+    assert common["digits"]["strategy.beta"] == 0.5
+    assert list(common) == ["digits"]
+
+
+def test_finetuning_takes_the_rounds_after_warm_up_of_the_schedule_that_is_run():
+    request = Request("digits", seeds=1, rules=["finetune_offline"], overrides=["strategy.rounds=9"])
+    (planned,) = plan(request)
+    assert planned.job.config.strategy.finetune_rounds == 9 - planned.job.config.strategy.warm_up_rounds
+    assert digest_of(planned.job.config) == planned.digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"suite": "digit"}, "--suite"),
+        ({"level": "mixed"}, "--level"),
+        ({"rules": ["fedgp_autos"]}, "--rules"),
+        ({"data": ["fed-heart"]}, "--data"),
+        ({"seeds": 0}, "--seeds"),
+        ({"overrides": ["strategy.rule=fedda"]}, "--set strategy.rule"),
+        ({"overrides": ["privacy.visibility=sum"]}, "--set privacy.visibility"),
+        ({"overrides": ["task.data-dir=x"]}, "--set task.data-dir"),
+        ({"suite": "beta-sweep", "data": ["digits"], "overrides": [" strategy.beta = 0.1"]}, "--set strategy.beta"),
+        ({"suite": "fed-heart"}, "--data-dir"),
+        ({"suite": "fed-heart", "data_dir": FILES, "overrides": ["federation.target=va"]}, "--set federation.target"),
+        ({"overrides": ["strategy.round=3"]}, "strategy.round"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_with_the_option_or_the_setting(changes, key):
+    with pytest.raises(ConfigError) as error:
+        plan(Request(**{"suite": "digits"} | changes))
+    assert error.value.key == key
+    assert error.value.hint

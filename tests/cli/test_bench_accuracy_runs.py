@@ -1,0 +1,221 @@
+"""``securefda bench accuracy`` on digits with two rounds: what is kept, what is refused, what goes on."""
+
+import fcntl
+import json
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from securefda.cli import main
+from securefda.cli.bench.accuracy import bench_accuracy
+from securefda.cli.bench.plan import Request
+
+SHORT = ("strategy.rounds=2", "strategy.warm-up-rounds=1")
+RULES = ("source_only", "fedgp_auto")
+NAMES = ",".join(RULES)
+WITH_CTRL_C = """
+import signal, sys
+from securefda.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def request(**changes):
+    return Request("digits", **{"seeds": 1, "rules": RULES, "overrides": SHORT} | changes)
+
+
+def arguments(out, *more, rules=NAMES, seeds=1, settings=SHORT):
+    sets = [part for setting in settings for part in ("--set", setting)]
+    own = ["--suite", "digits", "--rules", rules, "--seeds", str(seeds), "--workers", "1", "--out", str(out)]
+    return ["bench", "accuracy", *own, *sets, *more]
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A folder in which two rules have been measured with one seed."""
+    out = tmp_path_factory.mktemp("suite") / "out"
+    assert main(arguments(out)) == 0
+    return out
+
+
+@pytest.fixture
+def folder(measured, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(measured, tmp_path / "copy")
+
+
+class Seen:
+    """Which runs were done, in order."""
+
+    def __init__(self):
+        self.before, self.keys, self.failures = None, [], {}
+
+    def begin(self, finished, total):
+        self.before = (finished, total)
+
+    def finished(self, key, result):
+        self.keys.append((key.rule, key.seed))
+
+    def failed(self, key, why):
+        self.failures[key.rule, key.seed] = why
+
+
+def test_a_suite_leaves_its_runs_its_table_and_its_plots_and_nothing_of_the_runs_themselves(measured):
+    assert {file.name for file in measured.iterdir()} == {
+        ".lock", "accuracy.svg", "betas.svg", "results.json", "runs.jsonl", "settings.json", "table.md"
+    }  # fmt: skip
+    results = json.loads((measured / "results.json").read_text())
+    assert [(run["rule"], run["seed"]) for run in results["runs"]] == [(rule, 0) for rule in RULES]
+    assert {"cores", "processor"} <= set(results["machine"])
+    assert results["versions"]["torch"]
+    for run in lines(measured):
+        assert len(run["accuracies"]) == 2
+        assert 0 <= run["accuracy"] <= 100
+        assert len(run["digest"]) == 64
+        assert (run["level"], run["release"]) == ("sum", results["versions"]["securefda"])
+    assert lines(measured)[0]["digest"] != lines(measured)[1]["digest"]
+    of_auto = lines(measured)[1]["betas"]["source-1"]
+    assert of_auto[0] is None  # warm-up
+    assert 0 < of_auto[1] < 1
+
+
+def test_the_same_request_runs_nothing_again_and_writes_the_same_files(folder):
+    before = contents(folder)
+    seen = Seen()
+    bench_accuracy(request(), folder, watcher=seen)
+    assert seen.before == (2, 2)
+    assert seen.keys == []
+    assert contents(folder) == before
+
+
+def test_a_torn_last_line_is_cut_and_its_run_alone_is_done_again_with_the_same_result(folder):
+    whole = (folder / "runs.jsonl").read_bytes()
+    (folder / "runs.jsonl").write_bytes(whole[:-40])
+    seen = Seen()
+    bench_accuracy(request(), folder, watcher=seen)
+    assert seen.keys == [("fedgp_auto", 0)]
+    assert (folder / "runs.jsonl").read_bytes() == whole
+
+
+def test_another_rule_and_another_seed_are_added_to_what_is_there(folder):
+    seen = Seen()
+    done = bench_accuracy(request(seeds=2, rules=("target_only",)), folder, watcher=seen)
+    assert seen.keys == [("target_only", 0), ("target_only", 1)]
+    assert done.results.rules == ("source_only", "target_only", "fedgp_auto")
+    assert "[1]" in (folder / "table.md").read_text()  # the rules with one seed say so
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        (["--set", "strategy.rounds=3"], "strategy.rounds"),
+        (["--set", "task.options.noise=0.3"], "task.options.noise"),
+        (["--level", "individual"], "level"),
+        (["--suite", "target-size", "--data", "digits"], "suite"),
+    ],
+)
+def test_a_folder_of_other_settings_is_refused_with_the_setting_and_left_as_it_was(folder, capsys, changed, key):
+    before = contents(folder)
+    assert main([*arguments(folder), *changed]) == 4
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.splitlines()[0].startswith(f"error: {key}: {folder} was measured with ")
+    assert len(error.splitlines()) == 2
+    assert contents(folder) == before
+
+
+def test_a_folder_of_another_release_is_refused(folder, capsys):
+    settings = json.loads((folder / "settings.json").read_text())
+    (folder / "settings.json").write_text(json.dumps(settings | {"release": "0.0.9"}))
+    assert main(arguments(folder)) == 4
+    assert "release: " in capsys.readouterr().err
+
+
+def test_a_run_with_another_digest_is_refused(folder, capsys):
+    first, second = lines(folder)
+    text = "".join(json.dumps(line) + "\n" for line in (first | {"digest": "0" * 64}, second))
+    (folder / "runs.jsonl").write_text(text)
+    assert main(arguments(folder)) == 4
+    assert "source_only, seed 0" in capsys.readouterr().err
+    assert (folder / "runs.jsonl").read_text() == text
+
+
+@pytest.mark.parametrize("damage", ["{}\n", "nonsense\n", "[1]\n", '{"data": 1}\n'])
+def test_a_damaged_line_is_named_and_nothing_is_run(folder, capsys, damage):
+    whole = (folder / "runs.jsonl").read_text()
+    (folder / "runs.jsonl").write_text(damage + whole)
+    assert main(arguments(folder)) == 4
+    assert "line 1" in capsys.readouterr().err
+    assert (folder / "runs.jsonl").read_text() == damage + whole
+
+
+def test_runs_without_the_settings_they_were_made_with_are_refused(folder, capsys):
+    (folder / "settings.json").unlink()
+    assert main(arguments(folder)) == 4
+    assert "unknown settings" in capsys.readouterr().err
+
+
+def test_a_folder_that_somebody_measures_into_is_refused(folder, capsys):
+    before = contents(folder)
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(arguments(folder)) == 4
+    assert "another process" in capsys.readouterr().err
+    assert contents(folder) == before
+
+
+def test_a_run_that_fails_is_named_the_others_go_on_and_it_is_tried_again(tmp_path, capsys):
+    settings = (*SHORT, "task.factory=accuracy_tasks:FailsWithSeedOne")
+    asked = arguments(tmp_path, rules="target_only", seeds=3, settings=settings)
+    assert main(asked) == 1
+    out, error = capsys.readouterr()
+    assert "FAILED: digits, target, target_only, seed 1: the loss is NaN" in error
+    assert "1 run failed" in error
+    assert "target_only" in out
+    assert [line["seed"] for line in lines(tmp_path)] == [0, 2]
+    assert main([*asked, "--format", "json"]) == 1
+    out, error = capsys.readouterr()
+    assert json.loads(out)["data"]["failed"] == {"digits, target, target_only, seed 1": "the loss is NaN"}
+    assert "2 of 3 runs have finished before" in error
+    assert [line["seed"] for line in lines(tmp_path)] == [0, 2]
+
+
+def test_a_process_that_dies_takes_its_run_with_it_and_no_other(tmp_path):
+    settings = (*SHORT, "task.factory=accuracy_tasks:DiesWithSeedOne")
+    seen = Seen()
+    bench_accuracy(request(seeds=3, rules=("target_only",), overrides=settings), tmp_path, watcher=seen)
+    assert seen.keys == [("target_only", 0), ("target_only", 2)]
+    assert list(seen.failures) == [("target_only", 1)]
+    assert "its process ended" in seen.failures["target_only", 1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_suite_that_is_stopped_ends_with_its_processes_and_keeps_what_had_finished(tmp_path, number):
+    asked = arguments(tmp_path, rules="target_only", seeds=50, settings=("strategy.rounds=20",))
+    command = [sys.executable, "-c", WITH_CTRL_C, *asked]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr.readline().startswith("[1/50]")
+    process.send_signal(number)
+    rest = process.stderr.read()  # ends when the last process that could write there has ended
+    assert process.wait() == (-number if number == signal.SIGKILL else 1)
+    finished = lines(tmp_path)
+    assert 1 <= len(finished) < 50
+    assert "Traceback" not in rest
+    if number != signal.SIGKILL:
+        assert rest.splitlines()[-2:] == [
+            "error: interrupted",
+            f"hint: every finished run is in {tmp_path}; the same command goes on",
+        ]
+        assert not (tmp_path / "scratch").exists()
