@@ -142,7 +142,7 @@ def _configuration(request: Request, column: Column, target: str, rule: str) -> 
     """A column's settings come after the rule's: a sweep over β sets that of a rule with a fixed one."""
     common = (*DATA[column.data].target_settings(target), *column.settings)
     schedule = _load(request, column.data, common).strategy
-    of_rule = RULES[rule].settings_for(schedule.rounds - schedule.warm_up_rounds)
+    of_rule = RULES[rule].settings_for(schedule.rounds, schedule.warm_up_rounds)
     return _load(request, column.data, (*of_rule, *common))
 
 
@@ -169,7 +169,7 @@ def _require_own_settings(request: Request) -> None:
 def _owned(request: Request) -> Iterator[tuple[str, Iterable[str]]]:
     yield "--data-dir", [_DATA_DIR]
     for rule in request.used_rules:
-        yield f"rule {rule} of --rules", RULES[rule].settings_for(0)
+        yield f"rule {rule} of --rules", RULES[rule].settings_for(1, 0)
     for column in request.columns:
         data = DATA[column.data]
         yield f"--level {request.level}", _level_settings(data, request.level)

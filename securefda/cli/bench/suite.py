@@ -24,16 +24,20 @@ class BenchRule:
     Attributes:
         name: what tables and ``--rules`` call it.
         rule: of the strategy; empty where it is the name.
-        settings: beside the rule. ``{rounds_after_warm_up}`` stands for how many rounds the schedule has after warm-up.
+        settings: beside the rule. ``{rounds_after_warm_up}`` stands for how many rounds the schedule has after warm-up,
+            ``{fifth_of_rounds}`` for a fifth of all, at least one.
     """
 
     name: str
     rule: str = ""
     settings: Settings = ()
 
-    def settings_for(self, rounds_after_warm_up: int) -> Settings:
+    def settings_for(self, rounds: int, warm_up_rounds: int) -> Settings:
         """All of its settings, for a schedule."""
-        filled = (text.replace("{rounds_after_warm_up}", str(rounds_after_warm_up)) for text in self.settings)
+        numbers = {"{rounds_after_warm_up}": rounds - warm_up_rounds, "{fifth_of_rounds}": max(rounds // 5, 1)}
+        filled = list(self.settings)
+        for name, number in numbers.items():
+            filled = [text.replace(name, str(number)) for text in filled]
         return (f"strategy.rule={self.rule or self.name}", *filled)
 
 

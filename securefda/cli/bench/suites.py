@@ -1,6 +1,6 @@
 """The suites of ``securefda bench accuracy``, as data: which rules on which columns, and what must come of it.
 
-A rule is a line of `RULES`; to add one, add a line, and its name to `BASELINES` or to a suite. Everything that no line
+A rule is a line of `RULES`; to add one, add a line, and its name to a group or to a suite. Everything that no line
 here sets is as in the example federation of the data set, the same for all rules and columns.
 """
 
@@ -11,8 +11,6 @@ from securefda.cli.bench.bars import AtLeast, AtMost, BestIsOneOf, SelectionHold
 from securefda.cli.bench.suite import BenchRule, Column, DataSet, Suite
 from securefda.tasks.fed_heart import HOSPITALS
 
-_AFTER_WARM_UP = "strategy.finetune-rounds={rounds_after_warm_up}"
-
 RULES = {
     rule.name: rule
     for rule in (
@@ -20,7 +18,7 @@ RULES = {
         BenchRule("target_only"),
         BenchRule("oracle"),
         BenchRule("fedavg"),
-        BenchRule("finetune_offline", settings=(_AFTER_WARM_UP,)),
+        BenchRule("finetune_offline", settings=("strategy.finetune-rounds={rounds_after_warm_up}",)),
         BenchRule("fedda"),  # with beta = 0.5, unless the column says otherwise
         BenchRule("fedgp"),
         BenchRule("fedda_auto"),
@@ -30,14 +28,25 @@ RULES = {
         BenchRule("fedgp_with_filter", "fedgp", ("strategy.filter=true",)),
         BenchRule("fedgp_auto_with_filter", "fedgp_auto", ("strategy.filter=true",)),
         BenchRule("fedgp_filtered_auto", settings=("privacy.visibility=individual",)),  # single steps
+        BenchRule("personalized_fedavg", settings=("strategy.reptile-rounds={fifth_of_rounds}",)),
+        BenchRule("ditto", settings=("strategy.ditto-lambda=1",)),  # this and the next two as in Appendix C.2
+        BenchRule("apfl", settings=("strategy.apfl-alpha=0.5",)),
+        BenchRule("knn_per", settings=("strategy.knn-neighbours=10",)),
+        BenchRule("fedrep", settings=("training.target.personal-layers=2", "training.source.personal-layers=2")),
     )
 }
 """By name, in the order of the tables and of the colours. FedGP filters where its line or else the example says so."""
 
 BASELINES = ("source_only", "target_only", "oracle", "fedavg", "finetune_offline")
 ADAPTING = ("fedda", "fedgp", "fedda_auto", "fedgp_auto", "auto", "fedgp_no_filter")
+PERSONAL = ("personalized_fedavg", "ditto", "apfl", "knn_per", "fedrep")
+"""Measured with a model of the target's own; the paper compares with them on ColoredMNIST and Fed-Heart."""
+
 HEART_RULES = ("fedda", "fedgp", "fedda_auto", "fedgp_auto", "auto", "fedgp_with_filter", "fedgp_auto_with_filter")
-"""Its example runs without the filter."""
+"""Of Fed-Heart, whose example runs without the filter."""
+
+HEART_PERSONAL = ("personalized_fedavg", "ditto", "apfl", "knn_per")
+"""Its model is one layer, of which fedrep would leave nothing to train together."""
 
 DOMAINS = ("plus-90", "plus-80", "minus-90")
 
@@ -73,7 +82,7 @@ SUITES = {
     "digits": Suite(
         title="Digits",
         columns=(Column("digits", "target"),),
-        rules=(*BASELINES, *ADAPTING),
+        rules=(*BASELINES, *ADAPTING, *PERSONAL),
         plots=("columns", "betas"),
         bars=(
             AtLeast("fedgp_auto", 2.0, over="target_only"),
@@ -83,7 +92,7 @@ SUITES = {
     "fed-heart": Suite(
         title="Fed-Heart",
         columns=_each_target("fed-heart"),
-        rules=(*BASELINES, *HEART_RULES),
+        rules=(*BASELINES, *HEART_RULES, *HEART_PERSONAL),
         plots=("columns", "betas"),
         bars=(
             AtLeast("fedgp_auto", 74.8),
@@ -97,7 +106,7 @@ SUITES = {
     "colored-mnist": Suite(
         title="ColoredMNIST",
         columns=_each_target("colored-mnist"),
-        rules=(*BASELINES, *ADAPTING),
+        rules=(*BASELINES, *ADAPTING, *PERSONAL),
         plots=("columns", "betas"),
         bars=(
             AtLeast("fedgp_auto", 82.0),
