@@ -1,6 +1,7 @@
 """``securefda bench accuracy`` on digits with two rounds: what is kept, what is refused, what goes on."""
 
 import fcntl
+import io
 import json
 import shutil
 import signal
@@ -11,7 +12,10 @@ import pytest
 
 from securefda.cli import main
 from securefda.cli.bench.accuracy import bench_accuracy
+from securefda.cli.bench.accuracy_progress import console_watcher
+from securefda.cli.bench.federated import RunResult
 from securefda.cli.bench.plan import Request
+from securefda.cli.bench.results import RunKey
 
 SHORT = ("strategy.rounds=2", "strategy.warm-up-rounds=1")
 RULES = ("source_only", "fedgp_auto")
@@ -219,3 +223,52 @@ def test_a_suite_that_is_stopped_ends_with_its_processes_and_keeps_what_had_fini
             f"hint: every finished run is in {tmp_path}; the same command goes on",
         ]
         assert not (tmp_path / "scratch").exists()
+
+
+def test_two_levels_of_a_suite_are_compared_rule_by_rule(measured, tmp_path, capsys):
+    asked = arguments(tmp_path, "--level", "individual", "--compare", str(measured))
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert f"points above {measured}" in out
+    assert "source_only  +0.00" in out
+    assert main([*asked, "--format", "json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["data"]["differences"]) == set(RULES)
+
+
+def test_levels_are_compared_with_all_else_alike_or_not_at_all(folder, tmp_path, capsys):
+    settings = json.loads((folder / "settings.json").read_text())
+    settings["federations"]["digits"]["strategy.rounds"] = 3
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / "settings.json").write_text(json.dumps(settings))
+    assert main(arguments(folder, "--compare", str(other))) == 4
+    assert "error: strategy.rounds: " in capsys.readouterr().err
+    (other / "settings.json").write_text(json.dumps(settings | {"suite": "fed-heart"}))
+    assert main(arguments(folder, "--compare", str(other))) == 4
+    assert "holds suite fed-heart" in capsys.readouterr().err
+    assert main(arguments(folder, "--compare", str(tmp_path))) == 4
+    assert "holds no suite" in capsys.readouterr().err
+
+
+def test_a_requirement_that_does_not_hold_ends_with_one_only_where_it_is_asked_for(folder, capsys):
+    assert main(arguments(folder)) == 0
+    assert "MISSED: mean: fedgp_auto" in capsys.readouterr().out
+    assert main(arguments(folder, "--check")) == 1
+    out, error = capsys.readouterr()
+    assert "MISSED: mean: fedgp_auto" in out
+    assert "error: 2 requirements do not hold" in error
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_has_a_bar_and_keeps_what_failed():
+    stream = Terminal()
+    with console_watcher(stream) as watcher:
+        watcher.begin(3, 5)
+        watcher.finished(RunKey("digits", "target", "", "auto", 0), RunResult(71.25, 1.0))
+        watcher.failed(RunKey("digits", "target", "", "auto", 1), "no \x1b[31m colours")
+    text = stream.getvalue()
+    assert "FAILED: digits, target, auto, seed 1: no ?[31m colours" in text
+    assert "4/5" in text

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from securefda.cli.bench.accuracy import TABLE_FILE, Accuracy, means
 from securefda.cli.bench.bars import compare_levels
+from securefda.cli.bench.plan import level_keys
 from securefda.cli.bench.suite_folder import read_folder
 from securefda.cli.output import Format, aligned, print_error, print_result
 from securefda.errors import ConfigError, SecureFdaError
@@ -35,16 +37,28 @@ class Comparison:
 
 
 def compared(done: Accuracy, other: Path) -> Comparison:
-    """Compare what was measured with another folder of the same suite.
+    """Compare what was measured with another folder of the same suite and, but for the level, of the same settings.
 
     Raises:
-        ConfigError: the other folder holds no suite, or another one.
+        ConfigError: the other folder holds no suite, another one, or one with other settings.
     """
     settings, results = read_folder(other)
-    if settings["suite"] != done.request.suite:
-        raise ConfigError("--compare", f"{other} holds suite {settings['suite']}", hint=f"not {done.request.suite}")
+    own, _ = read_folder(done.out)
+    if settings["suite"] != own["suite"]:
+        raise ConfigError("--compare", f"{other} holds suite {settings['suite']}", hint=f"not {own['suite']}")
+    _require_comparable(own, settings, other)
     misses, differences = compare_levels(done.results, results, COMPARED_POINTS)
     return Comparison(other, differences, misses)
+
+
+def _require_comparable(own: Mapping[str, Any], settings: Mapping[str, Any], other: Path) -> None:
+    for data in own["federations"]:
+        of_level = {*level_keys(data, own["level"]), *level_keys(data, settings["level"])}
+        theirs = settings["federations"].get(data, {})
+        for key, value in own["federations"][data].items():
+            if theirs and key not in of_level and theirs.get(key) != value:
+                why = f"{other} was measured with {json.dumps(theirs.get(key))}, this with {json.dumps(value)}"
+                raise ConfigError(key, why, hint="levels are compared with all else alike")
 
 
 def print_accuracy(output: Format, done: Accuracy, comparison: Comparison | None, *, check: bool) -> int:

@@ -138,6 +138,11 @@ def digest_of(config: FederationConfig) -> str:
     return hashlib.sha256(json.dumps(flat(config), sort_keys=True).encode()).hexdigest()
 
 
+def level_keys(data: str, level: str) -> set[str]:
+    """The settings by which runs at a level differ from those at another."""
+    return {_key(text) for text in _level_settings(DATA[data], level)}
+
+
 def _configuration(request: Request, column: Column, target: str, rule: str) -> FederationConfig:
     """A column's settings come after the rule's: a sweep over β sets that of a rule with a fixed one."""
     common = (*DATA[column.data].target_settings(target), *column.settings)
