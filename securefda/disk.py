@@ -46,6 +46,8 @@ def make_folder(path: Path, mode: int = 0o700) -> None:
     Raises:
         OSError: it cannot be made, or a file is in its place.
     """
+    if path.is_dir():
+        return
     # Not mkdir(parents=True): that gives the folders above the default mode.
     for folder in (*reversed(path.parents), path):
         if not folder.is_dir():
