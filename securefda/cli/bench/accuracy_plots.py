@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from securefda.cli.bench.bars import FIXED_CANDIDATES, Judgement, judgements
+from securefda.cli.bench.bars import FIXED_CANDIDATES, Judgement, SelectionHolds, judgements
 from securefda.cli.bench.plot_style import style
 from securefda.cli.bench.results import BySeed, Results
 from securefda.cli.bench.suite import Plot, Suite
@@ -156,7 +156,8 @@ def _selection(suite: Suite, results: Results) -> Figure | None:
     figure, panels = _panels(2, suite.title, width=9.0)
     _grid_panel(panels[0], found, lambda one: one.predicted, "smallest estimated error")
     _grid_panel(panels[1], found, lambda one: one.actual, "smallest loss")
-    wrong = [one for one in found if not one.holds(0.0)]
+    within = SelectionHolds().within
+    wrong = [one for one in found if not one.holds(within)]
     panels[1].scatter(
         [one.distance for one in wrong],
         [one.variance for one in wrong],
@@ -164,7 +165,7 @@ def _selection(suite: Suite, results: Results) -> Figure | None:
         facecolors="none",
         edgecolors="#333333",
         linewidths=0.8,
-        label="another one than predicted",
+        label=f"more than {within:.0%} below that of the predicted rule",
     )
     return _with_legend(figure, panels[1:])
 

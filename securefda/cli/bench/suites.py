@@ -65,6 +65,8 @@ DATA = {
 BETAS = (0.2, 0.4, 0.6, 0.8)
 NOISES = (0.0, 0.2, 0.4, 0.6, 0.8)
 ETAS = (0.45, 0.3, 0.15, 0.1, 0.05, 0.0)
+SHIFTS = (0.0, 0.1, 0.2, 0.4, 0.8)
+GRID_ROWS = (10, 30, 100, 300, 1000)
 STRONG_NOISE = ("0.4", "0.6", "0.8")
 
 
@@ -76,6 +78,21 @@ def _over(data: str, setting: str, values: tuple[float, ...]) -> tuple[Column, .
     """A column for each value of one setting, over all targets."""
     targets = DATA[data].targets or ("",)
     return tuple(Column(data, f"{value:g}", (f"{setting}={value:g}",), targets, x=value) for value in values)
+
+
+def _grid(data: str) -> tuple[Column, ...]:
+    """Every shift with every number of labelled rows: d² grows with the one, and σ² falls with the other."""
+    return tuple(
+        Column(
+            data,
+            f"shift {shift:g}, {rows} rows",
+            (f"task.options.shift={shift}", f"task.options.target-rows={rows}"),
+            x=shift,
+            y=rows,
+        )
+        for shift in SHIFTS
+        for rows in GRID_ROWS
+    )
 
 
 SUITES = {
@@ -140,7 +157,7 @@ SUITES = {
     ),
     "rbf": Suite(
         title="Radial basis functions",
-        columns=(),
+        columns=_grid("rbf"),
         rules=("source_only", "target_only", "fedda_auto", "fedgp_auto", "fedda", "fedgp", "auto"),
         plots=("selection",),
         bars=(SelectionHolds(),),
@@ -161,9 +178,14 @@ SUITES = {
     ),
     "target-size": Suite(
         title="Labelled rows of the target",
-        columns=(*_over("digits", "task.options.target-rows", (25, 50, 100, 200, 400)),),
+        columns=(
+            *_over("digits", "task.options.target-rows", (25, 50, 100, 200, 400)),
+            *_over("colored-mnist", "task.options.target-rows", (6, 12, 18, 30, 60)),
+            *_over("noisy-fashion", "task.options.target-rows", (25, 50, 100, 200)),
+        ),
         rules=("source_only", "target_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto"),
         plots=("line",),
+        published={"noisy-fashion": published.TARGET_SIZE_FASHION},
         axis="labelled rows of the target",
     ),
 }
