@@ -173,7 +173,8 @@ def _accuracy_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | 
     points = _accuracies(rounds)
     if not points:
         return None
-    caption = f"On the target's test split; dots mark the last {min(REPORTED_ROUNDS, len(points))} rounds."
+    own = " The model is one of the target's own, not the common one." if any("evaluated" in r for r in rounds) else ""
+    caption = f"On the target's test split; dots mark the last {min(REPORTED_ROUNDS, len(points))} rounds.{own}"
     return Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS))
 
 

@@ -16,6 +16,7 @@ def run_text(summary: Summary, folder: Path) -> str:
     """A few aligned lines on one run."""
     rows = [
         ("target accuracy", f"{percent(summary.target_accuracy)} (mean of the last rounds, at most 5)"),
+        *([("measured", "a model of the target's own, not the common one")] if summary.evaluated == "personal" else []),
         ("final accuracy", percent(summary.final_accuracy)),
         ("rounds", f"{summary.rounds} of {summary.rounds_planned}" + _lost(summary)),
         ("seconds per round", f"{sum(summary.seconds_by_phase.values()):.2f}"),

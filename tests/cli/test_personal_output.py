@@ -1,0 +1,25 @@
+"""What people read of a run whose target was measured with a model of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from securefda.cli.report import render_report
+from securefda.cli.summary_text import run_text
+from securefda.config import load_federation
+from securefda.rounds.progress import SilentReporter
+from securefda.rounds.run_folder import read_run
+from securefda.transport.memory import simulate
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits.toml"
+
+
+@pytest.mark.parametrize(("rule", "said"), [("ditto", True), ("fedavg", False)])
+def test_a_model_of_the_targets_own_is_called_so(tmp_path: Path, rule: str, said: bool) -> None:
+    settings = [f"strategy.rule={rule}", "strategy.rounds=1", "strategy.warm-up-rounds=0"]
+    summary = simulate(load_federation(DIGITS, settings), tmp_path, 0, SilentReporter())
+
+    assert ("a model of the target's own" in run_text(summary, tmp_path)) is said
+    assert ("one of the target&#39;s own, not the common" in render_report(read_run(tmp_path))) is said
