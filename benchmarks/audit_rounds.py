@@ -50,12 +50,27 @@ def in_one_process(federation: Path, seed: int) -> dict[str, float]:
 
 
 def in_processes(federation: Path, seed: int) -> dict[str, float]:
-    """A process per site: the target's part and the largest of a source, as shares of the wall time of the rounds."""
+    """A process per site: the target's part and the largest of a source, as shares of the wall time of the rounds.
+
+    Once by the clock on the wall, in which a call also waits for a core that another site has, and in a second run by
+    processor time.
+    """
+    wall, processor = (_of_processes(federation, seed, clock) for clock in ("perf_counter", "thread_time"))
+    worked = {f"{key}_of_processor": value for key, value in processor.items() if "share" in key}
+    return {**wall, **worked}
+
+
+def _of_processes(federation: Path, seed: int, clock: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         out, left = Path(folder) / "run", Path(folder) / "shares"
         left.mkdir()
         python_path = os.pathsep.join((str(HERE / "audit_rounds_probe"), os.environ.get("PYTHONPATH", "")))
-        ours = {"PYTHONPATH": python_path, "SECUREFDA_SHARES": str(left), "SECUREFDA_BENCHMARKS": str(HERE)}
+        ours = {
+            "PYTHONPATH": python_path,
+            "SECUREFDA_SHARES": str(left),
+            "SECUREFDA_BENCHMARKS": str(HERE),
+            "SECUREFDA_CLOCK": clock,
+        }
         command = [
             sys.executable,
             "-m",

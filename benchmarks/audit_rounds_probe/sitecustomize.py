@@ -9,6 +9,7 @@ import atexit
 import json
 import os
 import sys
+import time
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def _start() -> None:
     sys.path.insert(0, os.environ["SECUREFDA_BENCHMARKS"])
     from audit_rounds_shares import Shares, replace  # noqa: PLC0415 - not before the services are
 
-    shares = Shares()
+    shares = Shares(getattr(time, os.environ["SECUREFDA_CLOCK"]))
     replace(shares)
     atexit.register(_leave, shares)
 
