@@ -6,9 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace as made_anew
 from functools import wraps
 from typing import Any
 
+from securefda.audit.kept import KeptMessages
+from securefda.audit.log import AuditLog
+from securefda.audit.names import LogName
+from securefda.audit.records import Entry
 from securefda.rounds.journal import Journal
 from securefda.rounds.witness import Witness
 from securefda.transport.recorder import MessageRecorder
@@ -20,12 +25,12 @@ WITNESSING = (*((Witness, name) for name in ("renew", "show", "cosign", "take", 
 class Shares:
     """Seconds by kind; what is called inside another kind's call counts once, as its own.
 
-    ``clock`` is `time.perf_counter`, or `time.thread_time` for what the processor does: without waiting for the disk,
-    nor for a core that another site has.
+    ``clock`` is that of `time`: ``perf_counter``, or ``thread_time`` for what the processor does, without waiting for
+    the disk, nor for a core that another site has.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self, clock: str = "perf_counter") -> None:
+        self._clock: Callable[[], float] = lambda: getattr(time, clock)()  # noqa: PLW0108 - as it is when it is read
         self.seconds: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self._inner: list[float] = []
@@ -67,3 +72,35 @@ def timing() -> Iterator[Shares]:
     finally:
         for kind, name, work in before:
             setattr(kind, name, work)
+
+
+class _Second:
+    """A second log of the same records and messages, in a folder of its own beside the first."""
+
+    def __init__(self, journal: Journal) -> None:
+        parent = journal.folder.parent.with_name("audit-again")
+        name = LogName("again", "site", "again")
+        self.log = AuditLog.open(parent, name, journal._key, journal._clock)
+        self.kept = KeptMessages(parent / name.run)
+
+
+def write_twice() -> None:
+    """Have every record and every kept message of this process written a second time, also as durably."""
+    append, keep = Journal.append, Journal.keep
+    seconds: dict[int, _Second] = {}
+
+    def second_of(journal: Journal) -> _Second:
+        if id(journal) not in seconds:
+            seconds[id(journal)] = _Second(journal)
+        return seconds[id(journal)]
+
+    def append_twice(self: Journal, entry: Entry, *, durable: bool = False) -> None:
+        append(self, entry, durable=durable)
+        if self.run:  # not while it is being opened
+            second_of(self).log.append(made_anew(entry), durable=durable)
+
+    def keep_twice(self: Journal, round_number: int, message: bytes) -> None:
+        keep(self, round_number, message)
+        second_of(self).kept.keep(round_number, message)
+
+    Journal.append, Journal.keep = append_twice, keep_twice  # type: ignore[method-assign]

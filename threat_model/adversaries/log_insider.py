@@ -99,6 +99,7 @@ class LogInsider:
             note = Note.parse(file.read_bytes())
             for site, own in (cosigners or {}).items():
                 note = note.signed(notes.cosign(note.text, witness_name(self.name.federation, site), own, 1))
+            file.unlink()  # the newest has two names
             file.write_bytes(note.to_bytes())
         for name in (TAIL, "tile", CHECKPOINT, CHECKPOINTS):
             self._take_over(made / name)
