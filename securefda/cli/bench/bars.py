@@ -141,7 +141,7 @@ class SelectionHolds:
     def misses(self, results: Results) -> Iterator[str]:
         """See `Bar`."""
         found = judgements(results)
-        if len(found) < len(results.columns):
+        if not found or len(found) < len(results.columns):
             yield missing("grid", *FIXED_CANDIDATES, "auto")
             return
         right = sum(one.holds(self.within) for one in found) / len(found)
