@@ -42,10 +42,10 @@ def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
     """Run a block with torch's global generators seeded, and put those of the CPU and of a CUDA ``device`` back.
 
     Layers draw their first weights, and dropout its masks, from the global generators. These belong to the process,
-    so blocks in other threads wait for this one. Generators of other accelerators are left seeded.
+    so blocks in other threads wait for this one. Generators of accelerators other than CUDA are left seeded.
     """
     with _own_generators(device):
-        torch.manual_seed(seed)
+        _seed(seed, device)
         yield
 
 
@@ -57,12 +57,20 @@ def secret_torch(random_bytes: Callable[[int], bytes], device: torch.device) -> 
     drawn. A GPU's keeps the 64 bits of its seed.
     """
     with _own_generators(device):
-        torch.manual_seed(int.from_bytes(random_bytes(8), "little"))
+        _seed(int.from_bytes(random_bytes(8), "little"), device)
         words = np.frombuffer(random_bytes(4 * _TWISTER_WORDS), dtype="<u4").astype(np.int64)
         state = torch.get_rng_state()
         state[_TWISTER_AT : _TWISTER_AT + 8 * _TWISTER_WORDS].view(torch.int64).copy_(torch.from_numpy(words))
         torch.set_rng_state(state)
         yield
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed the generators that layers on ``device`` draw from: their weights come from the CPU's."""
+    if device.type == "cpu":  # torch's own function prepares all accelerators too, each time, which takes milliseconds
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
+from securefda.adaptation.strategy import Rule, choose_rule
 from securefda.cli.bench.published import MEAN
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Judgement:
     Attributes:
         column: where.
         distance: d², the estimated error of source_only; ``variance``: σ², that of target_only. Mean over seeds.
-        predicted: the rule with the smallest estimated error; ``actual``: with the smallest loss.
+        predicted: the rule that ``auto`` takes for these errors; ``actual``: the one with the smallest loss.
         losses: rule -> mean loss over seeds.
     """
 
@@ -169,7 +170,7 @@ def judgements(results: Results) -> list[Judgement]:
                 column,
                 distance=errors["source_only"],
                 variance=errors["target_only"],
-                predicted=min(FIXED_CANDIDATES, key=lambda rule: errors[rule]),
+                predicted=choose_rule({Rule(rule): errors[rule] for rule in FIXED_CANDIDATES}),
                 actual=min(FIXED_CANDIDATES, key=lambda rule: known[rule]),
                 losses=known,
             )

@@ -81,12 +81,19 @@ def _over(data: str, setting: str, values: tuple[float, ...]) -> tuple[Column, .
 
 
 def _grid(data: str) -> tuple[Column, ...]:
-    """Every shift with every number of labelled rows: d² grows with the one, and σ² falls with the other."""
+    """Every shift with every number of labelled rows: d² grows with the one, and σ² falls with the other.
+
+    Of the target's rows a tenth makes a step, so that all columns have rounds of ten steps.
+    """
     return tuple(
         Column(
             data,
             f"shift {shift:g}, {rows} rows",
-            (f"task.options.shift={shift}", f"task.options.target-rows={rows}"),
+            (
+                f"task.options.shift={shift}",
+                f"task.options.target-rows={rows}",
+                f"training.target.batch-size={rows // 10}",
+            ),
             x=shift,
             y=rows,
         )
