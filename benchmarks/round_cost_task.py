@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from securefda.tasks import Samples, Task, TaskSettings
+from securefda.tasks import Samples, TaskSettings
+from securefda.tasks.classification import Classification
 
 ROWS = 8
 FEATURES, HIDDEN, CLASSES = 20, 32, 10
 FEWEST_PARAMS = 1000
 
 
-class Wide(Task):
+class Wide(Classification):
     """Three linear layers, the middle one as wide as ``parameters`` asks for; rows are noise, labels by chance."""
 
     separate_rows = True
@@ -39,18 +40,6 @@ class Wide(Task):
     def test_data(self, site: str) -> Samples:
         """The rows that one site holds out."""
         return self._rows(site, part=1)
-
-    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Cross entropy, a mean over the batch."""
-        return nn.functional.cross_entropy(outputs, labels)
-
-    def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The same of each row by itself."""
-        return nn.functional.cross_entropy(outputs, labels, reduction="none")
-
-    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Accuracy alone; it means nothing here."""
-        return {"accuracy": float((outputs.argmax(dim=1) == labels).double().mean())}
 
     def _rows(self, site: str, *, part: int) -> Samples:
         sites = (self.settings.target, *self.settings.sources)

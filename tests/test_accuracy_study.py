@@ -16,7 +16,7 @@ def suite(name, out, *arguments):
     return data
 
 
-@pytest.mark.timeout(1800)  # 9 runs of 20 rounds: half a minute on two idle cores
+@pytest.mark.timeout(1800)  # 9 runs of 20 rounds, on a machine that may be busy
 def test_on_digits_fedgp_auto_beats_either_side_alone(tmp_path):
     result = suite("digits", tmp_path, "--seeds", "3", "--rules", "source_only,target_only,fedgp_auto")
     mean = {rule: of_rule["digits"]["target"] for rule, of_rule in result["means"].items()}
@@ -27,7 +27,7 @@ def test_on_digits_fedgp_auto_beats_either_side_alone(tmp_path):
 
 
 @pytest.mark.data
-@pytest.mark.timeout(1800)  # 60 runs of 55 rounds: some minutes on two idle cores
+@pytest.mark.timeout(1800)  # 60 runs of 55 rounds, likewise
 def test_on_fed_heart_both_auto_rules_reach_the_published_accuracy(fed_heart_data, tmp_path):
     rules = "source_only,fedda_auto,fedgp_auto"
     result = suite("fed-heart", tmp_path, "--data-dir", fed_heart_data, "--rules", rules)

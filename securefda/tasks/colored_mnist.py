@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from securefda.errors import ConfigError
-from securefda.tasks.base import Samples, Task, TaskSettings
+from securefda.tasks.base import Samples, TaskSettings
+from securefda.tasks.classification import Classification
 from securefda.tasks.idx import SIDE, LabelledImages
 from securefda.tasks.images import MNIST, chosen_set, read_set
 
@@ -40,14 +41,15 @@ class _Domain:
     test: Samples
 
 
-class ColoredMnist(Task):
+class ColoredMnist(Classification):
     """Two classes, 2 x 14 x 14 pixels; sites are plus-90, plus-80 and minus-90, any one of them the target.
 
     The seed deals out the images in three equal parts, one for each domain whoever is the target. An image is every
     second pixel of every second row. Its label is 1 below five, and wrong in a quarter of the cases; its colour (which
     of the two channels it is in) is the label, and another in 10, 20 or 90 % of the cases. So the digit's shape
     predicts the label in 75 % of the cases everywhere, and its colour in 90, 80 and 90, there the other way round.
-    A site trains on half of its images and tests on the others. The target has labels for the first ``target-rows``.
+    A site trains on half of its images and tests on the others, whose labels are as noisy: nobody gets more than 90 %
+    of them right, and 80 % at plus-80. The target has labels for the first ``target-rows``.
 
     What differs from the paper: two convolutions of 8 and 16 channels in place of DomainBed's four of 64 and 128, of
     which a narrow copy learns the few labelled rows by their shapes; the 10,000 images of t10k rather than all 70,000
@@ -95,18 +97,6 @@ class ColoredMnist(Task):
     def oracle_data(self) -> Samples:
         """Return all training rows of the target with their labels."""
         return self._domain(self.settings.target).train
-
-    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the logits."""
-        return nn.functional.cross_entropy(outputs, labels)
-
-    def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the cross-entropy of each row's logits."""
-        return nn.functional.cross_entropy(outputs, labels, reduction="none")
-
-    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the accuracy on the noisy labels, of which nobody can get more than 90 % (80 % at plus-80)."""
-        return {"accuracy": float((outputs.argmax(dim=1) == labels).double().mean())}
 
     @cached_property
     def _images(self) -> LabelledImages:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from securefda.tasks.base import Samples, Task, TaskSettings
+from securefda.tasks.base import Samples, TaskSettings
+from securefda.tasks.classification import Classification
 
 _SIDE = 8
 _PIXELS = _SIDE * _SIDE
@@ -32,7 +33,7 @@ _ANGLE_DEGREES = 40.0
 _SOURCE_VARIATIONS = ((1.0, 0, 0), (0.7, 0, 1), (1.3, 0, -1), (0.5, 1, 0), (1.5, -1, 0))
 
 
-class Digits(Task):
+class Digits(Classification):
     """Ten classes; a perceptron with one hidden layer, 9,610 parameters; any number of sources, any site ids.
 
     The seed deals out the rows: 500 to the target's test, 400 to the target's training, of which it has labels for
@@ -77,18 +78,6 @@ class Digits(Task):
     def oracle_data(self) -> Samples:
         """Return the target's 400 training rows with all of their labels."""
         return _rows(self._target, slice(_TARGET_TEST_ROWS, None))
-
-    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the logits."""
-        return nn.functional.cross_entropy(outputs, labels)
-
-    def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the cross-entropy of each row's logits."""
-        return nn.functional.cross_entropy(outputs, labels, reduction="none")
-
-    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the accuracy."""
-        return {"accuracy": float((outputs.argmax(dim=1) == labels).double().mean())}
 
     @cached_property
     def _order(self) -> NDArray[np.int64]:

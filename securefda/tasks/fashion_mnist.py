@@ -13,10 +13,11 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from securefda.errors import DataError
-from securefda.tasks.base import Samples, Task, TaskSettings
+from securefda.tasks.base import Samples, TaskSettings
+from securefda.tasks.classification import Classification
 from securefda.tasks.idx import CLASSES, LabelledImages
 from securefda.tasks.images import FASHION_MNIST, chosen_set, read_set
 
@@ -46,7 +47,7 @@ class _Deal:
     sources: _Rows
 
 
-class _FashionMnist(Task):
+class _FashionMnist(Classification):
     """Ten classes, 1 x 28 x 28 pixels, the paper's network; subclasses say whose the images are."""
 
     separate_rows = True
@@ -90,18 +91,6 @@ class _FashionMnist(Task):
     def oracle_data(self) -> Samples:
         """Return all training rows of the target with their labels."""
         return self._noisy(self._deal.pool, part=1)
-
-    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the logits."""
-        return nn.functional.cross_entropy(outputs, labels)
-
-    def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the cross-entropy of each row's logits."""
-        return nn.functional.cross_entropy(outputs, labels, reduction="none")
-
-    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the accuracy."""
-        return {"accuracy": float((outputs.argmax(dim=1) == labels).double().mean())}
 
     @cached_property
     def _images(self) -> LabelledImages:

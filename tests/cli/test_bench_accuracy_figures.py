@@ -157,6 +157,13 @@ def test_selection_holds_where_the_predicted_rule_is_best_on_three_of_four_point
     ]
 
 
+def test_of_equal_estimates_the_rule_is_predicted_that_auto_takes():
+    none = dict.fromkeys(CANDIDATES, 0.0) | {"target_only": 1.0}
+    assert said(SelectionHolds(), grid([point("fedgp_auto")], [none])) == []
+    (line,) = said(SelectionHolds(), grid([point("source_only")], [none]))
+    assert "right on 0% of the grid" in line
+
+
 @pytest.mark.parametrize(("loss", "missed"), [(1.019, 0), (1.021, 1)])
 def test_a_rule_within_two_percent_of_the_best_loss_counts_as_best(loss, missed):
     losses = [point("fedgp_auto", 1.0) | {"fedda_auto": loss}]

@@ -11,15 +11,10 @@ from securefda.cli.bench.suites import DATA, RULES, SUITES
 from securefda.errors import ConfigError
 
 FILES = Path("/nowhere")
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-# A suite needs the example federations of all its data sets.
-READY = [
-    name for name, suite in SUITES.items() if all((EXAMPLES / f"{DATA[d].example}.toml").is_file() for d in suite.data)
-]
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("suite", READY)
+@pytest.mark.parametrize("suite", SUITES)
 def test_every_run_of_every_suite_has_a_configuration_of_its_own_at_the_level(suite, level):
     request = Request(suite, level=level, seeds=2, data_dir=FILES)
     planned = plan(request)
@@ -106,3 +101,12 @@ def test_a_request_that_cannot_be_is_refused_with_the_option_or_the_setting(chan
         plan(Request(**{"suite": "digits"} | changes))
     assert error.value.key == key
     assert error.value.hint
+
+
+def test_every_round_of_the_rbf_grid_has_ten_steps_at_every_site():
+    for one in plan(Request("rbf", seeds=1)):
+        target, source = one.job.config.training.target, one.job.config.training.source
+        options = one.job.config.task.options
+        assert options["target-rows"] == 10 * target.batch_size
+        assert options["source-rows"] == 10 * source.batch_size
+        assert (target.epochs, source.epochs) == (1, 1)

@@ -11,7 +11,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from securefda.cli.bench.bars import FIXED_CANDIDATES, Judgement, SelectionHolds, judgements
+from securefda.adaptation.strategy import CANDIDATES
+from securefda.cli.bench.bars import Judgement, SelectionHolds, judgements
 from securefda.cli.bench.plot_style import style
 from securefda.cli.bench.results import BySeed, Results
 from securefda.cli.bench.suite import Plot, Suite
@@ -171,7 +172,7 @@ def _selection(suite: Suite, results: Results) -> Figure | None:
 
 
 def _grid_panel(axes: Axes, found: list[Judgement], choice: Callable[[Judgement], str], title: str) -> None:
-    for rule in FIXED_CANDIDATES:
+    for rule in CANDIDATES:
         chosen = [one for one in found if choice(one) == rule]
         axes.scatter(
             [one.distance for one in chosen],

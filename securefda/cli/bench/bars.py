@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
-from securefda.adaptation.strategy import Rule, choose_rule
+from securefda.adaptation.strategy import CANDIDATES, choose_rule
 from securefda.cli.bench.published import MEAN
 
 if TYPE_CHECKING:
     from securefda.cli.bench.results import Results
     from securefda.cli.bench.suite import Column
-
-FIXED_CANDIDATES = ("target_only", "source_only", "fedda_auto", "fedgp_auto")
-"""The rules that ``auto`` chooses from, each on its own."""
 
 
 class Bar(Protocol):
@@ -143,13 +140,13 @@ class SelectionHolds:
         """See `Bar`."""
         found = judgements(results)
         if not found or len(found) < len(results.columns):
-            yield missing("grid", *FIXED_CANDIDATES, "auto")
+            yield missing("grid", *CANDIDATES, "auto")
             return
         right = sum(one.holds(self.within) for one in found) / len(found)
         if right < self.share:
             yield f"MISSED: the estimated errors are right on {right:.0%} of the grid, must be on {self.share:.0%}"
         for one in found:
-            worst = max(one.losses[rule] for rule in FIXED_CANDIDATES)
+            worst = max(one.losses[rule] for rule in CANDIDATES)
             if one.losses["auto"] > worst:
                 yield f"MISSED: {one.column.name}: loss of auto is {one.losses['auto']:.4g}, of the worst {worst:.4g}"
         if (lost := _lost(results)) > self.points:
@@ -161,7 +158,7 @@ def judgements(results: Results) -> list[Judgement]:
     found = []
     for column in results.columns:
         errors = results.mean_errors("auto", column)
-        losses = {rule: results.mean_loss(rule, column) for rule in (*FIXED_CANDIDATES, "auto")}
+        losses = {rule: results.mean_loss(rule, column) for rule in (*CANDIDATES, "auto")}
         known = {rule: loss for rule, loss in losses.items() if loss is not None}
         if not errors or len(known) < len(losses):
             continue
@@ -170,8 +167,8 @@ def judgements(results: Results) -> list[Judgement]:
                 column,
                 distance=errors["source_only"],
                 variance=errors["target_only"],
-                predicted=choose_rule({Rule(rule): errors[rule] for rule in FIXED_CANDIDATES}),
-                actual=min(FIXED_CANDIDATES, key=lambda rule: known[rule]),
+                predicted=choose_rule({rule: errors[rule] for rule in CANDIDATES}),
+                actual=min(CANDIDATES, key=lambda rule: known[rule]),
                 losses=known,
             )
         )
@@ -186,7 +183,7 @@ def missing(where: str, *rules: str) -> str:
 def _lost(results: Results) -> float:
     """Points of accuracy that auto is below the best fixed rule, mean over the columns."""
     return fmean(
-        max(_known(results, rule, column) for rule in FIXED_CANDIDATES) - _known(results, "auto", column)
+        max(_known(results, rule, column) for rule in CANDIDATES) - _known(results, "auto", column)
         for column in results.columns
     )
 
