@@ -6,19 +6,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace as made_anew
 from functools import wraps
 from typing import Any
 
-from securefda.audit.kept import KeptMessages
-from securefda.audit.log import AuditLog
-from securefda.audit.names import LogName
 from securefda.audit.records import Entry
 from securefda.rounds.journal import Journal
 from securefda.rounds.witness import Witness
+from securefda.secagg.messages import Body, Signed
+from securefda.transport.observer import Direction
 from securefda.transport.recorder import MessageRecorder
 
 LOGGING = ((Journal, "append"), (Journal, "event"), (Journal, "keep"), (MessageRecorder, "_entry"))
+STAY = frozenset({"run-began", "restarted", "run-ended", "checkpoint-signed", "checkpoint-cosigned"})
 WITNESSING = (*((Witness, name) for name in ("renew", "show", "cosign", "take", "check_header")), (Journal, "save"))
 
 
@@ -74,33 +73,29 @@ def timing() -> Iterator[Shares]:
             setattr(kind, name, work)
 
 
-class _Second:
-    """A second log of the same records and messages, in a folder of its own beside the first."""
+def log_nothing() -> None:
+    """Have this process write no record of a message or of what a round decided, and keep no message.
 
-    def __init__(self, journal: Journal) -> None:
-        parent = journal.folder.parent.with_name("audit-again")
-        name = LogName("again", "site", "again")
-        self.log = AuditLog.open(parent, name, journal._key, journal._clock)
-        self.kept = KeptMessages(parent / name.run)
+    Only the events that begin and end a log stay, and those of checkpoints: sites go on cosigning a log that grows.
+    """
+    append = Journal.append
 
+    def append_what_stays(self: Journal, entry: Entry, *, durable: bool = False) -> None:
+        if entry.type in STAY:
+            append(self, entry, durable=durable)
 
-def write_twice() -> None:
-    """Have every record and every kept message of this process written a second time, also as durably."""
-    append, keep = Journal.append, Journal.keep
-    seconds: dict[int, _Second] = {}
+    def pass_on(
+        self: MessageRecorder,
+        direction: Direction,
+        peer: int,
+        message: Signed[Body],
+        wire_bytes: int,
+        *,
+        more: bool = False,
+    ) -> None:
+        if self._run is not None:
+            self._journal.begin(self._run)
+        self._then(direction, peer, message, wire_bytes, more=more)
 
-    def second_of(journal: Journal) -> _Second:
-        if id(journal) not in seconds:
-            seconds[id(journal)] = _Second(journal)
-        return seconds[id(journal)]
-
-    def append_twice(self: Journal, entry: Entry, *, durable: bool = False) -> None:
-        append(self, entry, durable=durable)
-        if self.run:  # not while it is being opened
-            second_of(self).log.append(made_anew(entry), durable=durable)
-
-    def keep_twice(self: Journal, round_number: int, message: bytes) -> None:
-        keep(self, round_number, message)
-        second_of(self).kept.keep(round_number, message)
-
-    Journal.append, Journal.keep = append_twice, keep_twice  # type: ignore[method-assign]
+    Journal.append = append_what_stays  # type: ignore[method-assign]
+    MessageRecorder.__call__ = pass_on  # type: ignore[method-assign]

@@ -1,13 +1,12 @@
 """The signed messages that a site keeps beside its log, verbatim: a record has their digest, and here is the evidence.
 
-They are opaque here. A file of each round holds them one behind the other, each after its length in 4 bytes.
+They are opaque here. One file holds them one behind the other, each after its length in 4 bytes.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,10 @@ from typing import BinaryIO, Final
 
 from securefda.audit.store import FILE_MODE, AuditError, disk_error, disk_errors, make_folder
 
-FOLDER: Final = "messages"
+FILE: Final = "messages.bin"
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 """Of one message; the largest frame that the transport can be set to."""
 _LENGTH_BYTES = 4
-_NAME = re.compile(r"round-([0-9]{4,16})\.bin")
 
 
 class KeptMessages:
@@ -30,60 +28,51 @@ class KeptMessages:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / FOLDER
-        self._open: dict[int, int] = {}
-        """Round -> file: the last round, and 0, to which messages come in between."""
+        self._path = folder / FILE
+        self._file = -1
 
-    def keep(self, round_number: int, message: bytes) -> None:
-        """Keep a message of a round, 0 for one outside rounds. It is not forced to the disk: the record of it may be.
+    def keep(self, message: bytes) -> None:
+        """Keep a message. It is not forced to the disk: the record of it may be.
 
         Raises:
             AuditError: it cannot be written.
         """
         data = len(message).to_bytes(_LENGTH_BYTES, "big") + message
         try:
-            file = self._open.get(round_number, -1)
-            if file < 0:
-                file = self._open_file(round_number)
-            if (written := os.write(file, data)) != len(data):
-                os.ftruncate(file, os.fstat(file).st_size - written)
+            if self._file < 0:
+                self._open()
+            if (written := os.write(self._file, data)) != len(data):
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            raise disk_error(self._path(round_number), "written", error) from error
+            raise disk_error(self._path, "written", error) from error
 
     def close(self) -> None:
-        """Close the files."""
-        for file in self._open.values():
-            os.close(file)
-        self._open.clear()
+        """Close the file; the next message opens it again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
-    def _path(self, round_number: int) -> Path:
-        return self._folder / f"round-{round_number:04d}.bin"
-
-    def _open_file(self, round_number: int) -> int:
-        for other in [other for other in self._open if other and round_number]:
-            os.close(self._open.pop(other))
-        make_folder(self._folder)
-        path = self._path(round_number)
+    def _open(self) -> None:
+        make_folder(self._path.parent)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = self._open[round_number] = os.open(path, flags, FILE_MODE)
-        os.ftruncate(file, _whole_length(path))  # what a crash left of a message would spoil those behind it
-        return file
+        self._file = os.open(self._path, flags, FILE_MODE)
+        os.ftruncate(self._file, _whole_length(self._path))  # what a crash left of one would spoil those behind it
 
 
-def read_kept(folder: Path) -> Iterator[tuple[int, bytes]]:
-    """The messages beside a log with their rounds, in the order of rounds; what a crash left of one that is not whole
-    is left out.
+def read_kept(folder: Path) -> Iterator[bytes]:
+    """The messages beside a log as they came; what a crash left of one that is not whole is left out.
 
     Raises:
-        AuditError: a file cannot be read.
+        AuditError: the file cannot be read.
     """
-    kept = folder / FOLDER
-    if not kept.is_dir():
-        return
-    names = [(int(match[1]), file) for file in kept.iterdir() if (match := _NAME.fullmatch(file.name))]
-    for round_number, path in sorted(names):
-        with disk_errors(path, "read"), _regular(path) as file:
+    path = folder / FILE
+    with disk_errors(path, "read"):
+        try:
+            file = _regular(path)
+        except FileNotFoundError:
+            return
+        with file:
             while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
                 length = int.from_bytes(head, "big")
                 if length == 0:  # what a file system leaves of what it lost
@@ -92,7 +81,7 @@ def read_kept(folder: Path) -> Iterator[tuple[int, bytes]]:
                     raise AuditError(path, "holds no kept messages", hint="put the log back as it was written")
                 message = file.read(length)
                 if len(message) == length:
-                    yield round_number, message
+                    yield message
 
 
 def _regular(path: Path) -> BinaryIO:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.audit.merkle import consistency_proof, leaf_hash
 from securefda.audit.names import LogName
 from securefda.audit.notes import Checkpoint, Note, NoteKey, Signature, SignatureError, check_signature, sign
-from securefda.audit.records import Entry, Record, format_time
+from securefda.audit.records import Entry, encode_record, format_time
 from securefda.audit.recovery import State, read_checkpoint, recover
 from securefda.audit.store import (
     CHECKPOINT,
@@ -110,10 +110,12 @@ class AuditLog:
             AuditError: it could not be written, or not all that follows from it; what it tells of must not happen.
             RecordError: it is too long for a record.
         """
-        with self._alone():
-            seq = self.size
-            record = Record(seq, format_time(self._clock()), self._name.party, self._name.run, entry).to_bytes()
-            try:  # not `_dead_on_error`: this is called for every message, and a context costs as much as the write
+        self._require_no_fork()
+        with self._mutex:  # neither `_alone` nor `_dead_on_error`: a context of ours costs as much as the write
+            self._require_usable()
+            seq = self._state.levels.size
+            record = encode_record(seq, format_time(self._clock()), self._name.party, self._name.run, entry)
+            try:
                 self._write_tail(pack(record), durable=durable)
                 if full := self._state.levels.append(leaf_hash(record)):
                     self._finish_bundle(full)
@@ -312,14 +314,20 @@ class AuditLog:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
+        self._require_no_fork()
+        with self._mutex:
+            self._require_usable()
+            yield
+
+    def _require_no_fork(self) -> None:
         if os.getpid() != self._process:  # the lock is shared with the parent, and what is in memory is not
             raise AuditError(self._folder, "was opened before this process was forked", hint="open it after the fork")
-        with self._mutex:
-            if (cause := self._died_of) is not None:  # whoever comes next says it as well
-                raise AuditError(cause.file, cause.what, hint=cause.hint) from cause
-            if not self._usable:
-                raise AuditError(self._folder, "was closed", hint="open it again")
-            yield
+
+    def _require_usable(self) -> None:
+        if (cause := self._died_of) is not None:  # whoever comes next says it as well
+            raise AuditError(cause.file, cause.what, hint=cause.hint) from cause
+        if not self._usable:
+            raise AuditError(self._folder, "was closed", hint="open it again")
 
     @contextmanager
     def _dead_on_error(self) -> Iterator[None]:

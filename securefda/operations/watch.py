@@ -135,9 +135,9 @@ class SourceWatch:
         self._run = ""
         book.run_id = lambda: self._run
 
-    def hear(self, direction: object, peer: int, message: Signed[Body], wire_bytes: int) -> None:
+    def hear(self, direction: object, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False) -> None:
         """An observer of messages: headers say which run this is, and types which phase. Nothing else is used."""
-        del direction, peer, wire_bytes
+        del direction, peer, wire_bytes, more
         if isinstance(message.body, Header):
             self._run = message.body.run_id.hex()
         self._book.phase = _PHASES.get(type(message.body), self._book.phase)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,6 +96,8 @@ class Journal:
         Raises:
             AuditError: it cannot be written, is not what was signed, or another process writes it.
         """
+        if run == self.run:  # at every message: without the lock, for it is set when all is done
+            return
         with self._opening_lock:
             if run != self.run:
                 self._begin(run)
@@ -123,8 +124,10 @@ class Journal:
         Raises:
             AuditError: it cannot be written: what it tells of must not happen.
         """
-        with self._fits():
+        try:
             self._open_log.append(entry, durable=durable)
+        except RecordError as error:
+            raise self._does_not_fit(error) from error
 
     def event(
         self,
@@ -136,8 +139,10 @@ class Journal:
     ) -> None:
         """Write an event of the attempt that ``header`` opens, or of none. Raises AuditError."""
         round_number, attempt, session = place_of(header)
-        with self._fits():
+        try:
             entry = Entry("event", kind, round=round_number, attempt=attempt, session=session, dp=dp, facts=facts)
+        except RecordError as error:
+            raise self._does_not_fit(error) from error
         self.append(entry)
 
     def enter(self, header: Signed[Header]) -> None:
@@ -167,9 +172,9 @@ class Journal:
         )
         self.append(Entry("event", "ledger-updated", round=event.round, attempt=event.attempt, dp=dp), durable=True)
 
-    def keep(self, round_number: int, message: bytes) -> None:
+    def keep(self, message: bytes) -> None:
         """Keep a signed message beside the log, as evidence. Raises AuditError."""
-        self._kept.keep(round_number, message)
+        self._kept.keep(message)
 
     def checkpoint(self) -> Note:
         """Sign the log as it is; its records are on the disk then, the note is once it is saved. Raises AuditError."""
@@ -204,13 +209,9 @@ class Journal:
         self._require_run()
         return self._log  # type: ignore[return-value]  # there is one in a run
 
-    @contextmanager
-    def _fits(self) -> Iterator[None]:
+    def _does_not_fit(self, error: RecordError) -> AuditError:
         """What no record can hold ends the site's part as a full disk does: it must not be left out."""
-        try:
-            yield
-        except RecordError as error:
-            raise AuditError(self._parent, f"cannot hold this: {error}", hint="report it as a fault") from error
+        return AuditError(self._parent, f"cannot hold this: {error}", hint="report it as a fault")
 
     def _require_run(self) -> None:
         if self._log is None:

@@ -94,22 +94,29 @@ class MemoryNetwork:
             raise failure
 
     def _post(self, sends: list[Send]) -> None:
-        for send in sends:
-            self._enqueue(self._target, send.to, send.parcel)
+        for number, send in enumerate(sends, 1):
+            self._enqueue(self._target, send.to, send.parcel, more=number < len(sends))
 
     def _submit(self, parcel: Parcel) -> None:
         self._enqueue(parcel.message.sender, self._target, parcel)
 
-    def _enqueue(self, sender: int, to: int, parcel: Parcel) -> None:
+    def _enqueue(self, sender: int, to: int, parcel: Parcel, *, more: bool = False) -> None:
         digests_beside(parcel.message.body, len(parcel.vectors))  # as the network of processes, which sends no others
-        self._observe(sender, Direction.SENT, to, parcel.message, parcel.vectors)
+        self._observe(sender, Direction.SENT, to, parcel.message, parcel.vectors, more=more)
         self._queue.append((sender, to, encode_signed(parcel.message), parcel.vectors))
 
     def _observe(
-        self, site: int, direction: Direction, peer: int, message: Signed[Body], vectors: tuple[Any, ...]
+        self,
+        site: int,
+        direction: Direction,
+        peer: int,
+        message: Signed[Body],
+        vectors: tuple[Any, ...],
+        *,
+        more: bool = False,
     ) -> None:
         observer = self._observers.get(site, ignore)
-        observer(direction, peer, message, wire_size(message, sum(len(vector) for vector in vectors)))
+        observer(direction, peer, message, wire_size(message, sum(len(vector) for vector in vectors)), more=more)
 
 
 class _SiteRecorder:

@@ -15,9 +15,11 @@ class TrafficMeter:
         self._up: Counter[int] = Counter()
         self._down: Counter[int] = Counter()
 
-    def __call__(self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int) -> None:
+    def __call__(
+        self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False
+    ) -> None:
         """Take note of a message."""
-        del message  # only its size counts
+        del message, more  # only its size counts
         (self._down if direction is Direction.SENT else self._up)[peer] += wire_bytes
 
     def counts(self) -> tuple[dict[int, int], dict[int, int]]:

@@ -23,7 +23,9 @@ class MessageObserver(Protocol):
     transport: what cannot be recorded does not happen.
     """
 
-    def __call__(self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int) -> None:
+    def __call__(
+        self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False
+    ) -> None:
         """Take note of a message.
 
         Args:
@@ -31,6 +33,8 @@ class MessageObserver(Protocol):
             peer: roster index of the site at the other end of the connection.
             message: the message; its signature has not been checked yet where it was received.
             wire_bytes: what :func:`wire_size` says of it, the same number at both ends.
+            more: another message follows at once, and none of them leaves before it was shown: what has to be on the
+                disk by then may be forced to it with the last.
         """
 
 
@@ -39,5 +43,5 @@ def wire_size(message: Signed[Body], vector_bytes: int) -> int:
     return len(message.signed_bytes) + len(message.signature) + vector_bytes
 
 
-def ignore(direction: Direction, peer: int, message: Signed[Body], wire_bytes: int) -> None:
+def ignore(direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False) -> None:
     """The observer of a site that keeps no log."""

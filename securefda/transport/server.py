@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import grpc
@@ -101,15 +101,23 @@ class AggregatorServer:
             ConfigError: the message is larger than ``transport.max-message-bytes``.
             ValueError: the vectors are not the ones that the body names.
         """
-        entry = self._table.sites.get(site)
-        if entry is None or not entry.instance_id:
-            raise ConnectionFailed(f"source {site} has not joined")
-        digests = digests_beside(parcel.message.body, len(parcel.vectors))
-        lengths = tuple(memoryview(vector).nbytes for vector in parcel.vectors)
-        self._table.note(Direction.SENT, site, parcel.message, wire_size(parcel.message, sum(lengths)))
-        for digest, vector in zip(digests, parcel.vectors, strict=True):
-            self._table.attachments.publish(digest, vector, site)
-        entry.link.push(parcel.message, lengths)
+        await self.send_all([(site, parcel)])
+
+    async def send_all(self, sends: Sequence[tuple[int, Parcel]]) -> None:
+        """As `send`, of several: all of them are shown to the observer before the first leaves."""
+        for site, _ in sends:
+            entry = self._table.sites.get(site)
+            if entry is None or not entry.instance_id:
+                raise ConnectionFailed(f"source {site} has not joined")
+        digests = [digests_beside(parcel.message.body, len(parcel.vectors)) for _, parcel in sends]
+        lengths = [tuple(memoryview(vector).nbytes for vector in parcel.vectors) for _, parcel in sends]
+        for at, (site, parcel) in enumerate(sends):
+            size = wire_size(parcel.message, sum(lengths[at]))
+            self._table.note(Direction.SENT, site, parcel.message, size, more=at + 1 < len(sends))
+        for at, (site, parcel) in enumerate(sends):
+            for digest, vector in zip(digests[at], parcel.vectors, strict=True):
+                self._table.attachments.publish(digest, vector, site)
+            self._table.sites[site].link.push(parcel.message, lengths[at])
 
     def drop_attachments(self) -> None:
         """Withdraw every vector, and the messages with vectors that a source has not taken yet."""

@@ -102,10 +102,12 @@ class SiteTable:
         frame.welcome.run_id = self.run_id
         return frame
 
-    def note(self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int) -> None:
+    def note(
+        self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False
+    ) -> None:
         """Show a message to the observer. If it raises, the aggregator's ``receive`` raises the same from then on."""
         try:
-            self._observer(direction, peer, message, wire_bytes)
+            self._observer(direction, peer, message, wire_bytes, more=more)
         except BaseException as error:
             self.events.fail(error)
             raise

@@ -134,8 +134,7 @@ class KeptStatements:
     def _all(self) -> Iterator[bytes]:
         for folder in self._folders:
             try:
-                for _, data in read_kept(folder):
-                    yield data
+                yield from read_kept(folder)
             except AuditError as error:  # one site's rubbish must not keep others from being read
                 self.faults[folder] = str(error)
 

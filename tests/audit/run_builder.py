@@ -145,7 +145,7 @@ class Site:
             )
         )
         if passing.keeps and message.type_name not in _KEPT_NEVER:
-            self.kept.keep(number, wire.encode_signed(message))
+            self.kept.keep(wire.encode_signed(message))
 
     def cosigned(self, size: int, by: str, text: str) -> None:
         key = NoteKey(witness_name("study", by), COSIGNATURE_V1, PUBLIC[by])

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from securefda.audit.kept import FOLDER, KeptMessages, read_kept
+from securefda.audit.kept import FILE, KeptMessages, read_kept
 from securefda.audit.store import AuditError
 
 
-def test_messages_come_back_in_the_order_of_rounds(tmp_path: Path) -> None:
+def test_messages_come_back_as_they_came(tmp_path: Path) -> None:
     kept = KeptMessages(tmp_path)
-    for number, message in ((2, b"second"), (0, b"outside"), (2, b"third"), (10, b"tenth")):
-        kept.keep(number, message)
+    for message in (b"second", b"outside", b"second", b"tenth"):
+        kept.keep(message)
     kept.close()
 
-    assert list(read_kept(tmp_path)) == [(0, b"outside"), (2, b"second"), (2, b"third"), (10, b"tenth")]
-    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / FOLDER).iterdir()} == {0o600}
+    assert list(read_kept(tmp_path)) == [b"second", b"outside", b"second", b"tenth"]
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
 
 def test_a_log_without_kept_messages_has_none(tmp_path: Path) -> None:
@@ -29,43 +29,43 @@ def test_a_log_without_kept_messages_has_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 8, 12])
 def test_messages_behind_one_that_a_crash_tore_are_kept_whole(tmp_path: Path, cut: int) -> None:
     kept = KeptMessages(tmp_path)
-    kept.keep(1, b"whole")
-    kept.keep(1, b"not whole")
+    kept.keep(b"whole")
+    kept.keep(b"not whole")
     kept.close()
-    file = tmp_path / FOLDER / "round-0001.bin"
+    file = tmp_path / FILE
     os.truncate(file, file.stat().st_size - cut)
     restarted = KeptMessages(tmp_path)
-    restarted.keep(1, b"behind")
+    restarted.keep(b"behind")
     restarted.close()
 
-    assert list(read_kept(tmp_path)) == [(1, b"whole"), (1, b"behind")]
+    assert list(read_kept(tmp_path)) == [b"whole", b"behind"]
 
 
 def test_zeros_that_a_power_cut_left_end_a_file(tmp_path: Path) -> None:
     kept = KeptMessages(tmp_path)
-    kept.keep(1, b"whole")
+    kept.keep(b"whole")
     kept.close()
-    with (tmp_path / FOLDER / "round-0001.bin").open("ab") as file:
+    with (tmp_path / FILE).open("ab") as file:
         file.write(bytes(64))
 
-    assert list(read_kept(tmp_path)) == [(1, b"whole")]
+    assert list(read_kept(tmp_path)) == [b"whole"]
 
 
 @pytest.mark.parametrize("cut", [1, 3, 6])
 def test_what_a_crash_left_of_a_message_is_left_out(tmp_path: Path, cut: int) -> None:
     kept = KeptMessages(tmp_path)
-    kept.keep(1, b"whole")
-    kept.keep(1, b"not whole")
+    kept.keep(b"whole")
+    kept.keep(b"not whole")
     kept.close()
-    file = tmp_path / FOLDER / "round-0001.bin"
+    file = tmp_path / FILE
     os.truncate(file, file.stat().st_size - cut)
 
-    assert list(read_kept(tmp_path)) == [(1, b"whole")]
+    assert list(read_kept(tmp_path)) == [b"whole"]
 
 
 def test_a_length_that_no_message_has_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    KeptMessages(tmp_path).keep(1, b"message")
-    (tmp_path / FOLDER / "round-0001.bin").write_bytes(b"\xff\xff\xff\xff" + bytes(10))
+    KeptMessages(tmp_path).keep(b"message")
+    (tmp_path / FILE).write_bytes(b"\xff\xff\xff\xff" + bytes(10))
 
     with pytest.raises(AuditError, match="holds no kept messages"):
         list(read_kept(tmp_path))
@@ -73,8 +73,7 @@ def test_a_length_that_no_message_has_is_refused_before_it_is_read(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
 def test_a_pipe_or_a_link_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
-    (tmp_path / FOLDER).mkdir()
-    path = tmp_path / FOLDER / "round-0001.bin"
+    path = tmp_path / FILE
     if kind == "pipe":
         os.mkfifo(path)
     else:

@@ -186,6 +186,42 @@ def test_records_with_a_wrong_value_are_refused(fields: dict[str, Any]) -> None:
         Record.parse(changed(**fields))
 
 
+NAMES = st.sampled_from(["site-b", "", "Site", "a b", "-a", "a" * 64, "a\n"])
+HASHES = st.sampled_from(["cd" * 32, "", "CD" * 32, "cd" * 31, "cd" * 32 + "\n", "cd" * 32 + " ", " " + "cd" * 32])
+COUNTS = st.sampled_from([0, 1, 2**53 - 1, 2**53, -1, True, 1.0])
+
+
+@settings(max_examples=2000)
+@given(
+    st.fixed_dictionaries(
+        {
+            "direction": st.sampled_from(["sent", "received", "event", "sent MaskedInput"]),
+            "type": st.sampled_from(["MaskedInput", "Join site-b", "masked", "", "M" * 65, "release-fuse-burnt"]),
+            "round": COUNTS,
+            "attempt": COUNTS,
+            "bytes": COUNTS,
+            "session": HASHES,
+            "peer": NAMES,
+            "digest": HASHES,
+            "facts": st.sampled_from([{}, {"x": 1}, None, []]),
+        }
+    )
+)
+def test_the_quick_look_at_a_message_takes_what_a_look_at_each_field_takes(fields: dict[str, Any]) -> None:
+    entry = object.__new__(Entry)
+    for key, value in {"dp": None, **fields}.items():
+        object.__setattr__(entry, key, value)
+
+    def in_form() -> bool:
+        try:
+            entry._check()
+        except RecordError:
+            return False
+        return True
+
+    assert entry._is_message_in_form() == (in_form() and fields["direction"] != "event")
+
+
 @pytest.mark.parametrize(
     "decimal", ["1", "1.10", "01.1", "+1.1", "-1.1", "1.1 ", "nan", "inf", "1e400", "1E-05", ".5", "", 1.1]
 )

@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "audit"))
 from run_builder import ROSTER, RUN, SOURCES, TARGET, Passing, Run, folder_of, sign
 from run_lies import A, B, C, Lie, but
 
+from securefda.audit.kept import FILE
 from securefda.secagg import messages as m
 
 Capture = pytest.CaptureFixture[str]
@@ -255,10 +256,8 @@ def test_a_place_without_logs_is_one_clear_line(make: Any, tmp_path: Path, capsy
 def test_rubbish_among_the_kept_messages_is_said_and_hides_nothing(
     equivocation: Path, roster: Path, capsys: Capture
 ) -> None:
-    kept = folder_of(equivocation, A) / "messages"
-    (kept / "round-0001.bin").write_bytes(b"\xff" * 64)
-    with (kept / "round-0002.bin").open("ab") as file:
-        file.write((5).to_bytes(4, "big") + b"hello")
+    with (folder_of(equivocation, A) / FILE).open("ab") as file:
+        file.write((5).to_bytes(4, "big") + b"hello" + b"\xff" * 64)
 
     code, envelope = audit_json(capsys, "reconcile", equivocation, "--roster", roster)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
@@ -147,10 +147,9 @@ class _Server(AggregatorServer):
     def tell(self, signer: Signer, lie: Lie) -> None:
         self._signer, self._lie = signer, lie
 
-    async def send(self, site: int, parcel: Parcel) -> None:
-        told = await self._lie(self._signer, parcel)
-        if told is not None:
-            await super().send(site, told)
+    async def send_all(self, sends: Sequence[tuple[int, Parcel]]) -> None:
+        told = [(site, await self._lie(self._signer, parcel)) for site, parcel in sends]
+        await super().send_all([(site, parcel) for site, parcel in told if parcel is not None])
 
 
 class _Unheard:

@@ -117,7 +117,7 @@ def contents(file: Path) -> Iterator[bytes]:
 def kept_messages(root: Path) -> Iterator[tuple[Path, bytes]]:
     """What the messages beside the logs say, in words."""
     for log in find_logs(root):
-        for _, message in read_kept(log):
+        for message in read_kept(log):
             yield log, repr(decode_signed(message)).encode()
 
 
@@ -193,7 +193,7 @@ def test_no_canary_is_in_any_file_that_a_run_leaves(run: str, request: pytest.Fi
     canaries = canaries_of(root)
     assert len(canaries) >= len(ROW_VALUES) + len(LABELS) + 2 + 2 * 4 + 2
     names = {file.name for file in root.rglob("*")}
-    assert {"state.sqlite", "site.log", "site.jsonl", "checkpoint", "tail", "round-0001.bin", "report.html"} <= names
+    assert {"state.sqlite", "site.log", "site.jsonl", "checkpoint", "tail", "messages.bin", "report.html"} <= names
 
     assert leaks(root, canaries) == []
 

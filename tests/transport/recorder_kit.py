@@ -69,7 +69,7 @@ class Log:
         return [(entry.direction, entry.type, entry.digest, entry.bytes) for entry in self.entries]
 
     @property
-    def kept(self) -> list[tuple[int, bytes]]:
+    def kept(self) -> list[bytes]:
         return list(read_kept(self.folder / RUN))
 
 

@@ -92,7 +92,7 @@ async def test_sender_and_receiver_record_the_same_digest_and_number_of_bytes(tm
 
 def test_a_message_is_in_the_log_before_anybody_else_hears_of_it(logs: list[Log]) -> None:
     seen: list[list[tuple[str, str, str, int]]] = []
-    recorder = logs[1].recorder(then=lambda *_: seen.append(logs[1].lines))
+    recorder = logs[1].recorder(then=lambda *_, more: seen.append(logs[1].lines))
     one, other = signed(1, Refusal("k-min")), opening()
     recorder(Direction.SENT, TARGET, one, size_of(one))
     recorder(Direction.RECEIVED, TARGET, other, size_of(other, 12))
@@ -143,6 +143,23 @@ def test_a_header_with_what_the_target_learned_is_on_the_disk_before_it_leaves(
     monkeypatch.setattr(os, "fsync", lambda descriptor: (forced.append(os.fstat(descriptor).st_ino), real(descriptor)))
     logs[0].recorder()(Direction.SENT, 1, opening(with_update=with_update), 1000)
     assert ((logs[0].folder / RUN / "tail").stat().st_ino in forced) == with_update
+
+
+def test_releases_that_leave_together_are_forced_once_and_before_the_first_leaves(
+    logs: list[Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs[0].journal.begin(RUN)
+    recorder, tail = logs[0].recorder(), (logs[0].folder / RUN / "tail").stat().st_ino
+    on_the_disk: list[int] = []
+
+    def fsync(descriptor: int) -> None:
+        if os.fstat(descriptor).st_ino == tail:
+            on_the_disk.append(len(logs[0].entries))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for one, more in ((opening(with_update=True), True), (opening(), True), (opening(), False), (opening(), False)):
+        recorder(Direction.SENT, 1, one, 1000, more=more)
+    assert on_the_disk == [3]
 
 
 class FullDisk:
@@ -247,7 +264,7 @@ def test_of_shares_there_is_a_record_and_no_copy(logs: list[Log], body: Body, wa
     assert not [path for path in files if SECRET in path.read_bytes()]
 
 
-def test_every_other_message_is_kept_verbatim_in_its_round_and_vectors_are_not(logs: list[Log]) -> None:
+def test_every_other_message_is_kept_verbatim_and_vectors_are_not(logs: list[Log]) -> None:
     recorder, one, reply = logs[1].recorder(), opening(), signed(1, MaskedInput(bytes(32), 4))
     outside = note(1, 1).message
     for way, peer, message_ in (
@@ -258,7 +275,7 @@ def test_every_other_message_is_kept_verbatim_in_its_round_and_vectors_are_not(l
         recorder(way, peer, message_, size_of(message_, 4))
         if message_ is one:
             logs[1].journal.enter(one)
-    assert logs[1].kept == [(0, encode_signed(outside)), (1, encode_signed(one)), (1, encode_signed(reply))]
+    assert logs[1].kept == [encode_signed(outside), encode_signed(one), encode_signed(reply)]
 
 
 def test_a_header_to_three_sources_has_three_records_and_one_copy(logs: list[Log]) -> None:
@@ -267,7 +284,7 @@ def test_a_header_to_three_sources_has_three_records_and_one_copy(logs: list[Log
         recorder(Direction.SENT, peer, one, size_of(one, 48))
     assert [entry.peer for entry in logs[0].entries] == NAMES[1:]
     assert {entry.digest for entry in logs[0].entries} == {one.digest().hex()}
-    assert logs[0].kept == [(1, encode_signed(one))]
+    assert logs[0].kept == [encode_signed(one)]
 
 
 def test_messages_are_placed_by_the_header_that_their_site_took_for_their_session(logs: list[Log]) -> None:
@@ -343,7 +360,7 @@ def test_beyond_a_bound_others_messages_have_a_record_and_no_copy(
     logs[0].journal.enter(opening())
     recorder(Direction.RECEIVED, 1, flood[-1], 1)  # another attempt, with room of its own
     recorder(Direction.SENT, 1, note(TARGET, 1).message, 1)
-    assert logs[0].kept[-2] == (0, encode_signed(flood[-1]))
+    assert logs[0].kept[-2] == encode_signed(flood[-1])
 
 
 def test_a_message_that_is_sent_twice_has_two_records(logs: list[Log]) -> None:

@@ -150,7 +150,9 @@ async def test_every_message_is_observed_once_at_each_end_with_the_same_size() -
     seen: dict[str, list[tuple[Direction, int, str, int]]] = {"target": [], "source": []}
 
     def observer(site: str):
-        return lambda direction, peer, signed, size: seen[site].append((direction, peer, signed.type_name, size))
+        return lambda direction, peer, signed, size, more=False: seen[site].append(
+            (direction, peer, signed.type_name, size)
+        )
 
     async with (
         sites.listening(observer=observer("target")) as (server, address),
@@ -177,7 +179,7 @@ async def test_every_message_is_observed_once_at_each_end_with_the_same_size() -
 
 @scenario
 async def test_a_message_that_cannot_be_recorded_does_not_leave() -> None:
-    def full_disk(direction: Direction, peer: int, signed: object, size: int) -> None:
+    def full_disk(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
         raise OSError(28, "No space left on device")
 
     sites = Sites()
@@ -195,8 +197,35 @@ async def test_a_message_that_cannot_be_recorded_does_not_leave() -> None:
 
 
 @scenario
+async def test_of_messages_that_leave_together_none_does_before_all_are_recorded() -> None:
+    sites, seen = Sites(), []
+
+    def full_at_the_second(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
+        if direction is Direction.SENT:
+            seen.append((peer, more))
+            if seen[2:]:
+                raise OSError(28, "No space left on device")
+
+    async with (
+        sites.listening(observer=full_at_the_second) as (server, address),
+        sites.connected(1, address) as one,
+        sites.connected(2, address) as two,
+    ):
+        for _ in range(2):
+            await next_event(server, Joined)
+        await server.send(1, note(TARGET, 1))
+        with pytest.raises(OSError, match="No space left"):
+            await server.send_all([(1, note(TARGET, 2)), (2, note(TARGET, 2))])
+        assert number_of(await soon(one.receive())) == 1
+        for channel in (one, two):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(channel.receive(), 0.2)
+    assert seen == [(1, False), (1, True), (2, False)]
+
+
+@scenario
 async def test_a_received_message_that_cannot_be_recorded_stops_the_aggregator() -> None:
-    def full_disk(direction: Direction, peer: int, signed: object, size: int) -> None:
+    def full_disk(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
         raise OSError(28, "No space left on device")
 
     sites = Sites()

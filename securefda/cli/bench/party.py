@@ -265,8 +265,10 @@ class _Source:
         if rounds.failure is not None:
             raise rounds.failure
 
-    def _observe(self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int) -> None:
-        del peer, wire_bytes
+    def _observe(
+        self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False
+    ) -> None:
+        del peer, wire_bytes, more
         if direction is Direction.SENT and isinstance(message.body, ShareBundle):
             self._has_shared = True
 
