@@ -5,13 +5,18 @@ Definition 3.7 of the paper chooses a rule by them. All are in squared parameter
     target_only   sigma^2
     source_only   d_i^2
     fedda_auto    (1 - beta)^2 sigma^2 + beta^2 d_i^2            with the beta of fedda_auto
-    fedgp_auto    (1 - beta)^2 sigma^2 + beta^2 tau^2 d_i^2      with the beta of fedgp_auto
+    fedgp_auto    (1 - beta)^2 sigma^2 + beta^2 tau^2 d_i^2 + (2 beta - beta^2) S_p / B
+                                                                 with the beta of fedgp_auto
 
 for one source, and the mean by samples over sources. The distances are clipped at zero, as beta clips them.
 
-An auto-beta minimises its own line, to beta times the distance. So fedda_auto is never above target_only or
-source_only, nor is fedgp_auto above target_only: by these estimates target_only and source_only are chosen only in a
-tie.
+The last term of fedgp_auto is the noise that projection keeps, all of that along the source: with u the source's
+direction, (1 - beta) g + beta <g, u> u has along u the noise of g whatever beta is. It is what makes fedda_auto the
+better choice of a source that is right: tau^2 d^2 is never above d^2.
+
+The first two terms are least at their auto-beta, where they are beta times the distance. So fedda_auto is never above
+target_only or source_only, and fedgp_auto counts as target_only where it would be above it: by these estimates
+target_only and source_only are chosen only in a tie.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from securefda.adaptation.beta import (
     projected_squared_distance,
     require_along,
     squared_distance,
+    variance_along,
     weight_of_source,
 )
 from securefda.adaptation.comparison import Comparison, compare
@@ -90,10 +96,12 @@ def source_errors(comparison: Comparison, estimator: Estimator) -> DeltaErrors:
     distance = max(squared_distance(statistics, geometry), 0.0)
     exact_along = along if estimator is Estimator.EXACT else None
     across = max(projected_squared_distance(statistics, geometry, exact_along), 0.0)
+    beta = weight_of_source(variance, across)
+    kept = beta * (2 - beta) * variance_along(statistics, geometry, exact_along)
     return DeltaErrors(
         source_only=distance,
         fedda=_least_error(variance, distance),
-        fedgp=_least_error(variance, across),
+        fedgp=min(_least_error(variance, across) + kept, variance),
     )
 
 
@@ -160,5 +168,5 @@ def mean_errors(errors: Sequence[DeltaErrors], weights: npt.ArrayLike | None = N
 
 
 def _least_error(variance: float, distance: float) -> float:
-    """(1 - beta)^2 variance + beta^2 distance at its least; rounding takes it above neither of the two."""
+    """(1 - beta)^2 variance + beta^2 distance with auto-beta; rounding takes it above neither of the two."""
     return min(weight_of_source(variance, distance) * distance, variance)

@@ -118,8 +118,13 @@ def energy_holds(column: Row, cap: float, kappa: float | Fraction, others: int) 
 
 
 def delta_errors(rows: Sequence[Row], source: Row, estimator: str = "exact") -> dict[str, float]:
-    """Definition 3.7 of the paper for one source's aligned step, with each rule's own beta."""
+    """Definition 3.7 of the paper for one source's aligned step, with each rule's own beta.
+
+    FedGP's noise is that of (1 - beta) x + beta <x, u> u, which is the whole of it along u.
+    """
     variance = total_sample_variance(rows) / len(rows)
+    beside = without_direction(rows, source) if estimator == "exact" else []
+    noise_along = variance - total_sample_variance(beside) / len(rows) if beside else variance / len(source)
     across = projected_distance if estimator == "exact" else mean_field_projected_distance
     apart = max(distance(rows, source), 0.0)
     beyond = max(across(rows, source), 0.0)
@@ -128,5 +133,8 @@ def delta_errors(rows: Sequence[Row], source: Row, estimator: str = "exact") -> 
         "target_only": variance,
         "source_only": apart,
         "fedda_auto": (1 - da) ** 2 * variance + da**2 * apart,
-        "fedgp_auto": (1 - gp) ** 2 * variance + gp**2 * beyond,
+        "fedgp_auto": min(
+            (1 - gp) ** 2 * (variance - noise_along) + noise_along + gp**2 * beyond,
+            variance,
+        ),
     }

@@ -23,6 +23,7 @@ from securefda.adaptation import (
     contribute,
     cosine,
     delta_errors,
+    fedgp,
     mean_errors,
 )
 from securefda.adaptation.blocks import BLOCK
@@ -160,6 +161,33 @@ def test_an_auto_rule_is_estimated_no_worse_than_what_it_mixes(seed, drift, esti
 
     assert 0 <= errors.fedda <= min(errors.source_only, variance)
     assert 0 <= errors.fedgp <= variance
+
+
+@pytest.mark.parametrize("beta", [0.2, 0.5, 0.9])
+def test_what_projection_leaves_of_the_noise_is_what_a_sum_of_squares_shows(beta):
+    """The line of fedgp_auto is E ||FedGP - g||^2, here with the layer, beta and the noise of each direction given."""
+    rng = np.random.default_rng(7)
+    true, direction = np.array([1.0, 2.0, -0.5]), np.array([0.6, 0.8, 0.0])
+    deviations = np.array([0.5, 0.1, 0.2])
+    means = true + deviations * rng.standard_normal((20_000, 3))
+
+    moved = [fedgp(mean, [3 * direction], beta, filter=False) for mean in means]
+
+    variance, along = float(np.sum(deviations**2)), float(np.sum((deviations * direction) ** 2))
+    across = float(true @ true - (true @ direction) ** 2)
+    expected = (1 - beta) ** 2 * variance + (2 * beta - beta**2) * along + beta**2 * across
+    assert float(np.mean(np.sum((np.array(moved) - true) ** 2, axis=1))) == pytest.approx(expected, rel=0.02)
+
+
+def test_fedda_is_chosen_where_the_source_is_right():
+    """At d = 0 FedDA takes all from the source; projection keeps the target's noise along it."""
+    state = a_round()
+    right = Round(state.batches, state.target * SOURCE_STEPS / TARGET_STEPS / RATIO)
+
+    errors = right.given_to(delta_errors, SELECTING[Rule.FEDGP_AUTO])
+
+    assert errors.fedda < errors.fedgp
+    assert choose_rule(errors.by_rule(state.statistics.mean_variance)) is Rule.FEDDA_AUTO
 
 
 @given(seed=st.integers(0, 10**6))
