@@ -143,10 +143,10 @@ def _beta_lines(axes: Axes, lines: Mapping[str, list[tuple[int, float]]]) -> Non
             axes.plot(
                 rounds, betas, color=_COLOURS[place % len(_COLOURS)], linewidth=width, label=source if named else None
             )
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     if named and lines:
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, frameon=True, framealpha=0.8, edgecolor="none")
 
 
 def _selection(suite: Suite, results: Results) -> Figure | None:
