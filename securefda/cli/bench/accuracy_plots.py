@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean, stdev
@@ -185,9 +186,21 @@ def _grid_panel(axes: Axes, found: list[Judgement], choice: Callable[[Judgement]
     axes.set_title(title, loc="left")
     axes.set_xlabel("d², between source and target")
     axes.set_ylabel("σ², of the target")
-    if all(one.distance > 0 and one.variance > 0 for one in found):
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+    _by_decades(axes.set_xscale, axes.set_xlim, [one.distance for one in found])
+    _by_decades(axes.set_yscale, axes.set_ylim, [one.variance for one in found])
+
+
+def _by_decades(set_scale: Callable[..., None], set_limits: Callable[..., Any], values: list[float]) -> None:
+    """A scale of decades; a distance that was clipped at zero stands below the smallest other one."""
+    positive = [value for value in values if value > 0]
+    if not positive:
+        return
+    if len(positive) == len(values):
+        set_scale("log")
+    else:
+        least = 10.0 ** math.floor(math.log10(min(positive)))
+        set_scale("symlog", linthresh=least)
+        set_limits(-least / 2, 2 * max(positive))
 
 
 def colour(rule: str) -> str:
