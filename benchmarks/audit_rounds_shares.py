@@ -17,7 +17,7 @@ from securefda.transport.observer import Direction
 from securefda.transport.recorder import MessageRecorder
 
 LOGGING = ((Journal, "append"), (Journal, "event"), (Journal, "keep"), (MessageRecorder, "_entry"))
-STAY = frozenset({"run-began", "restarted", "run-ended", "checkpoint-signed", "checkpoint-cosigned"})
+STAY = frozenset({"run-began", "policy-loaded", "restarted", "run-ended", "checkpoint-signed", "checkpoint-cosigned"})
 WITNESSING = (*((Witness, name) for name in ("renew", "show", "cosign", "take", "check_header")), (Journal, "save"))
 
 

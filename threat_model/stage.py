@@ -8,7 +8,7 @@ the wire code. What does not exist here is TLS, time and loss: a deadline passes
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -278,9 +278,8 @@ class Stage:
             else:
                 self._submit(arriving.to, self.sources[arriving.to].handle(parcel))
 
-    def _post(self, sends: Iterable[Send]) -> None:
-        for send in sends:
-            self._enqueue(TARGET, send.to, send.parcel)
+    def _post(self, sends: Sequence[Send]) -> None:
+        self._enqueue(TARGET, [(send.to, send.parcel) for send in sends])
         instance = getattr(self.aggregator, "instance", 0)
         if instance != self._instance:  # as sources hear it where they connect again, and then join again
             self._instance = instance
@@ -289,17 +288,18 @@ class Stage:
 
     def _submit(self, index: int, parcels: Iterable[Parcel]) -> None:
         for parcel in parcels:
-            self._enqueue(index, TARGET, parcel)
+            self._enqueue(index, [(TARGET, parcel)])
 
-    def _enqueue(self, sender: int, to: int, parcel: Parcel) -> None:
-        vectors = tuple(bytes(vector) for vector in parcel.vectors)
-        self._observe(sender, Direction.SENT, Passed(sender, to, parcel.message, vectors))
-        self._queue.append((sender, to, wire.encode_signed(parcel.message), vectors))
+    def _enqueue(self, sender: int, sends: Sequence[tuple[int, Parcel]]) -> None:
+        passing = [Passed(sender, to, parcel.message, tuple(map(bytes, parcel.vectors))) for to, parcel in sends]
+        for number, one in enumerate(passing, 1):
+            self._observe(sender, Direction.SENT, one, more=number < len(passing))
+        self._queue.extend((sender, one.to, wire.encode_signed(one.message), one.vectors) for one in passing)
 
-    def _observe(self, site: int, direction: Direction, passed: Passed) -> None:
+    def _observe(self, site: int, direction: Direction, passed: Passed, *, more: bool = False) -> None:
         peer = passed.to if direction is Direction.SENT else passed.sender
         size = wire_size(passed.message, sum(len(vector) for vector in passed.vectors))
-        self._recorders.get(site, ignore)(direction, peer, passed.message, size)
+        self._recorders.get(site, ignore)(direction, peer, passed.message, size, more=more)
 
     def close(self) -> None:
         """Close state files and logs."""

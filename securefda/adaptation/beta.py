@@ -106,23 +106,14 @@ def projected_squared_distance(
         along: <x_j, gbar> of each step ``(B,)``, which makes the estimate unbiased for every noise; None stands for
             the mean-field estimator, which is unbiased for noise that is equal in all directions.
     """
-    noise = statistics.mean_variance - variance_along(statistics, geometry, along)
     if geometry.source_is_zero:
-        return _beyond_rounding(geometry.mean_squared - noise, geometry.mean_squared)
-    across = geometry.mean_squared - geometry.inner * (geometry.inner / geometry.source_squared)
-    return _beyond_rounding(across - noise, geometry.mean_squared)
-
-
-def variance_along(statistics: TargetStatistics, geometry: StepGeometry, along: Vector | None = None) -> float:
-    """Return S_p / B, the part of sigma^2 along the source's direction; ``along`` is as for the distance.
-
-    0 where the source is zero, which has no direction.
-    """
-    if geometry.source_is_zero:
-        return 0.0
+        return _beyond_rounding(geometry.mean_squared - statistics.mean_variance, geometry.mean_squared)
     if along is None:
-        return statistics.mean_variance / geometry.size
-    return float(np.var(along, ddof=1)) / geometry.source_squared / statistics.steps
+        along_variance = statistics.scatter / geometry.size
+    else:
+        along_variance = float(np.var(along, ddof=1)) / geometry.source_squared
+    across = geometry.mean_squared - geometry.inner * (geometry.inner / geometry.source_squared)
+    return _beyond_rounding(across - (statistics.scatter - along_variance) / statistics.steps, geometry.mean_squared)
 
 
 def source_beta(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import numpy.typing as npt
 
 from securefda.adaptation import checks
 from securefda.adaptation.alignment import alignment_factor
-from securefda.adaptation.beta import StepGeometry
+from securefda.adaptation.beta import Estimator, StepGeometry
 from securefda.adaptation.blocks import Reals, Vector, step_products
-from securefda.adaptation.projection import Products
+from securefda.adaptation.projection import SMALLEST_SQUARED_NORM, Products, layer_slices
 from securefda.adaptation.statistics import TargetStatistics
 from securefda.adaptation.strategy import RoundPlan
 
@@ -25,15 +26,33 @@ class Comparison:
         factor: what aligns the source's update; 1 where the plan does not align.
         products: in each layer, of the target's update and ``factor`` times the source's.
         geometry: over the whole vector, of the target's mean step and the source's aligned step.
-        along: <x_j, gbar> of each step of the target ``(B,)``; None where the plan has no use for it, or where the
-            single steps are not at hand.
+        along_layers: <x_j, gbar> of each step of the target in each layer ``(B, n_layers)``; None where the plan has no
+            use for it, or where the single steps are not at hand.
     """
 
     statistics: TargetStatistics
     factor: float
     products: Products
     geometry: StepGeometry
-    along: Vector | None
+    along_layers: Vector | None
+
+    @property
+    def along(self) -> Vector | None:
+        """<x_j, gbar> of each step ``(B,)``, over the whole vector."""
+        return None if self.along_layers is None else self.along_layers.sum(axis=1)
+
+    def noise_along(self, estimator: Estimator) -> float:
+        """Return the part of sigma^2 along the source's direction in each layer: what projection keeps of it.
+
+        The mean-field estimator takes sigma^2 to be spread evenly over all directions, of which there is one for each
+        layer that the source moves.
+        """
+        moves = self.products.source_squared > SMALLEST_SQUARED_NORM
+        if estimator is not Estimator.EXACT or self.along_layers is None:
+            return self.statistics.mean_variance * int(moves.sum()) / self.geometry.size
+        variances = np.var(self.along_layers, axis=0, ddof=1)[moves]
+        of_a_step = self.products.source_squared[moves] / float(self.statistics.steps) ** 2
+        return float(np.sum(variances / of_a_step)) / self.statistics.steps
 
 
 def compare(
@@ -71,19 +90,23 @@ def compare(
     )
     factor = factor if plan.align else 1.0
     products = Products.of(target, source, sizes).with_source_times(factor)
-    along = _along(plan, source, step_updates, statistics.steps, factor / statistics.steps)
+    steps = _steps_of(plan, step_updates, source.size, statistics.steps)
+    along = None if steps is None else _products_by_layer(steps, source, sizes) * (factor / statistics.steps)
     geometry = StepGeometry.of_round(products, steps=statistics.steps, size=source.size)
     statistics.require_agreement(geometry.mean_squared)
     return Comparison(statistics, factor, products, geometry, along)
 
 
-def _along(
-    plan: RoundPlan, source: Reals, step_updates: npt.ArrayLike | None, count: int, step_factor: float
-) -> Vector | None:
-    """Return <x_j, gbar> of each step with ``gbar = step_factor * source``; None where the plan has no use for it."""
+def _steps_of(plan: RoundPlan, step_updates: npt.ArrayLike | None, size: int, count: int) -> Reals | None:
+    """Return the target's single steps ``(B, n_params)``, checked; None where the plan has no use for them."""
     if step_updates is None or not plan.needs_step_updates:
         return None
-    steps = checks.matrix("step_updates", step_updates, columns=source.size)
+    steps = checks.matrix("step_updates", step_updates, columns=size)
     if steps.shape[0] != count:
         raise ValueError(f"step_updates: must have {count} rows, has {steps.shape[0]}")
-    return step_products(steps, source) * step_factor
+    return steps
+
+
+def _products_by_layer(steps: Reals, source: Reals, sizes: Sequence[int]) -> Vector:
+    """Return <x_j, u> of each step in each layer, ``(B, n_layers)``."""
+    return np.stack([step_products(steps[:, part], source[part]) for part in layer_slices(sizes)], axis=1)

@@ -5,14 +5,15 @@ Definition 3.7 of the paper chooses a rule by them. All are in squared parameter
     target_only   sigma^2
     source_only   d_i^2
     fedda_auto    (1 - beta)^2 sigma^2 + beta^2 d_i^2            with the beta of fedda_auto
-    fedgp_auto    (1 - beta)^2 sigma^2 + beta^2 tau^2 d_i^2 + (2 beta - beta^2) S_p / B
-                                                                 with the beta of fedgp_auto
+    fedgp_auto    (1 - beta)^2 sigma^2 + beta^2 tau^2 d_i^2      with the beta of fedgp_auto
+                  + (2 beta - beta^2) sigma_u^2
 
 for one source, and the mean by samples over sources. The distances are clipped at zero, as beta clips them.
 
-The last term of fedgp_auto is the noise that projection keeps, all of that along the source: with u the source's
-direction, (1 - beta) g + beta <g, u> u has along u the noise of g whatever beta is. It is what makes fedda_auto the
-better choice of a source that is right: tau^2 d^2 is never above d^2.
+The last term is the noise that projection keeps. With u the source's direction in a layer, the update
+(1 - beta) g + beta <g, u> u has along u all the noise of g, whatever beta is: sigma_u^2, the sum over layers. It is
+what makes fedda_auto the better choice of a source that is right, for tau^2 d^2 is never above d^2. Layers that the
+filter drops count as if they were kept, and the cosine form as the orthogonal one.
 
 The first two terms are least at their auto-beta, where they are beta times the distance. So fedda_auto is never above
 target_only or source_only, and fedgp_auto counts as target_only where it would be above it: by these estimates
@@ -33,7 +34,6 @@ from securefda.adaptation.beta import (
     projected_squared_distance,
     require_along,
     squared_distance,
-    variance_along,
     weight_of_source,
 )
 from securefda.adaptation.comparison import Comparison, compare
@@ -97,7 +97,7 @@ def source_errors(comparison: Comparison, estimator: Estimator) -> DeltaErrors:
     exact_along = along if estimator is Estimator.EXACT else None
     across = max(projected_squared_distance(statistics, geometry, exact_along), 0.0)
     beta = weight_of_source(variance, across)
-    kept = beta * (2 - beta) * variance_along(statistics, geometry, exact_along)
+    kept = beta * (2 - beta) * comparison.noise_along(estimator)
     return DeltaErrors(
         source_only=distance,
         fedda=_least_error(variance, distance),

@@ -60,7 +60,7 @@ class Rule(StrEnum):
     2021); which these are is a setting of training at every site."""
 
     AUTO = "auto"
-    """In each round the one of `CANDIDATES` with the smallest estimated Delta error (Definition 3.7 of the paper)."""
+    """In each round the one of `CANDIDATES` with the smallest estimated Delta error: see `securefda.adaptation.selection`."""
 
     @property
     def adapts(self) -> bool:

@@ -1,14 +1,17 @@
 """The signed messages that a site keeps beside its log, verbatim: a record has their digest, and here is the evidence.
 
-They are opaque here. One file holds them one behind the other, each after its length in 4 bytes.
+They are opaque here. One file holds them one behind the other, each after its length in 4 bytes. A file that does not
+end with a whole message, as after a crash, is put aside when the log is opened again, and read with the others.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -18,6 +21,7 @@ FILE: Final = "messages.bin"
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 """Of one message; the largest frame that the transport can be set to."""
 _LENGTH_BYTES = 4
+_NAME = re.compile(r"messages(?:-[0-9]{4,16})?\.bin")
 
 
 class KeptMessages:
@@ -55,33 +59,47 @@ class KeptMessages:
 
     def _open(self) -> None:
         make_folder(self._path.parent)
+        if not _ends_whole(self._path):  # what a crash left of one would spoil those behind it
+            names = (self._path.with_name(f"messages-{number:04d}.bin") for number in count(1))
+            self._path.rename(next(name for name in names if not os.path.lexists(name)))
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.open(self._path, flags, FILE_MODE)
-        os.ftruncate(self._file, _whole_length(self._path))  # what a crash left of one would spoil those behind it
 
 
 def read_kept(folder: Path) -> Iterator[bytes]:
     """The messages beside a log as they came; what a crash left of one that is not whole is left out.
 
     Raises:
-        AuditError: the file cannot be read.
+        AuditError: a file cannot be read, or holds something else; not before the others are read.
     """
-    path = folder / FILE
-    with disk_errors(path, "read"):
+    fault = None
+    for path in _files(folder):
         try:
-            file = _regular(path)
-        except FileNotFoundError:
-            return
-        with file:
-            while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
-                length = int.from_bytes(head, "big")
-                if length == 0:  # what a file system leaves of what it lost
-                    break
-                if length > MAX_KEPT_BYTES:
-                    raise AuditError(path, "holds no kept messages", hint="put the log back as it was written")
-                message = file.read(length)
-                if len(message) == length:
-                    yield message
+            yield from _read(path)
+        except AuditError as error:
+            fault = fault or error
+    if fault is not None:
+        raise fault
+
+
+def _files(folder: Path) -> list[Path]:
+    """Those that were put aside, in their order, and the last one."""
+    with disk_errors(folder, "read"):
+        files = list(folder.iterdir()) if folder.is_dir() else []
+    return sorted(file for file in files if _NAME.fullmatch(file.name))
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    with disk_errors(path, "read"), _regular(path) as file:
+        while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
+            length = int.from_bytes(head, "big")
+            if length == 0:  # what a file system leaves of what it lost
+                break
+            if length > MAX_KEPT_BYTES:
+                raise AuditError(path, "holds no kept messages", hint="put the log back as it was written")
+            message = file.read(length)
+            if len(message) == length:
+                yield message
 
 
 def _regular(path: Path) -> BinaryIO:
@@ -93,14 +111,14 @@ def _regular(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def _whole_length(path: Path) -> int:
-    """Bytes of a file up to the end of its last whole message."""
-    whole = 0
-    with _regular(path) as file:
-        end = os.fstat(file.fileno()).st_size
-        while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
-            following = whole + _LENGTH_BYTES + int.from_bytes(head, "big")
-            if following > end or following == whole + _LENGTH_BYTES:
-                break
-            whole = file.seek(following)
-    return whole
+def _ends_whole(path: Path) -> bool:
+    """Whether a file is whole messages and nothing else; one that is not there is."""
+    try:
+        file = _regular(path)
+    except FileNotFoundError:
+        return True
+    with file:
+        end, at = os.fstat(file.fileno()).st_size, 0
+        while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES and (length := int.from_bytes(head, "big")):
+            at = file.seek(at + _LENGTH_BYTES + length)
+        return at == end

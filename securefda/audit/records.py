@@ -177,10 +177,12 @@ class Entry:
         """Most entries are, and one look takes half the time of looking at each field by itself."""
         return (
             type(self.round) is type(self.attempt) is type(self.bytes) is int
+            and type(self.type) is type(self.peer) is type(self.digest) is type(self.session) is str
             and 0 <= self.attempt <= MAX_INTEGER
             and 0 <= self.bytes <= MAX_INTEGER
             and (0 < self.round <= MAX_INTEGER or self.round == self.attempt == 0)
-            and self.facts == {}
+            and type(self.facts) is dict
+            and not self.facts
             and _MESSAGE_FIELDS.fullmatch(f"{self.direction} {self.type} {self.peer} {self.digest} {self.session}")
             is not None
         )

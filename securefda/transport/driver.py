@@ -92,7 +92,7 @@ class RunDriver:
         for entry in self._roster.sources:
             self._server.expect_upload(entry.index, self._run.expected_upload(entry.index))
         connected = self._server.connected()
-        await self._server.send_all([(send.to, send.parcel) for send in sends if send.to in connected])
+        await self._server.send([(send.to, send.parcel) for send in sends if send.to in connected])
 
 
 class SourceDriver:

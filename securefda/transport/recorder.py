@@ -52,7 +52,7 @@ class MessageRecorder:
     ) -> None:
         self._journal, self._roster, self._own, self._run, self._then = journal, roster, own, run, then
         self._last_header: Signed[Header] | None = None
-        self._kept: deque[bytes] = deque(maxlen=_REPEATS)
+        self._kept: deque[str] = deque(maxlen=_REPEATS)
         self._kept_bytes: Counter[int] = Counter()
         self._attempts = 0
         self._unforced = False
@@ -71,16 +71,16 @@ class MessageRecorder:
             self._journal.begin(self._run)
         elif not self._journal.run:
             raise FaultyAggregatorError("ORDER", f"{message.type_name} before this site has joined")
-        sent, digest = direction is Direction.SENT, message.digest()
-        entry = self._entry(sent, peer, message, digest, wire_bytes)
+        sent = direction is Direction.SENT
+        entry = self._entry(sent, peer, message, wire_bytes)
         self._unforced = self._unforced or (sent and _is_release(message.body))
         self._journal.append(entry, durable=self._unforced and not more)
         self._unforced = self._unforced and more
-        if self._is_kept(sent, peer, message, digest):
+        if self._is_kept(sent, peer, message, entry.digest):
             self._journal.keep(encode_signed(message))
         self._then(direction, peer, message, wire_bytes, more=more)
 
-    def _entry(self, sent: bool, peer: int, message: Signed[Body], digest: bytes, wire_bytes: int) -> Entry:
+    def _entry(self, sent: bool, peer: int, message: Signed[Body], wire_bytes: int) -> Entry:
         header = self._header_of(message)
         round_number, attempt, session = place_of(header)
         if header is None and message.envelope.session_id != NO_SESSION:
@@ -93,7 +93,7 @@ class MessageRecorder:
             session=session,
             peer=self._roster.by_index(peer).site_id,
             bytes=wire_bytes,
-            digest=digest.hex(),
+            digest=message.digest().hex(),
             decision=_decision(message.body) if sent else None,
             disclosure=disclosure_of(message, header, self._own, peer) if sent else None,
         )
@@ -112,7 +112,7 @@ class MessageRecorder:
             return last
         return self._journal.attempt_of(message.envelope.session_id)
 
-    def _is_kept(self, sent: bool, peer: int, message: Signed[Body], digest: bytes) -> bool:
+    def _is_kept(self, sent: bool, peer: int, message: Signed[Body], digest: str) -> bool:
         """Whether the message is kept as evidence: it holds no share, and was not kept a moment ago.
 
         Of what others send there is a bound for each attempt, so that nobody can fill this site's disk with evidence.

@@ -86,25 +86,23 @@ class AggregatorServer:
         """
         return await self._table.events.get()
 
-    async def send(self, site: int, parcel: Parcel) -> None:
-        """Queue a message for a source and offer its vectors for download.
+    async def send(self, sends: Sequence[tuple[int, Parcel]]) -> None:
+        """Queue messages for sources and offer their vectors for download.
 
-        It leaves at once where the source is connected, else when it is back. A vector is held once, however many
-        messages name it, until every source it was sent to has taken its message; it must not be changed meanwhile.
+        All of them are shown to the observer before the first leaves; after an error it may have seen some that did
+        not. A message leaves at once where its source is connected, else when it is back. A vector is held once,
+        however many messages name it, until every source it was sent to has taken its message; it must not be changed
+        meanwhile.
 
         Args:
-            site: roster index.
-            parcel: the message, with the vectors that its body names; a header may go with the first one alone.
+            sends: roster index of the source, and the message with the vectors that its body names; a header may go
+                with the first one alone.
 
         Raises:
-            ConnectionFailed: this source has not joined.
-            ConfigError: the message is larger than ``transport.max-message-bytes``.
+            ConnectionFailed: a source has not joined.
+            ConfigError: a message is larger than ``transport.max-message-bytes``.
             ValueError: the vectors are not the ones that the body names.
         """
-        await self.send_all([(site, parcel)])
-
-    async def send_all(self, sends: Sequence[tuple[int, Parcel]]) -> None:
-        """As `send`, of several: all of them are shown to the observer before the first leaves."""
         for site, _ in sends:
             entry = self._table.sites.get(site)
             if entry is None or not entry.instance_id:

@@ -117,14 +117,17 @@ def energy_holds(column: Row, cap: float, kappa: float | Fraction, others: int) 
     return squares_hold([Fraction(min(float(value), float(cap))) ** 2 for value in column], kappa, others)
 
 
-def delta_errors(rows: Sequence[Row], source: Row, estimator: str = "exact") -> dict[str, float]:
+def delta_errors(rows: Sequence[Row], source: Row, layers: Sequence[int], estimator: str = "exact") -> dict[str, float]:
     """Definition 3.7 of the paper for one source's aligned step, with each rule's own beta.
 
-    FedGP's noise is that of (1 - beta) x + beta <x, u> u, which is the whole of it along u.
+    FedGP's noise in a layer is that of (1 - beta) x + beta <x, u> u, which is the whole of it along u.
     """
     variance = total_sample_variance(rows) / len(rows)
-    beside = without_direction(rows, source) if estimator == "exact" else []
-    noise_along = variance - total_sample_variance(beside) / len(rows) if beside else variance / len(source)
+    noise_along = variance * len(layers) / len(source)
+    if estimator == "exact":
+        by_layer = zip(zip(*(split(row, layers) for row in rows), strict=True), split(source, layers), strict=True)
+        beside = [total_sample_variance(without_direction(part, own)) for part, own in by_layer]
+        noise_along = variance - math.fsum(beside) / len(rows)
     across = projected_distance if estimator == "exact" else mean_field_projected_distance
     apart = max(distance(rows, source), 0.0)
     beyond = max(across(rows, source), 0.0)

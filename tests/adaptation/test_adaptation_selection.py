@@ -23,10 +23,12 @@ from securefda.adaptation import (
     contribute,
     cosine,
     delta_errors,
-    fedgp,
     mean_errors,
+    project,
 )
+from securefda.adaptation.beta import Estimator
 from securefda.adaptation.blocks import BLOCK
+from securefda.adaptation.comparison import compare
 
 LAYERS = (4, 7, 1, 2)
 SIZE = sum(LAYERS)
@@ -80,7 +82,7 @@ def test_errors_are_definition_3_7(seed, drift, align, estimator):
     errors = state.given_to(delta_errors, plan, step_updates=state.batches)
 
     step = (state.aligned if align else state.update) / TARGET_STEPS
-    expected = definitions.delta_errors(state.batches, step, estimator)
+    expected = definitions.delta_errors(state.batches, step, LAYERS, estimator)
     result = errors.by_rule(state.statistics.mean_variance)
     scale = state.statistics.mean_square + float(step @ step)
     assert set(result) == set(CANDIDATES)
@@ -118,7 +120,7 @@ def test_source_only_hands_in_the_update_as_it_is_although_its_errors_are_of_the
     contribution = state.given_to(contribute, SELECTING[Rule.SOURCE_ONLY])
 
     assert np.array_equal(contribution.vector, state.update)
-    aligned = definitions.delta_errors(state.batches, state.aligned / TARGET_STEPS, "mean-field")
+    aligned = definitions.delta_errors(state.batches, state.aligned / TARGET_STEPS, LAYERS, "mean-field")
     assert contribution.errors.source_only == pytest.approx(aligned["source_only"], rel=1e-9)
 
 
@@ -163,20 +165,24 @@ def test_an_auto_rule_is_estimated_no_worse_than_what_it_mixes(seed, drift, esti
     assert 0 <= errors.fedgp <= variance
 
 
-@pytest.mark.parametrize("beta", [0.2, 0.5, 0.9])
-def test_what_projection_leaves_of_the_noise_is_what_a_sum_of_squares_shows(beta):
-    """The line of fedgp_auto is E ||FedGP - g||^2, here with the layer, beta and the noise of each direction given."""
-    rng = np.random.default_rng(7)
-    true, direction = np.array([1.0, 2.0, -0.5]), np.array([0.6, 0.8, 0.0])
-    deviations = np.array([0.5, 0.1, 0.2])
-    means = true + deviations * rng.standard_normal((20_000, 3))
+@pytest.mark.parametrize("estimator", [Estimator.EXACT, Estimator.MEAN_FIELD])
+@pytest.mark.parametrize("layers", [[40], [10, 10, 10, 10]])
+def test_the_noise_that_projection_keeps_is_that_of_its_projections(layers, estimator):
+    generator = np.random.default_rng(7)
+    source = generator.standard_normal(40)
+    plan = RoundPlan(rule=Rule.FEDGP_AUTO, select=True, estimator=estimator)
+    settings = {"source_steps": TARGET_STEPS, "learning_rate_ratio": 1.0}
+    expected = project(np.ones(40), source, layers=layers, filter=False)
+    estimated, squares = [], []
+    for _ in range(1500):
+        steps = 1 + generator.standard_normal((TARGET_STEPS, 40))
+        statistics = TargetStatistics.from_batches(steps)
+        one = compare(plan, statistics, steps.sum(axis=0), source, layers, **settings, step_updates=steps)
+        estimated.append(one.noise_along(estimator))
+        kept = project(steps.mean(axis=0), source, layers=layers, filter=False)
+        squares.append(float(np.sum((kept - expected) ** 2)))
 
-    moved = [fedgp(mean, [3 * direction], beta, filter=False) for mean in means]
-
-    variance, along = float(np.sum(deviations**2)), float(np.sum((deviations * direction) ** 2))
-    across = float(true @ true - (true @ direction) ** 2)
-    expected = (1 - beta) ** 2 * variance + (2 * beta - beta**2) * along + beta**2 * across
-    assert float(np.mean(np.sum((np.array(moved) - true) ** 2, axis=1))) == pytest.approx(expected, rel=0.02)
+    assert np.mean(estimated) == pytest.approx(np.mean(squares), rel=0.1)
 
 
 def test_fedda_is_chosen_where_the_source_is_right():

@@ -41,6 +41,26 @@ def test_messages_behind_one_that_a_crash_tore_are_kept_whole(tmp_path: Path, cu
     assert list(read_kept(tmp_path)) == [b"whole", b"behind"]
 
 
+def test_no_start_takes_away_what_a_file_holds_behind_a_length_that_was_changed(tmp_path: Path) -> None:
+    kept = KeptMessages(tmp_path)
+    for number in range(5):
+        kept.keep(b"message %d" % number)
+    kept.close()
+    changed = bytearray((tmp_path / FILE).read_bytes())
+    changed[2 * (4 + 9)] = 0x7F
+    (tmp_path / FILE).write_bytes(changed)
+    for later in (b"later", b"and later"):
+        restarted = KeptMessages(tmp_path)
+        restarted.keep(later)
+        restarted.close()
+
+    assert changed in [file.read_bytes() for file in tmp_path.iterdir()]
+    found = read_kept(tmp_path)
+    assert [next(found) for _ in range(4)] == [b"message 0", b"message 1", b"later", b"and later"]
+    with pytest.raises(AuditError, match="holds no kept messages"):
+        next(found)
+
+
 def test_zeros_that_a_power_cut_left_end_a_file(tmp_path: Path) -> None:
     kept = KeptMessages(tmp_path)
     kept.keep(b"whole")

@@ -256,8 +256,9 @@ def test_a_place_without_logs_is_one_clear_line(make: Any, tmp_path: Path, capsy
 def test_rubbish_among_the_kept_messages_is_said_and_hides_nothing(
     equivocation: Path, roster: Path, capsys: Capture
 ) -> None:
+    (folder_of(equivocation, A) / "messages-0001.bin").write_bytes(b"\xff" * 64)
     with (folder_of(equivocation, A) / FILE).open("ab") as file:
-        file.write((5).to_bytes(4, "big") + b"hello" + b"\xff" * 64)
+        file.write((5).to_bytes(4, "big") + b"hello")
 
     code, envelope = audit_json(capsys, "reconcile", equivocation, "--roster", roster)
 

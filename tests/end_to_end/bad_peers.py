@@ -147,9 +147,9 @@ class _Server(AggregatorServer):
     def tell(self, signer: Signer, lie: Lie) -> None:
         self._signer, self._lie = signer, lie
 
-    async def send_all(self, sends: Sequence[tuple[int, Parcel]]) -> None:
+    async def send(self, sends: Sequence[tuple[int, Parcel]]) -> None:
         told = [(site, await self._lie(self._signer, parcel)) for site, parcel in sends]
-        await super().send_all([(site, parcel) for site, parcel in told if parcel is not None])
+        await super().send([(site, parcel) for site, parcel in told if parcel is not None])
 
 
 class _Unheard:

@@ -151,9 +151,9 @@ class EndingFederation(Federation):
             return
         super().deliver()
 
-    def record(self, index: int, direction: Direction, peer: int, parcel: Parcel) -> None:
+    def record(self, index: int, direction: Direction, peer: int, parcel: Parcel, *, more: bool = False) -> None:
         self._unread = direction is Direction.RECEIVED
-        super().record(index, direction, peer, parcel)
+        super().record(index, direction, peer, parcel, more=more)
         self._unread = False
 
     def start_anew(self) -> None:

@@ -346,15 +346,16 @@ class Federation:
             self.submit(to, answer)
 
     def post(self, sends: list[Send]) -> None:
+        for number, send in enumerate(sends, 1):
+            self.record(TARGET, Direction.SENT, send.to, send.parcel, more=number < len(sends))
         for send in sends:
-            self.record(TARGET, Direction.SENT, send.to, send.parcel)
             self.queue.append((TARGET, send.to, wire.encode_signed(send.parcel.message), send.parcel.vectors))
 
     def submit(self, index: int, parcel: Parcel) -> None:
         self.record(index, Direction.SENT, TARGET, parcel)
         self.queue.append((index, TARGET, wire.encode_signed(parcel.message), parcel.vectors))
 
-    def record(self, index: int, direction: Direction, peer: int, parcel: Parcel) -> None:
+    def record(self, index: int, direction: Direction, peer: int, parcel: Parcel, *, more: bool = False) -> None:
         """A site writes a message down; a new process of it does so by a new recorder."""
         if not self.recorded:
             return
@@ -363,7 +364,7 @@ class Federation:
             run = None if index else self.run.run_id
             self.recorders[index] = MessageRecorder(site.witness.journal, self.roster, index, run=run)
         size = wire_size(parcel.message, sum(len(vector) for vector in parcel.vectors))
-        self.recorders[index](direction, peer, parcel.message, size)
+        self.recorders[index](direction, peer, parcel.message, size, more=more)
 
     def kill(self, index: int) -> None:
         """A source's process is gone, and its connection with it."""

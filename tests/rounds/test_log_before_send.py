@@ -195,9 +195,9 @@ def test_a_site_that_cannot_go_on_with_its_log_says_the_cause_as_often_as_it_is_
 class Careless(EndingFederation):
     """Sites that send and handle what they could not write down."""
 
-    def record(self, index: int, direction: Direction, peer: int, parcel: Parcel) -> None:
+    def record(self, index: int, direction: Direction, peer: int, parcel: Parcel, *, more: bool = False) -> None:
         with suppress(AuditError):
-            super().record(index, direction, peer, parcel)
+            super().record(index, direction, peer, parcel, more=more)
 
 
 def test_control_a_site_that_sends_what_it_could_not_write_down_is_found(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ async def test_sender_and_receiver_record_the_same_digest_and_number_of_bytes(tm
             down = [note(TARGET, 1), header(bytes(70_000), bytes([1]) * 300), header(bytes([2]) * 9)]
             up = [note(1, 2), masked_input(1, bytes(5000)), masked_input(1, bytes([3]) * 5000)]
             for one in down:
-                await server.send(1, one)
+                await server.send([(1, one)])
                 await soon(channel.receive())
             for one in up:
                 await channel.send(one)
@@ -151,13 +151,14 @@ def test_releases_that_leave_together_are_forced_once_and_before_the_first_leave
     logs[0].journal.begin(RUN)
     recorder, tail = logs[0].recorder(), (logs[0].folder / RUN / "tail").stat().st_ino
     on_the_disk: list[int] = []
+    released = opening(with_update=True)
 
     def fsync(descriptor: int) -> None:
         if os.fstat(descriptor).st_ino == tail:
             on_the_disk.append(len(logs[0].entries))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    for one, more in ((opening(with_update=True), True), (opening(), True), (opening(), False), (opening(), False)):
+    for one, more in ((released, True), (released, True), (opening(), False), (opening(), False)):
         recorder(Direction.SENT, 1, one, 1000, more=more)
     assert on_the_disk == [3]
 
@@ -216,16 +217,16 @@ async def test_what_cannot_be_recorded_is_not_handed_up(tmp_path: Path, monkeypa
             sites.connected(2, address, settings) as two,
         ):
             await next_event(server, type(await joined(server, 1)))
-            await server.send(1, note(TARGET, 1))
+            await server.send([(1, note(TARGET, 1))])
             await soon(one.receive())
             disk.on = True
             await two.send(note(2, 1))
             with pytest.raises(AuditError, match="No space left"):
                 await soon(server.receive())
             with pytest.raises(AuditError, match="No space left"):
-                await server.send(1, note(TARGET, 2))
+                await server.send([(1, note(TARGET, 2))])
             server._table._observer = ignore  # so that it leaves, to a source that cannot write it down
-            await server.send(1, note(TARGET, 3))
+            await server.send([(1, note(TARGET, 3))])
             with pytest.raises(AuditError, match="No space left"):
                 await soon(one.receive())
             disk.on = False

@@ -345,7 +345,7 @@ async def test_a_source_does_not_download_more_than_it_takes() -> None:
         sites.connected(1, address, max_vector_bytes=1000) as channel,
     ):
         await joined(server, 1)
-        await server.send(1, header(os.urandom(1001)))
+        await server.send([(1, header(os.urandom(1001)))])
         with pytest.raises(FaultyAggregatorError, match="1001 bytes announced, this site takes 1000"):
             await soon(channel.receive())
 
@@ -388,5 +388,5 @@ async def test_a_refused_upload_does_not_end_the_channel_and_names_both_lengths(
         with pytest.raises(UploadRefusedError, match="8 bytes declared, 0 expected") as caught:
             await channel.send(masked_input(1, bytes(8)))
         assert caught.value.check == "UPLOAD_LENGTH"
-        await server.send(1, note(TARGET, 1))
+        await server.send([(1, note(TARGET, 1))])
         assert number_of(await soon(channel.receive())) == 1

@@ -128,7 +128,7 @@ async def test_a_source_refuses_a_message_that_the_aggregator_did_not_send() -> 
     sites = Sites()
     async with sites.listening() as (server, address), sites.connected(1, address) as channel:
         await joined(server, 1)
-        await server.send(1, message(2, Refusal("relayed-without-its-envelope")))
+        await server.send([(1, message(2, Refusal("relayed-without-its-envelope")))])
         with pytest.raises(FaultyAggregatorError) as caught:
             await soon(channel.receive())
         assert caught.value.check == "SENDER"
@@ -309,7 +309,7 @@ async def test_a_second_process_with_the_same_kit_ends_the_first_with_a_hint() -
             with pytest.raises(AuthenticationError, match="another process of this site") as caught:
                 await soon(first.receive())
             assert "one source process" in caught.value.hint
-            await server.send(1, note(TARGET, 1))
+            await server.send([(1, note(TARGET, 1))])
             assert number_of(await soon(second.receive())) == 1
         await first.close()
 

@@ -37,7 +37,7 @@ async def test_messages_arrive_in_order_in_both_directions() -> None:
         await joined(server, 1)
         for number in range(50):
             await channel.send(note(1, number))
-            await server.send(1, note(TARGET, number))
+            await server.send([(1, note(TARGET, number))])
         for number in range(50):
             event = await next_event(server, Received)
             assert (event.site, number_of(event.parcel)) == (1, number)
@@ -66,7 +66,7 @@ async def test_a_header_arrives_with_its_vectors_and_they_are_not_kept_longer() 
         assert {(await next_event(server, Joined)).site for _ in range(2)} == {1, 2}
         sent = header(*vectors)
         for index in (1, 2):
-            await server.send(index, sent)
+            await server.send([(index, sent)])
         store = server._table.attachments
         assert store.held_bytes == 150_001
         for channel in (one, two):
@@ -120,14 +120,14 @@ async def test_a_site_cannot_download_what_was_sent_to_another() -> None:
         for _ in range(2):
             await next_event(server, Joined)
         sent = header(vector)
-        await server.send(1, sent)
+        await server.send([(1, sent)])
         store = server._table.attachments
         digest = sent.message.body.model_digest
         assert store.find(digest, 1) is not None
         assert store.find(digest, 2) is None
         # Site 2 is shown the same message without being offered the vector: it is left out, the next one arrives.
         server._table.site(2).link.push(sent.message, (len(vector),))
-        await server.send(2, note(TARGET, 5))
+        await server.send([(2, note(TARGET, 5))])
         assert number_of(await soon(two.receive())) == 5
 
 
@@ -136,11 +136,11 @@ async def test_withdrawn_vectors_take_their_untaken_messages_with_them() -> None
     sites = Sites()
     async with sites.listening() as (server, address), sites.connected(1, address) as channel:
         await joined(server, 1)
-        await server.send(1, header(os.urandom(1000)))
+        await server.send([(1, header(os.urandom(1000)))])
         server.drop_attachments()
         assert server._table.attachments.held_bytes == 0
         await soon(server._table.site(1).link.settled())  # nothing is left to be sent again
-        await server.send(1, note(TARGET, 2))
+        await server.send([(1, note(TARGET, 2))])
         assert number_of(await soon(channel.receive())) == 2
 
 
@@ -161,7 +161,7 @@ async def test_every_message_is_observed_once_at_each_end_with_the_same_size() -
         await joined(server, 1)
         server.expect_upload(1, len(vector))
         down, up, small = header(vector), masked_input(1, vector), note(1, 1)
-        await server.send(1, down)
+        await server.send([(1, down)])
         await soon(channel.receive())
         await channel.send(up)
         await channel.send(small)
@@ -213,9 +213,9 @@ async def test_of_messages_that_leave_together_none_does_before_all_are_recorded
     ):
         for _ in range(2):
             await next_event(server, Joined)
-        await server.send(1, note(TARGET, 1))
+        await server.send([(1, note(TARGET, 1))])
         with pytest.raises(OSError, match="No space left"):
-            await server.send_all([(1, note(TARGET, 2)), (2, note(TARGET, 2))])
+            await server.send([(1, note(TARGET, 2)), (2, note(TARGET, 2))])
         assert number_of(await soon(one.receive())) == 1
         for channel in (one, two):
             with pytest.raises(TimeoutError):
@@ -260,8 +260,8 @@ async def test_stop_waits_until_sources_have_taken_their_messages() -> None:
     sites = Sites()
     async with sites.listening() as (server, address), sites.connected(1, address) as channel:
         await joined(server, 1)
-        await server.send(1, header(os.urandom(200_000)))
-        await server.send(1, note(TARGET, 4))
+        await server.send([(1, header(os.urandom(200_000)))])
+        await server.send([(1, note(TARGET, 4))])
         received, _ = await asyncio.gather(_two(channel), server.stop(10.0))
         assert number_of(received[1]) == 4
         with pytest.raises(ConnectionFailed, match="stopped"):
@@ -290,7 +290,7 @@ async def test_an_aggregator_cannot_send_to_a_source_that_never_joined() -> None
     sites = Sites()
     async with sites.listening() as (server, _):
         with pytest.raises(ConnectionFailed, match="source 2 has not joined"):
-            await server.send(2, note(TARGET, 1))
+            await server.send([(2, note(TARGET, 1))])
 
 
 @scenario
@@ -303,8 +303,8 @@ async def test_a_header_goes_with_the_targets_update_to_some_and_without_it_to_o
     ):
         assert {(await next_event(server, Joined)).site for _ in range(2)} == {1, 2}
         sent = header(model, update)
-        await server.send(1, sent)
-        await server.send(2, Parcel(sent.message, (model,)))
+        await server.send([(1, sent)])
+        await server.send([(2, Parcel(sent.message, (model,)))])
         digest = sent.message.body.target.update_digest
         store = server._table.attachments
         assert store.find(digest, 1) is not None
@@ -324,10 +324,10 @@ async def test_vectors_that_the_message_does_not_name_are_refused_before_anythin
         good = header(b"model")
         for wrong in ((), (b"model", b"model"), (b"other",)):
             with pytest.raises(ValueError, match=r"names 1 vectors|does not have the digest"):
-                await server.send(1, Parcel(good.message, wrong))
+                await server.send([(1, Parcel(good.message, wrong))])
         with pytest.raises(ValueError, match="does not go with 1 vectors"):
             await channel.send(Parcel(note(1, 1).message, (b"x",)))
-        await server.send(1, note(TARGET, 6))
+        await server.send([(1, note(TARGET, 6))])
         assert number_of(await soon(channel.receive())) == 6
 
 
@@ -340,7 +340,7 @@ async def test_a_message_larger_than_a_frame_names_the_setting() -> None:
         body = big.message.body
         layers = tuple(type(body.layers[0])(f"layer{i}" + "x" * 180, (1,), 1.0) for i in range(400))
         with pytest.raises(ConfigError, match=r"transport\.max-message-bytes"):
-            await server.send(1, Parcel(message(TARGET, replace(body, layers=layers)).message, (b"model",)))
+            await server.send([(1, Parcel(message(TARGET, replace(body, layers=layers)).message, (b"model",)))])
 
 
 @scenario
@@ -353,7 +353,7 @@ async def test_a_hundred_sources_are_served_by_one_aggregator() -> None:
         sent = header(vector)
         for index in channels:
             server.expect_upload(index, len(vector))
-            await server.send(index, sent)
+            await server.send([(index, sent)])
         assert server._table.attachments.held_bytes == len(vector)
 
         async def take_part(index: int) -> None:

@@ -45,7 +45,7 @@ async def test_messages_are_neither_lost_nor_repeated_when_connections_break() -
                     if number % 50 == 25:
                         proxy.cut()
                     await channel.send(note(1, number))
-                    await server.send(1, note(TARGET, number))
+                    await server.send([(1, note(TARGET, number))])
                     await asyncio.sleep(0)
 
             async def at_target() -> list[int]:
@@ -68,14 +68,14 @@ async def test_a_message_that_waited_at_the_source_when_the_connection_broke_is_
         proxy = Proxy(upstream)
         async with proxy.running() as address, sites.connected(1, address) as channel:
             await joined(server, 1)
-            await server.send(1, note(TARGET, 1))
+            await server.send([(1, note(TARGET, 1))])
             while not channel._inbox:
                 await asyncio.sleep(0)
             connections = proxy.connections
             proxy.cut()
             while proxy.connections == connections:
                 await asyncio.sleep(0)
-            await server.send(1, note(TARGET, 2))
+            await server.send([(1, note(TARGET, 2))])
             while len(channel._inbox) < 2:  # the first, not acknowledged, has been sent again before the second
                 await asyncio.sleep(0)
             assert [number_of(await soon(channel.receive())) for _ in range(2)] == [1, 2]
@@ -107,7 +107,7 @@ async def test_a_download_goes_on_where_the_connection_broke() -> None:
         async with proxy.running() as address, sites.connected(1, address) as channel:
             await joined(server, 1)
             proxy.cut_once_after(250_000)
-            await server.send(1, header(vector))
+            await server.send([(1, header(vector))])
             received = await soon(channel.receive())
             assert bytes(received.vectors[0]) == vector
             assert proxy.cuts == 1
@@ -122,7 +122,7 @@ async def test_a_receive_that_is_cancelled_loses_nothing() -> None:
         async with proxy.running() as address, sites.connected(1, address) as channel:
             await joined(server, 1)
             proxy.freeze()
-            await server.send(1, header(vector))
+            await server.send([(1, header(vector))])
             receiving = asyncio.create_task(channel.receive())
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(receiving, 0.05)
@@ -140,14 +140,14 @@ async def test_a_restarted_source_joins_anew_and_gets_nothing_meant_for_its_pred
             await first.open()
             before = await joined(server, 1)
             proxy.freeze()  # as if the process were dead: nothing arrives, nothing is closed
-            await server.send(1, note(TARGET, 1))
-            await server.send(1, header(os.urandom(10_000)))
+            await server.send([(1, note(TARGET, 1))])
+            await server.send([(1, header(os.urandom(10_000)))])
             async with sites.connected(1, upstream) as second:
                 after = await joined(server, 1)
                 assert not after.resumed
                 assert after.instance_id != before.instance_id
                 assert server._table.attachments.held_bytes == 0
-                await server.send(1, note(TARGET, 2))
+                await server.send([(1, note(TARGET, 2))])
                 assert number_of(await soon(second.receive())) == 2
             first._task.cancel()  # the process is gone; there is no goodbye
 
@@ -159,14 +159,14 @@ async def test_a_restarted_aggregator_is_told_apart_from_a_broken_connection() -
         channel = sites.channel(1, address)
         await channel.open()
         await joined(server, 1)
-        await server.send(1, note(TARGET, 1))
+        await server.send([(1, note(TARGET, 1))])
         assert number_of(await soon(channel.receive())) == 1
     async with sites.listening(listen=address) as (server, _):
         with pytest.raises(AggregatorRestarted):
             await soon(channel.receive())
         await joined(server, 1)
         await channel.send(note(1, 2))
-        await server.send(1, note(TARGET, 3))
+        await server.send([(1, note(TARGET, 3))])
         assert number_of((await next_event(server, Received)).parcel) == 2
         assert number_of(await soon(channel.receive())) == 3
         await channel.close()
@@ -208,7 +208,7 @@ async def test_a_silent_source_is_reported_lost_and_resumes_without_loss() -> No
             before = await joined(server, 1)
             proxy.freeze()
             await channel.send(note(1, 1))
-            await server.send(1, note(TARGET, 2))
+            await server.send([(1, note(TARGET, 2))])
             left = await next_event(server, Left)
             assert (left.site, left.why) == (1, "silent for 0.3 s")
             assert server.connected() == set()
