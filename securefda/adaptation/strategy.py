@@ -60,7 +60,7 @@ class Rule(StrEnum):
     2021); which these are is a setting of training at every site."""
 
     AUTO = "auto"
-    """In each round the one of `CANDIDATES` with the smallest estimated Delta error: see `securefda.adaptation.selection`."""
+    """In each round the one of `CANDIDATES` with the smallest estimated Delta error; `selection` has these errors."""
 
     @property
     def adapts(self) -> bool:
