@@ -26,8 +26,8 @@ _SOURCE_TRAIN_FRACTION = 0.9
 _FEWEST_IMAGES = 600
 _TEST_FRACTION = 0.25
 _LABEL_SHIFT_TEST_FRACTION = 0.6
-_MAJORITY = (0, 2, 6)
-"""T-shirts, pullovers and shirts: the three classes that are hard to tell from each other."""
+_MAJORITY = (0, 1, 2)
+"""T-shirts, trousers and pullovers."""
 
 _Rows = NDArray[np.int64]
 
@@ -162,8 +162,10 @@ class LabelShiftFashionMnist(_FashionMnist):
     first ``target-rows``, the oracle for all. All images are clean.
 
     What differs from the paper: 3,600 images rather than 60,000 (see ``images``), of which a source trains on 60 to
-    250; 100 labelled rows whatever ``eta``, where theirs are 15 % of the target's; and the three classes, which are
-    the shirts of all kinds here: the authors' published code lacks the part that splits by ``eta``.
+    250; 100 labelled rows whatever ``eta``, where theirs are 15 % of the target's; and the three classes,
+    which are the first ones here: the paper does not name them, and the authors' published code lacks the part that
+    splits by ``eta``. (The three kinds of shirts, 0, 2 and 6, they are not: no model tells these apart as often as the
+    98 % that the paper has at ``eta`` = 0.)
 
     Options: ``eta`` (0 to 0.5, default 0.1), ``target-rows`` and ``images`` as for `NoisyFashionMnist`.
 

@@ -10,7 +10,7 @@ from securefda.tasks import TaskSettings, load_task
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SOURCES = tuple(f"source-{number}" for number in range(1, 10))
-MAJORITY = torch.tensor([0, 2, 6])
+MAJORITY = torch.tensor([0, 1, 2])
 BOTH = pytest.mark.parametrize("kind", ["NoisyFashionMnist", "LabelShiftFashionMnist"])
 
 
