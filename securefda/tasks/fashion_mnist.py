@@ -164,8 +164,7 @@ class LabelShiftFashionMnist(_FashionMnist):
     What differs from the paper: 3,600 images rather than 60,000 (see ``images``), of which a source trains on 60 to
     250; 100 labelled rows whatever ``eta``, where theirs are 15 % of the target's; and the three classes,
     which are the first ones here: the paper does not name them, and the authors' published code lacks the part that
-    splits by ``eta``. (The three kinds of shirts, 0, 2 and 6, they are not: no model tells these apart as often as the
-    98 % that the paper has at ``eta`` = 0.)
+    splits by ``eta``. (That the paper has 98 % at ``eta`` = 0 rules out T-shirts, pullovers and shirts.)
 
     Options: ``eta`` (0 to 0.5, default 0.1), ``target-rows`` and ``images`` as for `NoisyFashionMnist`.
 
