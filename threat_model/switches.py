@@ -294,18 +294,12 @@ NO_COMPRESSION = replaced("no compression", limits, "_common_options", _with_com
 """Server and channel take what is compressed."""
 
 
-@contextmanager
-def _whichever_process(self: AuditLog) -> Iterator[None]:
-    with self._mutex:
-        yield
-
-
 COPIED_PROCESS = Switch(
     "that only the original goes on",
     lambda: [
         Replacement(ProcessGuard, "is_copy", property(lambda _: False)),
         Replacement(ProcessGuard, "_mark", lambda _: None),
-        Replacement(AuditLog, "_alone", _whichever_process),
+        Replacement(AuditLog, "_require_no_fork", lambda _: None),
     ],
 )
 """A copy of a source's process keeps the secrets of the session and goes on with it."""
