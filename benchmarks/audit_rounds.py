@@ -1,8 +1,8 @@
 """What audit logs cost a round: the share of its wall time that writing records, and witnessing, take.
 
-*Without*: ``securefda run``, one process per site, in turns as it is and with no site writing anything down but the
-events of checkpoints and of the run itself. What a round as it is takes longer is what logging costs it: a site that
-waits for others writes meanwhile. ``--check`` is about this one, on rounds beyond the first.
+*Without*: ``securefda run``, one process per site, in blocks of rounds that take turns: as it is, and with no site
+writing anything down but the events of checkpoints. What a round as it is takes longer is what logging costs it: a site
+that waits for others writes meanwhile. ``--check`` is about this one.
 
 Beside it every call of a log is timed from inside, in two settings:
 
@@ -32,6 +32,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from audit_rounds_shares import timing
 
 from securefda.config import load_federation
@@ -41,8 +42,9 @@ from securefda.transport.memory import simulate
 
 HERE = Path(__file__).resolve().parent
 MOST_OF_A_ROUND = 0.03
-ROUNDS = 60
-"""Of a run that is compared with another: their median counts, and starting seven processes takes longer than 20."""
+ROUNDS = 600
+"""Of a run with blocks of both kinds."""
+BLOCK = 6
 KINDS = ("logging", "witnessing")
 
 
@@ -83,28 +85,41 @@ def _of_processes(federation: Path, seed: int, clock: str) -> dict[str, float]:
 def with_and_without(federation: Path, repeat: int) -> dict[str, float]:
     """How much longer rounds of processes are with their records than without.
 
-    Runs of both kinds take turns; nothing is timed inside them.
+    Within one run blocks of rounds with records and without take turns, and each one with records is compared with its
+    two neighbours: what else differs from run to run, and from minute to minute, is the same for both. A block's first
+    round does not count, for it ends what the block before has begun. Nothing is timed inside the sites.
     """
-    medians: dict[str, list[float]] = {"no": [], "yes": []}
+    adds, as_it_is = [], []
     for seed in range(repeat):
-        for logged in ("no", "yes") if seed % 2 else ("yes", "no"):
-            with _run(federation, seed, f"strategy.rounds={ROUNDS}", clock="none", logged=logged) as (out, _):
-                lines = [json.loads(line) for line in (out / METRICS_FILE).read_text().splitlines()]
-            medians[logged].append(statistics.median(sum(line["seconds"].values()) for line in lines[1:]))
-    without, as_it_is = (statistics.median(medians[logged]) for logged in ("no", "yes"))
-    pairs = [long / short - 1 for short, long in zip(medians["no"], medians["yes"], strict=True)]
+        with _run(federation, seed, f"strategy.rounds={ROUNDS}", block=BLOCK) as (out, _):
+            seconds = _seconds(out)
+        blocks = [seconds[first + 1 : first + BLOCK] for first in range(0, ROUNDS, BLOCK)]
+        means = [statistics.fmean(block) for block in blocks]
+        for before, with_records, after in zip(means[1::2], means[2::2], means[3::2], strict=False):
+            adds.append(2 * with_records / (before + after) - 1)
+            as_it_is.append(with_records)
+    least, most = _interval(adds)
     return {
-        "median_round_s": round(as_it_is, 4),
-        "median_round_without_s": round(without, 4),
-        "logging_adds": round(statistics.median(pairs), 4),
-        "logging_adds_least": round(min(pairs), 4),
-        "logging_adds_most": round(max(pairs), 4),
+        "blocks_compared": len(adds),
+        "round_s": round(statistics.median(as_it_is), 4),
+        "logging_adds": round(statistics.median(adds), 4),
+        "logging_adds_from": round(least, 4),
+        "logging_adds_to": round(most, 4),
     }
 
 
+def _interval(values: list[float]) -> tuple[float, float]:
+    """Where the median lies, 95 %: by the bootstrap, over the values as they are."""
+    draw = np.random.default_rng(0).choice(values, (2000, len(values)))
+    low, high = np.quantile(np.median(draw, axis=1), (0.025, 0.975))
+    return float(low), float(high)
+
+
 @contextmanager
-def _run(federation: Path, seed: int, *settings: str, clock: str, logged: str = "yes") -> Iterator[tuple[Path, Path]]:
-    """A run of processes: its folder, and the one with what each of them timed."""
+def _run(
+    federation: Path, seed: int, *settings: str, clock: str = "perf_counter", block: int = 0
+) -> Iterator[tuple[Path, Path]]:
+    """A run of processes: its folder, and the one with what each of them timed; nothing is timed where blocks are."""
     with tempfile.TemporaryDirectory() as folder:
         out, left = Path(folder) / "run", Path(folder) / "shares"
         left.mkdir()
@@ -113,7 +128,7 @@ def _run(federation: Path, seed: int, *settings: str, clock: str, logged: str = 
             "SECUREFDA_SHARES": str(left),
             "SECUREFDA_BENCHMARKS": str(HERE),
             "SECUREFDA_CLOCK": clock,
-            "SECUREFDA_LOGGED": logged,
+            "SECUREFDA_BLOCK": str(block),
         }
         command = [sys.executable, "-m", "securefda.cli", "run", str(federation), "--out", str(out)]
         command += ["--seed", str(seed), *(word for setting in settings for word in ("--set", setting))]
@@ -127,8 +142,14 @@ def _on_the_way(kind: str, target: Mapping[str, Any], sources: list[Mapping[str,
 
 def _rounds(folder: Path) -> tuple[int, float]:
     """How many there were, and their seconds together."""
+    seconds = _seconds(folder)
+    return len(seconds), sum(seconds)
+
+
+def _seconds(folder: Path) -> list[float]:
+    """Of every round."""
     lines = [json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
-    return len(lines), sum(sum(line["seconds"].values()) for line in lines)
+    return [sum(line["seconds"].values()) for line in lines]
 
 
 def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -141,11 +162,11 @@ def main() -> None:
     """Measure and print; with ``--check`` fail where logging takes more of a round of processes than its share."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--federation", type=Path, default=HERE.parent / "examples" / "digits.toml")
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     found = {
-        "without": with_and_without(options.federation, 2 * options.repeat),
+        "without": with_and_without(options.federation, options.repeat),
         "processes": _medians([in_processes(options.federation, seed) for seed in range(options.repeat)]),
         "one_process": _medians([in_one_process(options.federation, seed) for seed in range(options.repeat)]),
         "load": round(os.getloadavg()[0], 1),

@@ -12,7 +12,7 @@ from typing import Any
 from securefda.audit.records import Entry
 from securefda.rounds.journal import Journal
 from securefda.rounds.witness import Witness
-from securefda.secagg.messages import Body, Signed
+from securefda.secagg.messages import Body, Header, Signed
 from securefda.transport.observer import Direction
 from securefda.transport.recorder import MessageRecorder
 
@@ -73,18 +73,20 @@ def timing() -> Iterator[Shares]:
             setattr(kind, name, work)
 
 
-def log_nothing() -> None:
-    """Have this process write no record of a message or of what a round decided, and keep no message.
+def log_by_blocks(block: int) -> None:
+    """Have this process write down what it does in every second block of rounds alone.
 
-    Only the events that begin and end a log stay, and those of checkpoints: sites go on cosigning a log that grows.
+    In the others it writes no record of a message or of what a round decided, and keeps no message. Only the events
+    that begin and end a log stay, and those of checkpoints: sites go on cosigning a log that grows.
     """
-    append = Journal.append
+    append, observe = Journal.append, MessageRecorder.__call__
+    logged = True
 
     def append_what_stays(self: Journal, entry: Entry, *, durable: bool = False) -> None:
-        if entry.type in STAY:
+        if logged or entry.type in STAY:
             append(self, entry, durable=durable)
 
-    def pass_on(
+    def observe_in_turn(
         self: MessageRecorder,
         direction: Direction,
         peer: int,
@@ -93,9 +95,20 @@ def log_nothing() -> None:
         *,
         more: bool = False,
     ) -> None:
+        nonlocal logged
+        if isinstance(message.body, Header):
+            logged = is_logged(message.body.round, block)
+        if logged:
+            observe(self, direction, peer, message, wire_bytes, more=more)
+            return
         if self._run is not None:
             self._journal.begin(self._run)
         self._then(direction, peer, message, wire_bytes, more=more)
 
     Journal.append = append_what_stays  # type: ignore[method-assign]
-    MessageRecorder.__call__ = pass_on  # type: ignore[method-assign]
+    MessageRecorder.__call__ = observe_in_turn  # type: ignore[method-assign]
+
+
+def is_logged(round_number: int, block: int) -> bool:
+    """Whether sites write down what happens in a round, counted from 1, where every second block has its records."""
+    return ((round_number - 1) // block) % 2 == 0
