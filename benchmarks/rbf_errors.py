@@ -1,0 +1,138 @@
+"""Compares the estimated Delta errors of rbf with those that fresh rows of the target show.
+
+    python benchmarks/rbf_errors.py [--seeds 3] [--set KEY=VALUE ...]
+
+``rule = "auto"`` follows the estimates, and in some columns of rbf the rule that they name is not the best one. Here
+the federation of examples/rbf.toml runs without a network under each of the two auto rules, and every round after the
+warm-up also trains the target on rows that it never has: as many steps, from the same model, on its 2,000 test rows.
+What an update differs from that one by is its true error. (Of which a little is the noise of 2,000 rows.)
+
+Prints one line for each column and rule: the loss at the end, and for both rules the estimated and the true error, as
+means over rounds and seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from securefda.adaptation import ContributionSum, DeltaErrors, RoundPlan, Rule, contribute, mean_errors, round_plan
+from securefda.config import FederationConfig, load_federation, strategy_of, training_settings
+from securefda.rounds.site import SiteTrainer
+from securefda.rounds.target import TargetRound, train_target
+from securefda.tasks import Samples, TaskSettings, load_task
+from securefda.training import LocalResult, TrainingSettings, Vector
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "rbf.toml"
+COLUMNS = ((0.2, 300), (0.2, 1000), (0.4, 100), (0.4, 300), (0.4, 1000), (0.8, 100), (0.8, 300), (0.8, 1000))
+"""Shift and labelled rows; those in which d^2 is clear of the noise."""
+RULES = (Rule.FEDDA_AUTO, Rule.FEDGP_AUTO)
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Of the two rules in one round, in squared parameter units per step."""
+
+    estimated: tuple[float, ...]
+    true: tuple[float, ...]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="compare estimated Delta errors with true ones")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # the model is small
+    for shift, rows in COLUMNS:
+        column = [f"task.options.shift={shift}", f"task.options.target-rows={rows}"]
+        config = load_federation(EXAMPLE, [*column, f"training.target.batch-size={rows // 10}", *options.set])
+        for rule in RULES:
+            print(f"shift {shift}, {rows} rows, {_line(config, rule, options.seeds)}", flush=True)
+
+
+def _line(config: FederationConfig, rule: Rule, seeds: int) -> str:
+    losses, errors = [], []
+    for seed in range(seeds):
+        federation = _Federation(config, rule, seed)
+        errors += list(federation.rounds())
+        losses.append(federation.loss())
+    estimated, true = (np.mean([getattr(one, kind) for one in errors], axis=0) for kind in ("estimated", "true"))
+    of_rules = [f"{of}: estimated {estimated[at]:.1e}, true {true[at]:.1e}" for at, of in enumerate(RULES)]
+    return f"under {rule}: loss {np.mean(losses):.3f}; " + "; ".join(of_rules)
+
+
+class _Federation:
+    """The rounds of one run, one after the other."""
+
+    def __init__(self, config: FederationConfig, rule: Rule, seed: int) -> None:
+        sites, task = config.federation, config.task
+        settings = TaskSettings(sites.target, tuple(sites.sources), seed, task.data_dir, task.options)
+        self._task, self._seed = load_task(task.factory, settings), seed
+        self._strategy = replace(strategy_of(config.strategy), rule=rule)
+        of_target, of_source = training_settings(config.training.target), training_settings(config.training.source)
+        own, self._test = self._task.train_data(sites.target), self._task.test_data(sites.target)
+        steps = of_target.steps(len(own))
+        self._target = self._trainer(sites.target, own, of_target)
+        self._fresh = self._trainer(sites.target, self._test, replace(of_target, batch_size=len(self._test) // steps))
+        self._sources = [self._trainer(site, self._task.train_data(site), of_source) for site in sites.sources]
+        self._model = self._target.initial_model()
+
+    def _trainer(self, site: str, rows: Samples, settings: TrainingSettings) -> SiteTrainer:
+        return SiteTrainer(self._task, site, rows, settings, self._seed)
+
+    def rounds(self) -> Iterator[Errors]:
+        """Play them all; those after the warm-up give errors."""
+        for number in range(1, self._strategy.rounds + 1):
+            plan = round_plan(self._strategy, number)
+            results = [source.train(self._model, number, plan.learning_rate_factor) for source in self._sources]
+            if plan.rule is Rule.SOURCE_ONLY:
+                update = np.mean([result.update for result in results], axis=0)
+            else:
+                updates, errors = self._compare(plan, number, results)
+                update = updates[RULES.index(plan.rule)]
+                yield errors
+            self._model = (self._model + update).astype(np.float32)
+
+    def _compare(self, plan: RoundPlan, number: int, results: list[LocalResult]) -> tuple[list[Vector], Errors]:
+        """The update of either rule from the same model, and how far each is from that of fresh rows."""
+        fresh = self._fresh.train(self._model, number, plan.learning_rate_factor)
+        plans = [replace(plan, rule=rule, select=True) for rule in RULES]
+        target = train_target(self._target, self._model, number, plans[0])
+        if target is None or fresh.steps != target.result.steps:
+            raise ValueError("the two trainings at the target do not compare")
+        found = [self._update(each, target, results) for each in plans]
+        true = [float(np.sum((update - fresh.update) ** 2)) / fresh.steps**2 for update, _ in found]
+        return [update for update, _ in found], Errors((found[0][1].fedda, found[1][1].fedgp), tuple(true))
+
+    def _update(self, plan: RoundPlan, target: TargetRound, results: list[LocalResult]) -> tuple[Vector, DeltaErrors]:
+        """The sources have as many rows each, so that all count the same."""
+        parts = [
+            contribute(
+                plan,
+                target.statistics,
+                target.result.update,
+                result.update,
+                source_steps=result.steps,
+                learning_rate_ratio=target.result.learning_rate / result.learning_rate,
+                layers=self._target.sizes,
+            )
+            for result in results
+        ]
+        total = ContributionSum(self._model.size)
+        for part in parts:
+            total.add(part, 1)
+        errors = mean_errors([part.errors for part in parts if part.errors is not None])
+        return total.combine(plan.rule, target.result.update), errors
+
+    def loss(self) -> float:
+        """Of the model as it is, on the target's test rows."""
+        return self._target.evaluate(self._model, self._test).loss
+
+
+if __name__ == "__main__":
+    main()
