@@ -1,4 +1,4 @@
-"""Times every call of a process's audit log from inside: what ``audit_rounds.py`` and the processes it starts share."""
+"""What ``audit_rounds.py`` and the processes it starts share: a log's calls timed, or left out by blocks."""
 
 from __future__ import annotations
 

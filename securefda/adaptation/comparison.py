@@ -48,8 +48,10 @@ class Comparison:
         layer that the source moves.
         """
         moves = self.products.source_squared > SMALLEST_SQUARED_NORM
-        if estimator is not Estimator.EXACT or self.along_layers is None:
+        if estimator is not Estimator.EXACT:
             return self.statistics.mean_variance * int(moves.sum()) / self.geometry.size
+        if self.along_layers is None:
+            raise ValueError("step_updates: the exact estimator needs them")
         variances = np.var(self.along_layers, axis=0, ddof=1)[moves]
         of_a_step = self.products.source_squared[moves] / float(self.statistics.steps) ** 2
         return float(np.sum(variances / of_a_step)) / self.statistics.steps

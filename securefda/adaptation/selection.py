@@ -13,7 +13,8 @@ for one source, and the mean by samples over sources. The distances are clipped 
 The last term is the noise that projection keeps. With u the source's direction in a layer, the update
 (1 - beta) g + beta <g, u> u has along u all the noise of g, whatever beta is: sigma_u^2, the sum over layers. It is
 what makes fedda_auto the better choice of a source that is right, for tau^2 d^2 is never above d^2. Layers that the
-filter drops count as if they were kept, and the cosine form as the orthogonal one.
+filter drops count as if they were kept, and the cosine form as the orthogonal one. The distance is over the whole
+vector, as the paper's is and as its beta has it: projection by layers leaves over at most that, and often less.
 
 The first two terms are least at their auto-beta, where they are beta times the distance. So fedda_auto is never above
 target_only or source_only, and fedgp_auto counts as target_only where it would be above it: by these estimates

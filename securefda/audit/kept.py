@@ -1,12 +1,13 @@
 """The signed messages that a site keeps beside its log, verbatim: a record has their digest, and here is the evidence.
 
 They are opaque here. One file holds them one behind the other, each after its length in 4 bytes. A file that does not
-end with a whole message, as after a crash, is put aside when the log is opened again, and read with the others.
+end with a whole message, as after a crash, is put aside before the next one is kept, and read with the others.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import stat
@@ -21,7 +22,7 @@ FILE: Final = "messages.bin"
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 """Of one message; the largest frame that the transport can be set to."""
 _LENGTH_BYTES = 4
-_NAME = re.compile(r"messages(?:-[0-9]{4,16})?\.bin")
+_NAME = re.compile(r"messages(?:-([0-9]{4,16}))?\.bin")
 
 
 class KeptMessages:
@@ -86,7 +87,10 @@ def _files(folder: Path) -> list[Path]:
     """Those that were put aside, in their order, and the last one."""
     with disk_errors(folder, "read"):
         files = list(folder.iterdir()) if folder.is_dir() else []
-    return sorted(file for file in files if _NAME.fullmatch(file.name))
+    numbered = [
+        (int(found[1]) if found[1] else math.inf, file) for file in files if (found := _NAME.fullmatch(file.name))
+    ]
+    return [file for _, file in sorted(numbered)]
 
 
 def _read(path: Path) -> Iterator[bytes]:

@@ -73,11 +73,18 @@ class Link:
         return self._taken
 
     def push(self, message: Signed[Any], attachment_bytes: tuple[int, ...] = ()) -> None:
-        """Number a message and queue it.
+        """Number a message and queue it. Raises ConfigError as `require_room`."""
+        delivery = self._next(message, attachment_bytes)
+        self._assigned = delivery.sequence
+        self._pending.append(_Pending(delivery, vector_digests(message.body)[: len(attachment_bytes)]))
+        self._settled.clear()
+        self._wake.set()
 
-        Raises:
-            ConfigError: it does not fit a frame.
-        """
+    def require_room(self, message: Signed[Any], attachment_bytes: tuple[int, ...] = ()) -> None:
+        """Raise ConfigError for a message that does not fit a frame; nothing is queued."""
+        self._next(message, attachment_bytes)
+
+    def _next(self, message: Signed[Any], attachment_bytes: tuple[int, ...]) -> pb.Delivery:
         sequence = self._assigned + 1
         delivery = pb.Delivery(sequence=sequence, message=signed_to_proto(message), attachment_bytes=attachment_bytes)
         size = delivery.ByteSize() + FRAME_OVERHEAD_BYTES
@@ -87,10 +94,7 @@ class Link:
                 f"a {message.type_name} message needs {size} bytes, {self._max_message_bytes} are allowed",
                 hint="raise it at every site of the federation",
             )
-        self._assigned = sequence
-        self._pending.append(_Pending(delivery, vector_digests(message.body)[: len(attachment_bytes)]))
-        self._settled.clear()
-        self._wake.set()
+        return delivery
 
     def acknowledge(self, sequence: int) -> None:
         """Forget what the peer has taken.

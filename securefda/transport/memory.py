@@ -94,16 +94,19 @@ class MemoryNetwork:
             raise failure
 
     def _post(self, sends: list[Send]) -> None:
-        for number, send in enumerate(sends, 1):
-            self._enqueue(self._target, send.to, send.parcel, more=number < len(sends))
+        self._send(self._target, [(send.to, send.parcel) for send in sends])
 
     def _submit(self, parcel: Parcel) -> None:
-        self._enqueue(parcel.message.sender, self._target, parcel)
+        self._send(parcel.message.sender, [(self._target, parcel)])
 
-    def _enqueue(self, sender: int, to: int, parcel: Parcel, *, more: bool = False) -> None:
-        digests_beside(parcel.message.body, len(parcel.vectors))  # as the network of processes, which sends no others
-        self._observe(sender, Direction.SENT, to, parcel.message, parcel.vectors, more=more)
-        self._queue.append((sender, to, encode_signed(parcel.message), parcel.vectors))
+    def _send(self, sender: int, sends: list[tuple[int, Parcel]]) -> None:
+        """As the network of processes: all are shown before one leaves, and none has vectors that it does not name."""
+        for _, parcel in sends:
+            digests_beside(parcel.message.body, len(parcel.vectors))
+        for number, (to, parcel) in enumerate(sends, 1):
+            more = number < len(sends)
+            self._observe(sender, Direction.SENT, to, parcel.message, parcel.vectors, more=more)
+        self._queue.extend((sender, to, encode_signed(parcel.message), parcel.vectors) for to, parcel in sends)
 
     def _observe(
         self,

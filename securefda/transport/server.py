@@ -89,10 +89,9 @@ class AggregatorServer:
     async def send(self, sends: Sequence[tuple[int, Parcel]]) -> None:
         """Queue messages for sources and offer their vectors for download.
 
-        All of them are shown to the observer before the first leaves; after an error it may have seen some that did
-        not. A message leaves at once where its source is connected, else when it is back. A vector is held once,
-        however many messages name it, until every source it was sent to has taken its message; it must not be changed
-        meanwhile.
+        All of them are shown to the observer before the first leaves, and none where one of them cannot leave. A
+        message leaves at once where its source is connected, else when it is back. A vector is held once, however many
+        messages name it, until every source it was sent to has taken its message; it must not be changed meanwhile.
 
         Args:
             sends: roster index of the source, and the message with the vectors that its body names; a header may go
@@ -110,11 +109,21 @@ class AggregatorServer:
         digests = [digests_beside(parcel.message.body, len(parcel.vectors)) for _, parcel in sends]
         lengths = [tuple(memoryview(vector).nbytes for vector in parcel.vectors) for _, parcel in sends]
         for at, (site, parcel) in enumerate(sends):
-            size = wire_size(parcel.message, sum(lengths[at]))
-            self._table.note(Direction.SENT, site, parcel.message, size, more=at + 1 < len(sends))
+            self._table.sites[site].link.require_room(parcel.message, lengths[at])
+        offered: list[tuple[bytes, int]] = []
+        try:
+            for at, (site, parcel) in enumerate(sends):
+                for digest, vector in zip(digests[at], parcel.vectors, strict=True):
+                    self._table.attachments.publish(digest, vector, site)
+                    offered.append((digest, site))
+            for at, (site, parcel) in enumerate(sends):
+                size = wire_size(parcel.message, sum(lengths[at]))
+                self._table.note(Direction.SENT, site, parcel.message, size, more=at + 1 < len(sends))
+        except BaseException:
+            for digest, site in offered:
+                self._table.attachments.release((digest,), site)
+            raise
         for at, (site, parcel) in enumerate(sends):
-            for digest, vector in zip(digests[at], parcel.vectors, strict=True):
-                self._table.attachments.publish(digest, vector, site)
             self._table.sites[site].link.push(parcel.message, lengths[at])
 
     def drop_attachments(self) -> None:

@@ -123,7 +123,7 @@ def delta_errors(rows: Sequence[Row], source: Row, layers: Sequence[int], estima
     FedGP's noise in a layer is that of (1 - beta) x + beta <x, u> u, which is the whole of it along u.
     """
     variance = total_sample_variance(rows) / len(rows)
-    noise_along = variance * len(layers) / len(source)
+    noise_along = variance * sum(any(own) for own in split(source, layers)) / len(source)
     if estimator == "exact":
         by_layer = zip(zip(*(split(row, layers) for row in rows), strict=True), split(source, layers), strict=True)
         beside = [total_sample_variance(without_direction(part, own)) for part, own in by_layer]

@@ -74,9 +74,17 @@ def a_round(seed: int = 1, drift: float = 1.0) -> Round:
     return Round(batches, update)
 
 
-@given(seed=st.integers(0, 10**6), drift=st.floats(0.1, 10), align=st.booleans(), estimator=st.sampled_from(ESTIMATORS))
-def test_errors_are_definition_3_7(seed, drift, align, estimator):
+@given(
+    seed=st.integers(0, 10**6),
+    drift=st.floats(0.1, 10),
+    align=st.booleans(),
+    estimator=st.sampled_from(ESTIMATORS),
+    unmoved=st.sampled_from([slice(0), slice(4), slice(11, 12)]),
+)
+def test_errors_are_definition_3_7(seed, drift, align, estimator, unmoved):
+    """Also where the source leaves a layer as it is, along which there is no direction to keep noise of."""
     state = a_round(seed, drift)
+    state.update[unmoved] = 0.0
     plan = RoundPlan(rule=Rule.FEDGP_AUTO, select=True, align=align, estimator=estimator)
 
     errors = state.given_to(delta_errors, plan, step_updates=state.batches)

@@ -41,6 +41,34 @@ def test_messages_behind_one_that_a_crash_tore_are_kept_whole(tmp_path: Path, cu
     assert list(read_kept(tmp_path)) == [b"whole", b"behind"]
 
 
+def test_what_each_of_many_crashes_left_is_read_in_its_order(tmp_path: Path) -> None:
+    for number in range(4):
+        kept = KeptMessages(tmp_path)
+        kept.keep(b"whole %d" % number)
+        kept.keep(b"not whole")
+        kept.close()
+        os.truncate(tmp_path / FILE, (tmp_path / FILE).stat().st_size - 1)
+
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {FILE, "messages-0001.bin", "messages-0002.bin", "messages-0003.bin"}
+    (tmp_path / "messages-0003.bin").rename(tmp_path / "messages-10000.bin")
+    assert list(read_kept(tmp_path)) == [b"whole %d" % number for number in range(4)]
+
+
+def test_half_of_a_message_that_a_full_disk_took_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KeptMessages(tmp_path)
+    kept.keep(b"whole")
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
+    with pytest.raises(AuditError, match="No space left"):
+        kept.keep(b"not whole")
+    monkeypatch.undo()
+    kept.keep(b"behind")
+    kept.close()
+
+    assert list(read_kept(tmp_path)) == [b"whole", b"behind"]
+
+
 def test_no_start_takes_away_what_a_file_holds_behind_a_length_that_was_changed(tmp_path: Path) -> None:
     kept = KeptMessages(tmp_path)
     for number in range(5):

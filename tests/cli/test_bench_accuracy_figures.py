@@ -216,6 +216,20 @@ def test_every_plot_is_drawn_and_the_same_figures_give_the_same_bytes(tmp_path):
         assert one.startswith(b"<?xml")
 
 
+@pytest.mark.parametrize("distances", [(0.0, 0.5), (0.0, 0.0), (0.1, 0.5)])
+def test_a_distance_that_was_clipped_at_zero_has_its_place_in_the_plot(tmp_path, distances):
+    plotted = Suite("All", (LEFT, RIGHT), (), ("selection",))
+    figures = {(rule, name): 50.0 for rule in (*CANDIDATES, "auto") for name in ("left", "right")}
+    runs = dict(results(figures, plotted).runs)
+    for key in runs:
+        distance = distances[key.column == "right"]
+        runs[key] = RunResult(50.0, 1.0, delta_errors=estimates("fedda_auto") | {"source_only": distance})
+    (path,) = write_plots(plotted, Results(plotted, runs), tmp_path)
+    drawn = path.read_text()
+    assert drawn.count("<use") > 4
+    assert "nan" not in drawn.lower()
+
+
 def test_plots_without_runs_for_them_are_left_out(tmp_path):
     plotted = Suite("All", (LEFT, RIGHT), (), ("columns", "betas", "selection"))
     found = results({("fedda", "left"): 50.0}, plotted)

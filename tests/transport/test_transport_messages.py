@@ -332,15 +332,33 @@ async def test_vectors_that_the_message_does_not_name_are_refused_before_anythin
 
 
 @scenario
-async def test_a_message_larger_than_a_frame_names_the_setting() -> None:
-    sites = Sites()
-    async with sites.listening(FAST) as (server, address), sites.connected(1, address, FAST):
-        await joined(server, 1)
-        big = header(b"model")
-        body = big.message.body
+async def test_of_what_leaves_together_nothing_is_shown_where_one_cannot_leave() -> None:
+    """What will not leave is not said to have left, and no vector stays on offer; a large message names the setting."""
+    sites, shown = Sites(), []
+
+    def observer(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
+        del signed, size, more
+        if direction is Direction.SENT:
+            shown.append(peer)
+
+    async with (
+        sites.listening(FAST, observer=observer) as (server, address),
+        sites.connected(1, address, FAST),
+        sites.connected(2, address, FAST),
+    ):
+        assert {(await next_event(server, Joined)).site for _ in range(2)} == {1, 2}
+        good = header(b"model")
+        body = good.message.body
         layers = tuple(type(body.layers[0])(f"layer{i}" + "x" * 180, (1,), 1.0) for i in range(400))
+        large = Parcel(message(TARGET, replace(body, layers=layers)).message, (b"model",))
         with pytest.raises(ConfigError, match=r"transport\.max-message-bytes"):
-            await server.send([(1, Parcel(message(TARGET, replace(body, layers=layers)).message, (b"model",)))])
+            await server.send([(1, good), (2, large)])
+        with pytest.raises(ValueError, match="does not have the digest"):
+            await server.send([(1, good), (2, Parcel(header(b"another").message, (b"other",)))])
+        assert shown == []
+        assert server._table.attachments.held_bytes == 0
+        await server.send([(1, good), (2, good)])
+        assert shown == [1, 2]
 
 
 @scenario
