@@ -47,6 +47,7 @@ ROUNDS = 600
 """Of a run with blocks of both kinds."""
 BLOCK = 6
 NEIGHBOURS = 5
+"""Comparisons that are drawn together, since two beside each other share a block."""
 KINDS = ("logging", "witnessing")
 
 
@@ -111,7 +112,7 @@ def with_and_without(federation: Path, repeat: int) -> dict[str, float]:
 
 
 def _interval(values: list[float]) -> tuple[float, float]:
-    """Where the median lies, 95 %: by the bootstrap over runs of neighbours, two of which share a block."""
+    """Where the median lies, 95 %: by the bootstrap over runs of neighbours."""
     begins = np.random.default_rng(0).integers(0, len(values), (2000, math.ceil(len(values) / NEIGHBOURS), 1))
     places = (begins + np.arange(NEIGHBOURS)).reshape(2000, -1)[:, : len(values)] % len(values)
     draw = np.asarray(values)[places]

@@ -27,15 +27,15 @@ def test_on_digits_fedgp_auto_beats_either_side_alone(tmp_path):
 
 
 @pytest.mark.data
-@pytest.mark.timeout(1800)  # 24 runs of 55 rounds, likewise
-def test_on_fed_heart_both_auto_rules_are_far_above_the_sources_alone(fed_heart_data, tmp_path):
-    """Two seeds; the published accuracy is compared over five, in benchmarks/README.md."""
+@pytest.mark.timeout(1800)  # 60 runs of 55 rounds, likewise
+def test_on_fed_heart_both_auto_rules_reach_the_published_accuracy(fed_heart_data, tmp_path):
     rules = "source_only,fedda_auto,fedgp_auto"
-    result = suite("fed-heart", tmp_path, "--data-dir", fed_heart_data, "--rules", rules, "--seeds", "2")
+    result = suite("fed-heart", tmp_path, "--data-dir", fed_heart_data, "--rules", rules)
     hospitals = {rule: of_rule["fed-heart"] for rule, of_rule in result["means"].items()}
     mean = {rule: sum(of_rule.values()) / 4 for rule, of_rule in hospitals.items()}
-    assert result["seeds"] == [0, 1]
+    assert result["seeds"] == [0, 1, 2, 3, 4]
     assert set(hospitals["fedgp_auto"]) == {"cleveland", "hungarian", "switzerland", "va"}
     assert mean["fedgp_auto"] >= 74.8
-    assert mean["fedda_auto"] >= 72.0
-    assert mean["source_only"] <= min(mean["fedgp_auto"], mean["fedda_auto"]) - 10
+    assert mean["fedda_auto"] >= 75.0
+    assert mean["source_only"] <= min(mean["fedgp_auto"], mean["fedda_auto"]) - 6
+    assert not result["misses"]
