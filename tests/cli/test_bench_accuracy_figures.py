@@ -6,7 +6,15 @@ import pytest
 
 from securefda.cli.bench.accuracy_plots import write_plots
 from securefda.cli.bench.accuracy_tables import tables
-from securefda.cli.bench.bars import AtLeast, AtMost, BestIsOneOf, SelectionHolds, Steadier, compare_levels
+from securefda.cli.bench.bars import (
+    AtLeast,
+    AtMost,
+    BestIsOneOf,
+    SelectionHolds,
+    Steadier,
+    compare_levels,
+    judgements,
+)
 from securefda.cli.bench.federated import RunResult
 from securefda.cli.bench.published import Published
 from securefda.cli.bench.results import Results, RunKey
@@ -129,13 +137,13 @@ def test_a_rule_that_varies_as_much_as_the_other_is_no_steadier(last, missed):
 
 
 def grid(losses, errors, accuracies=None):
-    """A grid of as many points as there are lists of losses, by rule, and of estimated errors."""
+    """A grid of as many points as there are lists of losses, by rule, and of estimated errors; a tuple has rounds."""
     columns = tuple(Column("grid", str(number), x=1.0, y=1.0) for number in range(len(losses)))
     runs = {}
     for column, by_rule, estimates in zip(columns, losses, errors, strict=True):
         for rule, loss in by_rule.items():
             accuracy = (accuracies or {}).get((column.name, rule), 80.0)
-            own = estimates if rule == "auto" else {}
+            own = (estimates if isinstance(estimates, tuple) else (estimates,)) if rule == "auto" else ()
             runs[RunKey("grid", column.name, "", rule, 0)] = RunResult(accuracy, loss, delta_errors=own)
     return Results(Suite("Grid", columns, (), ("selection",), losses=True), runs)
 
@@ -155,6 +163,18 @@ def test_selection_holds_where_the_predicted_rule_is_best_on_three_of_four_point
     assert said(SelectionHolds(), grid([point()] * 4, two)) == [
         "MISSED: the estimated errors are right on 50% of the grid, must be on 75%"
     ]
+
+
+def test_the_first_round_predicts_and_the_mean_of_all_rounds_is_told_beside_it():
+    rounds = (estimates("fedda_auto"), estimates("fedgp_auto") | {"fedgp_auto": 0.1})
+    (one,) = judgements(grid([point()], [rounds]))
+    assert (one.predicted, one.later, one.actual) == ("fedda_auto", "fedgp_auto", "fedda_auto")
+    assert (one.distance, one.variance) == (1.0, 1.0)
+    assert said(SelectionHolds(), grid([point()], [rounds])) == []
+    (line,) = said(SelectionHolds(), grid([point()], [rounds[::-1]]))
+    assert "right on 0% of the grid" in line
+    text = tables(Suite("Grid", (), (), ("selection",)), grid([point()], [rounds]), "sum")
+    assert "on 100% of the grid; *later* on 0%." in text
 
 
 def test_of_equal_estimates_the_rule_is_predicted_that_auto_takes():
@@ -204,7 +224,7 @@ def test_every_plot_is_drawn_and_the_same_figures_give_the_same_bytes(tmp_path):
     plotted = Suite("All", (LEFT, RIGHT), (), ("line", "betas", "selection"), axis="x")
     betas = {"source-1": (None, 0.1, 0.2), "source-2": (None, 0.3, None)}
     figures = {(rule, name): [50.0, 52.0] for rule in (*CANDIDATES, "auto") for name in ("left", "right")}
-    found = results(figures, plotted, betas=betas, delta_errors=estimates("fedda_auto"))
+    found = results(figures, plotted, betas=betas, delta_errors=(estimates("fedda_auto"),))
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
@@ -223,7 +243,7 @@ def test_a_distance_that_was_clipped_at_zero_has_its_place_in_the_plot(tmp_path,
     runs = dict(results(figures, plotted).runs)
     for key in runs:
         distance = distances[key.column == "right"]
-        runs[key] = RunResult(50.0, 1.0, delta_errors=estimates("fedda_auto") | {"source_only": distance})
+        runs[key] = RunResult(50.0, 1.0, delta_errors=(estimates("fedda_auto") | {"source_only": distance},))
     (path,) = write_plots(plotted, Results(plotted, runs), tmp_path)
     drawn = path.read_text()
     assert drawn.count("<use") > 4

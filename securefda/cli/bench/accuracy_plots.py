@@ -151,15 +151,18 @@ def _beta_lines(axes: Axes, lines: Mapping[str, list[tuple[int, float]]]) -> Non
 
 
 def _selection(suite: Suite, results: Results) -> Figure | None:
-    """Which rule has the smallest estimated error, and which the smallest loss, over d² and σ²: Figure 5."""
+    """Which rule has the smallest estimated error, and which the smallest loss, over d² and σ²: Figure 5.
+
+    All three estimates are those of the first round that has any, see `Judgement`.
+    """
     found = judgements(results)
     if not found:
         return None
     figure, panels = _panels(2, suite.title, width=9.0)
-    _grid_panel(panels[0], found, lambda one: one.predicted, "smallest estimated error")
+    _grid_panel(panels[0], found, lambda one: one.predicted, "smallest estimated error, first round")
     _grid_panel(panels[1], found, lambda one: one.actual, "smallest loss")
     within = SelectionHolds().within
-    wrong = [one for one in found if not one.holds(within)]
+    wrong = [one for one in found if not one.holds(within, one.predicted)]
     panels[1].scatter(
         [one.distance for one in wrong],
         [one.variance for one in wrong],

@@ -19,7 +19,7 @@ import torch
 
 from securefda.config import FederationConfig
 from securefda.rounds.progress import SilentReporter
-from securefda.rounds.records import REPORTED_ROUNDS, RoundLine, SiteLine
+from securefda.rounds.records import REPORTED_ROUNDS, SiteLine
 from securefda.rounds.run_folder import RunRecord, read_run
 from securefda.transport.memory import simulate
 
@@ -41,7 +41,7 @@ class RunResult:
         loss: mean loss over the same rounds; NaN where it is not finite.
         accuracies: of every round, in percent.
         betas: source -> β in every round; None in a round that had none. Empty where no round had one.
-        delta_errors: rule -> estimated error, mean over the rounds that estimated them; empty without one.
+        delta_errors: rule -> estimated error, of every round that estimated them.
         rounds_by_rule: rule -> rounds in which it was the one.
         clipped: coordinates that the clip changed, over all rounds and sources.
     """
@@ -50,7 +50,7 @@ class RunResult:
     loss: float
     accuracies: tuple[float, ...] = ()
     betas: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    delta_errors: Mapping[str, float] = field(default_factory=dict)
+    delta_errors: tuple[Mapping[str, float], ...] = ()
     rounds_by_rule: Mapping[str, int] = field(default_factory=dict)
     clipped: int = 0
 
@@ -93,7 +93,7 @@ def result_of(record: RunRecord, sources: Iterable[str]) -> RunResult:
         loss=fmean(float("nan") if loss is None else loss for loss in losses),
         accuracies=tuple(100 * line["accuracy"] for line in record.rounds),
         betas=_betas(lines, len(record.rounds)),
-        delta_errors=_mean_errors(record.rounds),
+        delta_errors=tuple(errors for line in record.rounds if (errors := line.get("delta_errors"))),
         rounds_by_rule=dict(Counter(line["rule"] for line in record.rounds)),
         clipped=sum(line.get("clipped", 0) for of_source in lines.values() for line in of_source),
     )
@@ -106,8 +106,3 @@ def _betas(lines: Mapping[str, Sequence[SiteLine]], rounds: int) -> dict[str, tu
         if any(beta is not None for beta in by_round.values()):
             found[source] = tuple(by_round.get(number) for number in range(1, rounds + 1))
     return found
-
-
-def _mean_errors(lines: Iterable[RoundLine]) -> dict[str, float]:
-    estimates = [errors for line in lines if (errors := line.get("delta_errors"))]
-    return {rule: fmean(errors[rule] for errors in estimates) for rule in estimates[0]} if estimates else {}

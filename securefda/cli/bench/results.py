@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -79,10 +79,13 @@ class Results:
         known = [value for value in means if value is not None]
         return max(known) - min(known) if known and len(known) == len(means) else None
 
+    def first_errors(self, rule: str, column: Column) -> dict[str, float]:
+        """Estimated errors by rule in the first round that has them, mean over the runs of a column; empty without."""
+        return _mean_errors([result.delta_errors[0] for result in self._of(rule, column) if result.delta_errors])
+
     def mean_errors(self, rule: str, column: Column) -> dict[str, float]:
-        """Estimated errors by rule, mean over the runs of a column that have them; empty without one."""
-        found = [result.delta_errors for result in self._of(rule, column) if result.delta_errors]
-        return {name: fmean(errors[name] for errors in found) for name in found[0]} if found else {}
+        """Likewise over all rounds that have them."""
+        return _mean_errors([errors for result in self._of(rule, column) for errors in result.delta_errors])
 
     def betas(self, rule: str, column: Column) -> dict[str, list[tuple[int, float]]]:
         """Source -> (round, β), mean over the runs of a column that have one in that round."""
@@ -120,6 +123,10 @@ def _common(parts: list[BySeed]) -> BySeed:
     if not parts:
         return {}
     return {seed: fmean(part[seed] for part in parts) for seed in parts[0] if all(seed in part for part in parts)}
+
+
+def _mean_errors(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: fmean(errors[name] for errors in found) for name in found[0]} if found else {}
 
 
 def _mean(values: BySeed) -> float | None:

@@ -117,7 +117,7 @@ def result_from(line: Mapping[str, Any]) -> RunResult:
         loss=float("nan") if loss is None else loss,
         accuracies=tuple(line["accuracies"]),
         betas={source: tuple(betas) for source, betas in line["betas"].items()},
-        delta_errors=line["delta_errors"],
+        delta_errors=tuple({**errors} for errors in line["delta_errors"]),
         rounds_by_rule=line["rounds_by_rule"],
         clipped=line["clipped"],
     )
