@@ -16,24 +16,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from offline_rounds import OfflineSites
 
-from securefda.adaptation import (
-    Contribution,
-    ContributionSum,
-    RoundPlan,
-    contribute,
-    energy_caps,
-    energy_row,
-    round_plan,
-    scale_to_caps,
-)
-from securefda.config import FederationConfig, load_federation, strategy_of, training_settings
+from securefda.adaptation import Contribution, energy_caps, energy_row, round_plan, scale_to_caps
+from securefda.config import FederationConfig, load_federation
 from securefda.rounds.expected import expected_header
-from securefda.rounds.site import SiteTrainer
-from securefda.rounds.target import TargetRound, train_target
+from securefda.rounds.target import train_target
 from securefda.secagg.messages import Granularity
-from securefda.tasks import Task, TaskSettings, load_task
-from securefda.training import LocalResult, Vector
+from securefda.training import LocalResult
 
 
 def main() -> None:
@@ -62,26 +52,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class _Rounds:
+class _Rounds(OfflineSites):
     """A federation's rounds, one after the other."""
 
     def __init__(self, config: FederationConfig, seed: int) -> None:
-        sites, self.strategy = config.federation, strategy_of(config.strategy)
-        self._config, self._seed = config, seed
-        self._energy = expected_header(config).energy
-        self.target = self._trainer(sites.target, config.training.target)
-        self._sources = [self._trainer(site, config.training.source) for site in sites.sources]
-        self.test_data = self._task().test_data(sites.target)
-        self.model = self.target.initial_model()
-
-    def _task(self) -> Task:
-        task, sites = self._config.task, self._config.federation
-        settings = TaskSettings(sites.target, tuple(sites.sources), self._seed, task.data_dir, task.options)
-        return load_task(task.factory, settings)
-
-    def _trainer(self, site: str, section: object) -> SiteTrainer:
-        task = self._task()
-        return SiteTrainer(task, site, task.train_data(site), training_settings(section), self._seed)  # type: ignore[arg-type]
+        super().__init__(config, seed)
+        self._max_samples, self._energy = config.session.max_samples, expected_header(config).energy
 
     def contributors(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Play a round; how many sources contribute to each layer before the caps and after them.
@@ -90,17 +66,12 @@ class _Rounds:
         """
         plan = round_plan(self.strategy, number)
         target = train_target(self.target, self.model, number, plan)
-        results = [source.train(self.model, number, plan.learning_rate_factor) for source in self._sources]
-        parts = [self._part(plan, target, result) for result in results]
+        results = self.train_sources(plan, number)
+        parts = [self.part(plan, target, result) for result in results]
         before = self._with_something(parts)
         self._cap(parts, results)
         after = self._with_something(parts)
-        total = ContributionSum(self.model.size)
-        for part, result in zip(parts, results, strict=True):
-            total.add(part, result.samples)
-        delta = total.combine(plan.rule, None if target is None else target.result.update)
-        moved: Vector = (self.model + delta).astype(np.float32)
-        self.model = moved
+        self.move(self.update_of(plan, target, parts, results))
         return (before, after) if plan.rule.projects else (np.zeros(0, int), np.zeros(0, int))
 
     def _cap(self, parts: list[Contribution], results: list[LocalResult]) -> None:
@@ -109,23 +80,12 @@ class _Rounds:
             return
         sizes = [self.model.size] if self._energy.granularity is Granularity.MODEL else self.target.sizes
         table = [
-            energy_row(part.vector, sizes, result.samples / self._config.session.max_samples)
+            energy_row(part.vector, sizes, result.samples / self._max_samples)
             for part, result in zip(parts, results, strict=True)
         ]
         caps = energy_caps(table, kappa=self._energy.kappa, others=self._energy.others)
         for part, row in zip(parts, table, strict=True):
             scale_to_caps(part.vector, sizes, row, caps)
-
-    def _part(self, plan: RoundPlan, target: TargetRound | None, result: LocalResult) -> Contribution:
-        return contribute(
-            plan,
-            None if target is None else target.statistics,
-            None if target is None else target.result.update,
-            result.update,
-            source_steps=result.steps,
-            learning_rate_ratio=1.0 if target is None else target.result.learning_rate / result.learning_rate,
-            layers=self.target.sizes,
-        )
 
     def _with_something(self, parts: list[Contribution]) -> np.ndarray:
         bounds = np.cumsum([0, *self.target.sizes])

@@ -20,13 +20,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from offline_rounds import OfflineSites
 
-from securefda.adaptation import ContributionSum, DeltaErrors, RoundPlan, Rule, contribute, mean_errors, round_plan
-from securefda.config import FederationConfig, load_federation, strategy_of, training_settings
-from securefda.rounds.site import SiteTrainer
+from securefda.adaptation import DeltaErrors, RoundPlan, Rule, mean_errors, round_plan
+from securefda.config import FederationConfig, load_federation
 from securefda.rounds.target import TargetRound, train_target
-from securefda.tasks import Samples, TaskSettings, load_task
-from securefda.training import LocalResult, TrainingSettings, Vector
+from securefda.training import LocalResult, Vector
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "rbf.toml"
 COLUMNS = ((0.2, 300), (0.2, 1000), (0.4, 100), (0.4, 300), (0.4, 1000), (0.8, 100), (0.8, 300), (0.8, 1000))
@@ -66,43 +65,32 @@ def _line(config: FederationConfig, rule: Rule, seeds: int) -> str:
     return f"under {rule}: loss {np.mean(losses):.3f}; " + "; ".join(of_rules)
 
 
-class _Federation:
+class _Federation(OfflineSites):
     """The rounds of one run, one after the other."""
 
     def __init__(self, config: FederationConfig, rule: Rule, seed: int) -> None:
-        sites, task = config.federation, config.task
-        settings = TaskSettings(sites.target, tuple(sites.sources), seed, task.data_dir, task.options)
-        self._task, self._seed = load_task(task.factory, settings), seed
-        self._strategy = replace(strategy_of(config.strategy), rule=rule)
-        of_target, of_source = training_settings(config.training.target), training_settings(config.training.source)
-        own, self._test = self._task.train_data(sites.target), self._task.test_data(sites.target)
-        steps = of_target.steps(len(own))
-        self._target = self._trainer(sites.target, own, of_target)
-        self._fresh = self._trainer(sites.target, self._test, replace(of_target, batch_size=len(self._test) // steps))
-        self._sources = [self._trainer(site, self._task.train_data(site), of_source) for site in sites.sources]
-        self._model = self._target.initial_model()
-
-    def _trainer(self, site: str, rows: Samples, settings: TrainingSettings) -> SiteTrainer:
-        return SiteTrainer(self._task, site, rows, settings, self._seed)
+        super().__init__(config, seed)
+        self.strategy = replace(self.strategy, rule=rule)
+        self._fresh = self.target_on(self.test_data)
 
     def rounds(self) -> Iterator[Errors]:
         """Play them all; those after the warm-up give errors."""
-        for number in range(1, self._strategy.rounds + 1):
-            plan = round_plan(self._strategy, number)
-            results = [source.train(self._model, number, plan.learning_rate_factor) for source in self._sources]
+        for number in range(1, self.strategy.rounds + 1):
+            plan = round_plan(self.strategy, number)
+            results = self.train_sources(plan, number)
             if plan.rule is Rule.SOURCE_ONLY:
-                update = np.mean([result.update for result in results], axis=0)
+                update = self.update_of(plan, None, [self.part(plan, None, result) for result in results], results)
             else:
                 updates, errors = self._compare(plan, number, results)
                 update = updates[RULES.index(plan.rule)]
                 yield errors
-            self._model = (self._model + update).astype(np.float32)
+            self.move(update)
 
     def _compare(self, plan: RoundPlan, number: int, results: list[LocalResult]) -> tuple[list[Vector], Errors]:
         """The update of either rule from the same model, and how far each is from that of fresh rows."""
-        fresh = self._fresh.train(self._model, number, plan.learning_rate_factor)
+        fresh = self._fresh.train(self.model, number, plan.learning_rate_factor)
         plans = [replace(plan, rule=rule, select=True) for rule in RULES]
-        target = train_target(self._target, self._model, number, plans[0])
+        target = train_target(self.target, self.model, number, plans[0])
         if target is None or fresh.steps != target.result.steps:
             raise ValueError("the two trainings at the target do not compare")
         found = [self._update(each, target, results) for each in plans]
@@ -111,27 +99,13 @@ class _Federation:
 
     def _update(self, plan: RoundPlan, target: TargetRound, results: list[LocalResult]) -> tuple[Vector, DeltaErrors]:
         """The sources have as many rows each, so that all count the same."""
-        parts = [
-            contribute(
-                plan,
-                target.statistics,
-                target.result.update,
-                result.update,
-                source_steps=result.steps,
-                learning_rate_ratio=target.result.learning_rate / result.learning_rate,
-                layers=self._target.sizes,
-            )
-            for result in results
-        ]
-        total = ContributionSum(self._model.size)
-        for part in parts:
-            total.add(part, 1)
+        parts = [self.part(plan, target, result) for result in results]
         errors = mean_errors([part.errors for part in parts if part.errors is not None])
-        return total.combine(plan.rule, target.result.update), errors
+        return self.update_of(plan, target, parts, results), errors
 
     def loss(self) -> float:
         """Of the model as it is, on the target's test rows."""
-        return self._target.evaluate(self._model, self._test).loss
+        return self.target.evaluate(self.model, self.test_data).loss
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 from audit_rounds_shares import Shares, replace
 
-from securefda.rounds import run, source
+from securefda.rounds import run_model, source_round
 from securefda.rounds.clear_attempt import ClearAttempt
 from securefda.rounds.private_site import PrivateTrainer
 from securefda.rounds.run import AggregatorRun
@@ -52,10 +52,9 @@ _MASKING = {
     ),
 }
 _RULE = {
-    source: ("aligned_update", "contribution_at_source", "clip_contribution", "row_of"),
-    SourceRounds: ("_encode",),
+    source_round: ("aligned_update", "contribution_at_source", "clip_contribution", "row_of", "_encoded"),
     ClearAttempt: ("_evaluate",),
-    run: ("total_of", "update_of"),
+    run_model: ("total_of", "update_of"),
 }
 TIMED: dict[str, dict[Any, tuple[str, ...]]] = {
     "masking": _MASKING,

@@ -7,25 +7,20 @@ sends what it gets back. Nothing here waits, and no clock is read but the one pa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import sha256
-
-import numpy as np
 
 from securefda import __version__
-from securefda.adaptation import ServerState, round_plan, server_step
+from securefda.adaptation import round_plan
 from securefda.audit.store import AuditError
 from securefda.errors import ConfigError, FaultySourceError, ProtocolError, QuorumLost, RunEnded, SecureFdaError
 from securefda.rounds.attempts import Attempt, RoundSum, Send
 from securefda.rounds.attendance import Attendance
 from securefda.rounds.current import CurrentRound, last_errors
-from securefda.rounds.headers import Place, Planner, SessionPlan, make_header
+from securefda.rounds.headers import Planner
 from securefda.rounds.mixed_attempt import open_attempt
 from securefda.rounds.progress import Reporter
+from securefda.rounds.run_model import RunModel
 from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.site import vector_to_wire
-from securefda.rounds.store import AggregatorStore, Position, TargetRelease
-from securefda.rounds.target import train_target
-from securefda.rounds.totals import RoundTotal, total_of, update_of
+from securefda.rounds.store import AggregatorStore, Position
 from securefda.rounds.witnesses import Witnesses
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.messages import (
@@ -37,17 +32,15 @@ from securefda.secagg.messages import (
     Checkpoint,
     Cosigned,
     Goodbye,
-    Header,
     Join,
     Parcel,
-    Result,
     Signed,
     Step,
     Visibility,
 )
 from securefda.secagg.prg import available_threads
 from securefda.secagg.secret import draw
-from securefda.training import Evaluation, LayerTable, Vector
+from securefda.training import LayerTable, Vector
 
 WITNESS_PHASE, CLOSING_PHASE = "witness", "closing"
 CLOSING_S = 5.0
@@ -89,15 +82,13 @@ class AggregatorRun:
         self._lost_in_a_row = 0
         self._last_loss: SecureFdaError = RunEnded("every round was lost", hint="a new run needs another folder")
         self._farewell = Goodbye(True, 0, "")
-        self._result_digest = b""
-        self._server: ServerState | None = None
         position = store.position(settings.config_digest)
         new_id = draw(site.random_bytes, RUN_ID_BYTES) if run_id is None else run_id
         self._run_id = new_id if position is None else position.run_id
+        self._model = RunModel(site, settings, store, reporter, self._run_id)
         self._witnesses = Witnesses(site)
         self._closing = self._awaits_cosigners = False
         self.opened = False
-        self.model: Vector = np.zeros(0, np.float32)
         self.deadline: float | None = None
         self.done = False
         self.error: SecureFdaError | None = None
@@ -106,6 +97,11 @@ class AggregatorRun:
     def run_id(self) -> str:
         """32 hex digits."""
         return self._run_id.hex()
+
+    @property
+    def model(self) -> Vector:
+        """The global model as it is, float32 ``(n_params,)``; empty before :meth:`open`."""
+        return self._model.vector
 
     @property
     def layers(self) -> LayerTable:
@@ -127,8 +123,7 @@ class AggregatorRun:
         self._site.witness.enter(self.run_id)
         position = self._store.position(self._settings.config_digest)
         if position is None:
-            self.model = self._site.trainer.initial_model()
-            self._store.begin_run(self._run_id, self._settings.config_digest, self.model)
+            self._model.begin()
             return self._begin_round(1)
         return self._resume(position)
 
@@ -182,8 +177,7 @@ class AggregatorRun:
         return [] if self.done else self._fail(error)
 
     def _resume(self, position: Position) -> list[Send]:
-        self._run_id, self._result_digest = position.run_id, position.result_digest
-        self.model, self._server = self._store.model(), self._store.server()
+        self._model.restore(position)
         if position.completed:
             self._reporter.note("this run is complete already")
             return self._say_goodbye()  # no checkpoint: nobody is there who would cosign it
@@ -210,7 +204,7 @@ class AggregatorRun:
         """Updates of the round may have left, or it cannot be tried again: it is lost, and the next one begins."""
         current = self._enter_round(position.round, position.attempt)
         self._reporter.note(f"round {current.number} was interrupted and cannot be taken up again; it is lost")
-        self._write_lost(current, ())
+        self._model.lose(current, ())
         return self._end_round()
 
     def _join(self, message: Signed[Body]) -> list[Send]:
@@ -254,10 +248,9 @@ class AggregatorRun:
         current = self._enter_round(number, attempts)
         if current.plan.needs_sources:
             return self._gather(self._witnesses.renew(self._attendance.present))
-        self._train_target(current)
-        if current.target is not None:
-            self.model = self.model + current.target.result.update
-        self._record_round(current)
+        self._model.train_target(current)
+        self._model.take_target_update(current)
+        self._lost_in_a_row = 0
         return self._end_round()
 
     def _enter_round(self, number: int, attempts: int) -> CurrentRound:
@@ -289,7 +282,7 @@ class AggregatorRun:
         if self._round is not None and self._planner.can_do(
             self._permitted(self._expected() & self._attendance.present)
         ):
-            self._train_target(self._round)
+            self._model.train_target(self._round)
         now = self._site.clock()
         self._phase_began += now - began
         self._awaits_cosigners = True
@@ -336,67 +329,17 @@ class AggregatorRun:
             missing = able != self._site.sources
             return self._fail(self._attendance.explained(self._planner.error(able, error)) if missing else error)
         current, self._began_before = self._round, True
-        self._train_target(current)
+        self._model.train_target(current)
         current.attempt += 1
         current.levels = dict(plan.levels)
         current.metrics = self._attendance.all_hand_in_metrics(plan.participants)
         self._store.begin_attempt(current.number, current.attempt)
-        header = self._header(current, plan)
-        self._account_for_target(current, header.body)
+        header = self._model.header(current, plan)
         self._site.witness.journal.enter(header)
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         self._attempt = open_attempt(session, current.target, self._store.mark_released)
         self._enter(self._attempt.phase, self._settings.training_deadline_s)
-        return [Send(index, self._opening(header, index, current)) for index in header.body.participants]
-
-    def _opening(self, header: Signed[Header], index: int, current: CurrentRound) -> Parcel:
-        """The header with the model, and with g_T for whoever evaluates the rule."""
-        vectors: tuple[memoryview, ...] = (vector_to_wire(self.model),)
-        body = header.body
-        if body.target and body.target.update_digest and current.target and body.level_of(index) is Visibility.SUM:
-            vectors = (*vectors, vector_to_wire(current.target.result.update))
-        return Parcel(header, vectors)
-
-    def _account_for_target(self, current: CurrentRound, header: Header) -> None:
-        """g_T leaves the target with this header: that is written down before it does."""
-        if header.target is None or not header.target.update_digest:
-            return
-        recipients = [self._site.name(index) for index in header.at(Visibility.SUM)]
-        digest = header.target.update_digest.hex()
-        release = TargetRelease(current.number, current.attempt, digest, recipients, self._settings.target_noise)
-        self._store.release_target(release)
-        current.released_to |= set(recipients)
-
-    def _header(self, current: CurrentRound, plan: SessionPlan) -> Signed[Header]:
-        return make_header(
-            self._site,
-            self._settings,
-            Place(self._run_id, current.number, current.attempt, self._result_digest, self._site.witness.note),
-            plan=current.plan,
-            target=current.target,
-            model=self.model,
-            session=plan,
-            metrics=current.metrics,
-        )
-
-    def _train_target(self, current: CurrentRound) -> None:
-        """Once per round, whatever the number of attempts: what is published of the target stays one release."""
-        if current.trained:
-            return
-        began = self._site.clock()
-        current.target = train_target(
-            self._site.trainer,
-            self.model,
-            current.number,
-            current.plan,
-            run_id=self.run_id,
-            attempt=current.attempt + 1,
-        )
-        if self._site.personal is not None:
-            factor = current.plan.learning_rate_factor
-            self._site.personal.train(self.model, self.run_id, current.number, factor)
-        current.trained = True
-        current.spent("train_target", self._site.clock() - began)
+        return [Send(index, self._model.opening(header, index, current)) for index in header.body.participants]
 
     def _after(self, sends: list[Send]) -> list[Send]:
         """Look at what a message or a deadline did to the attempt."""
@@ -445,15 +388,10 @@ class AggregatorRun:
         return self._lose_round(current, attempt.header.body.participants, error)
 
     def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> list[Send]:
-        self._write_lost(current, participants)
+        self._model.lose(current, participants)
         self._lost_in_a_row += 1
         self._last_loss = self._with_mend(error, current)
         return self._fail(self._last_loss) if self._lost_in_a_row >= MOST_LOST_IN_A_ROW else self._end_round()
-
-    def _write_lost(self, current: CurrentRound, participants: Iterable[int]) -> None:
-        line = current.lost_line(self._site, self.model, participants)
-        self._store.lose_round(dict(line))
-        self._reporter.round_finished(line)
 
     def _with_mend(self, error: SecureFdaError, current: CurrentRound) -> SecureFdaError:
         """The error, with what the sources refused as its mend, or whom to ask."""
@@ -467,55 +405,15 @@ class AggregatorRun:
         current, header = self._round, attempt.header
         if current is None:
             return []
-        began = self._site.clock()
         try:
-            total = total_of(header.body, current.target, outcome)
-            delta = update_of(current.plan.rule, total, current.target, self._settings.max_samples)
-            if current.plan.server is not None:
-                delta, self._server = server_step(current.plan.server, self._server, delta)
-        except ValueError as error:  # who contributed what is hidden, so nobody can be named
-            alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
+            result = self._model.take_sum(current, header, outcome)
+        except ProtocolError as alarm:
             self._reporter.note(f"alarm: {alarm}")
             return self._lose_round(current, header.body.participants, alarm)
-        current.target_cosine = current.cosine_with_target(delta)
-        self.model = (self.model + delta).astype(np.float32)
-        current.spent("rule", self._site.clock() - began)
-        digest = sha256(vector_to_wire(self.model)).digest()
-        body = Result(outcome.digest, outcome.count, digest)
-        result = self._site.signer.sign(header.envelope.session_id, header.digest(), body)
-        self._result_digest = result.digest()
+        self._lost_in_a_row = 0
         self._attendance.kept(outcome.survivors)
-        self._record_round(current, header.body.participants, outcome, total)
         sends = [Send(index, Parcel(result)) for index in sorted(outcome.survivors - attempt.gone)]
         return sends + self._end_round()
-
-    def _record_round(
-        self,
-        current: CurrentRound,
-        participants: Iterable[int] = (),
-        outcome: RoundSum | None = None,
-        total: RoundTotal | None = None,
-    ) -> None:
-        began = self._site.clock()
-        evaluation = self._evaluation(current)
-        current.spent("evaluate", self._site.clock() - began)
-        line = current.finished_line(
-            self._site, self.model, participants, outcome=outcome, total=total, max_samples=self._settings.max_samples
-        )
-        line["accuracy"] = evaluation.metrics["accuracy"]
-        line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
-        if self._site.personal is not None:
-            line["evaluated"] = "personal"
-        self._store.finish_round(dict(line), self.model, self._result_digest, self._server)
-        self._lost_in_a_row = 0
-        self._reporter.round_finished(line)
-
-    def _evaluation(self, current: CurrentRound) -> Evaluation:
-        """Of the target's own model where there is one, else of the common one."""
-        site = self._site
-        if site.personal is None:
-            return site.trainer.evaluate(self.model, site.test_data)
-        return site.personal.evaluate(self.model, self.run_id, current.number, site.test_data)
 
     def _enter(self, phase: str, deadline_s: float) -> None:
         self._leave_phase()

@@ -309,7 +309,8 @@ def test_an_update_that_carries_figures_which_the_header_leaves_out_does_not_lea
     body = header.message.body
     assert isinstance(body, Header)
     monkeypatch.setattr(
-        "securefda.rounds.source.metrics_of", lambda header, result: metrics_of(replace(header, metrics=True), result)
+        "securefda.rounds.source_round.metrics_of",
+        lambda header, result: metrics_of(replace(header, metrics=True), result),
     )
     answers = federation.sources[1].handle(header)
     assert [answer.message.body for answer in answers] == [Refusal("dp.metrics")]

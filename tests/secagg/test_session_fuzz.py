@@ -23,7 +23,8 @@ from session_network import SessionNetwork, item_of, parcel_of
 from session_sites import Terms, Violation
 
 from securefda.policy import verdict
-from securefda.rounds.source import SourceRounds
+from securefda.rounds import source_round
+from securefda.rounds.source_site import SourceSite
 from securefda.rounds.store import SourceStore
 from securefda.rounds.witness import CheckpointError, Witness
 from securefda.secagg import aggregator, checks, masking
@@ -126,16 +127,13 @@ def unseen_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def signing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that has signed the lists goes on waiting for lists."""
-    real = SourceRounds._sign_survivors
+    real = source_round._sign_survivors
 
-    def sign(self: SourceRounds, following: Any, message: Any) -> Any:
-        current = self._round
-        assert current is not None
-        answers = real(self, following, message)
-        self._round = replace(current, phase=replace(current.phase, shares=following.shares))  # type: ignore[call-arg]
-        return answers
+    def sign(site: SourceSite, current: source_round.SourceRound, following: Any, message: Any) -> Any:
+        _, answer = real(site, current, following, message)
+        return replace(current, phase=replace(current.phase, shares=following.shares)), answer  # type: ignore[call-arg]
 
-    monkeypatch.setattr(SourceRounds, "_sign_survivors", sign)
+    monkeypatch.setattr(source_round, "_sign_survivors", sign)
 
 
 def fuse_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,11 @@ def first_cells(title: str) -> list[str]:
 
 
 def nodes_of(room: str) -> Iterator[ast.AST]:
+    """Of all files, but for the lists of what a module exports."""
     for path in sorted((ROOT / "securefda" / room).glob("*.py")):
-        yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not (isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"):
+                yield from ast.walk(statement)
 
 
 def test_every_check_of_the_code_is_in_the_tables_and_no_other() -> None:

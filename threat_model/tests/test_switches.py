@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import FaultyAggregatorError
 from securefda.rounds import source as rounds_source
+from securefda.rounds import source_round
 from securefda.secagg import checks, masking, source
 from securefda.secagg.messages import SelfMaskShare, Unmask
 from securefda.secagg.roster import Roster
@@ -53,6 +54,7 @@ def in_place() -> list[object]:
         checks.envelope_fault,
         source.envelope_fault,
         rounds_source.envelope_fault,
+        source_round.envelope_fault,
         masking.mask,
         source.mask,
         vars(Unmask)["__post_init__"],

@@ -1,0 +1,328 @@
+"""One round at a source, from the header to the result: what the source holds, and what each message makes of it.
+
+Functions take the round as it is and return the round as it becomes, with what is to be sent. They raise where a check
+fails; whoever holds the round then drops it. What goes beyond one round is in :mod:`securefda.rounds.source`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+
+from securefda.adaptation import Contribution
+from securefda.errors import FaultyAggregatorError
+from securefda.policy.verdict import check_metrics
+from securefda.rounds.attempts import name_of
+from securefda.rounds.charges import require_worth_charging
+from securefda.rounds.energies import apply_caps, row_of
+from securefda.rounds.journal import site_ids
+from securefda.rounds.records import SiteLine
+from securefda.rounds.site import vector_to_wire
+from securefda.rounds.source_site import SourceSite, site_line
+from securefda.rounds.tail import Figures
+from securefda.rounds.terms import (
+    Metrics,
+    aligned_update,
+    checked_vectors,
+    clip_contribution,
+    contribution_at_source,
+    encode_contribution,
+    error_units_of,
+    figures_of,
+    metrics_of,
+    plan_of,
+    require_few_at_the_clip,
+    weight_of,
+)
+from securefda.rounds.witness import CheckpointError
+from securefda.secagg import source as session_steps
+from securefda.secagg.checks import check_header, envelope_fault
+from securefda.secagg.messages import (
+    Body,
+    Consistency,
+    Header,
+    KeyList,
+    Parcel,
+    Result,
+    ShareDelivery,
+    Signed,
+    Step,
+    Survivors,
+    SurvivorSignature,
+    Unmask,
+    Update,
+    Visibility,
+)
+from securefda.secagg.prg import RingVector, available_threads
+from securefda.training import LocalResult, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingClearResult:
+    """Visibility ``individual``: the update is sent, the result has not come."""
+
+    header: Signed[Header]
+
+
+_STEP_OF_PHASE: dict[type, Step] = {
+    session_steps.AwaitingKeyList: Step.ADVERTISE,
+    session_steps.AwaitingShares: Step.SHARES,
+    session_steps.ReadyToMask: Step.MASKED_INPUT,
+    session_steps.AwaitingSurvivors: Step.SURVIVORS,
+    session_steps.AwaitingConsistency: Step.UNMASK,
+    session_steps.AwaitingResult: Step.RESULT,
+    AwaitingClearResult: Step.RESULT,
+}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SourceRound:
+    """A round in progress.
+
+    Attributes:
+        header: that opened it.
+        phase: of the masking session; or, at ``individual``, the wait for the result.
+        record: this site's line of the round.
+        contribution: waits with its ``figures`` for everyone's energies; None before and after.
+        encoded: what becomes of it, until it is masked.
+    """
+
+    header: Signed[Header]
+    phase: session_steps.Phase | AwaitingClearResult
+    record: SiteLine
+    contribution: Contribution | None = None
+    figures: Figures | None = None
+    encoded: RingVector | None = None
+
+    @property
+    def step(self) -> Step:
+        """The step that it is at."""
+        return _STEP_OF_PHASE[type(self.phase)]
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        return f"round {self.header.body.round}, {name_of(self.step)}"
+
+    @property
+    def deadline_s(self) -> float:
+        """How long the next message may take."""
+        phase_s, training_s = self.header.body.phase_deadline_ms / 1000, self.header.body.training_deadline_ms / 1000
+        waits_for_training = isinstance(self.phase, (session_steps.AwaitingKeyList, AwaitingClearResult))
+        return 2 * phase_s + training_s if waits_for_training else 3 * phase_s
+
+    def erase(self) -> None:
+        """Erase the secrets of its session, if it has one."""
+        if not isinstance(self.phase, AwaitingClearResult):
+            session_steps.erase(self.phase)
+
+
+def check_opening(site: SourceSite, header: Signed[Header], parcel: Parcel) -> tuple[Vector, Vector | None]:
+    """Check all that a header asks for, before anything is done for it.
+
+    Returns:
+        The model and, where the header publishes it, g_T.
+
+    Raises:
+        PolicyRefusal: this site's policy forbids it.
+        FaultyAggregatorError: a check fails.
+        SecureFdaError: this site's privacy budget does not pay for it, or its memory cannot be read.
+    """
+    body = header.body
+    if site.signer.index not in body.participants:
+        raise FaultyAggregatorError("HEADER_PARTICIPANTS", "it does not name this site")
+    site.check_policy(body)  # first, so that what the policy forbids is refused by its key
+    check_metrics(body, handed_in=site.permits.metrics)
+    check_header(
+        header,
+        own_index=site.signer.index,
+        roster=site.roster,
+        limits=site.limits,
+        history=site.store.history(header.envelope.session_id, body.run_id, body.round),
+        own_layers=site.trainer.layers,
+        unix_s=int(site.unix_time()),
+    )
+    _check_witnessed(site, body)
+    plan_of(body.rule)
+    level = body.level_of(site.signer.index)
+    model, target_update = checked_vectors(body, level, parcel)
+    require_worth_charging(site.trainer, body, level, target_update, site.store)
+    return model, target_update
+
+
+def begin_round(
+    site: SourceSite, header: Signed[Header], model: Vector, target_update: Vector | None
+) -> tuple[SourceRound, Parcel]:
+    """Train, and send the update in clear or open the masking session, as the header has it.
+
+    Args:
+        site: this source.
+        header: as :func:`check_opening` passed it.
+        model: float32 ``(n_params,)``.
+        target_update: g_T, likewise.
+    """
+    body = header.body
+    level = body.level_of(site.signer.index)
+    result = site.trainer.train(
+        model, body.round, body.rule.learning_rate_factor, run_id=body.run_id.hex(), attempt=body.attempt
+    )
+    record, metrics = site_line(body, level, result), metrics_of(body, result)
+    if level is Visibility.INDIVIDUAL:
+        return _release_in_clear(site, header, result, record, metrics)
+    weight = weight_of(body, result.samples)
+    contribution = contribution_at_source(body, level, target_update, aligned_update(body, result))
+    del result  # a vector of the model's length less, while the contribution is at work
+    return _open_session(site, header, contribution, figures_of(contribution, weight, metrics), record)
+
+
+def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]) -> tuple[SourceRound, Parcel]:
+    """Take one message of the masking session, and answer it.
+
+    Raises:
+        FaultyAggregatorError: a check fails, or the message is not what this phase waits for.
+    """
+    phase, steps = current.phase, session_steps
+    match phase, message.body:
+        case steps.AwaitingKeyList(), KeyList():
+            state, shares = steps.receive_key_list(phase, message, site.random_bytes)  # type: ignore[arg-type]
+            return replace(_encoded(site, current, state), phase=state), Parcel(shares)
+        case steps.AwaitingShares(), ShareDelivery():
+            return _release_masked(site, current, steps.receive_shares(phase, message))  # type: ignore[arg-type]
+        case steps.AwaitingSurvivors(), Survivors():
+            return _sign_survivors(site, current, *steps.receive_survivors(phase, message))  # type: ignore[arg-type]
+        case steps.AwaitingConsistency(), Consistency():
+            following = steps.receive_consistency(phase, message)  # type: ignore[arg-type]
+            return _release_shares(site, current, phase.lists, *following)
+        case _:
+            raise _out_of_order(message, phase)
+
+
+def check_result(site: SourceSite, current: SourceRound, message: Signed[Body]) -> None:
+    """Check that a result is that of this round, now.
+
+    Raises:
+        FaultyAggregatorError: it is not.
+    """
+    match current.phase:
+        case session_steps.AwaitingResult():
+            session_steps.receive_result(current.phase, message)  # type: ignore[arg-type]
+        case AwaitingClearResult():
+            _check_clear_result(site, current.header, message)
+        case _:
+            raise _out_of_order(message, current.phase)
+
+
+def _check_witnessed(site: SourceSite, header: Header) -> None:
+    """The log that this round goes on from is the one that this site and enough others have cosigned."""
+    if header.run_id.hex() != site.witness.journal.run:
+        raise FaultyAggregatorError("HEADER_RUN", "not the run that the connection was opened for")
+    try:
+        site.witness.check_header(header, site.limits.n_c)
+    except CheckpointError as error:
+        raise FaultyAggregatorError(error.check, error.detail) from error
+
+
+def _open_session(
+    site: SourceSite, header: Signed[Header], contribution: Contribution, figures: Figures, record: SiteLine
+) -> tuple[SourceRound, Parcel]:
+    clipped = clip_contribution(header.body, contribution)
+    require_few_at_the_clip(header.body, clipped)
+    record["beta"], record["clipped"] = contribution.beta, sum(clipped)
+    at_sum = header.body.level_of(site.signer.index) is Visibility.SUM
+    energy = row_of(header.body, contribution, figures.samples) if at_sum else ()
+    session = session_steps.Session(site.signer, site.roster, site.limits, header, available_threads())
+    phase, advertise = session_steps.advertise(session, site.random_bytes, energy)
+    return SourceRound(header, phase, record, contribution, figures), Parcel(advertise)
+
+
+def _release_in_clear(
+    site: SourceSite, header: Signed[Header], result: LocalResult, record: SiteLine, metrics: Metrics | None
+) -> tuple[SourceRound, Parcel]:
+    permits, vector = site.permits, vector_to_wire(aligned_update(header.body, result))
+    body = Update(
+        sha256(vector).digest(),
+        len(vector),
+        result.samples,
+        loss=metrics.loss if metrics and "loss" in permits.may_leave else None,
+        accuracy=metrics.accuracy if metrics and "accuracy" in permits.may_leave else None,
+    )
+    site.check_update(body)
+    check_metrics(header.body, handed_in=permits.metrics, update=body)
+    _burn_fuse(site, header)
+    signed = site.signer.sign(header.envelope.session_id, header.digest(), body)
+    return SourceRound(header, AwaitingClearResult(header), record), Parcel(signed, (vector,))
+
+
+def _encoded(site: SourceSite, current: SourceRound, state: session_steps.AwaitingShares) -> SourceRound:
+    """Everyone's energies are known: cap the contribution and make it the vector that will be masked."""
+    if current.contribution is None or current.figures is None:
+        raise FaultyAggregatorError("ORDER", "nothing to encode")
+    header, contribution = current.header.body, current.contribution
+    applied = apply_caps(header, site.signer.index, state.u1, contribution)
+    if applied is not None:
+        current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
+        site.witness.journal.event("caps-computed", current.header, **asdict(applied))
+    encoded = encode_contribution(header, contribution, current.figures, error_units_of(header))
+    return replace(current, contribution=None, figures=None, encoded=encoded)
+
+
+def _release_masked(
+    site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask
+) -> tuple[SourceRound, Parcel]:
+    """Mask, then burn the fuse before anything is handed out: from there on the update may have left."""
+    if current.encoded is None:
+        raise FaultyAggregatorError("ORDER", "nothing to mask")
+    phase, message = session_steps.masked_input(ready, current.encoded)
+    _burn_fuse(site, current.header)
+    vector = current.encoded.data.cast("B")
+    return replace(current, phase=phase, encoded=None), Parcel(message, (vector,))
+
+
+def _sign_survivors(
+    site: SourceSite,
+    current: SourceRound,
+    phase: session_steps.AwaitingConsistency,
+    message: Signed[SurvivorSignature],
+) -> tuple[SourceRound, Parcel]:
+    survivors = _survivors(site, phase.lists)
+    site.witness.journal.event("survivors-signed", current.header, survivors=survivors)
+    return replace(current, phase=phase), Parcel(message)
+
+
+def _release_shares(
+    site: SourceSite,
+    current: SourceRound,
+    lists: Survivors,
+    phase: session_steps.AwaitingResult,
+    message: Signed[Unmask],
+) -> tuple[SourceRound, Parcel]:
+    """From here on the aggregator may open the sum over these sources."""
+    survivors, dropped = _survivors(site, lists), site_ids(site.roster, lists.dropped)
+    site.witness.journal.event("unmask-shares-released", current.header, survivors=survivors, dropped=dropped)
+    return replace(current, phase=phase), Parcel(message)
+
+
+def _burn_fuse(site: SourceSite, header: Signed[Header]) -> None:
+    site.store.burn_fuse(header.body.run_id, header.body.round)
+    site.witness.journal.event("release-fuse-burnt", header)
+
+
+def _survivors(site: SourceSite, lists: Survivors) -> list[str]:
+    return site_ids(site.roster, (item.index for item in lists.survivors))
+
+
+def _check_clear_result(site: SourceSite, header: Signed[Header], message: Signed[Body]) -> None:
+    fault = envelope_fault(
+        message,
+        kind=Result,
+        roster=site.roster,
+        sender=site.roster.target.index,
+        session_id=header.envelope.session_id,
+        context=header.digest(),
+    )
+    if fault:
+        raise FaultyAggregatorError(fault, message.type_name)
+
+
+def _out_of_order(message: Signed[Body], phase: object) -> FaultyAggregatorError:
+    return FaultyAggregatorError("ORDER", f"{message.type_name} in {type(phase).__name__}")
