@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from typing import TypeVar
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class ExitCode(IntEnum):
@@ -184,3 +187,20 @@ class FaultySourceError(ProtocolError):
     def __init__(self, source_id: str, check: str, detail: str = "") -> None:
         super().__init__(check, f"source {source_id} fails check {check}" + (f": {detail}" if detail else ""))
         self.source_id = source_id
+
+
+def without_frames(error: _Error) -> _Error:
+    """Return an error that is kept for longer than it is handled, and its causes, without their tracebacks.
+
+    A traceback holds the frames that it went through, and with them what was at work there: an update before it was
+    masked, say, that a session which has ended must not leave in memory.
+    """
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            left += [one.__cause__, one.__context__]
+    return error

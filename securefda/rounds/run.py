@@ -11,7 +11,15 @@ from collections.abc import Iterable
 from securefda import __version__
 from securefda.adaptation import round_plan
 from securefda.audit.store import AuditError
-from securefda.errors import ConfigError, FaultySourceError, ProtocolError, QuorumLost, RunEnded, SecureFdaError
+from securefda.errors import (
+    ConfigError,
+    FaultySourceError,
+    ProtocolError,
+    QuorumLost,
+    RunEnded,
+    SecureFdaError,
+    without_frames,
+)
 from securefda.rounds.attempts import Attempt, RoundSum, Send
 from securefda.rounds.attendance import Attendance
 from securefda.rounds.current import CurrentRound, last_errors
@@ -390,7 +398,7 @@ class AggregatorRun:
     def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> list[Send]:
         self._model.lose(current, participants)
         self._lost_in_a_row += 1
-        self._last_loss = self._with_mend(error, current)
+        self._last_loss = without_frames(self._with_mend(error, current))
         return self._fail(self._last_loss) if self._lost_in_a_row >= MOST_LOST_IN_A_ROW else self._end_round()
 
     def _with_mend(self, error: SecureFdaError, current: CurrentRound) -> SecureFdaError:
@@ -406,12 +414,14 @@ class AggregatorRun:
         if current is None:
             return []
         try:
-            result = self._model.take_sum(current, header, outcome)
-        except ProtocolError as alarm:
+            change = self._model.change_by(current, header.body, outcome)
+        except ValueError as error:
+            alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
             self._reporter.note(f"alarm: {alarm}")
             return self._lose_round(current, header.body.participants, alarm)
-        self._lost_in_a_row = 0
         self._attendance.kept(outcome.survivors)
+        result = self._model.take(current, header, outcome, change)
+        self._lost_in_a_row = 0
         sends = [Send(index, Parcel(result)) for index in sorted(outcome.survivors - attempt.gone)]
         return sends + self._end_round()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from hashlib import sha256
 
 import numpy as np
 
 from securefda.adaptation import ServerState, server_step
-from securefda.errors import ProtocolError
 from securefda.rounds.attempts import RoundSum
 from securefda.rounds.current import CurrentRound
 from securefda.rounds.headers import Place, SessionPlan, make_header
@@ -20,6 +20,15 @@ from securefda.rounds.target import train_target
 from securefda.rounds.totals import RoundTotal, total_of, update_of
 from securefda.secagg.messages import Header, Parcel, Result, Signed, Visibility
 from securefda.training import Evaluation, Vector
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Change:
+    """What a round's sum amounts to: the totals, the model after it, and the state of the server's optimiser."""
+
+    total: RoundTotal
+    vector: Vector
+    server: ServerState | None
 
 
 class RunModel:
@@ -93,27 +102,29 @@ class RunModel:
             self.vector = self.vector + current.target.result.update
         self._record(current)
 
-    def take_sum(self, current: CurrentRound, header: Signed[Header], outcome: RoundSum) -> Signed[Result]:
-        """Finish a round with what its attempt gave; the result is for whoever took part.
+    def change_by(self, current: CurrentRound, header: Header, outcome: RoundSum) -> Change:
+        """What the model becomes by the sum that an attempt gave. Nothing is changed yet.
 
         Raises:
-            ProtocolError: a source lied about its part. Nothing is changed.
+            ValueError: a source lied about its part; who contributed what is hidden, so nobody can be named.
         """
         began = self._site.clock()
-        try:
-            total = total_of(header.body, current.target, outcome)
-            delta = update_of(current.plan.rule, total, current.target, self._settings.max_samples)
-            if current.plan.server is not None:
-                delta, self._server = server_step(current.plan.server, self._server, delta)
-        except ValueError as error:  # who contributed what is hidden, so nobody can be named
-            raise ProtocolError("SUM", f"a source lied about its part: {error}") from None
-        current.target_cosine = current.cosine_with_target(delta)
-        self.vector = (self.vector + delta).astype(np.float32)
+        total, server = total_of(header, current.target, outcome), self._server
+        update = update_of(current.plan.rule, total, current.target, self._settings.max_samples)
+        if current.plan.server is not None:
+            update, server = server_step(current.plan.server, server, update)
+        current.target_cosine = current.cosine_with_target(update)
+        vector = (self.vector + update).astype(np.float32)
         current.spent("rule", self._site.clock() - began)
+        return Change(total, vector, server)
+
+    def take(self, current: CurrentRound, header: Signed[Header], outcome: RoundSum, change: Change) -> Signed[Result]:
+        """Finish a round with what its attempt gave; the result is for whoever took part."""
+        self.vector, self._server = change.vector, change.server
         body = Result(outcome.digest, outcome.count, sha256(vector_to_wire(self.vector)).digest())
         result = self._site.signer.sign(header.envelope.session_id, header.digest(), body)
         self._result_digest = result.digest()
-        self._record(current, header.body.participants, outcome, total)
+        self._record(current, header.body.participants, outcome, change.total)
         return result
 
     def lose(self, current: CurrentRound, participants: Iterable[int]) -> None:

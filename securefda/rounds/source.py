@@ -17,6 +17,7 @@ from securefda.errors import (
     ProtocolError,
     SecureFdaError,
     TrainingError,
+    without_frames,
 )
 from securefda.rounds.attempts import name_of
 from securefda.rounds.journal import site_ids
@@ -265,7 +266,7 @@ class SourceRounds:
 
     def _refuse_by_policy(self, parcel: Parcel, refusal: PolicyRefusal) -> list[Parcel]:
         """Tell the operator everything and the aggregator the key; a session that was open is over."""
-        self.refusal = refusal
+        self.refusal = without_frames(refusal)
         message = parcel.message
         self._log("refused", self._header, check=refusal.key)
         if not isinstance(message.body, Header):
@@ -284,7 +285,7 @@ class SourceRounds:
         accused = [self._site.roster.target.index] if error.suspect is None else [error.suspect]
         self._log("alarm", self._header, check=error.check, accused=site_ids(self._site.roster, accused))
         self._reporter.alarm(error)
-        self._patience.broken(error)
+        self._patience.broken(without_frames(error))
         self.failure = self._patience.failure or self.failure
 
     def _abort(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:

@@ -174,7 +174,7 @@ def test_the_first_round_predicts_and_the_mean_of_all_rounds_is_told_beside_it()
     (line,) = said(SelectionHolds(), grid([point()], [rounds[::-1]]))
     assert "right on 0% of the grid" in line
     text = tables(Suite("Grid", (), (), ("selection",)), grid([point()], [rounds]), "sum")
-    assert "on 100% of the grid; *later* on 0%." in text
+    assert "in 100% of these columns; *later* in 0%." in text
 
 
 def test_of_equal_estimates_the_rule_is_predicted_that_auto_takes():

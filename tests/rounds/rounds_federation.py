@@ -6,6 +6,7 @@ that moment: take a source away, kill the aggregator. Time stands still; a deadl
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -471,3 +473,14 @@ def secrets_in(value: Any) -> list[Secret]:
     if is_dataclass(value) and not isinstance(value, (Signed, Signer, type)):
         return [secret for item in fields(value) for secret in secrets_in(getattr(value, item.name))]
     return []
+
+
+def reached_from(start: object) -> list[object]:
+    """Everything that an object keeps alive, but for classes and modules and what only they do."""
+    found, left = {}, [start]
+    while left:
+        one = left.pop()
+        if id(one) not in found and not isinstance(one, (type, ModuleType)):
+            found[id(one)] = one
+            left += gc.get_referents(one)
+    return list(found.values())

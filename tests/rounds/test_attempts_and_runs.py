@@ -15,6 +15,7 @@ from rounds_federation import (
     AnySigned,
     Federation,
     is_header,
+    reached_from,
     signer,
     until,
 )
@@ -286,6 +287,8 @@ def test_a_lie_in_the_tail_loses_the_round_and_not_the_run(
     assert federation.statuses == ["lost"]
     assert np.array_equal(federation.run.model, before)
     assert alarm in federation.watch.text
+    kept = {type(one) for one in reached_from(federation.run._last_loss)}
+    assert not kept & {np.ndarray}, "the error holds on to the round's vectors"
 
 
 def test_updates_in_clear_are_checked_too(build: Callable[..., Federation]) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rounds_federation import TARGET, Federation, changed, secrets_in, signer, site_id, until
+from rounds_federation import TARGET, Federation, changed, reached_from, secrets_in, signer, site_id, until
 
+from securefda.adaptation import Contribution
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError, TrainingError
 from securefda.rounds.source import SourceRounds
 from securefda.secagg.messages import (
@@ -269,6 +270,19 @@ def test_a_message_that_fails_a_check_ends_the_session_and_erases_its_secrets(
     assert (type(answer), answer.check) == (Abort, "SIGNATURE")
     assert [len(secret) for secret in secrets] == [0] * len(secrets)
     assert me.handle(honest) == []
+
+
+@pytest.mark.parametrize("expected", [KeyList, ShareDelivery])
+def test_a_failed_check_that_is_kept_keeps_nothing_of_the_update(
+    federation: Federation, me: SourceRounds, expected: type
+) -> None:
+    """What is handed to code that fails stands in the frames of its traceback, for as long as the error does."""
+    honest = until(federation, ME, expected)
+    assert {type(one) for one in reached_from(me._round)} & {Contribution, np.ndarray}
+    answer = answer_of(me.handle(Parcel(replace(honest.message, signature=bytes(64)))))
+    assert answer.check == "SIGNATURE"
+    assert me.fault is not None
+    assert not {type(one) for one in reached_from(me.fault)} & {Contribution, np.ndarray}
 
 
 @pytest.mark.parametrize("expected", [KeyList, ShareDelivery, Survivors, Consistency])

@@ -118,9 +118,9 @@ def _selection(results: Results) -> str:
     lines = [
         "## Predicted and actual best rule",
         "",
-        "Predicted by the errors that are estimated in the first round after the warm-up, and, as *later*, by the mean "
-        "of all rounds of auto; best by the loss of each rule on its own. The predicted rule is the best, or within "
-        f"{within:.0%} of its loss, on {right:.0%} of the grid; *later* on {later:.0%}.",
+        "Predicted by the errors in the first round that estimates them, and, as *later*, by the mean over all rounds "
+        "of auto; best by the loss of each rule on its own. The predicted rule is the best, or within "
+        f"{within:.0%} of its loss, in {right:.0%} of these columns; *later* in {later:.0%}.",
         "",
         "| | d² | σ² | predicted | later | best | loss of predicted / best |",
         "|---|---|---|---|---|---|---|",

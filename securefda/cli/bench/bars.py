@@ -103,10 +103,9 @@ class Steadier:
 class Judgement:
     """One point of a grid: what the estimated errors say, and what the runs gave.
 
-    What they say is read off the first round that estimates them, mean over seeds. It is the only one in which all
-    rules still start from one model, and in which that model has not been trained on the target's rows: the estimators
-    take the target's steps to be independent of it. In later rounds what is left of those rows' gradients looks
-    smaller than what fresh rows would ask for (`benchmarks/rbf_errors.py` measures it).
+    What they say is read off the first round that estimates them, mean over seeds. It is the only one whose model has
+    not been trained on the target's rows, as the estimators take it to be, and in which all rules but target_only still
+    have one model. `benchmarks/rbf_errors.py` compares it with later rounds.
 
     Attributes:
         column: where.
@@ -131,7 +130,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class SelectionHolds:
-    """Estimated errors find the best rule, and ``auto``, which goes by them, is never the worst and near the best.
+    """Errors find the best rule when they are first estimated; ``auto``, which goes by each round's, is near the best.
 
     Attributes:
         share: of the grid in which the rule with the smallest estimated error has to be best.
