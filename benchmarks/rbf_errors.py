@@ -7,8 +7,8 @@ the federation of examples/rbf.toml runs without a network under each of the two
 warm-up also trains the target on rows that it never has: as many steps, from the same model, on its 2,000 test rows.
 What an update differs from that one by is its true error. (Of which a little is the noise of 2,000 rows.)
 
-Prints one line for each column and rule: the loss at the end, and for both rules the estimated and the true error, as
-means over rounds and seeds.
+Prints for each column and rule the loss at the end, and for both rules the estimated and the true error: in the first
+of these rounds, the only one whose model has not been trained on the target's rows, and as a mean over all of them.
 """
 
 from __future__ import annotations
@@ -51,18 +51,25 @@ def main() -> None:
         column = [f"task.options.shift={shift}", f"task.options.target-rows={rows}"]
         config = load_federation(EXAMPLE, [*column, f"training.target.batch-size={rows // 10}", *options.set])
         for rule in RULES:
-            print(f"shift {shift}, {rows} rows, {_line(config, rule, options.seeds)}", flush=True)
+            loss, runs = _play(config, rule, options.seeds)
+            print(f"shift {shift}, {rows} rows, under {rule}: loss {loss:.3f}")
+            print(f"  first round: {_means([run[0] for run in runs])}")
+            print(f"  all rounds:  {_means([errors for run in runs for errors in run])}", flush=True)
 
 
-def _line(config: FederationConfig, rule: Rule, seeds: int) -> str:
-    losses, errors = [], []
+def _play(config: FederationConfig, rule: Rule, seeds: int) -> tuple[float, list[list[Errors]]]:
+    """Mean loss at the end, and the errors of each run's rounds."""
+    losses, runs = [], []
     for seed in range(seeds):
         federation = _Federation(config, rule, seed)
-        errors += list(federation.rounds())
+        runs.append(list(federation.rounds()))
         losses.append(federation.loss())
+    return float(np.mean(losses)), runs
+
+
+def _means(errors: list[Errors]) -> str:
     estimated, true = (np.mean([getattr(one, kind) for one in errors], axis=0) for kind in ("estimated", "true"))
-    of_rules = [f"{of}: estimated {estimated[at]:.1e}, true {true[at]:.1e}" for at, of in enumerate(RULES)]
-    return f"under {rule}: loss {np.mean(losses):.3f}; " + "; ".join(of_rules)
+    return "; ".join(f"{of}: estimated {estimated[at]:.1e}, true {true[at]:.1e}" for at, of in enumerate(RULES))
 
 
 class _Federation(OfflineSites):
