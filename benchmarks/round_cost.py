@@ -236,6 +236,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     with mpl.rc_context(style("round_cost")):
         figure = Figure(figsize=(11, 3.9), layout="constrained")
         over_m, over_n, parts = figure.subplots(1, 3)
+        over_n.sharey(over_m)  # before anything is drawn, so that the limits hold both
         _lines(over_m, few, "params", params_text)
         over_m.set_title(f"N = {PLOTTED_SOURCES} sources", loc="left")
         over_m.set_xlabel("parameters, m")
@@ -243,7 +244,6 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         _lines(over_n, usual, "sources", str)
         over_n.set_title(f"m = {params_text(PLOTTED_PARAMS)}", loc="left")
         over_n.set_xlabel("sources, N")
-        over_n.sharey(over_m)
         _bars(parts, [row for row in usual if row["sources"] == PLOTTED_SOURCES])
         figure.legend(*over_m.get_legend_handles_labels(), loc="outside lower left", ncols=len(LEVELS))
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
