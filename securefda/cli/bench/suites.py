@@ -175,11 +175,7 @@ SUITES = {
     ),
     "beta-sweep": Suite(
         title="Fixed β",
-        columns=tuple(
-            column
-            for data in ("digits", "fed-heart", "colored-mnist")
-            for column in _over(data, "strategy.beta", BETAS)
-        ),
+        columns=tuple(column for data in DATA for column in _over(data, "strategy.beta", BETAS)),
         rules=("fedda", "fedgp"),
         plots=("line",),
         bars=(Steadier("fedgp", "fedda"),),
