@@ -151,6 +151,19 @@ def _target_rows(task: Task, site_id: str, rule: Rule) -> tuple[Samples, Samples
         return data, task.test_data(site_id)
 
 
+def rows_here(config: FederationConfig, site_id: str, seed: int) -> Samples:
+    """The rows that a site of a federation on this machine trains on; of the target, its test rows are loaded too.
+
+    Raises:
+        ConfigError, DataError: the task or its data are unfit.
+    """
+    target = config.federation.target
+    task = _task(config.task, target, config.federation.sources, seed)
+    if site_id != target:
+        return training_rows(task, site_id)
+    return _target_rows(task, site_id, strategy_of(config.strategy).rule)[0]
+
+
 def rows_of_site(config: AggregatorConfig | SourceConfig, roster: Roster, site_id: str) -> Samples:
     """The rows that a site's process trains on, of which its privacy ledger is.
 
@@ -273,10 +286,7 @@ def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) 
         file = ledger_file(kits[site], DEFAULT_DATA_SET)
         if not training.dp.noise_multiplier or file.exists():
             continue
-        task = _task(config.task, target, sources, seed)
-        rule = strategy_of(config.strategy).rule
-        rows = _target_rows(task, site, rule)[0] if site == target else training_rows(task, site)
-        make_ledger(file, data_set_of(site, DEFAULT_DATA_SET, rows), now=int(time.time()))
+        make_ledger(file, data_set_of(site, DEFAULT_DATA_SET, rows_here(config, site, seed)), now=int(time.time()))
     noisy = config.training.target.dp.noise_multiplier or config.training.source.dp.noise_multiplier
     return (LEDGERS_OF_A_FOLDER,) if noisy else ()
 

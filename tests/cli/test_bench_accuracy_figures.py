@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from securefda.cli.bench.accuracy import misses_of
 from securefda.cli.bench.accuracy_plots import write_plots
 from securefda.cli.bench.accuracy_tables import tables
 from securefda.cli.bench.bars import (
@@ -16,6 +17,7 @@ from securefda.cli.bench.bars import (
     judgements,
 )
 from securefda.cli.bench.federated import RunResult
+from securefda.cli.bench.plan import Request
 from securefda.cli.bench.published import Published
 from securefda.cli.bench.results import Results, RunKey
 from securefda.cli.bench.suite import Column, Suite
@@ -211,16 +213,45 @@ def test_auto_is_within_a_point_of_the_best_rule_on_average(accuracy, missed):
 def test_levels_are_compared_on_the_seeds_that_both_have(other, missed):
     own = results({("fedda", "left"): [50.0, 90.0], ("fedda", "right"): [50.0, 90.0]})
     theirs = results({("fedda", "left"): [other], ("fedda", "right"): [other]})
-    lines, differences = compare_levels(own, theirs, 1.0)
+    lines, differences = compare_levels(own, theirs, 1.0, ["fedda"])
     assert len(lines) == missed
     assert differences == [("fedda", pytest.approx(50.0 - other))]
 
 
 def test_levels_without_a_common_run_are_a_miss():
     own, theirs = (results({(rule, "left"): 50.0}) for rule in ("fedda", "fedgp"))
-    lines, differences = compare_levels(own, theirs, 1.0)
-    assert lines[0].startswith("MISSING")
+    lines, differences = compare_levels(own, theirs, 1.0, ["fedda", "fedgp"])
+    assert [line.split(" was")[0] for line in lines] == ["MISSING: fedda", "MISSING: fedgp"]
     assert differences == []
+
+
+def test_bars_are_judged_with_the_seeds_and_data_asked_for_in_whole_cells_alone():
+    request = Request("digits", seeds=2, data=["digits"])
+    column = request.columns[0].name
+    two = {(rule, column): [90.0, 80.0] for rule in ("fedgp_auto", "target_only", "source_only")}
+    assert misses_of(request, results(two, request.definition)) == [
+        "MISSED: mean: fedgp_auto is 85.0, must reach target_only + 2 = 87.0",
+        "MISSED: mean: fedgp_auto is 85.0, must reach source_only + 20 = 105.0",
+    ]
+    fewer = results(
+        two | {("target_only", column): [10.0], ("source_only", column): [1.0, 2.0, 99.0]}, request.definition
+    )
+    assert misses_of(request, fewer) == [
+        "MISSING: mean: fedgp_auto or target_only was not measured with every seed on every target"
+    ]
+
+
+def test_a_data_set_of_which_no_cell_is_whole_is_missing_and_not_passed_over():
+    request = Request("beta-sweep", seeds=1, data=["digits", "rbf"])
+    columns = [column.name for column in request.columns if column.data == "digits"]
+    figures = {
+        (rule, name): 50.0 + (n if rule == "fedda" else 0)
+        for rule in ("fedda", "fedgp")
+        for n, name in enumerate(columns)
+    }
+    runs = {RunKey("digits", name, "", rule, 0): RunResult(value, 1.0) for (rule, name), value in figures.items()}
+    (line,) = misses_of(request, Results(request.definition, runs))
+    assert line.startswith("MISSING: rbf: ")
 
 
 def test_every_plot_is_drawn_and_the_same_figures_give_the_same_bytes(tmp_path):

@@ -12,10 +12,13 @@ import pytest
 
 from securefda.cli import main
 from securefda.cli.bench.accuracy import bench_accuracy
+from securefda.cli.bench.accuracy_output import at_another_level
 from securefda.cli.bench.accuracy_progress import console_watcher
 from securefda.cli.bench.federated import RunResult
 from securefda.cli.bench.plan import Request
 from securefda.cli.bench.results import RunKey
+from securefda.cli.bench.suite_folder import settings_of
+from securefda.errors import ConfigError
 
 SHORT = ("strategy.rounds=2", "strategy.warm-up-rounds=1")
 RULES = ("source_only", "fedgp_auto")
@@ -171,6 +174,32 @@ def test_runs_without_the_settings_they_were_made_with_are_refused(folder, capsy
     assert "unknown settings" in capsys.readouterr().err
 
 
+def test_settings_with_which_nothing_was_run_are_replaced(folder):
+    (folder / "runs.jsonl").unlink()
+    done = bench_accuracy(request(rules=("target_only",), overrides=("strategy.rounds=5",)), folder)
+    assert [len(run.accuracies) for run in done.results.runs.values()] == [5]
+    assert json.loads((folder / "settings.json").read_text())["federations"]["digits"]["strategy.rounds"] == 5
+
+
+def test_missing_data_are_one_error_with_their_origin_and_nothing_is_run_or_written(tmp_path, capsys):
+    out = tmp_path / "out"
+    asked = ["bench", "accuracy", "--suite", "noisy-fashion", "--seeds", "1", "--out", str(out)]
+    assert main([*asked, "--data-dir", str(tmp_path)]) == 4
+    printed, error = capsys.readouterr()
+    assert printed == ""
+    what, hint = error.splitlines()
+    assert what.startswith(f"error: {tmp_path}: there is no train3600-images-idx3-ubyte ")
+    assert "SHA-256" in hint
+    assert not out.exists()
+
+
+def test_data_that_are_too_few_for_one_column_stop_the_suite_before_its_first_run(tmp_path, capsys):
+    asked = ["bench", "accuracy", "--suite", "target-size", "--data", "digits", "--out", str(tmp_path / "out")]
+    assert main([*asked, "--set", "task.factory=accuracy_tasks:NoMoreThanTwoHundredRows"]) == 4
+    assert "task.options.target-rows" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_somebody_measures_into_is_refused(folder, capsys):
     before = contents(folder)
     with (folder / ".lock").open("a") as lock:
@@ -235,18 +264,44 @@ def test_two_levels_of_a_suite_are_compared_rule_by_rule(measured, tmp_path, cap
     assert set(json.loads(capsys.readouterr().out)["data"]["differences"]) == set(RULES)
 
 
-def test_levels_are_compared_with_all_else_alike_or_not_at_all(folder, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"strategy.rounds": 3}, "error: strategy.rounds: "),
+        ({"session.unknown": 1}, "error: session.unknown: "),
+        ({"suite": "fed-heart"}, "holds suite fed-heart"),
+        ({"suite": "none"}, "holds no suite"),
+        ({"release": "0.0.9"}, "error: release: "),
+        ({"level": "individual"}, "is at level individual too"),
+    ],
+)
+def test_levels_are_compared_with_all_else_alike_or_before_anything_is_run_not_at_all(
+    folder, tmp_path, capsys, changed, said
+):
     settings = json.loads((folder / "settings.json").read_text())
-    settings["federations"]["digits"]["strategy.rounds"] = 3
-    other = shutil.copytree(folder, tmp_path / "other")
-    (other / "settings.json").write_text(json.dumps(settings))
-    assert main(arguments(folder, "--compare", str(other))) == 4
-    assert "error: strategy.rounds: " in capsys.readouterr().err
-    (other / "settings.json").write_text(json.dumps(settings | {"suite": "fed-heart"}))
-    assert main(arguments(folder, "--compare", str(other))) == 4
-    assert "holds suite fed-heart" in capsys.readouterr().err
-    assert main(arguments(folder, "--compare", str(tmp_path))) == 4
-    assert "holds no suite" in capsys.readouterr().err
+    for key, value in changed.items():
+        (settings["federations"]["digits"] if "." in key else settings)[key] = value
+    (folder / "settings.json").write_text(json.dumps(settings))
+    assert main(arguments(tmp_path / "own", "--level", "individual", "--compare", str(folder))) == 4
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "own").exists()
+
+
+def test_levels_are_compared_on_the_same_files_or_not_at_all(tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "va.csv").write_text("1,2\n")
+    own, other = (Request("fed-heart", level, 1, data_dir=tmp_path / "files") for level in ("individual", "sum"))
+    (tmp_path / "settings.json").write_text(json.dumps(settings_of(other)))
+    assert not at_another_level(own, tmp_path).runs
+    (tmp_path / "files" / "va.csv").write_text("1,3\n")
+    with pytest.raises(ConfigError, match=r"va\.csv"):
+        at_another_level(own, tmp_path)
+
+
+def test_a_rule_that_the_other_folder_lacks_is_said_to_be_missing(measured, tmp_path, capsys):
+    asked = arguments(tmp_path, "--level", "individual", "--compare", str(measured), "--check", rules="target_only")
+    assert main(asked) == 1
+    assert "MISSING: target_only was not measured with the same seeds" in capsys.readouterr().out
 
 
 def test_a_requirement_that_does_not_hold_ends_with_one_only_where_it_is_asked_for(folder, capsys):

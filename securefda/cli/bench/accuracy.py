@@ -10,7 +10,7 @@ is kept in the folder at once; the same request goes on where it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from securefda.cli.bench.plan import Planned, Request, plan
 from securefda.cli.bench.pool import Failed, run_beside
 from securefda.cli.bench.results import Results, RunKey
 from securefda.cli.bench.suite_folder import SuiteFolder, open_folder, result_line
+from securefda.rounds.composition import rows_here
 from securefda.rounds.records import software_versions
 from securefda.rounds.run_folder import replace_file
 
@@ -85,10 +86,12 @@ def bench_accuracy(request: Request, out: Path, *, workers: int = 1, watcher: Wa
         watcher: is told of every run.
 
     Raises:
-        ConfigError: a setting is wrong, data are missing, or the folder was made with other settings or is in use.
+        ConfigError: a setting is wrong, or the folder was made with other settings or is in use.
+        DataError: data are missing or unfit; nothing was run or written.
         SecureFdaError: the folder cannot be written; every run that finished is in it.
     """
     planned = plan(request)
+    _require_rows(planned)
     with open_folder(out, request) as folder:
         failed = _measure(folder, planned, request.level, workers, watcher or NoWatcher())
         results = Results(request.definition, folder.finished(planned))
@@ -98,8 +101,22 @@ def bench_accuracy(request: Request, out: Path, *, workers: int = 1, watcher: Wa
 
 
 def misses_of(request: Request, results: Results) -> list[str]:
-    """A line for each requirement of the suite that does not hold or cannot be judged."""
-    return [line for bar in request.definition.bars for line in bar.misses(results)]
+    """A line for each requirement of the suite that does not hold or cannot be judged with all seeds asked for."""
+    judged = results.complete(range(request.seeds), {column.data for column in request.columns})
+    return [line for bar in request.definition.bars for line in bar.misses(judged)]
+
+
+def _require_rows(planned: Iterable[Planned]) -> None:
+    """Load what every site trains on once for each target of a column: hundreds of runs would fail of one file."""
+    seen = set()
+    for one in planned:
+        place = (one.key.data, one.key.column, one.key.target)
+        if place in seen:
+            continue
+        seen.add(place)
+        federation = one.job.config.federation
+        for site in (federation.target, *federation.sources):
+            rows_here(one.job.config, site, one.job.seed)
 
 
 def _measure(

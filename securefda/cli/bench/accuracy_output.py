@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from securefda.cli.bench.accuracy import TABLE_FILE, Accuracy, means
 from securefda.cli.bench.bars import compare_levels
-from securefda.cli.bench.plan import level_keys
-from securefda.cli.bench.suite_folder import read_folder
+from securefda.cli.bench.plan import Request, level_keys
+from securefda.cli.bench.results import Results
+from securefda.cli.bench.suite_folder import read_folder, settings_of
 from securefda.cli.output import Format, aligned, print_error, print_result
 from securefda.errors import ConfigError, SecureFdaError
 
@@ -36,29 +37,41 @@ class Comparison:
     misses: Sequence[str]
 
 
-def compared(done: Accuracy, other: Path) -> Comparison:
-    """Compare what was measured with another folder of the same suite and, but for the level, of the same settings.
+def at_another_level(request: Request, other: Path) -> Results:
+    """The runs of a folder of the same suite and, but for the level, of the settings that are asked for.
 
     Raises:
-        ConfigError: the other folder holds no suite, another one, or one with other settings.
+        ConfigError: the folder holds no suite, another one, the same level, or one with other settings or data.
     """
-    settings, results = read_folder(other)
-    own, _ = read_folder(done.out)
-    if settings["suite"] != own["suite"]:
-        raise ConfigError("--compare", f"{other} holds suite {settings['suite']}", hint=f"not {own['suite']}")
-    _require_comparable(own, settings, other)
-    misses, differences = compare_levels(done.results, results, COMPARED_POINTS)
+    theirs, results = read_folder(other)
+    own = settings_of(request)
+    if theirs["suite"] != own["suite"]:
+        raise ConfigError("--compare", f"{other} holds suite {theirs['suite']}", hint=f"not {own['suite']}")
+    if theirs["level"] == own["level"]:
+        raise ConfigError("--compare", f"{other} is at level {theirs['level']} too", hint="name another one's folder")
+    _require_alike(other, {"release": theirs["release"]}, {"release": own["release"]})
+    for data, settings in own["federations"].items():
+        if data in theirs["federations"]:
+            of_level = {*level_keys(data, own["level"]), *level_keys(data, theirs["level"])}
+            _require_alike(other, theirs["federations"][data], settings, apart_from=of_level)
+    for data, files in own["files"].items():
+        _require_alike(other, theirs["files"].get(data, files), files)
+    return results
+
+
+def compared(done: Accuracy, other: Path, results: Results) -> Comparison:
+    """Compare what was measured with the runs of another folder, see `at_another_level`."""
+    misses, differences = compare_levels(done.results, results, COMPARED_POINTS, done.request.used_rules)
     return Comparison(other, differences, misses)
 
 
-def _require_comparable(own: Mapping[str, Any], settings: Mapping[str, Any], other: Path) -> None:
-    for data in own["federations"]:
-        of_level = {*level_keys(data, own["level"]), *level_keys(data, settings["level"])}
-        theirs = settings["federations"].get(data, {})
-        for key, value in own["federations"][data].items():
-            if theirs and key not in of_level and theirs.get(key) != value:
-                why = f"{other} was measured with {json.dumps(theirs.get(key))}, this with {json.dumps(value)}"
-                raise ConfigError(key, why, hint="levels are compared with all else alike")
+def _require_alike(
+    other: Path, theirs: Mapping[str, Any], own: Mapping[str, Any], apart_from: Collection[str] = ()
+) -> None:
+    for key in dict.fromkeys((*own, *theirs)):
+        if key not in apart_from and theirs.get(key) != own.get(key):
+            why = f"{other} was measured with {json.dumps(theirs.get(key))}, this with {json.dumps(own.get(key))}"
+            raise ConfigError(key, why, hint="levels are compared with all else alike")
 
 
 def print_accuracy(output: Format, done: Accuracy, comparison: Comparison | None, *, check: bool) -> int:

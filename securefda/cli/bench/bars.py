@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
@@ -195,7 +195,7 @@ def _choice(errors: Mapping[str, float]) -> str:
 
 def missing(where: str, *rules: str) -> str:
     """The line of a bar that cannot be judged."""
-    return f"MISSING: {where}: {' or '.join(rules)} was not measured on every target"
+    return f"MISSING: {where}: {' or '.join(rules)} was not measured with every seed on every target"
 
 
 def _lost(results: Results) -> float:
@@ -211,25 +211,27 @@ def _known(results: Results, rule: str, column: Column) -> float:
     return float("nan") if value is None else value
 
 
-def compare_levels(own: Results, other: Results, points: float) -> tuple[list[str], Sequence[tuple[str, float]]]:
+def compare_levels(
+    own: Results, other: Results, points: float, rules: Iterable[str]
+) -> tuple[list[str], Sequence[tuple[str, float]]]:
     """Compare two measurements of one suite, rule by rule, on the runs that both have.
 
     Args:
         own: at one level.
         other: of the same suite, at another.
         points: how far means over all columns may be apart.
+        rules: names of those to compare.
 
     Returns:
-        A line for every rule whose means are further apart, and (rule, own less other) of every rule.
+        A line for every rule whose means are further apart or that has no seed in both, and (rule, own less other) of
+        every other one.
     """
-    found = [
-        (rule, difference)
-        for rule in own.rules
-        if rule in other.rules and (difference := own.difference(other, rule)) is not None
-    ]
+    found = {rule: own.difference(other, rule) for rule in rules}
     lines = [
-        f"MISSED: {rule}: {abs(difference):.2f} points between the levels, may be {points:g}"
-        for rule, difference in found
-        if abs(difference) > points
+        f"MISSING: {rule} was not measured with the same seeds at both levels"
+        if difference is None
+        else f"MISSED: {rule}: {abs(difference):.2f} points between the levels, may be {points:g}"
+        for rule, difference in found.items()
+        if difference is None or abs(difference) > points
     ]
-    return (lines if found else ["MISSING: no rule was measured in both folders with the same seeds"]), found
+    return lines, [(rule, difference) for rule, difference in found.items() if difference is not None]

@@ -85,7 +85,8 @@ def _run(job: Job, scratch: Path) -> RunResult | Failed:
     try:
         return run(job, scratch)
     except SecureFdaError as error:
-        return Failed(" ".join(str(error).split()))
+        hint = f" ({error.hint})" if error.hint else ""
+        return Failed(" ".join(f"{error}{hint}".split()))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -34,14 +34,37 @@ class RunKey:
 class Results:
     """Runs by key, read as the figures of a suite."""
 
-    def __init__(self, suite: Suite, runs: Mapping[RunKey, RunResult]) -> None:
-        """``runs`` are all that there are; columns are those of data sets that have any."""
-        self.runs = runs
-        present = {key.data for key in runs}
+    def __init__(self, suite: Suite, runs: Mapping[RunKey, RunResult], data: Collection[str] | None = None) -> None:
+        """``runs`` are all that there are; columns are those of ``data``, None: of the data sets that have any run."""
+        self.suite, self.runs = suite, runs
+        present = {key.data for key in runs} if data is None else data
         self.columns = tuple(column for column in suite.columns if column.data in present)
         self.data = tuple(data for data in suite.data if data in present)
         self.rules = tuple(rule for rule in RULES if rule in {key.rule for key in runs})
         self.seeds = sorted({key.seed for key in runs})
+
+    def complete(self, seeds: Collection[int], data: Collection[str]) -> Results:
+        """These seeds and data sets alone, without the cells in which a rule lacks one of the seeds on a target.
+
+        What is left can be compared: every mean is over the same seeds.
+        """
+        whole = {
+            (column.data, column.name, rule)
+            for column in self.suite.columns
+            for rule in self.rules
+            if column.data in data
+            and all(
+                RunKey(column.data, column.name, target, rule, seed) in self.runs
+                for target in column.targets
+                for seed in seeds
+            )
+        }
+        runs = {
+            key: result
+            for key, result in self.runs.items()
+            if key.seed in seeds and (key.data, key.column, key.rule) in whole
+        }
+        return Results(self.suite, runs, data)
 
     def columns_of(self, data: str) -> tuple[Column, ...]:
         """The columns of a data set."""

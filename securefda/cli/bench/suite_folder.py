@@ -81,7 +81,7 @@ def open_folder(path: Path, request: Request) -> Iterator[SuiteFolder]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError("--out", f"another process is measuring in {path}", hint=_ANOTHER) from None
-        _keep_settings(path / SETTINGS_FILE, _settings(request))
+        _keep_settings(path / SETTINGS_FILE, settings_of(request))
         # What a killed process left behind of runs that were under way.
         shutil.rmtree(folder.scratch, ignore_errors=True)
         folder.scratch.mkdir()
@@ -137,7 +137,8 @@ def _key_of(line: Mapping[str, Any]) -> RunKey:
     return RunKey(line["data"], line["column"], line["target"], line["rule"], line["seed"])
 
 
-def _settings(request: Request) -> dict[str, Any]:
+def settings_of(request: Request) -> dict[str, Any]:
+    """What must be the same for all runs of a folder, with the digests of the data files."""
     common = common_settings(request)
     folders = {name: request.folder_of(name) for name in common}
     return {
@@ -167,10 +168,11 @@ def _sha256(file: Path) -> str:
 
 def _keep_settings(file: Path, asked: dict[str, Any]) -> None:
     """Refuse other settings than those that are kept; data sets that are new are added to them."""
+    runs = file.parent / RUNS_FILE
     kept = _read_settings(file)
-    if kept is None:
-        if (file.parent / RUNS_FILE).exists():
-            raise ConfigError("--out", f"{file.parent} holds runs of unknown settings", hint=_ANOTHER)
+    if kept is None and runs.exists():
+        raise ConfigError("--out", f"{file.parent} holds runs of unknown settings", hint=_ANOTHER)
+    if kept is None or not runs.exists():
         kept = {}
     for name, value in asked.items():
         if isinstance(value, Mapping):

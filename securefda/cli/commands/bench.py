@@ -112,19 +112,21 @@ def accuracy(
 ) -> int:
     """Measure the target's accuracy under every rule of a suite. Goes on where it was, in the same folder."""
     from securefda.cli.bench.accuracy import bench_accuracy
-    from securefda.cli.bench.accuracy_output import compared, print_accuracy
+    from securefda.cli.bench.accuracy_output import at_another_level, compared, print_accuracy
     from securefda.cli.bench.accuracy_progress import console_watcher
     from securefda.cli.bench.plan import Request
 
     request = Request(suite, level, seeds, _names(rules), _names(data), data_dir, overrides, os.environ)
     folder = out or Path("runs") / f"accuracy-{suite}-{level}"
+    others = None if compare is None else at_another_level(request, compare)
     try:
         with interruptible(folder), console_watcher() as watcher:
             done = bench_accuracy(request, folder, workers=workers or os.cpu_count() or 1, watcher=watcher)
     except RunInterruptedError as error:
         hint = f"every finished run is in {folder}; the same command goes on"
         raise RunInterruptedError(str(error), hint=hint) from None
-    return print_accuracy(output, done, compared(done, compare) if compare else None, check=check)
+    comparison = None if compare is None or others is None else compared(done, compare, others)
+    return print_accuracy(output, done, comparison, check=check)
 
 
 def _names(text: str) -> list[str]:
