@@ -94,7 +94,6 @@ EVENTS: Final[Mapping[str, Mapping[str, _Check]]] = MappingProxyType(
         "aborted": _ACCUSED,
         "alarm": _ACCUSED,
         "checkpoint-signed": _HEAD,
-        "checkpoint-received": {"origin": _is_origin, **_HEAD},
         "checkpoint-cosigned": {"origin": _is_origin, **_HEAD},
     }
 )

@@ -143,10 +143,12 @@ class Members:
         self.gone.add(index)
         self.why.setdefault(index, why)
 
-    def give_up_on(self, waiting: Iterable[int]) -> None:
-        """Sources did not answer before the deadline."""
-        for index in waiting:
+    def give_up_on(self, waiting: Iterable[int], step: Step) -> list[Send]:
+        """Sources did not answer before the deadline: they are told, since nothing more will come for them."""
+        late = sorted(waiting)
+        for index in late:
             self.lose(index, "no answer in time")
+        return [self.abort(index, step, "DEADLINE", None) for index in late]
 
     def explained(self, error: QuorumLost) -> QuorumLost:
         """The error, with what became of each source that is gone."""

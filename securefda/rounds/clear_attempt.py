@@ -95,8 +95,8 @@ class ClearAttempt:
 
     def expire(self) -> list[Send]:
         """The deadline passed: who has not answered is gone."""
-        self._members.give_up_on(self.waiting_for)
-        return [] if self._outcome is not None else self._go_on()
+        late = self._members.give_up_on(self.waiting_for, Step.MASKED_INPUT)
+        return late if self._outcome is not None else late + self._go_on()
 
     def _add(self, message: Signed[Any], parcel: Parcel) -> None:
         header, index = self.header.body, message.sender

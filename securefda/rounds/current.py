@@ -13,6 +13,7 @@ from securefda.rounds.energies import EnergyReport
 from securefda.rounds.records import EnergyLine, RoundLine, SeenLine
 from securefda.rounds.run_settings import ByteCounts, TargetSite
 from securefda.rounds.site import vector_to_wire
+from securefda.rounds.store import Asked
 from securefda.rounds.tail import Vector64
 from securefda.rounds.target import TargetRound
 from securefda.rounds.totals import RoundTotal
@@ -28,6 +29,7 @@ class CurrentRound:
         number: counts from 1.
         plan: what the round does.
         attempt: number of the last attempt that began; 0 before the first.
+        asked: what the first attempt asked of its sources; later ones must ask for the same. None before it.
         traffic_before: bytes of the process when the round began.
         trained: whether the target has done its part, once for all attempts.
         target: what that gave; None where the rule uses nothing of the target.
@@ -43,6 +45,7 @@ class CurrentRound:
     plan: RoundPlan
     attempt: int
     traffic_before: ByteCounts
+    asked: Asked | None = None
     trained: bool = False
     target: TargetRound | None = None
     seconds: dict[str, float] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from securefda.audit.facts import RecordError
 from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
 from securefda.audit.names import LogName
-from securefda.audit.notes import Checkpoint, Note, NoteKey, Signature
+from securefda.audit.notes import Note, NoteKey, Signature
 from securefda.audit.records import DpSpent, Entry
 from securefda.audit.store import AuditError, disk_errors, read, write
 from securefda.dp.events import Budget, DpEvent
@@ -236,8 +236,3 @@ def site_ids(roster: Roster, indices: Iterable[int]) -> list[str]:
     """Site ids of roster indices as a record lists them; indices that the roster does not have are left out."""
     known = range(len(roster.entries))
     return sorted({roster.by_index(index).site_id for index in indices if index in known})
-
-
-def checkpoint_of(note: Note) -> Checkpoint:
-    """What a note says of a log. Raises NoteError."""
-    return Checkpoint.parse(note.text)

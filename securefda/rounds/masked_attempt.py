@@ -133,8 +133,8 @@ class MaskedAttempt:
 
     def expire(self) -> list[Send]:
         """The phase's deadline passed: who has not answered is gone."""
-        self._members.give_up_on(self.waiting_for)
-        return self.go_on()
+        late = self._members.give_up_on(self.waiting_for, _PHASES[type(self._state)].step)
+        return late + self.go_on()
 
     @staticmethod
     def _is_late(body: Body, rules: _PhaseRules) -> bool:

@@ -28,7 +28,7 @@ from securefda.rounds.mixed_attempt import open_attempt
 from securefda.rounds.progress import Reporter
 from securefda.rounds.run_model import RunModel
 from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.store import AggregatorStore, Position
+from securefda.rounds.store import AggregatorStore, Asked, Position
 from securefda.rounds.witnesses import Witnesses
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.messages import (
@@ -40,6 +40,7 @@ from securefda.secagg.messages import (
     Checkpoint,
     Cosigned,
     Goodbye,
+    Header,
     Join,
     Parcel,
     Signed,
@@ -48,6 +49,7 @@ from securefda.secagg.messages import (
 )
 from securefda.secagg.prg import available_threads
 from securefda.secagg.secret import draw
+from securefda.secagg.transcript import round_terms
 from securefda.training import LayerTable, Vector
 
 WITNESS_PHASE, CLOSING_PHASE = "witness", "closing"
@@ -165,7 +167,7 @@ class AggregatorRun:
         """A source that had left is back as the same process; it takes part again from the next header on."""
         if not self._attendance.came_back(index) or self.done:
             return []
-        asked = [self._witnesses.ask(index)] if index not in self._witnesses.vouching else []
+        asked = self._witnesses.ask_again(index) if index not in self._witnesses.vouching else []
         return asked + self._start_if_ready()
 
     def expire(self) -> list[Send]:
@@ -195,7 +197,7 @@ class AggregatorRun:
             return self._begin_round(position.round + 1)
         if position.released or position.attempt >= self._settings.attempts or self._would_differ(position):
             return self._give_up_interrupted(position)
-        return self._begin_round(position.round, position.attempt)
+        return self._begin_round(position.round, position.attempt, position.asked)
 
     def _would_differ(self, position: Position) -> bool:
         """Whether the target would train to another g_T: sources take no second header of a round that asks for more.
@@ -228,7 +230,7 @@ class AggregatorRun:
         again = self._after(self._attempt.lose(index, "it began anew")) if self._attempt and began_anew else []
         attendance.came(index, body)
         self._witnesses.reported(index, body.known)
-        return [*again, self._witnesses.ask(index), *self._start_if_ready()]
+        return [*again, *self._witnesses.ask_again(index), *self._start_if_ready()]
 
     def _witnessed(self, message: Signed[Body]) -> list[Send]:
         """A source cosigns the aggregator's log, or shows its own."""
@@ -248,12 +250,12 @@ class AggregatorRun:
         body = Abort(Step.HEADER, "HEADER_ARCHITECTURE", index)
         return Send(index, Parcel(self._site.signer.sign(NO_SESSION, NO_CONTEXT, body)))
 
-    def _begin_round(self, number: int, attempts: int = 0) -> list[Send]:
+    def _begin_round(self, number: int, attempts: int = 0, asked: Asked | None = None) -> list[Send]:
         """Go to a round, of which ``attempts`` were begun before a restart. The target's own rounds need nobody."""
         if number > self._settings.strategy.rounds:
             finished = any(record["status"] == "finished" for record in self._store.records())
             return self._complete() if finished else self._fail(self._last_loss)
-        current = self._enter_round(number, attempts)
+        current = self._enter_round(number, attempts, asked)
         if current.plan.needs_sources:
             return self._gather(self._witnesses.renew(self._attendance.present))
         self._model.train_target(current)
@@ -261,11 +263,11 @@ class AggregatorRun:
         self._lost_in_a_row = 0
         return self._end_round()
 
-    def _enter_round(self, number: int, attempts: int) -> CurrentRound:
+    def _enter_round(self, number: int, attempts: int, asked: Asked | None = None) -> CurrentRound:
         strategy = self._settings.strategy
         self._reporter.round_started(number, strategy.rounds)
         plan = round_plan(strategy, number, last_errors(self._store.records()))
-        self._round = CurrentRound(number, plan, attempts, self._site.traffic())
+        self._round = CurrentRound(number, plan, attempts, self._site.traffic(), asked)
         self._last_begun = number
         return self._round
 
@@ -287,9 +289,7 @@ class AggregatorRun:
     def _train_meanwhile(self) -> list[Send]:
         """Train the target while sources cosign, where enough of them are there for what it costs not to be in vain."""
         began = self._site.clock()
-        if self._round is not None and self._planner.can_do(
-            self._permitted(self._expected() & self._attendance.present)
-        ):
+        if self._round is not None and self._can_do(self._expected() & self._attendance.present):
             self._model.train_target(self._round)
         now = self._site.clock()
         self._phase_began += now - began
@@ -318,8 +318,15 @@ class AggregatorRun:
         if self._phase == WITNESS_PHASE:
             return self._gather([]) if not self._missing() else []
         able, expected = self._able(), self._expected()
-        ready = able == expected or (self._began_before and self._planner.can_do(self._permitted(able)))
+        ready = able == expected or (self._began_before and self._can_do(able))
         return self._start_attempt() if ready else []
+
+    def _can_do(self, able: Iterable[int]) -> bool:
+        return self._planner.can_do(self._permitted(able), at_sum=self._stays_at_sum())
+
+    def _stays_at_sum(self) -> bool:
+        """Whether a later attempt serves all at ``sum``: some were in the first, and the target's terms say so."""
+        return self._round is not None and self._round.asked is not None and self._round.asked.at_sum
 
     def _permitted(self, able: Iterable[int]) -> dict[int, Visibility]:
         """What the policies of these sources permit, as far as they have said it; a source that is away may join."""
@@ -330,7 +337,7 @@ class AggregatorRun:
         if self._round is None:
             return []
         try:
-            plan = self._planner.plan(self._permitted(able))
+            plan = self._planner.plan(self._permitted(able), at_sum=self._stays_at_sum())
         except ConfigError as error:
             for index in self._attendance.present - self._witnesses.vouching:
                 self._attendance.heard(index, "has not cosigned the aggregator's log")
@@ -341,8 +348,11 @@ class AggregatorRun:
         current.attempt += 1
         current.levels = dict(plan.levels)
         current.metrics = self._attendance.all_hand_in_metrics(plan.participants)
-        self._store.begin_attempt(current.number, current.attempt)
         header = self._model.header(current, plan)
+        asked = Asked(round_terms(header.body), Visibility.SUM in plan.levels.values())
+        if current.asked is not None and asked.terms != current.asked.terms:
+            return self._lose_changed(current, plan.participants)
+        self._model.publish(current, header.body, asked)
         self._site.witness.journal.enter(header)
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         self._attempt = open_attempt(session, current.target, self._store.mark_released)
@@ -391,9 +401,16 @@ class AggregatorRun:
         self._reporter.note(f"round {current.number} attempt {current.attempt} without a result: {error}")
         self._log("aborted", attempt, error)
         may_retry = not attempt.may_have_released and current.attempt < self._settings.attempts
-        if may_retry and self._planner.can_do(self._permitted(self._expected())):
+        if may_retry and self._can_do(self._expected()):
             return self._gather([])
         return self._lose_round(current, attempt.header.body.participants, error)
+
+    def _lose_changed(self, current: CurrentRound, participants: Iterable[int]) -> list[Send]:
+        """Sources that took the first header would refuse the second, and accuse the target."""
+        why = f"round {current.number} cannot be tried again: it would ask the sources for something else"
+        error = RunEnded(why, hint="with all sources there it need not be tried again")
+        self._reporter.note(f"{error}; it is lost")
+        return self._lose_round(current, participants, error)
 
     def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> list[Send]:
         self._model.lose(current, participants)
@@ -418,12 +435,20 @@ class AggregatorRun:
         except ValueError as error:
             alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
             self._reporter.note(f"alarm: {alarm}")
-            return self._lose_round(current, header.body.participants, alarm)
+            self._log("alarm", attempt, alarm)
+            self._log("aborted", attempt, alarm)
+            told = [self._abort(index, header, alarm.check) for index in sorted(outcome.survivors - attempt.gone)]
+            return told + self._lose_round(current, header.body.participants, alarm)
         self._attendance.kept(outcome.survivors)
         result = self._model.take(current, header, outcome, change)
         self._lost_in_a_row = 0
         sends = [Send(index, Parcel(result)) for index in sorted(outcome.survivors - attempt.gone)]
         return sends + self._end_round()
+
+    def _abort(self, index: int, header: Signed[Header], check: str) -> Send:
+        """Tell a source that waits for the result that there is none; nobody is accused."""
+        body = Abort(Step.RESULT, check, None)
+        return Send(index, Parcel(self._site.signer.sign(header.envelope.session_id, header.digest(), body)))
 
     def _enter(self, phase: str, deadline_s: float) -> None:
         self._leave_phase()
@@ -442,8 +467,7 @@ class AggregatorRun:
 
     def _fail(self, error: SecureFdaError) -> list[Send]:
         self.error = error
-        one_line = "".join(letter if letter.isprintable() else " " for letter in str(error))
-        return self._end(False, one_line[:500])
+        return self._end(False, _told_to_sources(error))
 
     def _end(self, completed: bool, reason: str) -> list[Send]:
         """Write the end down and have it cosigned, then say goodbye; say nothing where it cannot be written."""
@@ -471,3 +495,13 @@ class AggregatorRun:
 
     def _goodbye(self, index: int) -> Send:
         return Send(index, Parcel(self._site.signer.sign(NO_SESSION, NO_CONTEXT, self._farewell)))
+
+
+def _told_to_sources(error: SecureFdaError) -> str:
+    """Why a run failed, one line: what the sources had a part in; of the target's own trouble its kind alone.
+
+    The rest of the line may name the target's files, count its rows or say what is left of its budget.
+    """
+    if not isinstance(error, (ProtocolError, QuorumLost, RunEnded)):
+        return f"the target cannot go on ({error.code})"
+    return "".join(letter if letter.isprintable() else " " for letter in str(error))[:500]

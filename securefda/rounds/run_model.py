@@ -15,7 +15,7 @@ from securefda.rounds.headers import Place, SessionPlan, make_header
 from securefda.rounds.progress import Reporter
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.site import vector_to_wire
-from securefda.rounds.store import AggregatorStore, Position, TargetRelease
+from securefda.rounds.store import AggregatorStore, Asked, Position, TargetRelease
 from securefda.rounds.target import train_target
 from securefda.rounds.totals import RoundTotal, total_of, update_of
 from securefda.secagg.messages import Header, Parcel, Result, Signed, Visibility
@@ -73,9 +73,9 @@ class RunModel:
         current.spent("train_target", site.clock() - began)
 
     def header(self, current: CurrentRound, session: SessionPlan) -> Signed[Header]:
-        """Open an attempt at a round, and write down what of the target leaves with its header before it does."""
+        """The header of an attempt at a round. Nothing of it may leave before :meth:`publish`."""
         witnessed = self._site.witness.note
-        header = make_header(
+        return make_header(
             self._site,
             self._settings,
             Place(self._run_id, current.number, current.attempt, self._result_digest, witnessed),
@@ -85,8 +85,12 @@ class RunModel:
             session=session,
             metrics=current.metrics,
         )
-        self._account_for_target(current, header.body)
-        return header
+
+    def publish(self, current: CurrentRound, header: Header, asked: Asked) -> None:
+        """Write down that an attempt begins, and what of the target leaves with its header."""
+        self._store.begin_attempt(current.number, current.attempt, asked)
+        current.asked = asked
+        self._account_for_target(current, header)
 
     def opening(self, header: Signed[Header], index: int, current: CurrentRound) -> Parcel:
         """The header with the model, and with g_T for whoever evaluates the rule."""

@@ -289,9 +289,15 @@ class SourceRounds:
         self.failure = self._patience.failure or self.failure
 
     def _abort(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
-        """Kill the session, if the message belongs to it or no other is open, and say which check failed."""
-        if isinstance(parcel.message.body, Header):
-            return [self._refuse(parcel, error.check)]
+        """Say which check failed. A session that is open is dead, but for a header: that asks for another one.
+
+        What is wrong with a log is told to nobody but the operator, and is no business of the session.
+        """
+        match parcel.message.body:
+            case Header():
+                return [self._refuse(parcel, error.check)]
+            case Checkpoint() | Cosigned():
+                return []
         return self._end_session(error.check, error.suspect)
 
     def _end_session(self, check: str, suspect: int | None = None) -> list[Parcel]:

@@ -108,8 +108,14 @@ class SourceRound:
     def deadline_s(self) -> float:
         """How long the next message may take."""
         phase_s, training_s = self.header.body.phase_deadline_ms / 1000, self.header.body.training_deadline_ms / 1000
-        waits_for_training = isinstance(self.phase, (session_steps.AwaitingKeyList, AwaitingClearResult))
-        return 2 * phase_s + training_s if waits_for_training else 3 * phase_s
+        match self.phase:
+            case session_steps.AwaitingKeyList():
+                return 2 * phase_s + training_s
+            case session_steps.AwaitingResult():  # the aggregator measures the model first, which may mean to train it
+                return 3 * phase_s + training_s
+            case AwaitingClearResult():  # all that, after others have trained and gone through the four later steps
+                return 6 * phase_s + 2 * training_s
+        return 3 * phase_s
 
     def erase(self) -> None:
         """Erase the secrets of its session, if it has one."""

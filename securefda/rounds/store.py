@@ -30,7 +30,7 @@ from securefda.secagg.messages import Header, Signed
 from securefda.secagg.transcript import round_terms
 from securefda.training import Vector
 
-_SCHEMA_VERSION = 6
+_SCHEMA_VERSION = 7
 _LOCK_S = 1.0
 _FOLDER_MODE = 0o777  # less the umask: of the run folder, in which the files are open to their owner only
 
@@ -50,7 +50,8 @@ CREATE TABLE results (
 _AGGREGATOR_TABLES = """
 CREATE TABLE run (
     id INTEGER PRIMARY KEY CHECK (id = 0), run_id BLOB NOT NULL, config_digest BLOB NOT NULL,
-    round INTEGER NOT NULL, attempt INTEGER NOT NULL, released INTEGER NOT NULL,
+    round INTEGER NOT NULL, attempt INTEGER NOT NULL, terms BLOB NOT NULL, at_sum INTEGER NOT NULL,
+    released INTEGER NOT NULL,
     result_digest BLOB NOT NULL, model BLOB NOT NULL, completed INTEGER NOT NULL,
     server BLOB NOT NULL
 );
@@ -278,12 +279,24 @@ class SourceStore(_Store):
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What the attempts at a round ask of its sources: ``round_terms`` of the header, and whether any is at ``sum``."""
+
+    terms: bytes
+    at_sum: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run stands: the attempt that was begun last, and whether updates of it may have left sources."""
+    """Where a run stands: the attempt that was begun last, and whether updates of it may have left sources.
+
+    ``asked`` is None before the first attempt of all.
+    """
 
     run_id: bytes
     round: int
     attempt: int
+    asked: Asked | None
     released: bool
     result_digest: bytes
     completed: bool
@@ -314,7 +327,8 @@ class AggregatorStore(_Store):
         """
         with self._clear_errors():
             row = self._database.execute(
-                "SELECT config_digest, run_id, round, attempt, released, result_digest, completed FROM run"
+                "SELECT config_digest, run_id, round, attempt, terms, at_sum, released, result_digest, completed "
+                "FROM run"
             ).fetchone()
         if row is None:
             return None
@@ -324,13 +338,14 @@ class AggregatorStore(_Store):
                 "this folder holds a run with other settings, task, sites or seed",
                 hint="give the settings of that run to resume it, or another --out folder for a new one",
             )
-        return Position(row[1], row[2], row[3], bool(row[4]), row[5], bool(row[6]))
+        asked = Asked(row[4], bool(row[5])) if row[4] else None
+        return Position(row[1], row[2], row[3], asked, bool(row[6]), row[7], bool(row[8]))
 
     def begin_run(self, run_id: bytes, config_digest: bytes, model: Vector) -> None:
         """Write a new run with its first model, before round 1."""
         with self._transaction() as database:
-            row = (0, run_id, config_digest, 0, 0, 0, b"", model.astype("<f4").tobytes(), 0, b"")
-            database.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            row = (0, run_id, config_digest, 0, 0, b"", 0, 0, b"", model.astype("<f4").tobytes(), 0, b"")
+            database.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def model(self) -> Vector:
         """The model after the last finished round, float32 (m,)."""
@@ -344,10 +359,11 @@ class AggregatorStore(_Store):
             (data,) = self._database.execute("SELECT server FROM run").fetchone()
         return ServerState.from_bytes(data) if data else None
 
-    def begin_attempt(self, round_number: int, attempt: int) -> None:
-        """Write that an attempt begins, before its header is published."""
+    def begin_attempt(self, round_number: int, attempt: int, asked: Asked) -> None:
+        """Write that an attempt begins and what it asks for, before its header is published."""
         with self._transaction() as database:
-            database.execute("UPDATE run SET round = ?, attempt = ?, released = 0", (round_number, attempt))
+            row = (round_number, attempt, asked.terms, asked.at_sum)
+            database.execute("UPDATE run SET round = ?, attempt = ?, terms = ?, at_sum = ?, released = 0", row)
 
     def release_target(self, release: TargetRelease) -> None:
         """Write that g_T leaves with the header of an attempt, before it does; these rows are never deleted."""

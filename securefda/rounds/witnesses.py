@@ -41,6 +41,10 @@ class Witnesses:
         self._asked[index] = self._witness.heard_of(index)
         return Send(index, self._witness.show(index))
 
+    def ask_again(self, index: int) -> list[Send]:
+        """Likewise, to one that came or came back, if it may be asked. Raises AuditError."""
+        return [] if index in self.faulty else [self.ask(index)]
+
     def reported(self, index: int, known: int) -> None:
         """A new process of a source said how much of the aggregator's log it has cosigned."""
         self.vouching.discard(index)

@@ -55,7 +55,6 @@ FACTS: dict[str, dict[str, Any]] = {
     "aborted": {"check": "SURVIVORS", "accused": ["site-b"]},
     "alarm": {"check": "CHECKPOINT_FORK", "accused": []},
     "checkpoint-signed": {"size": 9, "root": "56" * 32},
-    "checkpoint-received": {"origin": "securefda/1/hearts/site-b/run-1", "size": 9, "root": "56" * 32},
     "checkpoint-cosigned": {"origin": "securefda/1/hearts/site-b/run-1", "size": 9, "root": "56" * 32},
 }
 
@@ -97,7 +96,7 @@ def test_records_with_and_without_each_part_come_back_the_same() -> None:
 
 def test_origin_of_another_log_is_escaped_as_json_does() -> None:
     said = Entry(
-        "event", "checkpoint-received", facts={**FACTS["checkpoint-received"], "origin": '"},\\u0041</script>'}
+        "event", "checkpoint-cosigned", facts={**FACTS["checkpoint-cosigned"], "origin": '"},\\u0041</script>'}
     )
 
     data = replace(RECORD, entry=said).to_bytes()

@@ -109,7 +109,6 @@ def test_markup_in_an_origin_never_comes_to_the_page(tmp_path: Path) -> None:
     logs.begin()
     head = {"origin": f"securefda/1/{FEDERATION}/{PLANTED}", "size": 1, "root": "ab" * 32}
     logs.event("source-1", "checkpoint-cosigned", **head)
-    logs.event("source-1", "checkpoint-received", **head)
     page = page_of(logs.close())
     assert "script" not in {tag for tag, _ in page.tags}
 

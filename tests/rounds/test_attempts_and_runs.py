@@ -21,7 +21,8 @@ from rounds_federation import (
 )
 from rounds_liars import KEPT, SAMPLES, Liar
 
-from securefda.errors import ConfigError, QuorumLost
+from securefda.audit.reading import find_logs, open_log
+from securefda.errors import ConfigError, QuorumLost, SecureFdaError
 from securefda.policy import default_policy
 from securefda.rounds.run import MOST_LOST_IN_A_ROW
 from securefda.secagg.messages import (
@@ -30,6 +31,7 @@ from securefda.secagg.messages import (
     Abort,
     Advertise,
     Checkpoint,
+    Cosigned,
     Goodbye,
     Header,
     Join,
@@ -49,6 +51,7 @@ from securefda.transport.wire import encode_signed
 MESSAGES = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask)
 RELEASED = (MaskedInput, SurvivorSignature, Unmask)
 VICTIM = 2
+WENT_WRONG = ("alarm", "aborted")
 
 
 @pytest.fixture
@@ -289,6 +292,89 @@ def test_a_lie_in_the_tail_loses_the_round_and_not_the_run(
     assert alarm in federation.watch.text
     kept = {type(one) for one in reached_from(federation.run._last_loss)}
     assert not kept & {np.ndarray}, "the error holds on to the round's vectors"
+    check = "RANGE" if "RANGE" in alarm else "SUM"
+    told = {to: message.body for _, to, message in federation.passed if isinstance(message.body, Abort)}
+    assert {to: (body.check, body.accused) for to, body in told.items()} == dict.fromkeys((1, 2, 3), (check, None))
+    logs = find_logs(federation.folder / "audit" / "target")
+    events = [record.entry for log in logs for record in open_log(log).records() if record.entry.type in WENT_WRONG]
+    said = [(event.type, event.facts["check"]) for event in events]
+    assert said[-1] == ("aborted", check)
+    assert check == "RANGE" or said[-2] == ("alarm", check)
+
+
+def test_a_source_that_is_late_is_told_and_waits_for_nothing_more(build: Callable[..., Federation]) -> None:
+    federation = build(4, rounds=1)
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+        return None if sender == VICTIM and isinstance(message.body, ShareBundle) else message
+
+    federation.link = link
+    federation.open().go()
+    assert federation.statuses == ["finished"]
+    ((_, to, abort),) = [one for one in federation.passed if isinstance(one[2].body, Abort)]
+    assert (to, abort.body.check, abort.body.accused) == (VICTIM, "DEADLINE", None)
+    assert federation.sources[VICTIM].fault is None, "an honest aggregator is not accused"
+
+
+def test_what_the_target_s_own_error_says_stays_at_the_target(build: Callable[..., Federation]) -> None:
+    federation = build(3, rounds=1)
+    until(federation.open(), VICTIM, Header)
+    federation.post(federation.run.fail(SecureFdaError("/home/clinic/state.sqlite: 17 rows, epsilon 3.5 of 4")))
+    federation.go()
+    goodbye = federation.sources[VICTIM].goodbye
+    assert goodbye is not None
+    assert (goodbye.completed, goodbye.reason) == (False, "the target cannot go on (SecureFdaError)")
+    assert "17 rows" in str(federation.run.error)
+
+
+@pytest.mark.parametrize("rule", ["source_only", "fedgp_auto"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_later_attempt_asks_for_the_same_though_fewer_sources_are_there(
+    build: Callable[..., Federation], rule: str, restart: bool
+) -> None:
+    """One that permits the sum alone takes all there. Without it the others could be cohorts, and would refuse."""
+    federation = build(5, rounds=1, visibility=Visibility.COHORT, permits={1: Visibility.SUM}, rule=rule)
+    until(federation.open(), TARGET, Advertise)
+    assert set(federation.run._round.levels.values()) == {Visibility.SUM}  # type: ignore[union-attr]
+    federation.reached -= {1, 2}
+    if restart:
+        federation.restart_aggregator()
+    else:
+        federation.post([send for index in (1, 2) for send in federation.run.left(index)])
+    federation.go()
+    (line,) = federation.store.records()
+    assert (line["status"], line["attempts"]) == ("finished", 2)
+    assert line["levels"] == dict.fromkeys(("source-3", "source-4", "source-5"), "sum")
+    assert all(source.fault is None for source in federation.sources.values())
+
+
+def test_a_round_whose_second_attempt_would_ask_for_something_else_is_lost_and_nobody_is_accused(
+    build: Callable[..., Federation],
+) -> None:
+    federation = build(4, rounds=2)
+    until(federation.open(), TARGET, Advertise)
+    current = federation.run._round
+    assert current is not None
+    assert current.asked is not None
+    current.asked = replace(current.asked, terms=b"x" * 32)  # as if the target's training had not given the same again
+    federation.sources[VICTIM].forget()
+    federation.restart(VICTIM)
+    federation.go()
+    assert federation.statuses == ["lost", "finished"]
+    assert "cannot be tried again" in federation.watch.text
+    assert all(source.fault is None for source in federation.sources.values())
+
+
+@pytest.mark.parametrize("kind", [Checkpoint, Cosigned])
+def test_what_is_wrong_with_a_log_leaves_a_session_as_it_is(build: Callable[..., Federation], kind: type) -> None:
+    federation = build(3, rounds=1)
+    until(federation.open(), VICTIM, KeyList)
+    source = federation.sources[VICTIM]
+    body = Checkpoint(b"no note", 0, (), 0) if kind is Checkpoint else Cosigned(1, "no signature")
+    before = source.place()
+    assert source.handle(Parcel(signer(1).sign(NO_SESSION, NO_CONTEXT, body))) == []
+    assert source.fault is not None
+    assert (source.fault.check, source.place()) == ("SENDER", before)
 
 
 def test_updates_in_clear_are_checked_too(build: Callable[..., Federation]) -> None:

@@ -137,11 +137,11 @@ def test_a_cohort_that_loses_too_many_is_given_up_and_told_so_while_the_others_f
     assert first["status"] == second["status"] == "finished"
     assert {site_id(index) for index in given_up} == set(first["dropped"])
     assert len(cohorts_of(first)) == 2
-    told = {to for _, to, message in federation.passed if isinstance(message.body, Abort)}
-    assert told == given_up - lost
-    for index in told:
+    told = {to: message.body.check for _, to, message in federation.passed if isinstance(message.body, Abort)}
+    assert told == {index: "DEADLINE" if index in lost else "COHORT_QUORUM" for index in given_up}
+    for index, check in told.items():
         (alarm,) = federation.watch.alarms[index]
-        assert "COHORT_QUORUM" in str(alarm)
+        assert check in str(alarm)
     federation.close()
 
 

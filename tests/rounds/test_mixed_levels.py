@@ -240,7 +240,7 @@ def test_aborts_and_refusals_of_one_part_do_not_reach_the_other(tmp_path: Path) 
     federation.link = silent(3, 4, kind=Advertise)
     play(federation)
     told = {to: message.body.check for _, to, message in federation.passed if isinstance(message.body, Abort)}
-    assert told == {5: "QUORUM", 6: "QUORUM"}
+    assert told == {3: "DEADLINE", 4: "DEADLINE", 5: "QUORUM", 6: "QUORUM"}
     assert not any(isinstance(message.body, (Refusal, KeyList)) for *_, message in federation.passed)
 
 

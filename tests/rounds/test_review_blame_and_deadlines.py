@@ -9,7 +9,7 @@ from rounds_federation import Federation, until
 
 from securefda.errors import ConfigError
 from securefda.rounds.headers import Planner
-from securefda.secagg.messages import Header, Parcel, Refusal, Update, Visibility
+from securefda.secagg.messages import Header, Parcel, Refusal, Result, Update, Visibility
 
 INDIVIDUAL, COHORT, SUM = Visibility
 THREE_AT_SUM = dict.fromkeys((2, 3, 4), SUM)
@@ -48,6 +48,16 @@ def test_a_plan_with_nobody_at_sum_may_need_single_steps(tmp_path: Path) -> None
     assert set(plan.levels.values()) == {COHORT}
     federation.open().go()
     assert federation.statuses == ["finished"]
+    federation.close()
+
+
+def test_a_source_waits_for_the_result_as_long_as_measuring_the_model_may_take(tmp_path: Path) -> None:
+    """The target may train a model of its own before it says what came of the round."""
+    federation = Federation(tmp_path, 4, visibility=INDIVIDUAL, permits=THREE_AT_SUM, rule="source_only", rounds=1)
+    until(federation.open(), 1, Result)
+    training, phase = federation.settings.training_deadline_s, federation.settings.phase_deadline_s
+    assert federation.sources[1].deadline_s() == 2 * training + 6 * phase
+    assert federation.sources[4].deadline_s() == training + 3 * phase
     federation.close()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rounds.store import AggregatorStore, Asked, SourceStore
 from securefda.secagg.checks import History, PastResult
 from securefda.secagg.messages import NO_CONTEXT, Envelope, Header, Layer, RuleTerms, Signed, Visibility
 from securefda.secagg.transcript import round_terms
@@ -127,15 +127,16 @@ def test_a_session_id_is_remembered_in_every_run(tmp_path: Path) -> None:
 def test_model_and_position_of_a_finished_round_survive_together(tmp_path: Path) -> None:
     store = AggregatorStore(tmp_path / "a.sqlite")
     store.begin_run(RUN, CONFIG, MODEL)
-    store.begin_attempt(1, 2)
+    store.begin_attempt(1, 2, Asked(b"t" * 32, at_sum=True))
     store.mark_released()
     store.finish_round({"round": 1, "status": "finished"}, MODEL + 1, b"r" * 32)
-    store.begin_attempt(2, 1)
+    store.begin_attempt(2, 1, Asked(b"u" * 32, at_sum=False))
     store.close()
     again = AggregatorStore(tmp_path / "a.sqlite")
     position = again.position(CONFIG)
     assert position is not None
     assert (position.run_id, position.round, position.attempt, position.released) == (RUN, 2, 1, False)
+    assert position.asked == Asked(b"u" * 32, at_sum=False)
     assert (position.result_digest, position.completed) == (b"r" * 32, False)
     assert np.array_equal(again.model(), MODEL + 1)
     assert again.records() == [{"round": 1, "status": "finished"}]
@@ -189,13 +190,13 @@ def test_a_second_process_on_the_same_state_is_refused(tmp_path: Path, kind: typ
 def test_state_of_another_release_is_refused_and_left_alone(tmp_path: Path, kind: type) -> None:
     path = tmp_path / "state.sqlite"
     with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 7")
+        database.execute("PRAGMA user_version = 8")
     database.close()
-    with pytest.raises(ConfigError, match="schema version 7") as caught:
+    with pytest.raises(ConfigError, match="schema version 8") as caught:
         kind(path)
     assert "release" in caught.value.hint
     with sqlite3.connect(path) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (7,)
+        assert database.execute("PRAGMA user_version").fetchone() == (8,)
     database.close()
 
 

@@ -179,6 +179,15 @@ def test_source_that_cosigns_without_showing_its_own_log_is_faulty(federation: F
     assert f"{site_id(ME)} fails check CHECKPOINT_MISSING" in federation.watch.text
 
 
+def test_a_faulty_source_that_joins_anew_or_comes_back_is_asked_nothing_more(federation: Federation) -> None:
+    federation.open()
+    federation.run._witnesses.faulty.add(ME)
+    joins = federation.run.receive(federation.source(ME).join(federation.run.run_id))
+    federation.run.left(ME)
+    assert not [send for send in joins + federation.run.returned(ME) if send.to == ME]
+    assert not [send for send in federation.run.returned(2) if send.to == 2], "it has not left"
+
+
 def with_note(header: Parcel, keep: set[str]) -> Parcel:
     """The header with the cosignatures of these sites alone, and a threshold that lets one source suffice."""
     body = header.message.body
