@@ -43,6 +43,7 @@ class Pace:
 class _Pending:
     delivery: pb.Delivery
     digests: tuple[bytes, ...]
+    frame_bytes: int
 
 
 class Link:
@@ -57,6 +58,7 @@ class Link:
         self._max_message_bytes = max_message_bytes
         self._on_settled = on_settled
         self._pending: deque[_Pending] = deque()
+        self._pending_bytes = 0
         self._assigned = 0
         self._sent = 0
         self._arrived = 0
@@ -72,11 +74,17 @@ class Link:
         """Highest sequence number that has been taken from the peer."""
         return self._taken
 
+    @property
+    def untaken_bytes(self) -> int:
+        """What the frames need that the peer has not acknowledged, without vectors."""
+        return self._pending_bytes
+
     def push(self, message: Signed[Any], attachment_bytes: tuple[int, ...] = ()) -> None:
         """Number a message and queue it. Raises ConfigError as `require_room`."""
-        delivery = self._next(message, attachment_bytes)
-        self._assigned = delivery.sequence
-        self._pending.append(_Pending(delivery, vector_digests(message.body)[: len(attachment_bytes)]))
+        pending = self._next(message, attachment_bytes)
+        self._assigned = pending.delivery.sequence
+        self._pending.append(pending)
+        self._pending_bytes += pending.frame_bytes
         self._settled.clear()
         self._wake.set()
 
@@ -84,7 +92,7 @@ class Link:
         """Raise ConfigError for a message that does not fit a frame; nothing is queued."""
         self._next(message, attachment_bytes)
 
-    def _next(self, message: Signed[Any], attachment_bytes: tuple[int, ...]) -> pb.Delivery:
+    def _next(self, message: Signed[Any], attachment_bytes: tuple[int, ...]) -> _Pending:
         sequence = self._assigned + 1
         delivery = pb.Delivery(sequence=sequence, message=signed_to_proto(message), attachment_bytes=attachment_bytes)
         size = delivery.ByteSize() + FRAME_OVERHEAD_BYTES
@@ -94,7 +102,7 @@ class Link:
                 f"a {message.type_name} message needs {size} bytes, {self._max_message_bytes} are allowed",
                 hint="raise it at every site of the federation",
             )
-        return delivery
+        return _Pending(delivery, vector_digests(message.body)[: len(attachment_bytes)], size)
 
     def acknowledge(self, sequence: int) -> None:
         """Forget what the peer has taken.
@@ -117,6 +125,7 @@ class Link:
         self._note_settled()
 
     def _settle(self, one: _Pending) -> None:
+        self._pending_bytes -= one.frame_bytes
         if self._on_settled is not None and one.digests:
             self._on_settled(one.digests)
 

@@ -17,7 +17,7 @@ from securefda.rounds.patience import HINT
 from securefda.rounds.progress import Reporter
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import Parcel
+from securefda.secagg.messages import Join, Parcel
 from securefda.secagg.roster import Roster
 from securefda.transport.client import AggregatorRestarted, SourceChannel
 from securefda.transport.dialer import UploadRefusedError
@@ -41,6 +41,8 @@ class RunDriver:
         self._server = server
         self._roster = roster
         self._reporter = reporter
+        self._reported: set[int] = set()
+        """Sources of which the run has heard a :class:`Join` of the process that is there now."""
 
     async def drive(self) -> None:
         """Open the run and serve until it is done.
@@ -65,19 +67,28 @@ class RunDriver:
 
     def _reaction(self, event: Event) -> Callable[[], list[Send]]:
         match event:
-            case Received(parcel=parcel):
+            case Received(site=site, parcel=parcel):
+                if isinstance(parcel.message.body, Join):
+                    self._reported.add(site)
                 return partial(self._run.receive, parcel)
             case Left(site=site, why=why):
-                self._reporter.note(f"{self._roster.by_index(site).site_id}: {why}")
-                return partial(self._run.left, site, why)
-            case Joined(site=site, resumed=True):
-                return partial(self._run.returned, site)
+                return self._gone(site, why)
+            case Joined(site=site, resumed=resumed) if site in self._reported:
+                if resumed:
+                    return partial(self._run.returned, site)
+                # The run speaks with a process that is no more; the new one reports before it is told anything.
+                self._reported.discard(site)
+                return self._gone(site, "a new process of it has connected")
             case Misbehaved(site=site, check=check, detail=detail):
                 name = "an unknown peer" if site is None else self._roster.by_index(site).site_id
                 self._reporter.note(f"alarm: {name} fails check {check}: {detail}")
                 if site is not None:
                     return partial(self._run.misbehaved, site, check, detail)
         return list
+
+    def _gone(self, site: int, why: str) -> Callable[[], list[Send]]:
+        self._reporter.note(f"{self._roster.by_index(site).site_id}: {why}")
+        return partial(self._run.left, site, why)
 
     async def _step(self, work: Callable[[], list[Send]]) -> None:
         """Let the run react, then allow the uploads that it expects, then send what it says."""

@@ -56,10 +56,16 @@ Event = Joined | Left | Received | Misbehaved
 
 
 class EventQueue:
-    """Events on their way to the aggregator. What peers can make it hold is bounded."""
+    """Events on their way to the aggregator.
+
+    What peers can make it hold is bounded: for each site ``UNREAD_MESSAGES`` messages, three of its comings and
+    goings, and one misbehaviour of each kind.
+    """
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
+        self._new_processes: set[int] = set()
+        self._accused: set[tuple[int | None, str]] = set()
         self._changed = asyncio.Event()
         self._slots: dict[int, asyncio.Semaphore] = {}
         self._vectors: Counter[int] = Counter()
@@ -68,14 +74,26 @@ class EventQueue:
     def put(self, event: Event) -> None:
         """Add an event; a :class:`Received` needs a :meth:`slot`.
 
-        A misbehaviour like one that still waits is not added again.
+        A misbehaviour like one that still waits is not added again. Comings and goings of the same site that still
+        wait are dropped where this one says all that they did.
         """
-        if isinstance(event, Misbehaved) and any(_alike(event, other) for other in self._events):
-            return
-        if isinstance(event, Received):
-            self._vectors[event.site] += len(event.parcel.vectors)
+        match event:
+            case Misbehaved(site=site, check=check):
+                if (site, check) in self._accused:
+                    return
+                self._accused.add((site, check))
+            case Received(site=site, parcel=parcel):
+                self._vectors[site] += len(parcel.vectors)
+            case Joined() | Left():
+                self._events = deque(other for other in self._events if not _is_outdated(other, event))
+                if isinstance(event, Joined) and not event.resumed:
+                    self._new_processes.add(event.site)
         self._events.append(event)
         self._changed.set()
+
+    def new_process_waits(self, site: int) -> bool:
+        """Whether a new process of a site has connected and nobody has read that yet."""
+        return site in self._new_processes
 
     async def slot(self, site: int) -> None:
         """Wait until fewer than ``UNREAD_MESSAGES`` messages of a site wait, and claim a place for the next."""
@@ -106,11 +124,27 @@ class EventQueue:
             self._changed.clear()
             await self._changed.wait()
         event = self._events.popleft()
-        if isinstance(event, Received):
-            self.give_back_slot(event.site)
-            self._vectors[event.site] -= len(event.parcel.vectors)
+        match event:
+            case Received(site=site, parcel=parcel):
+                self.give_back_slot(site)
+                self._vectors[site] -= len(parcel.vectors)
+            case Misbehaved(site=site, check=check):
+                self._accused.discard((site, check))
+            case Joined(site=site, resumed=False):
+                self._new_processes.discard(site)
         return event
 
 
-def _alike(one: Misbehaved, other: Event) -> bool:
-    return isinstance(other, Misbehaved) and (one.site, one.check) == (other.site, other.check)
+def _is_outdated(waiting: Event, event: Joined | Left) -> bool:
+    """Whether a coming or going that waits says nothing beside this one.
+
+    A new process makes everything before it the past. Of one process the last going counts, which takes the place of
+    those before it: a reader that missed them would have forgotten the source by now just the same. That a process is
+    new is never dropped for what it did later, and a return never takes the going before it away, since what was said
+    to the source meanwhile has not reached it.
+    """
+    if not isinstance(waiting, Joined | Left) or waiting.site != event.site:
+        return False
+    if isinstance(event, Joined):
+        return not event.resumed
+    return isinstance(waiting, Left) or waiting.resumed

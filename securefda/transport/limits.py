@@ -20,6 +20,10 @@ FRAME_OVERHEAD_BYTES = 1024
 UNREAD_MESSAGES = 16
 """Messages of one peer that may wait to be read; then its stream is not read on."""
 
+UNTAKEN_MESSAGES = 8
+"""A source for which more bytes wait than so many of the largest messages have is gone. A round has about as many
+for one source, and nearly all of them come only after its answer to the one before."""
+
 COMPLETED_UPLOADS = 16
 """Finished uploads of one site that are remembered, so that none is handed up twice."""
 
@@ -67,6 +71,11 @@ class TransportSettings:
     def heartbeat_ms(self) -> int:
         """The heartbeat as it is announced to the peer, in milliseconds."""
         return round(self.heartbeat_s * 1000)
+
+    @property
+    def max_untaken_bytes(self) -> int:
+        """A source for which more than so many bytes of messages wait is gone."""
+        return UNTAKEN_MESSAGES * self.max_message_bytes
 
     @property
     def silence_s(self) -> float:

@@ -27,7 +27,8 @@ class AggregatorServer:
 
     A source is known by the public key of its TLS certificate, and may send messages of its own roster index only.
     A connection that breaks and comes back within the same process of the source loses and repeats no message; a new
-    process of the source begins anew (``Joined`` with ``resumed`` false), and messages for the old one are discarded.
+    process of the source begins anew (``Joined`` with ``resumed`` false). Messages for the old one are discarded, and
+    whatever is sent before :meth:`receive` has told of the new one is for the old one.
 
     Args:
         listen: ``host:port``; port 0 picks a free one.
@@ -93,6 +94,9 @@ class AggregatorServer:
         message leaves at once where its source is connected, else when it is back. A vector is held once, however many
         messages name it, until every source it was sent to has taken its message; it must not be changed meanwhile.
 
+        Messages for a process that a new one has replaced are left out, and shown to nobody. So are those for a source
+        that takes nothing: when more than ``settings.max_untaken_bytes`` wait for it, it is hung up on and has left.
+
         Args:
             sends: roster index of the source, and the message with the vectors that its body names; a header may go
                 with the first one alone.
@@ -102,10 +106,7 @@ class AggregatorServer:
             ConfigError: a message is larger than ``transport.max-message-bytes``.
             ValueError: the vectors are not the ones that the body names.
         """
-        for site, _ in sends:
-            entry = self._table.sites.get(site)
-            if entry is None or not entry.instance_id:
-                raise ConnectionFailed(f"source {site} has not joined")
+        sends = self._deliverable(sends)
         digests = [digests_beside(parcel.message.body, len(parcel.vectors)) for _, parcel in sends]
         lengths = [tuple(memoryview(vector).nbytes for vector in parcel.vectors) for _, parcel in sends]
         for at, (site, parcel) in enumerate(sends):
@@ -125,6 +126,21 @@ class AggregatorServer:
             raise
         for at, (site, parcel) in enumerate(sends):
             self._table.sites[site].link.push(parcel.message, lengths[at])
+
+    def _deliverable(self, sends: Sequence[tuple[int, Parcel]]) -> list[tuple[int, Parcel]]:
+        """Those of them that are for the present process of a source that takes its messages."""
+        unreachable: set[int] = set()
+        for index in {index for index, _ in sends}:
+            site, limit = self._table.sites.get(index), self._settings.max_untaken_bytes
+            if site is None or not site.instance_id:
+                raise ConnectionFailed(f"source {index} has not joined")
+            if self._table.events.new_process_waits(index):
+                unreachable.add(index)
+            elif site.link.untaken_bytes > limit:
+                site.hang_up()
+                self._table.lose(site, f"it takes no messages: more than {limit} bytes wait for it")
+                unreachable.add(index)
+        return [(index, parcel) for index, parcel in sends if index not in unreachable]
 
     def drop_attachments(self) -> None:
         """Withdraw every vector, and the messages with vectors that a source has not taken yet."""

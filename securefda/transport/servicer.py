@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from securefda.secagg.messages import Body, Parcel, Signed
 from securefda.transport.delivery import INSTANCE_BYTES, Ended, Link, Pace, content_of, pump
-from securefda.transport.events import Joined, Left, Misbehaved, Received
+from securefda.transport.events import Joined, Misbehaved, Received
 from securefda.transport.limits import GRPC_PREFIX_BYTES
 from securefda.transport.observer import Direction, wire_size
 from securefda.transport.site import Site, SiteTable
@@ -142,20 +142,19 @@ class FederationServicer(FederationServiceServicer):
         return pace
 
     def _stream_ended(self, site: Site, ended: Ended, pace: Pace) -> None:
-        def lost() -> None:
-            site.is_connected = False
-            self._table.events.put(Left(site.index, ended.why))
-
         if ended.deliberate or ended.silent:
-            lost()
+            self._table.lose(site, ended.why)
         else:
-            site.lose_in(pace.silence_s, lost)
+            site.lose_in(pace.silence_s, lambda: self._table.lose(site, ended.why))
 
     async def _accept(self, site: Site, link: Link, delivery: pb.Delivery) -> None:
         if delivery.attachment_bytes:
             raise WireError("a source announces attachments")
         message = self._message_of(site, delivery.message)
         await self._table.events.slot(site.index)
+        if site.link is not link:  # a new process has connected meanwhile: nothing of this one comes after that
+            self._table.events.give_back_slot(site.index)
+            return
         self._hand_up(site, Parcel(message))
         link.take(delivery.sequence)
 

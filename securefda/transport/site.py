@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from securefda.secagg.messages import Body, Signed
 from securefda.transport.attachments import AttachmentStore
 from securefda.transport.delivery import INSTANCE_BYTES, Link
-from securefda.transport.events import EventQueue
+from securefda.transport.events import EventQueue, Left
 from securefda.transport.limits import TransportSettings
 from securefda.transport.observer import Direction, MessageObserver
 from securefda.transport.uploads import UploadDesk
@@ -53,6 +53,13 @@ class Site:
         self.is_connected = True
         return self.stop
 
+    def hang_up(self) -> None:
+        """End the stream from this side, and forget what waits for the source. The stream reports nothing more."""
+        self.cancel_timer()
+        self.stop.set()
+        self.stop = asyncio.Event()
+        self.link.discard()
+
     def lose_in(self, delay_s: float, lost: Callable[[], None]) -> None:
         """Call ``lost`` after a delay unless there is a new stream before."""
         self.cancel_timer()
@@ -93,6 +100,11 @@ class SiteTable:
 
     def _new_link(self, index: int) -> Link:
         return Link(self.settings.max_message_bytes, lambda digests: self.attachments.release(digests, index))
+
+    def lose(self, site: Site, why: str) -> None:
+        """A source is gone."""
+        site.is_connected = False
+        self.events.put(Left(site.index, why))
 
     def welcome(self, site: Site) -> pb.Frame:
         """The first frame to a source."""

@@ -53,7 +53,8 @@ class UploadDesk:
         Nothing is allocated before every length agrees.
 
         Raises:
-            Refused: the length is not the expected one (RESOURCE_EXHAUSTED).
+            Refused: the length is not the expected one (RESOURCE_EXHAUSTED). Where none is expected that accuses
+                nobody: an honest source that is late cannot know that the phase is over.
             WireError: the body names no vector, or another length.
         """
         body = message.body
@@ -63,7 +64,7 @@ class UploadDesk:
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{UNEXPECTED_LENGTH}: {total_bytes} bytes declared, {self.expected_bytes} expected",
-                check="UPLOAD_LENGTH",
+                check="UPLOAD_LENGTH" if self.expected_bytes else None,
             )
         if total_bytes != body.length_bytes:
             raise WireError(f"{total_bytes} bytes declared, {body.length_bytes} in the message")

@@ -7,8 +7,6 @@ import contextlib
 import gc
 import os
 import resource
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -16,6 +14,8 @@ import pytest
 from transport_kit import (
     CALM,
     FAST,
+    HELLO,
+    INSTANCE,
     TARGET,
     Sites,
     header,
@@ -25,8 +25,11 @@ from transport_kit import (
     next_event,
     note,
     number_of,
+    raw_channel,
+    raw_source,
     scenario,
     soon,
+    status_of,
 )
 
 from securefda.errors import FaultyAggregatorError
@@ -34,49 +37,12 @@ from securefda.secagg.messages import MaskedInput, Parcel
 from securefda.transport.dialer import UploadRefusedError
 from securefda.transport.events import Misbehaved, Received
 from securefda.transport.limits import UNREAD_MESSAGES
-from securefda.transport.server import AggregatorServer
-from securefda.transport.tls import channel_credentials
 from securefda.transport.wire import signed_to_proto
 from securefda.v1 import federation_pb2 as pb
 from securefda.v1.federation_pb2_grpc import FederationServiceStub
 
 GIB = 1 << 30
-INSTANCE = bytes(range(16))
-HELLO = pb.Frame(hello=pb.Hello(instance_id=INSTANCE, heartbeat_ms=2000))
 RAW_METHOD = "/securefda.v1.FederationService/"
-
-
-@asynccontextmanager
-async def raw_channel(sites: Sites, address: str, **options: object) -> AsyncIterator[grpc.aio.Channel]:
-    """A gRPC channel with source 1's certificate and none of our own client code."""
-    credentials = channel_credentials(sites.sources[1], sites.target.certificate)
-    settings = [("grpc.ssl_target_name_override", "target"), ("grpc.max_send_message_length", -1)]
-    async with grpc.aio.secure_channel(address, credentials, settings, **options) as channel:
-        yield channel
-
-
-@asynccontextmanager
-async def raw_source(sites: Sites, address: str, server: AggregatorServer) -> AsyncIterator[FederationServiceStub]:
-    """The stub of a source that has said hello, and says no more on its control stream."""
-    async with raw_channel(sites, address) as channel:
-        stub = FederationServiceStub(channel)
-        control = stub.Control()
-        await control.write(pb.ControlRequest(frame=HELLO))
-        assert (await soon(control.read())).frame.WhichOneof("content") == "welcome"
-        await joined(server, 1)
-        yield stub
-        control.cancel()
-
-
-async def status_of(call: grpc.aio.Call) -> grpc.StatusCode:
-    """Read a call to its end; its status."""
-    async with asyncio.timeout(20):
-        try:
-            while await call.read() is not grpc.aio.EOF:
-                pass
-        except grpc.aio.AioRpcError as error:
-            return error.code()
-        return await call.code()
 
 
 def start_of(parcel: Parcel, total_bytes: int) -> pb.UploadRequest:
@@ -94,10 +60,11 @@ def resident_bytes() -> int:
 
 
 @scenario
-async def test_a_gigabyte_is_refused_when_it_is_declared_and_takes_no_memory() -> None:
+@pytest.mark.parametrize("expected", [4096, 0])
+async def test_a_gigabyte_is_refused_when_it_is_declared_and_takes_no_memory(expected: int) -> None:
     sites = Sites()
     async with sites.listening() as (server, address), raw_source(sites, address, server) as stub:
-        server.expect_upload(1, 4096)
+        server.expect_upload(1, expected)
         gc.collect()
         before = resident_bytes()
         for _ in range(5):
@@ -106,8 +73,9 @@ async def test_a_gigabyte_is_refused_when_it_is_declared_and_takes_no_memory() -
             await upload.write(start_of(parcel, GIB))
             assert await status_of(upload) is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert resident_bytes() - before < 16 << 20
-        event = await next_event(server, Misbehaved)
-        assert (event.site, event.check) == (1, "UPLOAD_LENGTH")
+        assert server._table.site(1).desk._upload is None
+        checks = [event.check for event in server._table.events._events]
+        assert checks == (["UPLOAD_LENGTH"] if expected else [])
 
 
 @scenario

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
+import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -40,11 +41,15 @@ from securefda.transport.events import Event, Joined
 from securefda.transport.limits import TransportSettings
 from securefda.transport.observer import MessageObserver, ignore
 from securefda.transport.server import AggregatorServer
-from securefda.transport.tls import Credentials
+from securefda.transport.tls import Credentials, channel_credentials
 from securefda.transport.wire import encode
+from securefda.v1 import federation_pb2 as pb
+from securefda.v1.federation_pb2_grpc import FederationServiceStub
 
 TARGET = 0
 RUN_ID = bytes(range(16))
+INSTANCE = bytes(range(16))
+HELLO = pb.Frame(hello=pb.Hello(instance_id=INSTANCE, heartbeat_ms=2000))
 WAIT_S = 60.0
 FAST = TransportSettings(chunk_bytes=4096, max_message_bytes=65536, heartbeat_s=0.1, reconnect_deadline_s=10.0)
 CALM = TransportSettings(chunk_bytes=4096, max_message_bytes=65536, heartbeat_s=20.0, reconnect_deadline_s=60.0)
@@ -245,6 +250,39 @@ async def joined(server: AggregatorServer, index: int) -> Joined:
     event = await next_event(server, Joined)
     assert event.site == index
     return event
+
+
+@asynccontextmanager
+async def raw_channel(sites: Sites, address: str, **options: object) -> AsyncIterator[grpc.aio.Channel]:
+    """A gRPC channel with source 1's certificate and none of our own client code."""
+    credentials = channel_credentials(sites.sources[1], sites.target.certificate)
+    settings = [("grpc.ssl_target_name_override", "target"), ("grpc.max_send_message_length", -1)]
+    async with grpc.aio.secure_channel(address, credentials, settings, **options) as channel:
+        yield channel
+
+
+@asynccontextmanager
+async def raw_source(sites: Sites, address: str, server: AggregatorServer) -> AsyncIterator[FederationServiceStub]:
+    """The stub of a source that has said hello, and says no more on its control stream."""
+    async with raw_channel(sites, address) as channel:
+        stub = FederationServiceStub(channel)
+        control = stub.Control()
+        await control.write(pb.ControlRequest(frame=HELLO))
+        assert (await soon(control.read())).frame.WhichOneof("content") == "welcome"
+        await joined(server, 1)
+        yield stub
+        control.cancel()
+
+
+async def status_of(call: grpc.aio.Call) -> grpc.StatusCode:
+    """Read a call to its end; its status."""
+    async with asyncio.timeout(20):
+        try:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return await call.code()
 
 
 class Proxy:

@@ -1,0 +1,222 @@
+"""A run and its sources over real connections, each with its driver; a source can be killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, closing
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from transport_kit import CALM, RUN_ID, TARGET, Sites
+
+from securefda.adaptation import Rule, Strategy
+from securefda.cli.bench.job import SAMPLES
+from securefda.cli.bench.trainer import RandomTrainer
+from securefda.errors import SecureFdaError
+from securefda.policy import check_header, check_metadata, default_policy
+from securefda.rounds.composition import Member, witness_of
+from securefda.rounds.journal import Opening
+from securefda.rounds.progress import SilentReporter
+from securefda.rounds.records import RoundLine, SiteLine
+from securefda.rounds.run import AggregatorRun
+from securefda.rounds.run_settings import RunSettings, TargetSite
+from securefda.rounds.source import Permits, SourceRounds, SourceSite
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rounds.witness import Witness
+from securefda.secagg.messages import Body, Parcel, Signed, Visibility
+from securefda.secagg.roster import Roster, RosterEntry
+from securefda.tasks import Samples
+from securefda.transport.client import SourceChannel
+from securefda.transport.dialer import Endpoint
+from securefda.transport.driver import RunDriver, SourceDriver
+from securefda.transport.observer import Direction
+from securefda.transport.recorder import MessageRecorder
+from securefda.transport.server import AggregatorServer
+from securefda.transport.wire import encode
+
+PARAMS, PATIENCE_S = 8, 60.0
+
+
+class Watch(SilentReporter):
+    """Keeps what is reported of a run, or of a source."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.lines: list[RoundLine | SiteLine] = []
+        self.alarms: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def round_started(self, *_: object) -> None: ...
+
+    def round_finished(self, line: RoundLine | SiteLine) -> None:
+        self.lines.append(line)
+
+    def alarm(self, error: SecureFdaError) -> None:
+        self.alarms.append(str(error))
+
+
+class GatedChannel(SourceChannel):
+    """A source's end of the transport that sends messages of some kinds only when it is let."""
+
+    def hold(self, *kinds: type[Body]) -> None:
+        self._kinds, self._let = kinds, asyncio.Semaphore(0)
+        self.held = asyncio.Semaphore(0)
+
+    def let_go(self) -> None:
+        self._let.release()
+
+    async def send(self, parcel: Parcel) -> None:
+        if isinstance(parcel.message.body, self._kinds):
+            self.held.release()
+            await self._let.acquire()
+        await super().send(parcel)
+
+
+class Process:
+    """One process of a source: connected, and on its own from :meth:`start` on."""
+
+    def __init__(self, channel: GatedChannel, rounds: SourceRounds, watch: Watch, stack: ExitStack) -> None:
+        self.channel, self.watch = channel, watch
+        self._rounds, self._stack = rounds, stack
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> asyncio.Task[None]:
+        """Let it take part."""
+        self._task = asyncio.create_task(SourceDriver(self._rounds, self.channel, self.watch).drive())
+        return self._task
+
+    async def kill(self) -> None:
+        """It is gone without a word."""
+        tasks = [task for task in (self._task, self.channel._task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._stack.close()
+
+
+class Driven:
+    """A run of ``rounds`` rounds with four sources; a session needs three of them."""
+
+    def __init__(self, folder: Path, rounds: int, phase_deadline_s: float = PATIENCE_S) -> None:
+        self._folder, self._sites, self._stack = folder, Sites(4), ExitStack()
+        self._keys = [Ed25519PrivateKey.from_private_bytes(sha256(bytes([index])).digest()) for index in range(5)]
+        self.roster = Roster("study", 1, tuple(self._entry(index) for index in range(5)))
+        self.watch, self.sent = Watch(), []
+        """Roster index and type of every message that the aggregator says it has sent."""
+        self._processes: list[Process] = []
+        self.run = self._run(rounds, phase_deadline_s)
+        self.address = ""
+
+    def _entry(self, index: int) -> RosterEntry:
+        key, pin = self._keys[index].public_key().public_bytes_raw(), sha256(bytes([index])).digest()
+        name, role = (f"source-{index}", "source") if index else ("target", "target")
+        return RosterEntry(index, name, role, f"Hospital {index}", key, pin, 0, 2**32)
+
+    def _member(self, index: int) -> Member:
+        return Member(self.roster, self.roster.by_index(index).site_id, self._keys[index], encode)
+
+    def _witness(self, member: Member, memory: AggregatorStore | SourceStore, stack: ExitStack) -> Witness:
+        witness = witness_of(self._folder / member.site_id, member, memory, Opening("1", "random", "source_only"))
+        stack.callback(witness.journal.close)
+        return witness
+
+    def _run(self, rounds: int, phase_deadline_s: float) -> AggregatorRun:
+        member = self._member(TARGET)
+        store = self._stack.enter_context(closing(AggregatorStore(self._folder / "target.sqlite")))
+        site = TargetSite(
+            signer=member.signer,
+            roster=self.roster,
+            trainer=RandomTrainer(member.site_id, PARAMS),
+            test_data=Samples(torch.zeros(1, 1), torch.zeros(1)),
+            random_bytes=os.urandom,
+            clock=time.monotonic,
+            traffic=lambda: ({}, {}),
+            witness=self._witness(member, store, self._stack),
+        )
+        settings = RunSettings(
+            strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=rounds),
+            visibility=Visibility.SUM,
+            k_min=2,
+            n_c=0,
+            threshold=0,
+            modulus_bits=32,
+            clip=1.0,
+            max_samples=SAMPLES,
+            attempts=1,
+            join_deadline_s=PATIENCE_S,
+            training_deadline_s=PATIENCE_S,
+            phase_deadline_s=phase_deadline_s,
+            config_digest=b"",
+        )
+        return AggregatorRun(site, settings, store, self.watch, RUN_ID)
+
+    def _rounds(self, index: int, watch: Watch, stack: ExitStack) -> SourceRounds:
+        member, policy = self._member(index), default_policy("sum", 2, 0, 1, max_samples=SAMPLES)
+        store = stack.enter_context(closing(SourceStore(self._folder / f"{index}.sqlite")))
+        site = SourceSite(
+            signer=member.signer,
+            roster=self.roster,
+            limits=policy.session_limits(self.roster),
+            check_policy=partial(check_header, policy, own_index=member.index),
+            check_update=partial(check_metadata, policy),
+            permits=Permits(policy.visibility),
+            trainer=RandomTrainer(member.site_id, PARAMS),
+            store=store,
+            witness=self._witness(member, store, stack),
+            random_bytes=os.urandom,
+            software_version="1",
+        )
+        return SourceRounds(site, watch)
+
+    async def process(self, index: int, *held: type[Body]) -> Process:
+        """A new process of a source, connected; messages of the kinds ``held`` wait until they are let go."""
+        watch, stack = Watch(), ExitStack()
+        rounds = self._rounds(index, watch, stack)
+        recorder = MessageRecorder(rounds._site.witness.journal, self.roster, index)
+        endpoint = Endpoint(self.address, "target", self._sites.target.pin, TARGET)
+        own, most = self._sites.sources[index], 4 * PARAMS
+        channel = GatedChannel(endpoint, own, max_vector_bytes=most, settings=CALM, observer=recorder)
+        channel.hold(*held)
+        process = Process(channel, rounds, watch, stack)
+        self._processes.append(process)
+        await channel.open()
+        return process
+
+    def _observe(
+        self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False
+    ) -> None:
+        del wire_bytes, more
+        if direction is Direction.SENT:
+            self.sent.append((peer, message.type_name))
+
+    async def note(self, text: str) -> None:
+        """Wait until the run has noted this."""
+        while text not in self.watch.notes:
+            await asyncio.sleep(0.01)
+
+    async def rounds_over(self, count: int) -> None:
+        """Wait until so many rounds are over."""
+        while len(self.watch.lines) < count:
+            await asyncio.sleep(0.01)
+
+    @asynccontextmanager
+    async def driven(self) -> AsyncIterator[tuple[AggregatorServer, asyncio.Task[None]]]:
+        """The aggregator at work; whatever still runs at the end is killed."""
+        with self._stack:
+            async with self._sites.listening(CALM, observer=self._observe) as (server, self.address):
+                driving = asyncio.create_task(RunDriver(self.run, server, self.roster, self.watch).drive())
+                try:
+                    yield server, driving
+                finally:
+                    driving.cancel()
+                    await asyncio.gather(driving, return_exceptions=True)
+                    for process in self._processes:
+                        await process.kill()

@@ -1,0 +1,88 @@
+"""What waits for the aggregator is bounded, and what is left of it still tells what happened."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from transport_kit import note
+
+from securefda.transport.events import Event, EventQueue, Joined, Left, Misbehaved, Received
+
+OLD, NEW = b"o" * 16, b"n" * 16
+JOINED, BACK, LEFT = Joined(1, NEW, resumed=False), Joined(1, NEW, resumed=True), Left(1, "hung up")
+LEFT_AGAIN, BEFORE = Left(1, "silent for 15 s"), Joined(1, OLD, resumed=False)
+MESSAGE = Received(1, note(1, 1))
+
+
+async def _waiting(queue: EventQueue) -> list[Event]:
+    return [await queue.get() for _ in range(len(queue._events))]
+
+
+async def _left_of(events: list[Event]) -> list[Event]:
+    queue = EventQueue()
+    for event in events:
+        if isinstance(event, Received):
+            await queue.slot(event.site)
+        queue.put(event)
+    return await _waiting(queue)
+
+
+@pytest.mark.parametrize(
+    ("happened", "told"),
+    [
+        ([LEFT, BACK], [LEFT, BACK]),
+        ([JOINED, LEFT, BACK], [JOINED, LEFT, BACK]),
+        ([LEFT, BACK, LEFT_AGAIN], [LEFT_AGAIN]),
+        ([JOINED, LEFT, BACK, LEFT_AGAIN, BACK], [JOINED, LEFT_AGAIN, BACK]),
+        ([LEFT, JOINED], [JOINED]),
+        ([BEFORE, LEFT, BACK, JOINED], [JOINED]),
+        ([BEFORE, JOINED, LEFT], [JOINED, LEFT]),
+    ],
+    ids=[
+        "a return does not undo the going before it",
+        "one process came, went and is back",
+        "the last going counts",
+        "that it is new is kept",
+        "a new process makes the going of the old one the past",
+        "and its coming and its return",
+        "what the new one does comes after it",
+    ],
+)
+def test_of_comings_and_goings_that_wait_the_newest_state_is_told(happened: list[Event], told: list[Event]) -> None:
+    assert asyncio.run(_left_of(happened)) == told
+
+
+def test_what_is_dropped_is_of_the_same_site_and_no_message() -> None:
+    others = [Left(2, "hung up"), Joined(2, OLD, resumed=True), Misbehaved(1, "WIRE", "a")]
+    assert asyncio.run(_left_of([BEFORE, MESSAGE, *others, JOINED])) == [MESSAGE, *others, JOINED]
+
+
+def test_a_message_stays_where_it_was_between_those_that_stay() -> None:
+    assert asyncio.run(_left_of([JOINED, MESSAGE, LEFT, MESSAGE, BACK])) == [JOINED, MESSAGE, LEFT, MESSAGE, BACK]
+
+
+def test_a_new_process_waits_until_its_coming_is_read() -> None:
+    async def read() -> list[bool]:
+        queue, waits = EventQueue(), []
+        for event in (BEFORE, LEFT, JOINED):
+            queue.put(event)
+            waits.append(queue.new_process_waits(1))
+        assert not queue.new_process_waits(2)
+        await queue.get()
+        return [*waits, queue.new_process_waits(1)]
+
+    assert asyncio.run(read()) == [True, True, True, False]
+
+
+def test_a_misbehaviour_is_reported_again_after_it_was_read() -> None:
+    async def read() -> list[Event]:
+        queue, told = EventQueue(), []
+        for detail in ("first", "second"):
+            for check in ("WIRE", "SENDER", "WIRE"):
+                queue.put(Misbehaved(1, check, detail))
+            told += await _waiting(queue)
+        return told
+
+    kinds = [("WIRE", "first"), ("SENDER", "first"), ("WIRE", "second"), ("SENDER", "second")]
+    assert asyncio.run(read()) == [Misbehaved(1, check, detail) for check, detail in kinds]

@@ -1,0 +1,111 @@
+"""What a source can make the aggregator hold, by coming and going or by taking nothing, has an end."""
+
+from __future__ import annotations
+
+import os
+
+import grpc
+from transport_kit import (
+    CALM,
+    HELLO,
+    TARGET,
+    Sites,
+    header,
+    joined,
+    next_event,
+    note,
+    number_of,
+    raw_channel,
+    raw_source,
+    scenario,
+    soon,
+    status_of,
+)
+
+from securefda.transport.events import Joined, Left
+from securefda.transport.observer import Direction
+from securefda.v1 import federation_pb2 as pb
+from securefda.v1.federation_pb2_grpc import FederationServiceStub
+
+
+@scenario
+async def test_a_source_that_comes_and_goes_without_end_fills_no_memory_of_an_aggregator_that_is_busy() -> None:
+    sites, times = Sites(), 50
+    leave = pb.Frame(leave=pb.Leave())
+    async with sites.listening() as (server, address), raw_channel(sites, address) as channel:
+        stub = FederationServiceStub(channel)
+        for number in range(times):
+            instance = number.to_bytes(16, "big")
+            hello = pb.Frame(hello=pb.Hello(instance_id=instance, heartbeat_ms=2000))
+            for _ in range(2):  # a new process, which leaves, is back and leaves
+                control = stub.Control()
+                await control.write(pb.ControlRequest(frame=hello))
+                await control.write(pb.ControlRequest(frame=leave))
+                assert await status_of(control) is grpc.StatusCode.OK
+            assert len(server._table.events._events) <= 3
+        assert list(server._table.events._events) == [Joined(1, instance, resumed=False), Left(1, "hung up")]
+
+
+@scenario
+async def test_a_source_that_takes_no_messages_is_gone_before_they_fill_the_memory() -> None:
+    sites, shown = Sites(), []
+
+    def observer(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
+        shown.append(peer)
+
+    async with sites.listening(observer=observer) as (server, address), raw_source(sites, address, server):
+        link = server._table.site(1).link
+        most = CALM.max_untaken_bytes + 2048  # a note and its frame
+        while server.connected() == {1}:
+            await server.send([(1, note(TARGET, len(shown)))])
+            assert link.untaken_bytes < most
+        left = await next_event(server, Left)
+        assert (left.site, left.why) == (1, "it takes no messages: more than 524288 bytes wait for it")
+        assert link.untaken_bytes == 0
+        told = len(shown)
+        assert told > CALM.max_untaken_bytes // 2048  # and not too early
+        async with raw_channel(sites, address) as channel:
+            control = FederationServiceStub(channel).Control()
+            await control.write(pb.ControlRequest(frame=HELLO))
+            assert (await next_event(server, Joined)).resumed
+            await server.send([(1, note(TARGET, told))])
+            while (frame := (await soon(control.read())).frame).WhichOneof("content") != "delivery":
+                pass
+            assert frame.delivery.sequence == told + 1
+            control.cancel()
+
+
+@scenario
+async def test_what_goes_to_a_source_that_is_given_up_is_shown_to_nobody_and_the_others_get_theirs() -> None:
+    sites, shown = Sites(), []
+
+    def observer(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
+        shown.append((peer, more))
+
+    async with (
+        sites.listening(observer=observer) as (server, address),
+        raw_source(sites, address, server),
+        sites.connected(2, address) as other,
+    ):
+        await joined(server, 2)
+        vector, link = os.urandom(1000), server._table.site(1).link
+        while link.untaken_bytes <= CALM.max_untaken_bytes:
+            link.push(note(TARGET, 1).message)
+        await server.send([(1, header(vector)), (2, note(TARGET, 2)), (1, note(TARGET, 3))])
+        assert shown == [(2, False)]
+        assert server._table.attachments.held_bytes == 0
+        assert number_of(await soon(other.receive())) == 2
+        assert (await next_event(server, Left)).site == 1
+        assert server.connected() == {2}
+
+
+@scenario
+async def test_a_source_that_takes_its_messages_is_never_given_up() -> None:
+    sites, count = Sites(), 2 * CALM.max_untaken_bytes // 1024
+    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
+        await joined(server, 1)
+        for number in range(count):
+            await server.send([(1, note(TARGET, number))])
+            assert number_of(await soon(channel.receive())) == number
+        assert server.connected() == {1}
+        assert not server._table.events._events
