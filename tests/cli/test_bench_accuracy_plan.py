@@ -8,6 +8,8 @@ from securefda.adaptation.strategy import Rule
 from securefda.cli.bench.plan import LEVELS, Request, common_settings, digest_of, plan
 from securefda.cli.bench.published import MEAN
 from securefda.cli.bench.suites import DATA, RULES, SUITES
+from securefda.cli.samples import sample
+from securefda.config import load_federation
 from securefda.errors import ConfigError
 
 FILES = Path("/nowhere")
@@ -27,6 +29,13 @@ def test_every_run_of_every_suite_has_a_configuration_of_its_own_at_the_level(su
         assert config.strategy.rule == (row.rule or row.name)
         assert config.privacy.visibility == level
         assert config.federation.target == (one.key.target or config.federation.target)
+
+
+def test_the_target_alone_at_a_low_rate_trains_at_that_of_the_adapted_rules():
+    (one,) = plan(Request("digits", rules=["target_only_low_rate"], seeds=1))
+    training, strategy = one.job.config.training.target, load_federation(sample("digits")).strategy
+    assert one.job.config.strategy.rule == "target_only"
+    assert training.learning_rate == 0.005 * strategy.lr_after_warm_up == 0.0025
 
 
 def test_every_rule_of_the_tables_is_a_strategy_and_every_suite_names_known_ones():

@@ -82,12 +82,17 @@ def test_caps_that_cost_a_rule_more_than_it_may_lose_are_found_and_nothing_else(
     assert found.startswith(f"MISSED: {study}, {rule}: ")
 
 
-def test_a_sum_that_predicts_otherwise_than_updates_in_clear_ends_the_check_with_1(
-    levels, known, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize("other", [{"predictions": "other"}, {"model": "other"}, {"accuracies": [0.1]}])
+def test_a_sum_that_gives_another_model_than_updates_in_clear_ends_the_check_with_1(
+    levels, known, tmp_path, monkeypatch, capsys, other
 ):
-    other = change(known, "digits", "sum", "auto", predictions="other")
-    assert run(levels, other, tmp_path, monkeypatch) == 1
-    assert "MISSED: digits, auto: a sum without caps predicts otherwise" in capsys.readouterr().err
+    assert run(levels, change(known, "digits", "sum", "auto", **other), tmp_path, monkeypatch) == 1
+    assert "MISSED: digits, auto: a sum without caps gives another model" in capsys.readouterr().err
+
+
+def test_a_study_without_a_sum_beside_updates_in_clear_is_missing(levels, known):
+    rows = [row for row in levels.rows_of(known) if (row["study"], row["level"]) != ("digits", "sum")]
+    assert levels.misses(rows) == ["MISSING: digits: no run at sum beside one at individual"]
 
 
 def test_a_seed_that_one_target_lacks_counts_for_none_and_is_missed(levels, known):

@@ -11,7 +11,7 @@ from typing import Any
 
 from securefda.cli.bench.federated import Job
 from securefda.cli.bench.results import RunKey
-from securefda.cli.bench.suite import Column, DataSet, Settings, Suite
+from securefda.cli.bench.suite import Column, DataSet, Schedule, Settings, Suite
 from securefda.cli.bench.suites import DATA, RULES, SUITES
 from securefda.cli.samples import sample
 from securefda.config import FederationConfig, load_federation
@@ -146,8 +146,10 @@ def level_keys(data: str, level: str) -> set[str]:
 def _configuration(request: Request, column: Column, target: str, rule: str) -> FederationConfig:
     """A column's settings come after the rule's: a sweep over β sets that of a rule with a fixed one."""
     common = (*DATA[column.data].target_settings(target), *column.settings)
-    schedule = _load(request, column.data, common).strategy
-    of_rule = RULES[rule].settings_for(schedule.rounds, schedule.warm_up_rounds)
+    config = _load(request, column.data, common)
+    strategy, rate = config.strategy, config.training.target.learning_rate
+    schedule = Schedule(strategy.rounds, strategy.warm_up_rounds, rate, strategy.lr_after_warm_up)
+    of_rule = RULES[rule].settings_for(schedule)
     return _load(request, column.data, (*of_rule, *common))
 
 
@@ -174,7 +176,7 @@ def _require_own_settings(request: Request) -> None:
 def _owned(request: Request) -> Iterator[tuple[str, Iterable[str]]]:
     yield "--data-dir", [_DATA_DIR]
     for rule in request.used_rules:
-        yield f"rule {rule} of --rules", RULES[rule].settings_for(1, 0)
+        yield f"rule {rule} of --rules", RULES[rule].settings_for(Schedule())
     for column in request.columns:
         data = DATA[column.data]
         yield f"--level {request.level}", _level_settings(data, request.level)

@@ -18,6 +18,16 @@ Plot = Literal["columns", "line", "betas", "selection"]
 
 
 @dataclass(frozen=True, slots=True)
+class Schedule:
+    """The rounds of an example federation, and the target's learning rate before and after warm-up."""
+
+    rounds: int = 1
+    warm_up_rounds: int = 0
+    learning_rate: float = 1.0
+    lr_after_warm_up: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class BenchRule:
     """A row of the tables.
 
@@ -25,16 +35,21 @@ class BenchRule:
         name: what tables and ``--rules`` call it.
         rule: of the strategy; empty where it is the name.
         settings: beside the rule. ``{rounds_after_warm_up}`` stands for how many rounds the schedule has after warm-up,
-            ``{fifth_of_rounds}`` for a fifth of all, at least one.
+            ``{fifth_of_rounds}`` for a fifth of all, at least one, and ``{rate_after_warm_up}`` for the target's
+            learning rate in rounds after warm-up.
     """
 
     name: str
     rule: str = ""
     settings: Settings = ()
 
-    def settings_for(self, rounds: int, warm_up_rounds: int) -> Settings:
+    def settings_for(self, schedule: Schedule) -> Settings:
         """All of its settings, for a schedule."""
-        numbers = {"{rounds_after_warm_up}": rounds - warm_up_rounds, "{fifth_of_rounds}": max(rounds // 5, 1)}
+        numbers = {
+            "{rounds_after_warm_up}": schedule.rounds - schedule.warm_up_rounds,
+            "{fifth_of_rounds}": max(schedule.rounds // 5, 1),
+            "{rate_after_warm_up}": f"{schedule.learning_rate * schedule.lr_after_warm_up:g}",
+        }
         filled = list(self.settings)
         for name, number in numbers.items():
             filled = [text.replace(name, str(number)) for text in filled]
