@@ -28,23 +28,19 @@ from securefda.rounds.mixed_attempt import open_attempt
 from securefda.rounds.progress import Reporter
 from securefda.rounds.run_model import RunModel
 from securefda.rounds.run_settings import RunSettings, TargetSite
+from securefda.rounds.run_words import goodbye, no_result, reason_of, turn_away
 from securefda.rounds.store import AggregatorStore, Asked, Position
 from securefda.rounds.witnesses import Witnesses
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.messages import (
-    NO_CONTEXT,
-    NO_SESSION,
     RUN_ID_BYTES,
-    Abort,
     Body,
     Checkpoint,
     Cosigned,
     Goodbye,
-    Header,
     Join,
     Parcel,
     Signed,
-    Step,
     Visibility,
 )
 from securefda.secagg.prg import available_threads
@@ -223,9 +219,9 @@ class AggregatorRun:
             return []
         if body.architecture_digest != self._site.trainer.architecture_digest:
             attendance.turned_away(index)
-            return [self._turn_away(index)]
+            return [turn_away(self._site.signer, index)]
         if self.done or self._closing:
-            return [self._goodbye(index)]
+            return [goodbye(self._site.signer, index, self._farewell)]
         began_anew = self._attempt is not None and index in attendance.present
         again = self._after(self._attempt.lose(index, "it began anew")) if self._attempt and began_anew else []
         attendance.came(index, body)
@@ -244,11 +240,6 @@ class AggregatorRun:
             self._reporter.note(f"alarm: {error}")
             self._site.witness.journal.event("alarm", check=error.check, accused=[error.source_id])
         return sends + (self._close_if_witnessed() if self._closing else self._start_if_ready())
-
-    def _turn_away(self, index: int) -> Send:
-        """Answer a join with which no round can work; the source ends with a clear error."""
-        body = Abort(Step.HEADER, "HEADER_ARCHITECTURE", index)
-        return Send(index, Parcel(self._site.signer.sign(NO_SESSION, NO_CONTEXT, body)))
 
     def _begin_round(self, number: int, attempts: int = 0, asked: Asked | None = None) -> list[Send]:
         """Go to a round, of which ``attempts`` were begun before a restart. The target's own rounds need nobody."""
@@ -437,18 +428,14 @@ class AggregatorRun:
             self._reporter.note(f"alarm: {alarm}")
             self._log("alarm", attempt, alarm)
             self._log("aborted", attempt, alarm)
-            told = [self._abort(index, header, alarm.check) for index in sorted(outcome.survivors - attempt.gone)]
+            waiting = sorted(outcome.survivors - attempt.gone)
+            told = [no_result(self._site.signer, index, header, alarm.check) for index in waiting]
             return told + self._lose_round(current, header.body.participants, alarm)
         self._attendance.kept(outcome.survivors)
         result = self._model.take(current, header, outcome, change)
         self._lost_in_a_row = 0
         sends = [Send(index, Parcel(result)) for index in sorted(outcome.survivors - attempt.gone)]
         return sends + self._end_round()
-
-    def _abort(self, index: int, header: Signed[Header], check: str) -> Send:
-        """Tell a source that waits for the result that there is none; nobody is accused."""
-        body = Abort(Step.RESULT, check, None)
-        return Send(index, Parcel(self._site.signer.sign(header.envelope.session_id, header.digest(), body)))
 
     def _enter(self, phase: str, deadline_s: float) -> None:
         self._leave_phase()
@@ -467,7 +454,7 @@ class AggregatorRun:
 
     def _fail(self, error: SecureFdaError) -> list[Send]:
         self.error = error
-        return self._end(False, _told_to_sources(error))
+        return self._end(False, reason_of(error))
 
     def _end(self, completed: bool, reason: str) -> list[Send]:
         """Write the end down and have it cosigned, then say goodbye; say nothing where it cannot be written."""
@@ -491,17 +478,4 @@ class AggregatorRun:
 
     def _say_goodbye(self) -> list[Send]:
         self.done, self.deadline = True, None
-        return [self._goodbye(index) for index in sorted(self._attendance.present)]
-
-    def _goodbye(self, index: int) -> Send:
-        return Send(index, Parcel(self._site.signer.sign(NO_SESSION, NO_CONTEXT, self._farewell)))
-
-
-def _told_to_sources(error: SecureFdaError) -> str:
-    """Why a run failed, one line: what the sources had a part in; of the target's own trouble its kind alone.
-
-    The rest of the line may name the target's files, count its rows or say what is left of its budget.
-    """
-    if not isinstance(error, (ProtocolError, QuorumLost, RunEnded)):
-        return f"the target cannot go on ({error.code})"
-    return "".join(letter if letter.isprintable() else " " for letter in str(error))[:500]
+        return [goodbye(self._site.signer, index, self._farewell) for index in sorted(self._attendance.present)]

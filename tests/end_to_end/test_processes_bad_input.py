@@ -84,7 +84,10 @@ def test_a_message_that_is_too_large_names_the_setting(tmp_path: Path) -> None:
         processes = federation.start_all()
         assert_one_clear_line(processes["target"], ExitCode.CONFIG, "transport.max-message-bytes", hint="raise")
         assert processes["source-1"].end() == ExitCode.FAILED
-        assert "the aggregator ended the run: transport.max-message-bytes" in processes["source-1"].text
+        assert (
+            "the aggregator ended the run: the target cannot go on (transport.max-message-bytes)"
+            in processes["source-1"].text
+        )
 
 
 @pytest.fixture

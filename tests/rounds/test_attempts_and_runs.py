@@ -316,15 +316,25 @@ def test_a_source_that_is_late_is_told_and_waits_for_nothing_more(build: Callabl
     assert federation.sources[VICTIM].fault is None, "an honest aggregator is not accused"
 
 
-def test_what_the_target_s_own_error_says_stays_at_the_target(build: Callable[..., Federation]) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (SecureFdaError("/home/clinic/state.sqlite: 17 rows, epsilon 3.5 of 4"), "SecureFdaError"),
+        (ConfigError("/home/clinic/state.sqlite", "17 rows"), "ConfigError"),
+        (ConfigError("transport.max-message-bytes", "17 rows"), "transport.max-message-bytes"),
+    ],
+)
+def test_what_the_target_s_own_error_says_stays_at_the_target(
+    build: Callable[..., Federation], error: SecureFdaError, said: str
+) -> None:
     federation = build(3, rounds=1)
     until(federation.open(), VICTIM, Header)
-    federation.post(federation.run.fail(SecureFdaError("/home/clinic/state.sqlite: 17 rows, epsilon 3.5 of 4")))
+    federation.post(federation.run.fail(error))
     federation.go()
     goodbye = federation.sources[VICTIM].goodbye
     assert goodbye is not None
-    assert (goodbye.completed, goodbye.reason) == (False, "the target cannot go on (SecureFdaError)")
-    assert "17 rows" in str(federation.run.error)
+    assert (goodbye.completed, goodbye.reason) == (False, f"the target cannot go on ({said})")
+    assert federation.run.error is error
 
 
 @pytest.mark.parametrize("rule", ["source_only", "fedgp_auto"])
