@@ -33,7 +33,7 @@ RULES = {
         BenchRule("apfl", settings=("strategy.apfl-alpha=0.5",)),
         BenchRule("knn_per", settings=("strategy.knn-neighbours=10",)),
         BenchRule("fedrep", settings=("training.target.personal-layers=2", "training.source.personal-layers=2")),
-        # The adapted rules train at a lower rate after warm-up; target_only, as published, in no round.
+        # The adapted rules train at a lower rate after warm-up, target_only in no round.
         BenchRule("target_only_low_rate", "target_only", ("training.target.learning-rate={rate_after_warm_up}",)),
     )
 }
