@@ -17,7 +17,7 @@ from securefda.rounds.store import Asked
 from securefda.rounds.tail import Vector64
 from securefda.rounds.target import TargetRound
 from securefda.rounds.totals import RoundTotal
-from securefda.secagg.messages import Visibility
+from securefda.secagg.messages import Header, Visibility
 from securefda.training import Vector
 
 
@@ -54,6 +54,11 @@ class CurrentRound:
     metrics: bool = False
     released_to: set[str] = field(default_factory=set)
     target_cosine: float | None = None
+
+    def begin(self, header: Header, asked: Asked) -> None:
+        """An attempt begins with this header."""
+        self.attempt, self.metrics, self.asked = header.attempt, header.metrics, asked
+        self.levels = dict(zip(header.participants, header.levels, strict=True))
 
     def cosine_with_target(self, update: Vector64) -> float | None:
         """How far the update that everybody gets to know shows g_T; None where there is no g_T."""

@@ -63,20 +63,20 @@ class Planner:
     names: Mapping[int, str]
     settings: RunSettings
 
-    def can_do(self, permitted: Mapping[int, Visibility], *, at_sum: bool = False) -> bool:
+    def can_do(self, permitted: Mapping[int, Visibility], *, with_sum: bool = False) -> bool:
         """Whether these sources can make an attempt in which each hides as far as its policy wants, see `plan`."""
         try:
-            self.plan(permitted, at_sum=at_sum)
+            self.plan(permitted, with_sum=with_sum)
         except ConfigError:
             return False
         return True
 
-    def plan(self, permitted: Mapping[int, Visibility], *, at_sum: bool = False) -> SessionPlan:
+    def plan(self, permitted: Mapping[int, Visibility], *, with_sum: bool = False) -> SessionPlan:
         """The plan of an attempt of these sources.
 
         Args:
             permitted: roster index -> the most that the source's policy lets the aggregator see.
-            at_sum: serve all of them at ``sum``, which every policy permits.
+            with_sum: some have to be at ``sum``: where nobody would be, all are.
 
         Raises:
             ConfigError: there is none; it names the sites that cannot be served, or the strategy that serves none at
@@ -84,9 +84,11 @@ class Planner:
         """
         if not permitted:
             raise ConfigError("privacy.visibility", "no source is there")
-        asked, smallest = Visibility.SUM if at_sum else self.settings.visibility, self.settings.smallest_sum
+        asked, smallest = self.settings.visibility, self.settings.smallest_sum
         by_name = {self.names[index]: max(asked, level) for index, level in permitted.items()}
         levels = plan_levels(by_name, smallest)
+        if with_sum and Visibility.SUM not in levels.values():
+            levels = plan_levels(dict.fromkeys(by_name, Visibility.SUM), smallest)
         by_index = {index: levels[self.names[index]] for index in permitted}
         of_sum, in_cohorts = (
             sum(level is wanted for level in levels.values()) for wanted in (Visibility.SUM, Visibility.COHORT)

@@ -93,6 +93,8 @@ class AggregatorRun:
         self._run_id = new_id if position is None else position.run_id
         self._model = RunModel(site, settings, store, reporter, self._run_id)
         self._witnesses = Witnesses(site)
+        self._returning: set[int] = set()
+        """Sources of which a new process is there that has not joined yet; the old one's part is over."""
         self._closing = self._awaits_cosigners = False
         self.opened = False
         self.deadline: float | None = None
@@ -147,12 +149,19 @@ class AggregatorRun:
 
     def left(self, index: int, why: str = "its connection ended") -> list[Send]:
         """The connection to a source is gone for good."""
+        self._returning.discard(index)
         self._attendance.went(index, why)
         if self._closing and not self.done:
             return self._close_if_witnessed()
         if self._attempt is None or self.done:
             return self._start_if_ready()  # nobody waits any more for it to cosign
         return self._after(self._attempt.lose(index, why))
+
+    def replaced(self, index: int, why: str) -> list[Send]:
+        """A new process of a source has connected: what the old one was in is lost, and the new one will join."""
+        self._attendance.went(index, why)
+        self._returning.add(index)
+        return [] if self._attempt is None or self.done else self._after(self._attempt.lose(index, why))
 
     def misbehaved(self, index: int, check: str, detail: str) -> list[Send]:
         """The transport refused what a source sent. Nothing of it is here; should the source be missed, this is why."""
@@ -217,11 +226,13 @@ class AggregatorRun:
         index, body, attendance = message.sender, message.body, self._attendance
         if attendance.refuses(message) or not isinstance(body, Join):
             return []
+        self._returning.discard(index)
         if body.architecture_digest != self._site.trainer.architecture_digest:
             attendance.turned_away(index)
             return [turn_away(self._site.signer, index)]
         if self.done or self._closing:
-            return [goodbye(self._site.signer, index, self._farewell)]
+            last_word = [goodbye(self._site.signer, index, self._farewell)]
+            return last_word if self.done else last_word + self._close_if_witnessed()
         began_anew = self._attempt is not None and index in attendance.present
         again = self._after(self._attempt.lose(index, "it began anew")) if self._attempt and began_anew else []
         attendance.came(index, body)
@@ -300,7 +311,8 @@ class AggregatorRun:
     def _missing(self) -> frozenset[int]:
         """Whom a phase without an attempt waits for."""
         if self._phase in (WITNESS_PHASE, CLOSING_PHASE):
-            return frozenset(self._attendance.present - self._witnesses.vouching - self._witnesses.faulty)
+            there = self._attendance.present | self._returning
+            return frozenset(there - self._witnesses.vouching - self._witnesses.faulty)
         return self._expected() - self._able()
 
     def _start_if_ready(self) -> list[Send]:
@@ -313,10 +325,10 @@ class AggregatorRun:
         return self._start_attempt() if ready else []
 
     def _can_do(self, able: Iterable[int]) -> bool:
-        return self._planner.can_do(self._permitted(able), at_sum=self._stays_at_sum())
+        return self._planner.can_do(self._permitted(able), with_sum=self._had_sum())
 
-    def _stays_at_sum(self) -> bool:
-        """Whether a later attempt serves all at ``sum``: some were in the first, and the target's terms say so."""
+    def _had_sum(self) -> bool:
+        """Whether sources were at ``sum`` in the first attempt at the round: the target's terms say so."""
         return self._round is not None and self._round.asked is not None and self._round.asked.at_sum
 
     def _permitted(self, able: Iterable[int]) -> dict[int, Visibility]:
@@ -328,21 +340,19 @@ class AggregatorRun:
         if self._round is None:
             return []
         try:
-            plan = self._planner.plan(self._permitted(able), at_sum=self._stays_at_sum())
+            plan = self._planner.plan(self._permitted(able), with_sum=self._had_sum())
         except ConfigError as error:
             for index in self._attendance.present - self._witnesses.vouching:
                 self._attendance.heard(index, "has not cosigned the aggregator's log")
-            missing = able != self._site.sources
-            return self._fail(self._attendance.explained(self._planner.error(able, error)) if missing else error)
+            if able == self._site.sources:
+                return self._fail(error, of_policies=True)
+            return self._fail(self._attendance.explained(self._planner.error(able, error)))
         current, self._began_before = self._round, True
         self._model.train_target(current)
-        current.attempt += 1
-        current.levels = dict(plan.levels)
-        current.metrics = self._attendance.all_hand_in_metrics(plan.participants)
-        header = self._model.header(current, plan)
+        header = self._model.header(current, plan, self._attendance.all_hand_in_metrics(plan.participants))
         asked = Asked(round_terms(header.body), Visibility.SUM in plan.levels.values())
         if current.asked is not None and asked.terms != current.asked.terms:
-            return self._lose_changed(current, plan.participants)
+            return self._lose_changed(current)
         self._model.publish(current, header.body, asked)
         self._site.witness.journal.enter(header)
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
@@ -396,12 +406,13 @@ class AggregatorRun:
             return self._gather([])
         return self._lose_round(current, attempt.header.body.participants, error)
 
-    def _lose_changed(self, current: CurrentRound, participants: Iterable[int]) -> list[Send]:
+    def _lose_changed(self, current: CurrentRound) -> list[Send]:
         """Sources that took the first header would refuse the second, and accuse the target."""
         why = f"round {current.number} cannot be tried again: it would ask the sources for something else"
         error = RunEnded(why, hint="with all sources there it need not be tried again")
         self._reporter.note(f"{error}; it is lost")
-        return self._lose_round(current, participants, error)
+        self._leave_phase()
+        return self._lose_round(current, current.levels, error)
 
     def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> list[Send]:
         self._model.lose(current, participants)
@@ -452,9 +463,9 @@ class AggregatorRun:
         self._store.complete()
         return self._end(True, "")
 
-    def _fail(self, error: SecureFdaError) -> list[Send]:
+    def _fail(self, error: SecureFdaError, *, of_policies: bool = False) -> list[Send]:
         self.error = error
-        return self._end(False, reason_of(error))
+        return self._end(False, reason_of(error, of_policies=of_policies))
 
     def _end(self, completed: bool, reason: str) -> list[Send]:
         """Write the end down and have it cosigned, then say goodbye; say nothing where it cannot be written."""

@@ -72,24 +72,24 @@ class RunModel:
         current.trained = True
         current.spent("train_target", site.clock() - began)
 
-    def header(self, current: CurrentRound, session: SessionPlan) -> Signed[Header]:
-        """The header of an attempt at a round. Nothing of it may leave before :meth:`publish`."""
+    def header(self, current: CurrentRound, session: SessionPlan, metrics: bool) -> Signed[Header]:
+        """The header of the next attempt at a round. Nothing of it may leave before :meth:`publish`."""
         witnessed = self._site.witness.note
         return make_header(
             self._site,
             self._settings,
-            Place(self._run_id, current.number, current.attempt, self._result_digest, witnessed),
+            Place(self._run_id, current.number, current.attempt + 1, self._result_digest, witnessed),
             plan=current.plan,
             target=current.target,
             model=self.vector,
             session=session,
-            metrics=current.metrics,
+            metrics=metrics,
         )
 
     def publish(self, current: CurrentRound, header: Header, asked: Asked) -> None:
         """Write down that an attempt begins, and what of the target leaves with its header."""
+        current.begin(header, asked)
         self._store.begin_attempt(current.number, current.attempt, asked)
-        current.asked = asked
         self._account_for_target(current, header)
 
     def opening(self, header: Signed[Header], index: int, current: CurrentRound) -> Parcel:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 from securefda.errors import ConfigError, ProtocolError, QuorumLost, RunEnded, SecureFdaError
 from securefda.rounds.attempts import Send
 from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Abort, Goodbye, Header, Parcel, Signed, Signer, Step
 
 _MOST_CHARACTERS = 500
-_SETTING = re.compile(r"[a-z][a-z-]*\.[a-z][a-z-]*")
-"""Of configurations; no path."""
+_SECTIONS = frozenset({"privacy", "session", "strategy", "task", "training", "transport"})
+"""Of configurations: the key of an error that begins with one of them is a setting, and no path."""
 
 
 def turn_away(signer: Signer, index: int) -> Send:
@@ -29,12 +27,16 @@ def goodbye(signer: Signer, index: int, farewell: Goodbye) -> Send:
     return Send(index, Parcel(signer.sign(NO_SESSION, NO_CONTEXT, farewell)))
 
 
-def reason_of(error: SecureFdaError) -> str:
+def reason_of(error: SecureFdaError, *, of_policies: bool = False) -> str:
     """Why a run failed, one line: what the sources had a part in; of the target's own trouble its kind or setting.
 
     The rest of such a line may name the target's files, count its rows or say what is left of its budget.
+
+    Args:
+        error: what ended it.
+        of_policies: it says what the sources' policies permit together, which their owners have to mend.
     """
-    if not isinstance(error, (ProtocolError, QuorumLost, RunEnded)):
-        setting = error.key if isinstance(error, ConfigError) and _SETTING.fullmatch(error.key) else ""
+    if not of_policies and not isinstance(error, (ProtocolError, QuorumLost, RunEnded)):
+        setting = error.key if isinstance(error, ConfigError) and error.key.split(".")[0] in _SECTIONS else ""
         return f"the target cannot go on ({setting or error.code})"
     return "".join(letter if letter.isprintable() else " " for letter in str(error))[:_MOST_CHARACTERS]

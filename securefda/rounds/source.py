@@ -291,12 +291,13 @@ class SourceRounds:
     def _abort(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
         """Say which check failed. A session that is open is dead, but for a header: that asks for another one.
 
-        What is wrong with a log is told to nobody but the operator, and is no business of the session.
+        What is wrong with a log is told to nobody but the operator, and is no business of the session, unless it is
+        the last that this source puts up with.
         """
         match parcel.message.body:
             case Header():
                 return [self._refuse(parcel, error.check)]
-            case Checkpoint() | Cosigned():
+            case Checkpoint() | Cosigned() if self.failure is None:
                 return []
         return self._end_session(error.check, error.suspect)
 

@@ -72,13 +72,13 @@ class RunDriver:
                     self._reported.add(site)
                 return partial(self._run.receive, parcel)
             case Left(site=site, why=why):
-                return self._gone(site, why)
+                return self._gone(site, why, self._run.left)
             case Joined(site=site, resumed=resumed) if site in self._reported:
                 if resumed:
                     return partial(self._run.returned, site)
                 # The run speaks with a process that is no more; the new one reports before it is told anything.
                 self._reported.discard(site)
-                return self._gone(site, "a new process of it has connected")
+                return self._gone(site, "a new process of it has connected", self._run.replaced)
             case Misbehaved(site=site, check=check, detail=detail):
                 name = "an unknown peer" if site is None else self._roster.by_index(site).site_id
                 self._reporter.note(f"alarm: {name} fails check {check}: {detail}")
@@ -86,9 +86,9 @@ class RunDriver:
                     return partial(self._run.misbehaved, site, check, detail)
         return list
 
-    def _gone(self, site: int, why: str) -> Callable[[], list[Send]]:
+    def _gone(self, site: int, why: str, tell: Callable[[int, str], list[Send]]) -> Callable[[], list[Send]]:
         self._reporter.note(f"{self._roster.by_index(site).site_id}: {why}")
-        return partial(self._run.left, site, why)
+        return partial(tell, site, why)
 
     async def _step(self, work: Callable[[], list[Send]]) -> None:
         """Let the run react, then allow the uploads that it expects, then send what it says."""

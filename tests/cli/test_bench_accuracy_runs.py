@@ -298,10 +298,16 @@ def test_levels_are_compared_on_the_same_files_or_not_at_all(tmp_path):
         at_another_level(own, tmp_path)
 
 
+def test_levels_are_compared_with_every_seed_that_is_asked_for(measured, tmp_path, capsys):
+    asked = arguments(tmp_path, "--level", "individual", "--compare", str(measured), "--check", seeds=2)
+    assert main(asked) == 1
+    assert "MISSING: source_only was not measured with every seed at both levels" in capsys.readouterr().out
+
+
 def test_a_rule_that_the_other_folder_lacks_is_said_to_be_missing(measured, tmp_path, capsys):
     asked = arguments(tmp_path, "--level", "individual", "--compare", str(measured), "--check", rules="target_only")
     assert main(asked) == 1
-    assert "MISSING: target_only was not measured with the same seeds" in capsys.readouterr().out
+    assert "MISSING: target_only was not measured with every seed" in capsys.readouterr().out
 
 
 def test_a_requirement_that_does_not_hold_ends_with_one_only_where_it_is_asked_for(folder, capsys):

@@ -321,6 +321,7 @@ def test_a_source_that_is_late_is_told_and_waits_for_nothing_more(build: Callabl
     [
         (SecureFdaError("/home/clinic/state.sqlite: 17 rows, epsilon 3.5 of 4"), "SecureFdaError"),
         (ConfigError("/home/clinic/state.sqlite", "17 rows"), "ConfigError"),
+        (ConfigError("state.sqlite", "17 rows"), "ConfigError"),
         (ConfigError("transport.max-message-bytes", "17 rows"), "transport.max-message-bytes"),
     ],
 )
@@ -371,8 +372,71 @@ def test_a_round_whose_second_attempt_would_ask_for_something_else_is_lost_and_n
     federation.restart(VICTIM)
     federation.go()
     assert federation.statuses == ["lost", "finished"]
+    assert federation.store.records()[0]["attempts"] == 1, "the second one never began"
     assert "cannot be tried again" in federation.watch.text
     assert all(source.fault is None for source in federation.sources.values())
+
+
+def test_a_later_attempt_leaves_those_at_cohort_there_where_enough_others_are_at_sum(
+    build: Callable[..., Federation],
+) -> None:
+    permits = dict.fromkeys((1, 2, 3, 4), Visibility.SUM)
+    federation = build(8, rounds=1, visibility=Visibility.COHORT, permits=permits)
+    lost: set[int] = set()
+
+    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+        if isinstance(message.body, Advertise) and len(lost) < 5 and sender not in lost:
+            lost.add(sender)
+            return None
+        return message
+
+    federation.link = link
+    federation.open().go()
+    (line,) = federation.store.records()
+    assert (line["status"], line["attempts"]) == ("finished", 2)
+    at_sum = [f"source-{index}" for index in permits]
+    assert [site for site, level in line["levels"].items() if level == "sum"] == at_sum
+    assert line["target_update_to"] == at_sum
+    assert all(source.fault is None for source in federation.sources.values())
+
+
+def test_policies_that_admit_no_plan_are_named_to_the_sources(build: Callable[..., Federation]) -> None:
+    federation = build(2, visibility=Visibility.INDIVIDUAL, permits={1: Visibility.SUM})
+    federation.open().go()
+    goodbye = federation.sources[2].goodbye
+    assert goodbye is not None
+    assert goodbye.reason == str(federation.run.error)
+    assert "max-visibility" in goodbye.reason
+
+
+def test_a_replaced_source_is_waited_for_between_rounds(build: Callable[..., Federation]) -> None:
+    federation = build(4, rounds=2)
+    until(federation.open(), VICTIM, Checkpoint, round_number=1)  # the first one
+    until(federation, VICTIM, Checkpoint, round_number=1)
+    assert federation.statuses == ["finished"]
+    assert federation.run.replaced(VICTIM, "it is new") == []
+    while federation.queue:
+        federation.deliver()
+    assert federation.run.waiting_for() == ("source-2",)
+    federation.restart(VICTIM)
+    federation.go()
+    assert federation.store.records()[1]["survivors"] == ["source-1", "source-2", "source-3", "source-4"]
+
+
+def test_a_replaced_source_hears_the_last_word(build: Callable[..., Federation]) -> None:
+    federation = build(3, rounds=1)
+    until(federation.open(), VICTIM, Result)
+    until(federation, VICTIM, Checkpoint)
+    assert federation.run._closing
+    assert federation.run.replaced(VICTIM, "it is new") == []
+    while federation.queue:
+        federation.deliver()
+    assert not federation.run.done
+    federation.restart(VICTIM)
+    while federation.queue:
+        federation.deliver()
+    assert federation.run.done
+    assert federation.sources[VICTIM].goodbye is not None
 
 
 @pytest.mark.parametrize("kind", [Checkpoint, Cosigned])
@@ -385,6 +449,11 @@ def test_what_is_wrong_with_a_log_leaves_a_session_as_it_is(build: Callable[...,
     assert source.handle(Parcel(signer(1).sign(NO_SESSION, NO_CONTEXT, body))) == []
     assert source.fault is not None
     assert (source.fault.check, source.place()) == ("SENDER", before)
+    assert source.handle(Parcel(signer(1).sign(NO_SESSION, NO_CONTEXT, body))) == []
+    (abort,) = source.handle(Parcel(signer(1).sign(NO_SESSION, NO_CONTEXT, body)))
+    assert isinstance(abort.message.body, Abort), "the third is the last that it puts up with"
+    assert source.failure is not None
+    assert source.place() == "between rounds"
 
 
 def test_updates_in_clear_are_checked_too(build: Callable[..., Federation]) -> None:

@@ -102,7 +102,7 @@ def bench_accuracy(request: Request, out: Path, *, workers: int = 1, watcher: Wa
 
 def misses_of(request: Request, results: Results) -> list[str]:
     """A line for each requirement of the suite that does not hold or cannot be judged with all seeds asked for."""
-    judged = results.complete(range(request.seeds), {column.data for column in request.columns})
+    judged = results.complete(range(request.seeds), request.data_sets)
     return [line for bar in request.definition.bars for line in bar.misses(judged)]
 
 

@@ -60,8 +60,10 @@ def at_another_level(request: Request, other: Path) -> Results:
 
 
 def compared(done: Accuracy, other: Path, results: Results) -> Comparison:
-    """Compare what was measured with the runs of another folder, see `at_another_level`."""
-    misses, differences = compare_levels(done.results, results, COMPARED_POINTS, done.request.used_rules)
+    """Compare what was measured with the runs of another folder (`at_another_level`), with every seed asked for."""
+    request = done.request
+    own, theirs = (one.complete(range(request.seeds), request.data_sets) for one in (done.results, results))
+    misses, differences = compare_levels(own, theirs, COMPARED_POINTS, request.used_rules)
     return Comparison(other, differences, misses)
 
 

@@ -228,7 +228,7 @@ def compare_levels(
     """
     found = {rule: own.difference(other, rule) for rule in rules}
     lines = [
-        f"MISSING: {rule} was not measured with the same seeds at both levels"
+        f"MISSING: {rule} was not measured with every seed at both levels"
         if difference is None
         else f"MISSED: {rule}: {abs(difference):.2f} points between the levels, may be {points:g}"
         for rule, difference in found.items()

@@ -76,6 +76,11 @@ class Request:
         columns = self.definition.columns
         return tuple(column for column in columns if not self.data or column.data in self.data)
 
+    @property
+    def data_sets(self) -> frozenset[str]:
+        """Names of theirs."""
+        return frozenset(column.data for column in self.columns)
+
     def folder_of(self, data: str) -> Path | None:
         """The folder with a data set's files; None where they are bundled.
 
