@@ -31,6 +31,7 @@ _COLOURS = (
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _INCHES_PER_NAME = 1.6
 _NAMED_SOURCES = 6
+_ACROSS = 3
 _WIDE_RANGE = 10.0
 
 
@@ -77,7 +78,8 @@ def _over_x(suite: Suite, results: Results) -> Figure | None:
         _x_axis(axes, [column.x for column in columns if column.x is not None])
         axes.set_title(data if len(results.data) > 1 else "", loc="left")
         axes.set_xlabel(suite.axis)
-    panels[0].set_ylabel("target accuracy, %")
+    for axes in panels[::_ACROSS]:
+        axes.set_ylabel("target accuracy, %")
     return _with_legend(figure, panels)
 
 
@@ -236,9 +238,16 @@ def _deviation(of_seeds: BySeed) -> float:
 
 
 def _panels(count: int, title: str, width: float = 0.0) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width or 3.6 * count + 3.2, 4.6), layout="constrained")
+    """Side by side, at most `_ACROSS` in a row."""
+    across = min(count, _ACROSS)
+    rows = -(-count // across)
+    height = 4.6 if rows == 1 else 3.4 * rows + 0.8
+    figure = Figure(figsize=(width or 3.6 * across + 3.2, height), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left")
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+    panels = list(figure.subplots(rows, across, squeeze=False).flat)
+    for empty in panels[count:]:
+        empty.remove()
+    return figure, panels[:count]
 
 
 def _with_legend(figure: Figure, panels: list[Axes]) -> Figure:
