@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ class _Store:
 
     def __init__(self, path: Path, tables: str) -> None:
         self._path = path
+        # A process that is told to end closes the file while a thread of it may still be at work in it.
+        self._one_at_a_time = threading.RLock()
         with self._clear_errors():
             make_folder(path.parent, _FOLDER_MODE)
             self._file_number = _make_file(path)
@@ -119,7 +122,8 @@ class _Store:
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
         try:
-            yield
+            with self._one_at_a_time:
+                yield
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                 raise self._disk_error(error) from error
@@ -178,9 +182,10 @@ class _Store:
             database.execute(f"DELETE FROM personal WHERE run_id = ?1 AND round < {last}", (run_id, round_number))  # noqa: S608
 
     def close(self) -> None:
-        """Close the file; what was committed stays. A copy of the process leaves it to the original."""
+        """Close the file when no thread is in it; what was committed stays. A copy of the process leaves it alone."""
         if not self._process.is_copy:
-            self._database.close()
+            with self._one_at_a_time:
+                self._database.close()
 
     def _abandon(self) -> None:
         """In a copy of the process, see to it that the connection is never closed, whatever happens to this object.
@@ -189,6 +194,7 @@ class _Store:
         that the original goes on writing to, and with it every fuse that is burnt from then on.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
+        self._one_at_a_time = threading.RLock()  # a thread that the copy has not may have held the old one
 
 
 def _make_file(path: Path) -> str:

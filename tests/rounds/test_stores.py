@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,29 @@ def test_model_and_position_of_a_finished_round_survive_together(tmp_path: Path)
     assert np.array_equal(again.model(), MODEL + 1)
     assert again.records() == [{"round": 1, "status": "finished"}]
     again.close()
+
+
+def test_a_file_is_closed_when_no_thread_is_in_it_and_then_says_that_it_is(tmp_path: Path) -> None:
+    store = AggregatorStore(tmp_path / "a.sqlite")
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with store._transaction():
+            entered.set()
+            leave.wait(20)
+
+    inside, closing = threading.Thread(target=stay), threading.Thread(target=store.close)
+    inside.start()
+    assert entered.wait(20)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive(), "it closes the file under a thread that is in it"
+    leave.set()
+    for thread in (inside, closing):
+        thread.join(20)
+        assert not thread.is_alive()
+    with pytest.raises(SecureFdaError, match=r"a\.sqlite: Cannot operate on a closed database"):
+        store.records()
 
 
 def test_a_lost_round_leaves_model_and_result_alone(tmp_path: Path) -> None:
