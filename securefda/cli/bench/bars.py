@@ -223,7 +223,7 @@ def compare_levels(
         rules: names of those to compare.
 
     Returns:
-        A line for every rule whose means are further apart or that has no seed in both, and (rule, own less other) of
+        A line for every rule whose means are further apart or that has none in both, and (rule, own less other) of
         every other one.
     """
     found = {rule: own.difference(other, rule) for rule in rules}

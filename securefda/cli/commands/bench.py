@@ -118,15 +118,14 @@ def accuracy(
 
     request = Request(suite, level, seeds, _names(rules), _names(data), data_dir, overrides, os.environ)
     folder = out or Path("runs") / f"accuracy-{suite}-{level}"
-    others = None if compare is None else at_another_level(request, compare)
+    other = None if compare is None else (compare, at_another_level(request, compare))
     try:
         with interruptible(folder), console_watcher() as watcher:
             done = bench_accuracy(request, folder, workers=workers or os.cpu_count() or 1, watcher=watcher)
     except RunInterruptedError as error:
         hint = f"every finished run is in {folder}; the same command goes on"
         raise RunInterruptedError(str(error), hint=hint) from None
-    comparison = None if compare is None or others is None else compared(done, compare, others)
-    return print_accuracy(output, done, comparison, check=check)
+    return print_accuracy(output, done, None if other is None else compared(done, *other), check=check)
 
 
 def _names(text: str) -> list[str]:
