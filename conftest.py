@@ -1,5 +1,12 @@
-"""Every test run is recorded against the threat register."""
+"""Every test run is recorded against the threat register, and computes on one thread per process."""
 
 from __future__ import annotations
+
+import os
+
+# Before torch and numpy are imported, here and in the processes that tests start: models of tests are small, and
+# several workers share the cores.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 pytest_plugins = ["threat_model.recorder"]

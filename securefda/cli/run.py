@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from securefda.config import FederationConfig, aggregator_toml, child_environment, site_policy, source_toml
+from securefda.cores import usable_cores
 from securefda.errors import ExitCode, RunEnded, SecureFdaError
 from securefda.federation.endpoints import Address
 from securefda.federation.enrolment import init_federation
@@ -158,7 +159,7 @@ def _write_settings(config: FederationConfig, folder: RunFolder, address: Addres
 def _environment(processes: int) -> dict[str, str]:
     """The processes share this machine's cores; more threads than cores would only get in each other's way."""
     environment = child_environment(os.environ)
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    environment.setdefault("OMP_THREAD_LIMIT", str(max(1, usable_cores() // processes)))
     return environment
 
 

@@ -143,6 +143,7 @@ class TrainingSection(Settings):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    threads: Natural = 0
     personal_layers: Natural = 0
     head_epochs: Count = 10
     dp: NoiseSection = NoiseSection()

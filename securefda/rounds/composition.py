@@ -207,6 +207,7 @@ def target_site(
         traffic=traffic,
         witness=witness,
         notes=notes,
+        trains_on=trainer.trains_on,
         personal=personal_model(config, task, site_id, data, store),
     )
 
@@ -398,4 +399,5 @@ def source_site(
         random_bytes=os.urandom,
         software_version=__version__,
         notes=notes,
+        trains_on=trainer.trains_on,
     )

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
+import torch
+
 from securefda.dp.events import DpEvent
 from securefda.dp.ledger import Reservation
 from securefda.rounds.accounts import PrivacyAccount
@@ -112,6 +114,7 @@ class PrivateTrainer(SiteTrainer):
         if on_step is None and kept is not None and kept.of == asked and self.account.still_counts(kept.reservation):
             return kept.result
         self._kept = None
+        torch.set_num_threads(self._threads)
         reservation = self.account.reserve(self.event(run_id, round_number, attempt))
         result = train_private(
             self._task,

@@ -24,6 +24,7 @@ ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]
 class TargetSite:
     """Everything of the target that stays the same during a run; ``notes`` are for its operator, before it begins.
 
+    ``trains_on`` says for people what computes: "cpu (1 thread)".
     ``personal`` is what the target is measured with where that is not the common model.
     """
 
@@ -37,6 +38,7 @@ class TargetSite:
     witness: Witness
     unix_time: Callable[[], float] = time.time
     notes: tuple[str, ...] = ()
+    trains_on: str = ""
     personal: PersonalModel | None = None
 
     @property

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from securefda.secagg.transcript import architecture_digest
-from securefda.tasks import Samples, Task
+from securefda.tasks import Samples, Task, task_code
 from securefda.training import (
     Evaluation,
     LayerTable,
@@ -19,6 +20,7 @@ from securefda.training import (
     build_model,
     choose_device,
     derive_seed,
+    describe_device,
     evaluate,
     layer_sizes,
     layer_table,
@@ -28,6 +30,7 @@ from securefda.training import (
 )
 from securefda.training.heads import head_size, train_with_head
 from securefda.training.personal import vector_of
+from securefda.training.threads import choose_threads, multiply_adds
 
 
 class Trainer(Protocol):
@@ -66,6 +69,7 @@ class SiteTrainer:
     """Trains at one site. The rows are read once; what is computed depends on (seed, site, round) alone.
 
     ``repeatable`` says whether training the same again gives the same to the last bit; a GPU does not promise that.
+    ``trains_on`` says for people on what: "cpu (1 thread)".
 
     Args:
         task: the site's instance of the task.
@@ -108,6 +112,10 @@ class SiteTrainer:
         self.sizes = layer_sizes(self.layers)
         self.architecture_digest = architecture_digest(self.layers)
         self._head_size = head_size(self.sizes, settings.personal_layers)
+        with task_code(type(task), "a forward pass"):
+            work = min(settings.batch_size, len(data)) * multiply_adds(self._model, data.features)
+        self._threads = choose_threads(settings.threads, work)
+        self.trains_on = describe_device(device, self._threads)
 
     @property
     def samples(self) -> int:
@@ -145,6 +153,7 @@ class SiteTrainer:
         """
         if self._before_round is not None:
             self._before_round()
+        torch.set_num_threads(self._threads)
         settings, memory = self._settings.with_learning_rate_factor(factor), self._memory
         seed = derive_seed(self._seed, self._site, round_number)
         if memory is None:
@@ -176,6 +185,7 @@ class SiteTrainer:
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
         """Loss and metrics of a model, float32 (m,), over ``data``."""
+        torch.set_num_threads(self._threads)
         vector_to_model(vector, self._model)
         return evaluate(self._task, self._model, data)
 

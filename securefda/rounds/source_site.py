@@ -37,7 +37,10 @@ class Permits:
 
 @dataclass(frozen=True, slots=True)
 class SourceSite:
-    """Everything of a source that stays the same during a run; ``notes`` are for its operator, before it begins."""
+    """Everything of a source that stays the same during a run; ``notes`` are for its operator, before it begins.
+
+    ``trains_on`` says for people what computes: "cpu (1 thread)".
+    """
 
     signer: Signer
     roster: Roster
@@ -52,6 +55,7 @@ class SourceSite:
     software_version: str
     unix_time: Callable[[], float] = time.time
     notes: tuple[str, ...] = ()
+    trains_on: str = ""
 
 
 def site_line(header: Header, level: Visibility, result: LocalResult) -> SiteLine:

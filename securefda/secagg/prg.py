@@ -6,7 +6,6 @@ is used for one stream only, hence the counter starts at zero. Lineage: PRG of B
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
+from securefda.cores import usable_cores
 from securefda.secagg.secret import Secret
 
 RingVector: TypeAlias = NDArray[np.uint32] | NDArray[np.uint64]
@@ -55,11 +55,7 @@ class Mask:
 
 def available_threads() -> int:
     """How many threads this process should use at most for masks: the cores it may run on, up to ``MOST_THREADS``."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS and Windows cannot tell
-        cores = os.cpu_count() or 1
-    return max(1, min(cores, MOST_THREADS))
+    return min(usable_cores(), MOST_THREADS)
 
 
 def useful_threads(keystream_bytes: int, threads: int) -> int:

@@ -26,11 +26,10 @@ def choose_device(name: str = "auto") -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
-def describe_device(device: torch.device) -> str:
-    """Return a line for people, for example "cuda:0 (NVIDIA H200)" or "cpu (2 threads)"."""
+def describe_device(device: torch.device, threads: int = 0) -> str:
+    """Return a line for people, for example "cuda:0 (NVIDIA H200)" or, with ``threads``, "cpu (2 threads)"."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    if device.type == "cpu":
-        threads = torch.get_num_threads()
+    if device.type == "cpu" and threads:
         return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
     return str(device)

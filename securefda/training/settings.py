@@ -48,6 +48,7 @@ class TrainingSettings:
         momentum: heavy-ball momentum of "sgd" in [0, 1); 0 with "adam".
         weight_decay: L2 penalty added to the gradient, >= 0.
         device: "auto", "cpu", "cuda" or "mps".
+        threads: of the CPU, that compute one step; 0 takes as many as the step is worth, usually one.
         dp: train by DP-SGD with this noise; None for plain training.
         personal_layers: how many of the last layers, one for each parameter tensor, stay at this site (FedRep); 0 for
             none. Not with ``dp``, whose ledger does not count their epochs.
@@ -64,6 +65,7 @@ class TrainingSettings:
     momentum: float = 0.0
     weight_decay: float = 0.0
     device: str = "auto"
+    threads: int = 0
     dp: NoiseSettings | None = None
     personal_layers: int = 0
     head_epochs: int = 10
@@ -77,6 +79,7 @@ class TrainingSettings:
         _require(0 <= self.momentum < 1, "momentum", "must be in [0, 1)")
         _require(self.momentum == 0 or self.optimizer == "sgd", "momentum", 'belongs to optimizer "sgd"')
         _require(math.isfinite(self.weight_decay) and self.weight_decay >= 0, "weight-decay", "must be at least 0")
+        _require(self.threads >= 0, "threads", "must be at least 0")
         _require(self.personal_layers >= 0, "personal-layers", "must be at least 0")
         _require(not (self.personal_layers and self.dp), "personal-layers", "must be 0 where training adds noise")
         _require(self.head_epochs >= 1, "head-epochs", "must be at least 1")

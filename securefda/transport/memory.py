@@ -219,7 +219,7 @@ class _Federation:
 
     def aggregator(self, recording: RecordingReporter, meter: TrafficMeter) -> AggregatorRun:
         site = target_site(self.settings, self._member(self.config.federation.target), meter.counts, self.store)
-        self._show(self.config.federation.target, site.notes)
+        self._show(self.config.federation.target, (f"all sites in one process, on {site.trains_on}", *site.notes))
         run = AggregatorRun(site, run_settings(self.settings, self.roster), self.store, recording)
         self._record(site, run.run_id, meter)
         return run

@@ -49,6 +49,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     with watching as watch, closing(AggregatorStore(folder.path / STATE_FILE)) as store:
         recording = RecordingReporter(folder, watch)
         site = target_site(config, member, meter.counts, store)
+        watch.note(f"{kit.site_id} trains on {site.trains_on}")
         for note in (*site.notes, *([TERMS] if site.notes else [])):
             watch.note(note)
         run = AggregatorRun(site, settings, store, recording)

@@ -52,6 +52,7 @@ def main(config: SourceConfig, reporter: Reporter) -> None:
     with closing(store), watching as watch:
         shown = _SourceReporter(kit.site_id, config.source.out, reporter)
         site = source_site(config, policy, member, store, policy_file=kit.signed_policy()[1])
+        watch.note(f"{site_id} trains on {site.trains_on}")
         for note in (*site.notes, *([TERMS] if site.notes else [])):
             watch.note(note)
         rounds = SourceRounds(site, watch.rounds(shown))

@@ -1,8 +1,9 @@
-"""Several processes on one ledger, and processes that are killed: at every call, in the middle, with -9."""
+"""Several processes on one ledger, and processes that are killed: at every point of the disk, in the middle, with -9."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -12,9 +13,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 import pytest
+from disk_points import die_at, tell_disk_points
 from ledger_site import DATA, EVENT, NOON, WIDE, Site
 
 from securefda.dp.accountants import epsilon
@@ -127,65 +128,55 @@ def test_process_killed_with_minus_nine_has_charged_every_round_that_it_began(fo
     site.rounds(99)
 
 
-def killed_at(call: int, work: Callable[[], None]) -> int:
-    """Run ``work`` in a copy of this process that kills itself at its ``call``-th call or return within the ledger."""
+def killed_at_each_point(
+    folder: Path, work: Callable[[Path], object], *, before: Callable[[Path], object] = lambda place: None
+) -> Iterator[Path]:
+    """Run ``work`` in copies of this process, each in a folder of its own and killed at another point of the disk.
 
-    def work_and_die() -> int:
-        left = call
+    Yields what each leaves, the last one without having been killed. ``before`` prepares the folder.
+    """
+    for number in itertools.count(1):
+        place = folder / f"killed-{number}"
+        place.mkdir()
+        before(place)
 
-        def profile(frame: FrameType, kind: str, argument: object) -> None:
-            nonlocal left
-            if "/securefda/dp/ledger" not in frame.f_code.co_filename:
-                return
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+        def work_and_die(number: int = number, place: Path = place) -> int:
+            tell_disk_points(place, die_at(number))
+            work(place)
+            return FINISHED
 
-        sys.setprofile(profile)
-        work()
-        sys.setprofile(None)
-        return FINISHED
-
-    return status_of(in_a_child(work_and_die))
+        ended = status_of(in_a_child(work_and_die))
+        assert ended in (-signal.SIGKILL, FINISHED)
+        yield place
+        if ended == FINISHED:
+            return
 
 
-def test_process_killed_at_any_call_of_a_round_leaves_it_charged_in_full_or_never_begun(folder: Path) -> None:
-    epsilon([EVENT], DELTA)
-    kinds: set[tuple[str, ...]] = set()
-    for number in range(1, 10_000, 7):
-        (folder / str(number)).mkdir()
-        site = Site.new(folder / str(number))
+def test_process_killed_at_any_point_of_a_round_leaves_it_charged_in_full_or_never_begun(folder: Path) -> None:
+    def work(place: Path) -> None:
+        site = Site(place / "ledger.sqlite")
+        reservation = site.ledger.reserve(EVENT, WIDE, now=NOON)
+        (place / "trains").touch()
+        site.ledger.commit(reservation, steps=EVENT.steps, now=NOON)
 
-        def work(site: Site = site) -> None:
-            reservation = site.ledger.reserve(EVENT, WIDE, now=NOON)
-            (site.path.parent / "trains").touch()
-            site.ledger.commit(reservation, steps=EVENT.steps, now=NOON)
-
-        ended = killed_at(number, work)
-
-        has_trained = (site.path.parent / "trains").exists()
+    kinds = set()
+    for place in killed_at_each_point(folder, work, before=Site.new):
+        site = Site(place / "ledger.sqlite")
+        has_trained = (place / "trains").exists()
         assert site.ledger.events() in (((EVENT,),) if has_trained else ((), (EVENT,)))
         kinds.add(tuple(row.kind for row in site.ledger.rows()))
         site.rounds(2)
-        if ended == FINISHED:
-            break
-    assert ended == FINISHED
     assert kinds == {("opened",), ("opened", "reserved"), ("opened", "reserved", "committed")}
 
 
-def test_process_killed_at_any_call_of_making_a_ledger_leaves_none_or_a_whole_one(folder: Path) -> None:
-    for number in range(1, 10_000, 5):
-        (folder / str(number)).mkdir()
-        path = folder / str(number) / "ledger.sqlite"
-
-        ended = killed_at(number, lambda path=path: Ledger.create(path, DATA, now=NOON) and None)
-
+def test_process_killed_at_any_point_of_making_a_ledger_leaves_none_or_a_whole_one(folder: Path) -> None:
+    made = set()
+    for place in killed_at_each_point(folder, lambda place: Ledger.create(place / "ledger.sqlite", DATA, now=NOON)):
+        made.add((place / "ledger.sqlite").exists())
         with contextlib.suppress(LedgerError):  # it exists already; whether it can be used is what follows
-            Ledger.create(path, DATA, now=NOON)
-        Site(path).rounds(1)
-        if ended == FINISHED:
-            break
-    assert ended == FINISHED
+            Ledger.create(place / "ledger.sqlite", DATA, now=NOON)
+        Site(place / "ledger.sqlite").rounds(1)
+    assert made == {False, True}
 
 
 def test_ledger_that_another_process_holds_is_refused_in_one_line_after_the_wait(folder: Path) -> None:

@@ -1,21 +1,24 @@
 """A process of its own that trains rounds by DP-SGD in copies of itself, each of which is killed at another point.
 
 Usage: train_and_die.py FOLDER POINT... A copy trains rounds 1 and 2 in the folder FOLDER/POINT, and kills itself with
--9 at the point in round 2. Beside the ledger it leaves ``taken``, a line for each noisy step at the moment when its
-noise is asked for, and ``released-N`` with the update of round N. Prints the exit status of each copy.
+-9 at the point in round 2. ``disk`` stands for every point of round 2 at which it touches the disk: disk-1, disk-2 and
+so on, to the copy that meets no further one and lives. Beside the ledger a copy leaves ``taken``, a line for each noisy
+step at the moment when its noise is asked for, and ``released-N`` with the update of round N. Prints the exit status of
+each copy.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from disk_points import die_at, tell_disk_points
 from rounds_federation import SEED, UNIX_S
 from rounds_private import NOISE, WIDE, settings_with
 from rounds_tasks import Points
@@ -70,10 +73,9 @@ class Life:
         trainer = self.trainer(kind)
         for self.round in numbers:
             self.steps = 0
-            if self.round == 2 and self.point.startswith("call-"):
-                sys.setprofile(_killing_at(int(self.point.removeprefix("call-"))))
+            if self.round == 2 and self.point.startswith("disk-"):
+                tell_disk_points(self.place, die_at(int(self.point.removeprefix("disk-"))))
             result = trainer.train(trainer.initial_model(), self.round, 1.0, run_id=RUN, attempt=self.attempt)
-            sys.setprofile(None)
             self.reach("before-release")
             (self.place / f"released-{self.round}").write_bytes(result.update.tobytes())
             self.reach("after-release")
@@ -118,34 +120,31 @@ class Late(PrivateTrainer):
         return result
 
 
-def _killing_at(call: int) -> Any:
-    left = call
-
-    def profile(frame: FrameType, kind: str, argument: object) -> None:
-        nonlocal left
-        if "/securefda/" not in frame.f_code.co_filename:
-            return
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return profile
-
-
 def main(folder: Path, points: list[str]) -> None:
     importlib.import_module("torch._dynamo")  # torch's optimizers do; here it is done once
     rdp_of_a_step(NOISE.noise_multiplier, 1 / STEPS)
     for name in points:
-        kind, point = (Late, name.removeprefix("late-")) if name.startswith("late-") else (PrivateTrainer, name)
-        place = folder / name
-        place.mkdir()
-        Ledger.create(place / "ledger.sqlite", data_set(), now=UNIX_S)
-        child = os.fork()  # before this process has trained: torch starts no threads until then
-        if child == 0:
-            Life(place, point).rounds(range(1, 3), kind)
-            os._exit(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        os.write(1, f"{name} {status}\n".encode())
+        if name == "disk":
+            for number in itertools.count(1):
+                if live(folder, f"disk-{number}") == 0:
+                    break
+        else:
+            live(folder, name)
+
+
+def live(folder: Path, name: str) -> int:
+    """Train in a copy of this process and return, and print, how it ended."""
+    kind, point = (Late, name.removeprefix("late-")) if name.startswith("late-") else (PrivateTrainer, name)
+    place = folder / name
+    place.mkdir()
+    Ledger.create(place / "ledger.sqlite", data_set(), now=UNIX_S)
+    child = os.fork()  # before this process has trained: torch starts no threads until then
+    if child == 0:
+        Life(place, point).rounds(range(1, 3), kind)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.write(1, f"{name} {status}\n".encode())
+    return status
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ HERE = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mp
         ({"optimizer": "sgd", "momentum": -0.1}, "momentum"),
         ({"optimizer": "adam", "momentum": 0.9}, "momentum"),
         ({"weight_decay": -1.0}, "weight-decay"),
+        ({"threads": -1}, "threads"),
     ],
 )
 def test_setting_out_of_bounds_is_refused_by_its_key(setting, key):
@@ -51,7 +52,9 @@ def test_auto_takes_the_first_device_that_is_there():
 
 def test_device_can_be_overridden():
     assert choose_device("cpu") == torch.device("cpu")
-    assert describe_device(choose_device("cpu")).startswith(f"cpu ({torch.get_num_threads()} thread")
+    assert describe_device(choose_device("cpu"), 1) == "cpu (1 thread)"
+    assert describe_device(choose_device("cpu"), 3) == "cpu (3 threads)"
+    assert describe_device(choose_device("cpu")) == "cpu"
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
