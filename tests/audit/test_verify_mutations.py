@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 from falsified import CLASSES, drawn
 from file_mutations import kind_of_note
 from forged_logs import log_files
@@ -14,6 +15,8 @@ from log_builder import LARGE, NAME, SMALL, grow, opened, verify
 from mutations import EVERYWHERE, Bench, Mutation
 
 BORDER = (130, 256)
+DRAWN = at_depth([(SMALL, 500), (LARGE, 80), (BORDER, 60)], [(SMALL, 40_000), (LARGE, 6_000), (BORDER, 4_000)])
+"""How many mutations of which log are drawn."""
 
 
 def check(bench: Bench, changes: Iterable[Mutation]) -> int:
@@ -44,7 +47,7 @@ def test_every_mutation_of_the_records_of_a_small_log_is_found(logs: dict[tuple[
     assert check(bench, [change for change in changes if change.files]) >= 600
 
 
-@pytest.mark.parametrize(("sizes", "count"), [(SMALL, 1400), (LARGE, 150), (BORDER, 100)])
+@pytest.mark.parametrize(("sizes", "count"), DRAWN)
 def test_mutations_of_every_class_that_are_drawn_by_chance_are_found(
     logs: dict[tuple[int, ...], Bench], sizes: tuple[int, ...], count: int
 ) -> None:

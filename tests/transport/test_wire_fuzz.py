@@ -1,4 +1,4 @@
-"""10^5 malformed messages of every type: typed errors only, and memory flat.
+"""Malformed messages of every type, 10^5 of each in the deep run: typed errors only, and memory flat.
 
 The types with lists of messages are in ``test_wire_fuzz_lists.py``, so that two workers share the time.
 """
@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 from google.protobuf.message import DecodeError
 from wire_bombs import bombs
 from wire_mutations import (
@@ -29,7 +30,7 @@ from wire_mutations import (
 from securefda.transport.wire import WireError, decode_signed
 from securefda.v1 import messages_pb2 as pb
 
-SAMPLE = 2000
+SAMPLE = at_depth(500, 2000)
 FIXED_BYTES, BYTES_PER_BYTE = 16 << 10, 4
 MOST_FOR_ONE_MESSAGE = 64 << 20
 

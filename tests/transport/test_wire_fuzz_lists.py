@@ -1,4 +1,4 @@
-"""10^5 malformed messages of every type that holds a list of messages, and lists inside lists."""
+"""Malformed messages of every type that holds a list of messages, and lists inside lists."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from depth import at_depth
 from google.protobuf.descriptor import Descriptor
 from wire_fields import (
     FIXED32,
@@ -44,7 +45,7 @@ from securefda.v1 import messages_pb2 as pb
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "messages.json").read_text())
 TYPES = sorted(kind.__name__ for kind in BODY_FIELDS)
-COUNT = 100_000
+COUNT = at_depth(5_000, 100_000)
 """Malformed messages of each type."""
 
 GROWTH_BYTES, GROWTH_OBJECTS = 12 << 20, COUNT // 10

@@ -11,13 +11,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import Pipe, get_context
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
-from securefda.cli.bench.federated import Job, RunResult, run
+from securefda.cli.bench.federated import Job, RunResult, fork_server, run
 from securefda.cli.bench.plan import Planned
 from securefda.errors import SecureFdaError
 
@@ -93,7 +93,7 @@ def _run(job: Job, scratch: Path) -> RunResult | Failed:
 def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """A pool whose processes end when the block or this process does, in whatever way, at whatever they are."""
     theirs, ours = Pipe(duplex=False)
-    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_begin, initargs=(theirs,))
+    pool = ProcessPoolExecutor(count, mp_context=fork_server(), initializer=_begin, initargs=(theirs,))
     try:
         yield pool
     finally:
