@@ -1,20 +1,24 @@
-# make demo    set up, then the main job: five sources and a target as separate processes, masked updates
-# make test    set up, then all tests
-# make lint    what CI checks beside the tests
-# make lock    renew requirements.lock from pyproject.toml
+# make demo         set up, then the main job: five sources and a target as separate processes, masked updates
+# make test         set up, then all tests
+# make test-deep    the same tests with their long forms, an hour or more; commits the result
+# make lint         what CI checks beside the tests
+# make lock         renew requirements.lock from pyproject.toml
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint lock clean
+.PHONY: demo test test-deep lint lock clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	@$(BIN)/securefda demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+	@$(BIN)/python -m pytest -n auto --dist worksteal --durations 10
+
+test-deep: $(READY)
+	@$(BIN)/python tests/deep.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -24,6 +28,7 @@ lint: $(READY)
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python tests/vectors/generate.py --check
 	$(BIN)/python -m threat_model.generate --check
+	$(BIN)/python tests/deep.py --check
 
 $(READY): requirements.lock pyproject.toml
 	@python=; for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11; do \

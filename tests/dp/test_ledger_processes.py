@@ -1,4 +1,4 @@
-"""Several processes on one ledger, and processes that are killed: at every point of the disk, in the middle, with -9."""
+"""Several processes on one ledger, and processes that are killed: at each point of the disk, with -9."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whole sessions under an adversary who is drawn: whatever it does, what is claimed of the protocol holds.
 
-``make test`` repeats the same examples every time; ``make test-deep`` draws many others. A failure prints the steps that
-lead to it. Both machines have to find known attacks when one check is taken away.
+``make test`` repeats the same examples every time; ``make test-deep`` draws many others. A failure prints the steps
+that lead to it. Both machines have to find known attacks when one check is taken away.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class RunResult:
 @contextmanager
 def workers(count: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that run jobs beside each other, one thread each, so that no figure depends on the number of cores."""
-    one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
-    with ProcessPoolExecutor(count, mp_context=fork_server(), **one_thread) as pool:
+    server = fork_server()
+    with ProcessPoolExecutor(count, mp_context=server, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         yield pool
 
 
