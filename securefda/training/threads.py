@@ -50,18 +50,12 @@ def multiply_adds(model: nn.Module, features: Tensor) -> int:
 
     def count(layer: nn.Module, _: Any, output: Any) -> None:
         nonlocal counted
-        weight = layer.weight
-        if isinstance(output, Tensor):
+        weight = getattr(layer, "weight", None)
+        looks_up = isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
+        if isinstance(weight, Tensor) and weight.dim() > 1 and isinstance(output, Tensor) and not looks_up:
             counted += weight.numel() * output.numel() // weight.shape[0]
 
-    layers = [
-        layer
-        for layer in model.modules()
-        if isinstance(getattr(layer, "weight", None), Tensor)
-        and layer.weight.dim() > 1
-        and not isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
-    ]
-    hooks = [layer.register_forward_hook(count) for layer in layers]
+    hooks = [layer.register_forward_hook(count) for layer in model.modules()]
     was_training = model.training
     try:
         with torch.no_grad():

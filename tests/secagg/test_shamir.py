@@ -1,4 +1,3 @@
-
 import pytest
 import secagg_oracles as oracle
 from hypothesis import given, settings
