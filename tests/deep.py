@@ -35,7 +35,13 @@ def git(*arguments: str) -> str:
 
 def run(arguments: list[str]) -> int:
     """Run all tests deeply; their exit code. The result is committed where the run was whole."""
-    if git("status", "--porcelain", "--untracked-files=no"):
+    try:
+        changes = git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        print(f"error: {REPOSITORY} is no git checkout, and the result belongs to a commit", file=sys.stderr)
+        print("hint: clone the repository", file=sys.stderr)
+        return 4
+    if changes:
         print("error: there are changes that are not committed, so that no commit has this result", file=sys.stderr)
         print("hint: commit them first", file=sys.stderr)
         return 4
