@@ -1,14 +1,23 @@
-"""Every test run is recorded against the threat register, and computes on one thread per process."""
+"""What holds for every run of the tests: its threads, its temporary folder, Ctrl-C, and the threat register."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+from pathlib import Path
 
 # Before torch and numpy are imported, here and in the processes that tests start: models of tests are small, and
 # several workers share the cores.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+# Sites force every release to the disk, thousands of times in a run of the tests. In memory that takes no time, and what
+# a killed process wrote is kept there too; no test can cut a machine's power.
+MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder in it that is its owner's alone
+has_room = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30
+if has_room and not {"PYTEST_DEBUG_TEMPROOT", "TMPDIR"} & os.environ.keys():
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)
 
 # A shell makes what it starts in the background deaf to Ctrl-C, and so the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -33,7 +33,7 @@ from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import TAIL
 from securefda.secagg.messages import Advertise, Checkpoint, Parcel, ShareBundle, Visibility
 
-SESSIONS = at_depth(30, 2000)
+SESSIONS = at_depth(30, 600)
 """How many sessions are played against each adversary."""
 
 
