@@ -1,4 +1,7 @@
-"""Whole runs with one process per site: happy, with a killed source, with a killed aggregator."""
+"""Whole runs with one process per site: happy, with a killed source, with a killed aggregator.
+
+The processes of the happy run share nothing, not even what was imported: they are started as a shell starts them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ SETTINGS = (f"strategy.rounds={ROUNDS}", "strategy.warm-up-rounds=1")
 @pytest.fixture(scope="module")
 def happy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kits]:
     """A federation of three sources after a run of three rounds."""
-    with kits(tmp_path_factory.mktemp("happy"), settings=("strategy.rounds=3",)) as federation:
+    with kits(tmp_path_factory.mktemp("happy"), settings=("strategy.rounds=3",), by_exec=True) as federation:
         processes = federation.start_all()
         assert processes["target"].end() == 0, processes["target"].text
         for site in federation.names:
