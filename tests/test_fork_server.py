@@ -183,8 +183,17 @@ def test_a_server_that_could_not_start_says_so(run: Run, capfd: pytest.CaptureFi
 
 @pytest.mark.parametrize("changes", [{"OMP_NUM_THREADS": "2"}, {"PYTHONHASHSEED": "7"}, {"LC_ALL": "xx_XX"}])
 def test_a_variable_that_acts_at_the_start_is_refused(run: Run, changes: Mapping[str, str]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(changes))} acts when a process starts"):
+    with pytest.raises(RuntimeError, match=f"{next(iter(changes))} acts when a process starts"):
         run("", **changes)
+
+
+def test_what_an_import_sets_in_the_environment_is_set(tmp_path: Path, run: Run) -> None:
+    """Of securefda.transport, for instance, which chooses the cipher suites of gRPC before gRPC reads them."""
+    (tmp_path / "setting.py").write_text("import os; os.environ['GRPC_TRACE'] = 'mine'")
+    server = ForkServer(("setting",), [tmp_path])
+    for environment in ({}, {"GRPC_TRACE": "other"}, {"GRPC_TRACE": "mine"}):
+        assert says(run("import os; print(os.environ['GRPC_TRACE'])", of=server, **environment)) == "mine\n"
+    server.close()
 
 
 def test_a_server_that_is_left_takes_its_children_with_it(tmp_path: Path) -> None:

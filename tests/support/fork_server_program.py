@@ -28,6 +28,8 @@ from typing import NamedTuple
 
 _RECORD = struct.Struct("!q")
 _CONTROL, _ENDED = "control", "ended"
+_ACT_AT_START = ("GRPC_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "MPL", "OMP_", "OPEN", "PYTHON", "TORCH_")
+"""Beginnings of names of variables that Python or a library reads once."""
 
 
 class Request(NamedTuple):
@@ -41,10 +43,10 @@ class Request(NamedTuple):
 
 
 class Server:
-    """Forks, until its control socket closes."""
+    """Forks, until its control socket closes. ``imported`` is what the imports have set in the environment."""
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, imported: dict[str, str]) -> None:
+        self._control, self._imported = control, imported
         self._channels: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -83,15 +85,16 @@ class Server:
         if not header:
             return None
         (length,) = _RECORD.unpack(header)
-        return Request(streams, *json.loads(self._control.recv(length, socket.MSG_WAITALL)))
+        module, arguments, folder, environment = json.loads(self._control.recv(length, socket.MSG_WAITALL))
+        return Request(streams, module, arguments, folder, environment | self._imported)
 
     def _fork(self, request: Request) -> bool:
         """Whether this is the child."""
         channel = socket.socket(fileno=request.streams.pop())
-        threads = len(list(Path("/proc/self/task").iterdir()))
-        if threads > 1:
-            text = f"the fork server has {threads} threads: one of its modules starts them when it is imported"
-            channel.sendall(_RECORD.pack(0) + text.encode())
+        refusal = refused(request.environment)
+        if refusal:
+            channel.sendall(_RECORD.pack(0) + refusal.encode())
+            channel.close()
         elif pid := os.fork():
             channel.sendall(_RECORD.pack(pid))
             self._channels[pid] = channel
@@ -101,8 +104,6 @@ class Server:
             return True
         for stream in request.streams:
             os.close(stream)
-        if threads > 1:
-            channel.close()
         return False
 
     def _pass_signals_on(self, pid: int) -> None:
@@ -124,6 +125,17 @@ class Server:
                     self._selector.unregister(channel)
                 with channel, suppress(BrokenPipeError):
                     channel.sendall(_RECORD.pack(os.waitstatus_to_exitcode(status)))
+
+
+def refused(environment: dict[str, str]) -> str:
+    """Why this process cannot be copied now, for this environment; empty if it can."""
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        return f"the fork server has {threads} threads: one of its modules starts them when it is imported"
+    for name in sorted(environment.keys() | os.environ.keys()):
+        if name.startswith(_ACT_AT_START) and name != "PYTHONPATH" and environment.get(name) != os.environ.get(name):
+            return f"{name} acts when a process starts, and what a fork server copies has started: start it by exec"
+    return ""
 
 
 def become(request: Request, installed: list[str]) -> None:
@@ -153,12 +165,14 @@ def main() -> None:
     control, *modules = sys.argv[1:]
     own, paths = sys.path[0], os.environ["PYTHONPATH"].split(os.pathsep)
     installed = [path for path in sys.path if path not in (own, *paths)]
+    before = dict(os.environ)
     for module in modules:
         importlib.import_module(module)
+    imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     sys.path.remove(own)
     gc.collect()
     gc.freeze()  # no collection in a child touches, and so copies, what all share
-    request = Server(socket.socket(fileno=int(control))).serve()
+    request = Server(socket.socket(fileno=int(control)), imported).serve()
     if request is not None:
         become(request, installed)
         runpy.run_module(request.module, run_name="__main__", alter_sys=True)
