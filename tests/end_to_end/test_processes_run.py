@@ -82,7 +82,7 @@ def test_state_on_disk_is_readable_by_its_owner_alone(happy: Kits) -> None:
 
 def test_a_finished_run_that_is_started_again_changes_nothing(happy: Kits) -> None:
     before = happy.rounds()
-    again = happy.start("target")
+    again = happy.start("target", by_exec=False)
     assert again.end() == 0, again.text
     assert "complete already" in again.text
     assert happy.rounds() == before
@@ -91,7 +91,7 @@ def test_a_finished_run_that_is_started_again_changes_nothing(happy: Kits) -> No
 
 def test_a_run_with_other_settings_leaves_the_folder_of_the_first_alone(happy: Kits) -> None:
     before = (happy.run_folder / "summary.json").read_bytes()
-    other = happy.start("target", "strategy.rounds=4")
+    other = happy.start("target", "strategy.rounds=4", by_exec=False)
     assert other.end() == ExitCode.CONFIG
     assert "holds a run with other settings" in other.text
     assert (happy.run_folder / "summary.json").read_bytes() == before
