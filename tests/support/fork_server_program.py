@@ -85,7 +85,10 @@ class Server:
         if not header:
             return None
         (length,) = _RECORD.unpack(header)
-        module, arguments, folder, environment = json.loads(self._control.recv(length, socket.MSG_WAITALL))
+        text = self._control.recv(length, socket.MSG_WAITALL)
+        if len(text) < length:  # the tests were killed while they asked
+            return None
+        module, arguments, folder, environment = json.loads(text)
         return Request(streams, module, arguments, folder, environment | self._imported)
 
     def _fork(self, request: Request) -> bool:
@@ -93,10 +96,11 @@ class Server:
         channel = socket.socket(fileno=request.streams.pop())
         refusal = refused(request.environment)
         if refusal:
-            channel.sendall(_RECORD.pack(0) + refusal.encode())
-            channel.close()
+            with channel, suppress(BrokenPipeError):
+                channel.sendall(_RECORD.pack(0) + refusal.encode())
         elif pid := os.fork():
-            channel.sendall(_RECORD.pack(pid))
+            with suppress(BrokenPipeError):  # nobody waits for it, and the next event says so
+                channel.sendall(_RECORD.pack(pid))
             self._channels[pid] = channel
             self._selector.register(channel, selectors.EVENT_READ, pid)
         else:
@@ -110,7 +114,10 @@ class Server:
         channel = self._channels.get(pid)
         if channel is None:  # it ended in this same moment
             return
-        numbers = channel.recv(16)
+        try:
+            numbers = channel.recv(16)
+        except ConnectionResetError:
+            numbers = b""
         for number in numbers:
             os.kill(pid, number)
         if not numbers:
