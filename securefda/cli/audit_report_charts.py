@@ -21,11 +21,11 @@ _Point = TypeVar("_Point")
 
 def epsilon_chart(sources: Sources) -> Chart | None:
     """Epsilon of each site over the rounds, with the limits; None where no log has a charge."""
-    from securefda.cli.figures import lines_figure
-
     spent = [party for party in sources.tables if party.epsilons]
     if not spent:
         return None
+    from securefda.cli.figures import lines_figure
+
     shown = sorted(spent, key=lambda party: -party.epsilons[-1].epsilon)[:MOST_LINES]
     lines = {party.party: _over_rounds(party) for party in sorted(shown, key=lambda party: party.party)}
     rounds = [number for points in lines.values() for number, _ in points]
@@ -104,12 +104,12 @@ def energy_table(sources: Sources) -> Table | None:
 
 def bytes_chart(sources: Sources) -> Chart | None:
     """Bytes between each source and the target; from the target's log, or from the sources' own."""
-    from securefda.cli.figures import bytes_figure
-
     counts, whose = _between(sources)
     sites = [site for site in sources.keys.roles if site in counts][:MOST_BARS]
     if not sites:
         return None
+    from securefda.cli.figures import bytes_figure
+
     largest = max(max(counts[site]) for site in sites)
     power = next(power for power in range(len(_UNITS)) if largest < 1024 ** (power + 1) or power + 1 == len(_UNITS))
     up, down = ([counts[site][way] / 1024**power for site in sites] for way in (0, 1))

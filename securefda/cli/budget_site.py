@@ -17,7 +17,6 @@ from securefda.errors import ConfigError
 from securefda.federation.kit import Kit, load_kit
 from securefda.policy import load_signed_policy
 from securefda.rounds.accounts import check_statements, data_set_of, ledger_file
-from securefda.rounds.composition import rows_of_site
 from securefda.settings import read_toml
 
 _HINT = "name the site's own settings: source.toml, aggregator.toml or KIT/local/settings.toml"
@@ -84,6 +83,8 @@ def load_site(path: Path, overrides: Sequence[str], env: Mapping[str, str], now:
     """
     config, process, role = _config(path, overrides, env)
     kit = load_kit(process.kit, now, expected_role="target" if role == "aggregator" else "source")
+    from securefda.rounds.composition import rows_of_site  # with torch, for which no wrong file should have to wait
+
     data = data_set_of(kit.site_id, process.data_set, rows_of_site(config, kit.roster, kit.site_id))
     return BudgetSite(config, kit, data, ledger_file(process.kit.resolve(), process.data_set))
 

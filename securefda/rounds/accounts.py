@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -23,7 +24,9 @@ from securefda.errors import ConfigError
 from securefda.federation.files import make_folder
 from securefda.federation.kit import LOCAL
 from securefda.secagg.signatures import sign_bytes, signature_is_valid
-from securefda.tasks import Samples
+
+if TYPE_CHECKING:
+    from securefda.tasks import Samples
 
 LEDGERS = "ledgers"
 STATEMENT = "LedgerStatement"

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from run_builder import SOURCES, Passing, Run, read_together
+from run_builder import SOURCES, TARGET, Passing, Run, read_together, sign
 
 from securefda.audit.run_findings import RunFinding
+from securefda.secagg import messages as m
 
 A, B, C = SOURCES
 
@@ -25,6 +26,17 @@ class Lie(Run):
         if fits and self.sender in ("", passing.sender) and self.receiver in ("", passing.receiver):
             return self.change(passing)
         return [passing]
+
+
+class Equivocates(Lie):
+    """Source C is shown another key list than the others, in the session of round 2."""
+
+    kind, number, receiver = "KeyList", 2, C
+
+    def change(self, passing: Passing) -> Iterable[Passing]:  # type: ignore[override]
+        body, envelope = passing.message.body, passing.message.envelope
+        other = sign(TARGET, m.KeyList(body.advertisements[::-1]), envelope.session_id, envelope.context)
+        return [replace(passing, shown=other)]
 
 
 def lying(

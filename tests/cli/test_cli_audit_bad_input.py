@@ -297,19 +297,6 @@ def test_log_in_use_is_read_by_every_command(tmp_path: Path, capsys: Capture) ->
             assert audit(capsys, *command, party.path)[0] == 0
 
 
-@pytest.mark.parametrize("command", ["verify", "show", "tail"])
-def test_help_imports_nothing_heavy(command: str) -> None:
-    code = (
-        f"import sys; from securefda.cli import main; code = main(['audit', {command!r}, '--help']);"
-        "heavy = {'torch', 'grpc', 'matplotlib', 'numpy', 'cryptography', 'rich.progress'} & set(sys.modules);"
-        "print(heavy, file=sys.stderr); sys.exit(code)"
-    )
-
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert result.stderr.splitlines()[-1] == "set()"
-
-
 def test_wrong_arguments_end_with_4(tmp_path: Path, capsys: Capture) -> None:
     for arguments in (["verify"], ["show"], ["tail", "--sollow", tmp_path], ["verify", tmp_path, "--witnesses", "x"]):
         code, out, err = audit(capsys, *arguments)

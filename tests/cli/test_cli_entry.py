@@ -117,17 +117,6 @@ def test_version_and_help_end_with_0(capsys: pytest.CaptureFixture[str]) -> None
     assert "federation" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["federation", "init", "--help"], ["--version"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    code = (
-        f"import sys; from securefda.cli import main; code = main({arguments!r});"
-        "heavy = {'torch', 'grpc', 'matplotlib', 'numpy', 'sklearn', 'cryptography'} & set(sys.modules);"
-        "print(heavy, file=sys.stderr); sys.exit(code)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stderr.splitlines()[-1] == "set()"
-
-
 def test_the_process_ends_with_the_exit_code_and_no_traceback(tmp_path: Path) -> None:
     command = [*COMMAND, "run", "x.toml"]
     result = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)

@@ -1,4 +1,8 @@
-"""Real processes of a federation: each started with the command that people type, from its startup kit."""
+"""Real processes of a federation, each started from its startup kit with the command that people type.
+
+They are copies of the fork server, which saves the import of torch; ``by_exec`` starts one as a shell does, for what
+:mod:`fork_server` says that a copy cannot show.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,10 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fork_server
+from fork_server import REPOSITORY
+
 from securefda.cli import main
 from securefda.errors import ExitCode
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 WAIT_S = 90.0
 QUICK = ("transport.heartbeat-s=0.5", "transport.join-deadline-s=60", "transport.reconnect-deadline-s=30")
 
@@ -27,19 +31,16 @@ class Process:
     """A process whose lines on stderr can be waited for."""
 
     def __init__(
-        self, arguments: Iterable[str], *, env: Mapping[str, str] | None = None, module: str = "securefda.cli"
+        self,
+        arguments: Iterable[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        module: str = "securefda.cli",
+        by_exec: bool = False,
     ):
         own = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=REPOSITORY,
-            env={**os.environ, **own, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        start = fork_server.start_by_exec if by_exec else fork_server.start
+        self.process = start(module, arguments, cwd=REPOSITORY, env={**os.environ, **own, **(env or {})})
         self.out: list[str] = []
         self.err: list[str] = []
         self._news = threading.Condition()
@@ -126,8 +127,9 @@ class Kits:
         settings: Iterable[str] = (),
         task: str = "",
         port: int = 0,
+        by_exec: bool = False,
     ):
-        self.root = root
+        self.root, self.by_exec = root, by_exec
         root.mkdir(parents=True, exist_ok=True)
         self.port = port or free_port()
         sites = sites or ("target", *(f"source-{number}" for number in range(1, sources + 1)))
@@ -159,7 +161,7 @@ class Kits:
     def start_command(self, role: str, config: Path, *settings: str, **options: Any) -> Process:
         """Start ``securefda aggregator`` or ``source`` with a settings file."""
         sets = [part for text in settings for part in ("--set", text)]
-        process = Process([role, "start", "--config", str(config), *sets], **options)
+        process = Process([role, "start", "--config", str(config), *sets], **{"by_exec": self.by_exec, **options})
         self.processes.append(process)
         return process
 

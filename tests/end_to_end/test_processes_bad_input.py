@@ -117,7 +117,7 @@ def test_a_file_that_may_not_grow_leaves_whole_rounds(federation: Kits, tmp_path
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
     try:
-        aggregator = federation.start("target", *settings)
+        aggregator = federation.start("target", *settings, by_exec=True)  # which hands the limit down
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert_one_clear_line(aggregator, ExitCode.FAILED, str(tmp_path))

@@ -1,4 +1,7 @@
-"""Whole runs with one process per site: happy, with a killed source, with a killed aggregator."""
+"""Whole runs with one process per site: happy, with a killed source, with a killed aggregator.
+
+The processes of the happy run share nothing, not even what was imported: they are started as a shell starts them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ SETTINGS = (f"strategy.rounds={ROUNDS}", "strategy.warm-up-rounds=1")
 @pytest.fixture(scope="module")
 def happy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kits]:
     """A federation of three sources after a run of three rounds."""
-    with kits(tmp_path_factory.mktemp("happy"), settings=("strategy.rounds=3",)) as federation:
+    with kits(tmp_path_factory.mktemp("happy"), settings=("strategy.rounds=3",), by_exec=True) as federation:
         processes = federation.start_all()
         assert processes["target"].end() == 0, processes["target"].text
         for site in federation.names:
@@ -79,7 +82,7 @@ def test_state_on_disk_is_readable_by_its_owner_alone(happy: Kits) -> None:
 
 def test_a_finished_run_that_is_started_again_changes_nothing(happy: Kits) -> None:
     before = happy.rounds()
-    again = happy.start("target")
+    again = happy.start("target", by_exec=False)
     assert again.end() == 0, again.text
     assert "complete already" in again.text
     assert happy.rounds() == before
@@ -88,7 +91,7 @@ def test_a_finished_run_that_is_started_again_changes_nothing(happy: Kits) -> No
 
 def test_a_run_with_other_settings_leaves_the_folder_of_the_first_alone(happy: Kits) -> None:
     before = (happy.run_folder / "summary.json").read_bytes()
-    other = happy.start("target", "strategy.rounds=4")
+    other = happy.start("target", "strategy.rounds=4", by_exec=False)
     assert other.end() == ExitCode.CONFIG
     assert "holds a run with other settings" in other.text
     assert (happy.run_folder / "summary.json").read_bytes() == before

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM: every process ends at once with one line, and a run takes all of its processes with it."""
+"""Ctrl-C and SIGTERM: every process ends at once with one line, and a run takes all of its processes with it.
+
+Every process here is started by exec: how it ends may depend on how it began.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def test_an_aggregator_and_a_source_end_at_once_whatever_they_do(tmp_path: Path,
     hold = tmp_path / "hold"
     hold.touch()
     settings = ("privacy.visibility=individual", "strategy.warm-up-rounds=1", f"task.data-dir={tmp_path}")
-    with kits(tmp_path / "kits", 1, settings=settings, task="e2e_tasks:Endless") as federation:
+    with kits(tmp_path / "kits", 1, settings=settings, task="e2e_tasks:Endless", by_exec=True) as federation:
         aggregator, source = federation.start_all().values()
         source.until("round 1")
         assert source.interrupt(number) < AT_ONCE_S
@@ -42,7 +45,7 @@ def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal
         '[task]\nfactory = "securefda.tasks.digits:Digits"\n'
         "[strategy]\nrounds = 5000\n"
     )
-    run = Process(["run", str(file), "--out", str(tmp_path / "out")])
+    run = Process(["run", str(file), "--out", str(tmp_path / "out")], by_exec=True)
     run.until("[ROUND 2/")
     children = _children(run.process.pid)
     assert len(children) == 4
@@ -57,7 +60,8 @@ def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal
 
 def test_a_process_that_a_script_started_in_the_background_ends_when_it_is_told_to(tmp_path: Path) -> None:
     """Shells make such processes deaf to Ctrl-C; SIGTERM must reach them all the same."""
-    with kits(tmp_path, 1, settings=("privacy.visibility=individual",)) as federation, _deaf_to_ctrl_c():
+    settings = ("privacy.visibility=individual",)
+    with kits(tmp_path, 1, settings=settings, by_exec=True) as federation, _deaf_to_ctrl_c():
         aggregator = federation.start("target").until("listens on")
         assert aggregator.interrupt(signal.SIGTERM) < AT_ONCE_S
         assert_one_clear_line(aggregator, ExitCode.FAILED, "interrupted")

@@ -1,0 +1,189 @@
+"""The fork server itself: ``python fork_server_program.py CONTROL MODULE...``, started by :mod:`fork_server`.
+
+It imports the modules, and then forks for each request on the socket CONTROL: a length, with the descriptors of stdin,
+stdout, stderr and a channel; and so many bytes of JSON, a list of module, arguments, folder and environment. It answers
+on the channel with the child's process id and, once the child has ended, its exit code, in 8 bytes each. A byte that
+comes back is a signal for the child. When CONTROL closes it kills the children that are left, and ends.
+
+It has one thread, always: a fork copies no other, and what another has locked would stay locked in the child.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_RECORD = struct.Struct("!q")
+_CONTROL, _ENDED = "control", "ended"
+_ACT_AT_START = ("GRPC_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "MPL", "OMP_", "OPEN", "PYTHON", "TORCH_")
+"""Beginnings of names of variables that Python or a library reads once."""
+
+
+class Request(NamedTuple):
+    """What a child runs."""
+
+    streams: list[int]
+    module: str
+    arguments: list[str]
+    folder: str
+    environment: dict[str, str]
+
+
+class Server:
+    """Forks, until its control socket closes. ``imported`` is what the imports have set in the environment."""
+
+    def __init__(self, control: socket.socket, imported: dict[str, str]) -> None:
+        self._control, self._imported = control, imported
+        self._channels: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> Request | None:
+        """Returns in every child, with what it runs, and once in the server.
+
+        All that the server has open is closed then, in the child too, and signals are as a process finds them.
+        """
+        with ExitStack() as stack:
+            for thing in (self._control, self._selector):
+                stack.enter_context(thing)
+            stack.callback(lambda: [channel.close() for channel in self._channels.values()])
+            ended, told = map(stack.enter_context, socket.socketpair())
+            told.setblocking(False)
+            stack.callback(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, lambda number, frame: None))
+            stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(told.fileno()))
+            self._selector.register(self._control, selectors.EVENT_READ, _CONTROL)
+            self._selector.register(ended, selectors.EVENT_READ, _ENDED)
+            while True:
+                for key, _ in self._selector.select():
+                    if key.data == _ENDED:
+                        ended.recv(4096)
+                        self._reap()
+                    elif key.data != _CONTROL:
+                        self._pass_signals_on(key.data)
+                    elif (request := self._next()) is None:
+                        for pid in self._channels:
+                            os.kill(pid, signal.SIGKILL)
+                        return None
+                    elif self._fork(request):
+                        return request
+
+    def _next(self) -> Request | None:
+        """The request that has come, with the channel as its last stream; None at the end."""
+        header, streams, _, _ = socket.recv_fds(self._control, _RECORD.size, 4, socket.MSG_CMSG_CLOEXEC)
+        if not header:
+            return None
+        (length,) = _RECORD.unpack(header)
+        text = self._control.recv(length, socket.MSG_WAITALL)
+        if len(text) < length:  # the tests were killed while they asked
+            return None
+        module, arguments, folder, environment = json.loads(text)
+        return Request(streams, module, arguments, folder, environment | self._imported)
+
+    def _fork(self, request: Request) -> bool:
+        """Whether this is the child."""
+        channel = socket.socket(fileno=request.streams.pop())
+        refusal = refused(request.environment)
+        if refusal:
+            with channel, suppress(BrokenPipeError):
+                channel.sendall(_RECORD.pack(0) + refusal.encode())
+        elif pid := os.fork():
+            with suppress(BrokenPipeError):  # nobody waits for it, and the next event says so
+                channel.sendall(_RECORD.pack(pid))
+            self._channels[pid] = channel
+            self._selector.register(channel, selectors.EVENT_READ, pid)
+        else:
+            channel.close()
+            return True
+        for stream in request.streams:
+            os.close(stream)
+        return False
+
+    def _pass_signals_on(self, pid: int) -> None:
+        channel = self._channels.get(pid)
+        if channel is None:  # it ended in this same moment
+            return
+        try:
+            numbers = channel.recv(16)
+        except ConnectionResetError:
+            numbers = b""
+        for number in numbers:
+            os.kill(pid, number)
+        if not numbers:
+            self._selector.unregister(channel)  # nobody waits for this child any more
+
+    def _reap(self) -> None:
+        for pid, channel in list(self._channels.items()):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                del self._channels[pid]
+                with suppress(KeyError):
+                    self._selector.unregister(channel)
+                with channel, suppress(BrokenPipeError):
+                    channel.sendall(_RECORD.pack(os.waitstatus_to_exitcode(status)))
+
+
+def refused(environment: dict[str, str]) -> str:
+    """Why this process cannot be copied now, for this environment; empty if it can."""
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        return f"the fork server has {threads} threads: one of its modules starts them when it is imported"
+    for name in sorted(environment.keys() | os.environ.keys()):
+        if name.startswith(_ACT_AT_START) and name != "PYTHONPATH" and environment.get(name) != os.environ.get(name):
+            return f"{name} acts when a process starts, and what a fork server copies has started: start it by exec"
+    return ""
+
+
+def become(request: Request, installed: list[str]) -> None:
+    """Make this child what ``python -m`` would have made it."""
+    os.setsid()
+    for place, stream in enumerate(request.streams):
+        os.dup2(stream, place)
+        os.close(stream)
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    paths = request.environment.get("PYTHONPATH", "")
+    sys.path[:] = [str(Path.cwd()), *filter(None, paths.split(os.pathsep)), *installed]
+    sys.argv[:] = [request.module, *request.arguments]
+    # What is read or drawn once in the life of a process.
+    importlib.invalidate_caches()
+    time.tzset()
+    tempfile.tempdir = None
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+
+
+def main() -> None:
+    """Returns in the server. A child ends as the process that it became."""
+    control, *modules = sys.argv[1:]
+    own, paths = sys.path[0], os.environ["PYTHONPATH"].split(os.pathsep)
+    installed = [path for path in sys.path if path not in (own, *paths)]
+    before = dict(os.environ)
+    for module in modules:
+        importlib.import_module(module)
+    imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    sys.path.remove(own)
+    gc.collect()
+    gc.freeze()  # no collection in a child touches, and so copies, what all share
+    request = Server(socket.socket(fileno=int(control)), imported).serve()
+    if request is not None:
+        become(request, installed)
+        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
