@@ -12,8 +12,8 @@ from pathlib import Path
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-# Sites force every release to the disk, thousands of times in a run of the tests. In memory that takes no time, and what
-# a killed process wrote is kept there too; no test can cut a machine's power.
+# Sites force every release to the disk, thousands of times in a run of the tests. In memory that takes no time, and
+# what a killed process wrote is kept there too; no test can cut a machine's power.
 MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder in it that is its owner's alone
 has_room = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30
 if has_room and not {"PYTEST_DEBUG_TEMPROOT", "TMPDIR"} & os.environ.keys():

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,12 +81,10 @@ class Process:
         self.process.kill()
         self.end()
 
-    def interrupt(self, number: signal.Signals) -> float:
-        """Send a signal; seconds until the process has ended."""
-        began = time.monotonic()
+    def interrupt(self, number: signal.Signals) -> None:
+        """Send a signal and wait for the end, which must come well before training does, or any deadline of a round."""
         self.process.send_signal(number)
         self.end()
-        return time.monotonic() - began
 
     @property
     def text(self) -> str:
