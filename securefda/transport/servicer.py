@@ -10,6 +10,7 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import DecodeError
 
+from securefda.errors import SecureFdaError
 from securefda.secagg.messages import Body, Parcel, Signed
 from securefda.transport.delivery import INSTANCE_BYTES, Ended, Link, Pace, content_of, pump
 from securefda.transport.events import Joined, Misbehaved, Received
@@ -160,7 +161,11 @@ class FederationServicer(FederationServiceServicer):
 
     def _hand_up(self, site: Site, parcel: Parcel) -> None:
         size = wire_size(parcel.message, sum(len(vector) for vector in parcel.vectors))
-        self._table.note(Direction.RECEIVED, site.index, parcel.message, size)
+        try:
+            self._table.note(Direction.RECEIVED, site.index, parcel.message, size)
+        except SecureFdaError as error:
+            # The run ends of it. gRPC would tell the source its words, which name the target's files.
+            raise Refused(grpc.StatusCode.ABORTED, "the aggregator cannot go on") from error
         self._table.events.put(Received(site.index, parcel))
 
     def _message_of(self, site: Site, proto: SignedMessage) -> Signed[Body]:

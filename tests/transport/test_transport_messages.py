@@ -6,10 +6,12 @@ import asyncio
 import os
 from dataclasses import replace
 
+import grpc
 import pytest
 from transport_kit import (
     CALM,
     FAST,
+    HELLO,
     TARGET,
     Sites,
     header,
@@ -19,15 +21,21 @@ from transport_kit import (
     next_event,
     note,
     number_of,
+    raw_channel,
     scenario,
     soon,
+    status_of,
 )
 
-from securefda.errors import ConfigError, ConnectionFailed
+from securefda.errors import ConfigError, ConnectionFailed, SecureFdaError
 from securefda.secagg.messages import Parcel
 from securefda.transport.dialer import UploadRefusedError
 from securefda.transport.events import Joined, Left, Misbehaved, Received
 from securefda.transport.observer import Direction, wire_size
+from securefda.transport.wire import encode_signed
+from securefda.v1 import federation_pb2 as pb
+from securefda.v1.federation_pb2_grpc import FederationServiceStub
+from securefda.v1.messages_pb2 import SignedMessage
 
 
 @scenario
@@ -249,6 +257,24 @@ async def test_a_received_message_that_cannot_be_recorded_stops_the_aggregator()
         await joined(server, 1)
         await channel.send(note(1, 1))
         with pytest.raises(OSError, match="No space left"):
+            await soon(server.receive())
+
+
+@scenario
+async def test_a_source_is_not_told_what_the_aggregator_could_not_write() -> None:
+    def full_disk(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
+        raise SecureFdaError("audit log /home/clinic/kit/local/audit: cannot be written: No space left on device")
+
+    sites = Sites()
+    async with sites.listening(observer=full_disk) as (server, address), raw_channel(sites, address) as channel:
+        control = FederationServiceStub(channel).Control()
+        await control.write(pb.ControlRequest(frame=HELLO))
+        assert (await soon(control.read())).frame.WhichOneof("content") == "welcome"
+        signed = SignedMessage.FromString(encode_signed(note(1, 1).message))
+        await control.write(pb.ControlRequest(frame=pb.Frame(delivery=pb.Delivery(sequence=1, message=signed))))
+        assert await status_of(control) is grpc.StatusCode.ABORTED
+        assert await control.details() == "the aggregator cannot go on"
+        with pytest.raises(SecureFdaError, match="No space left"):
             await soon(server.receive())
 
 
