@@ -131,14 +131,13 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         self.watches: dict[int, SiteWatch] = {}
         self._stores: dict[int, SourceStore] = {}
         self._sites: dict[int, SourceSite | TargetSite] = {}
-        self._recorded, self._instance = recorded, 0
+        self.observers, self._recorded, self._instance = {}, recorded, 0
         self._makes = dict(sources or {})
         victims = {entry.index: self._source(entry.index) for entry in self.roster.sources}
         self._aggregator_store = AggregatorStore(folder / "target.sqlite")
-        super().__init__(aggregator(self._seat(victims)), victims, target=TARGET)
+        super().__init__(aggregator(self._seat(victims)), victims, target=TARGET, observers=self.observers)
         self._attackers = self._makes.keys() | ({TARGET} if aggregator is not honest_aggregator else set())
-        for index in sorted(self._sites):
-            self._record(index)
+        self._record(TARGET, self.aggregator.run_id)
 
     def _seat(self, sources: Mapping[int, SourceEndpoint]) -> AggregatorSeat:
         witness = witness_at(self.logs(TARGET), TARGET, self.roster, self._aggregator_store)
@@ -162,12 +161,12 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         permits = replace(site.permits, metrics=not hasattr(trainer, "account"))  # with noise there are no figures
         site = replace(site, trainer=trainer, permits=permits)
         self._sites[index] = site
+        self._record(index)
         return self._makes.get(index, SourceRounds)(site, self.watches.setdefault(index, SiteWatch()))
 
-    def _record(self, index: int) -> None:
+    def _record(self, index: int, run: str | None = None) -> None:
         if self._recorded:
             journal = self._sites[index].witness.journal
-            run = self.aggregator.run_id if index == TARGET else None
             self.observers[index] = MessageRecorder(journal, self.roster, index, run=run)
 
     def default_policy(self) -> SourcePolicy:
@@ -192,7 +191,6 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         self._stores[index].close()
         self._sites[index].witness.journal.close()
         self.sources[index] = self._source(index)
-        self._record(index)
         self.join(index)
 
     def play(self) -> Stage:

@@ -117,10 +117,10 @@ class MemoryNetwork(Generic[AggregatorT, SourceT]):
         sources: Mapping[int, SourceT],
         *,
         target: int = 0,
-        observers: Mapping[int, MessageObserver] | None = None,
+        observers: dict[int, MessageObserver] | None = None,
     ) -> None:
         self.aggregator, self.sources, self.target = aggregator, dict(sources), target
-        self.observers = dict(observers or {})
+        self.observers = {} if observers is None else observers
         self.under_way: deque[UnderWay] = deque()
 
     def open(self) -> None:
