@@ -180,10 +180,10 @@ class Source:
         self.witness.journal.close()
         self.store.close()
 
-    def join(self, run: str) -> list[Parcel]:
+    def join(self, run: str) -> Parcel:
         """The first message of a run."""
         self.run = run
-        return [self.rounds.join(run)]
+        return self.rounds.join(run)
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None: ...
 
@@ -215,7 +215,7 @@ class Source:
 
     def restart(self) -> list[Parcel]:
         self.start()
-        return self.join(self.run)
+        return [self.join(self.run)]
 
 
 class HonestSource(Source):
