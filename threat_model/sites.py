@@ -20,6 +20,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.federation.throwaway import throwaway_roster
 from securefda.policy import SourcePolicy, verdict
 from securefda.rounds.journal import Journal, Opening
 from securefda.rounds.progress import Reporter
@@ -29,7 +30,7 @@ from securefda.rounds.source_site import Permits, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rounds.witness import Witness, WitnessMemory
 from securefda.secagg.messages import Header, Signed, Signer
-from securefda.secagg.roster import Roster, RosterEntry
+from securefda.secagg.roster import Roster
 from securefda.secagg.transcript import architecture_digest
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
@@ -65,25 +66,14 @@ def published_public_keys() -> frozenset[bytes]:
 @cache
 def roster_of(n: int, epoch: int = 1) -> Roster:
     """A roster of one target, index 0, and ``n`` sources."""
-    return Roster("stage", epoch, tuple(_entry(index) for index in range(n + 1)))
+    keys = {site_id_of(index): published_key(index) for index in range(n + 1)}
+    entities = {site_id_of(index): f"Hospital {index}" for index in range(n + 1)}
+    return throwaway_roster("stage", keys, epoch=epoch, entities=entities)
 
 
 def site_id_of(index: int) -> str:
     """The name of the site at a roster index."""
     return f"source-{index}" if index else "target"
-
-
-def _entry(index: int) -> RosterEntry:
-    return RosterEntry(
-        index=index,
-        site_id=site_id_of(index),
-        role="source" if index else "target",
-        legal_entity=f"Hospital {index}",
-        signing_key=published_key(index).public_key().public_bytes_raw(),
-        tls_pin=sha256(f"tls {index}".encode()).digest(),
-        not_before=0,
-        not_after=2**32,
-    )
 
 
 def signer_of(index: int) -> Signer:

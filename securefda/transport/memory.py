@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig, site_policy
 from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.federation.throwaway import throwaway_roster
 from securefda.rounds.accounts import TERMS
 from securefda.rounds.composition import Member, make_ledgers, run_settings, source_site, summary_of, target_site
 from securefda.rounds.progress import Reporter
@@ -25,14 +25,13 @@ from securefda.rounds.source import SourceRounds
 from securefda.rounds.source_site import SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Body, Header, Parcel, Signed
-from securefda.secagg.roster import PIN_BYTES, Roster, RosterEntry
+from securefda.secagg.roster import Roster
 from securefda.transport.memory_network import MemoryNetwork, Passed
 from securefda.transport.meter import TrafficMeter
 from securefda.transport.observer import MessageObserver, ignore
 from securefda.transport.recorder import MessageRecorder
 from securefda.transport.wire import encode, encode_signed
 
-_FOR_EVER = 2**37  # Unix time; in a few thousand years
 Delivers = Callable[[int, int, Signed[Body]], bool]
 """Whether a message from one roster index to another arrives; tests lose messages with it."""
 
@@ -147,8 +146,9 @@ class _Federation:
 
     @classmethod
     def of(cls, config: FederationConfig, folder: RunFolder, seed: int, reporter: Reporter, stores: ExitStack) -> Self:
-        roster, keys = _throwaway_roster(config)
         target = config.federation.target
+        keys = {site: Ed25519PrivateKey.generate() for site in (target, *config.federation.sources)}
+        roster = throwaway_roster(config.federation.name, keys)
         sites = folder.path / SITES_FOLDER
         kits = {site: sites / site for site in (target, *config.federation.sources)}
         for note in make_ledgers(config, kits, seed):
@@ -200,23 +200,3 @@ class _Federation:
 
     def _member(self, site_id: str) -> Member:
         return Member(self.roster, site_id, self.keys[site_id], encode)
-
-
-def _throwaway_roster(config: FederationConfig) -> tuple[Roster, dict[str, Ed25519PrivateKey]]:
-    """Identities that live as long as this run; no certificate exists, so the pins are random."""
-    names = (config.federation.target, *config.federation.sources)
-    keys = {name: Ed25519PrivateKey.generate() for name in names}
-    entries = tuple(
-        RosterEntry(
-            index=index,
-            site_id=name,
-            role="target" if index == 0 else "source",
-            legal_entity=name,
-            signing_key=keys[name].public_key().public_bytes_raw(),
-            tls_pin=os.urandom(PIN_BYTES),
-            not_before=0,
-            not_after=_FOR_EVER,
-        )
-        for index, name in enumerate(names)
-    )
-    return Roster(config.federation.name, 1, entries), keys

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from known_sites import known_key, known_roster
 from rounds_tasks import Points
 
 from securefda.adaptation import Strategy
@@ -34,7 +35,7 @@ from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rounds.witness import Witness
 from securefda.rounds.witnesses import Witnesses
 from securefda.secagg.messages import Checkpoint, Cosigned, Header, Parcel, Signed, Signer, Visibility
-from securefda.secagg.roster import Roster, RosterEntry
+from securefda.secagg.roster import Roster
 from securefda.secagg.secret import Secret
 from securefda.tasks import TaskSettings
 from securefda.training import OwnRows, PersonalMemory, TrainingSettings
@@ -60,27 +61,13 @@ def site_id(index: int) -> str:
     return "target" if index == TARGET else f"source-{index}"
 
 
-@cache
 def identity(index: int) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(sha256(f"site {index}".encode()).digest())
+    return known_key(site_id(index))
 
 
 @cache
 def roster_of(n: int) -> Roster:
-    entries = [
-        RosterEntry(
-            index=index,
-            site_id=site_id(index),
-            role="source" if index else "target",
-            legal_entity=f"Hospital {index}",
-            signing_key=identity(index).public_key().public_bytes_raw(),
-            tls_pin=sha256(f"tls {index}".encode()).digest(),
-            not_before=0,
-            not_after=2**32,
-        )
-        for index in range(n + 1)
-    ]
-    return Roster("study", 1, tuple(entries))
+    return known_roster("study", map(site_id, range(n + 1)))
 
 
 def signer(index: int) -> Signer:

@@ -8,11 +8,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from known_sites import known_key, known_roster
 from transport_kit import CALM, RUN_ID, TARGET, Sites
 
 from securefda.adaptation import Rule, Strategy
@@ -30,7 +29,6 @@ from securefda.rounds.source import Permits, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rounds.witness import Witness
 from securefda.secagg.messages import Body, Parcel, Signed, Visibility
-from securefda.secagg.roster import Roster, RosterEntry
 from securefda.tasks import Samples
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
@@ -107,21 +105,16 @@ class Driven:
 
     def __init__(self, folder: Path, rounds: int, phase_deadline_s: float = PATIENCE_S) -> None:
         self._folder, self._sites, self._stack = folder, Sites(4), ExitStack()
-        self._keys = [Ed25519PrivateKey.from_private_bytes(sha256(bytes([index])).digest()) for index in range(5)]
-        self.roster = Roster("study", 1, tuple(self._entry(index) for index in range(5)))
+        self.roster = known_roster("study", ["target", *(f"source-{index}" for index in range(1, 5))])
         self.watch, self.sent = Watch(), []
         """Roster index and type of every message that the aggregator says it has sent."""
         self._processes: list[Process] = []
         self.run = self._run(rounds, phase_deadline_s)
         self.address = ""
 
-    def _entry(self, index: int) -> RosterEntry:
-        key, pin = self._keys[index].public_key().public_bytes_raw(), sha256(bytes([index])).digest()
-        name, role = (f"source-{index}", "source") if index else ("target", "target")
-        return RosterEntry(index, name, role, f"Hospital {index}", key, pin, 0, 2**32)
-
     def _member(self, index: int) -> Member:
-        return Member(self.roster, self.roster.by_index(index).site_id, self._keys[index], encode)
+        site_id = self.roster.by_index(index).site_id
+        return Member(self.roster, site_id, known_key(site_id), encode)
 
     def _witness(self, member: Member, memory: AggregatorStore | SourceStore, stack: ExitStack) -> Witness:
         witness = witness_of(self._folder / member.site_id, member, memory, Opening("1", "random", "source_only"))
