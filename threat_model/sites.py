@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.federation.throwaway import throwaway_roster
-from securefda.policy import SourcePolicy, verdict
+from securefda.policy import SourcePolicy
 from securefda.rounds.journal import Journal, Opening
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import SiteLine
 from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.source_site import Permits, SourceSite
+from securefda.rounds.source_site import SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rounds.witness import Witness, WitnessMemory
 from securefda.secagg.messages import Header, Signed, Signer
@@ -198,15 +198,11 @@ def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float],
 def source_site(
     index: int, roster: Roster, policy: SourcePolicy, updates: UpdateRule, store: SourceStore, *, logs: Path
 ) -> SourceSite:
-    """A source's own things. Whether something is within its policy is looked up late: that can be switched off."""
-    limits = policy.session_limits(roster)
-    return SourceSite(
+    """A source's own things."""
+    return SourceSite.under_policy(
+        policy,
         signer=signer_of(index),
         roster=roster,
-        limits=limits,
-        check_policy=lambda header: verdict.check_header(policy, header, index, limits),
-        check_update=lambda update: verdict.check_metadata(policy, update),
-        permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
         trainer=KnownUpdates(index, updates),
         store=store,
         witness=witness_at(logs, index, roster, store),

@@ -158,10 +158,9 @@ class MemoryNetwork(Generic[AggregatorT, SourceT]):
         self.at_target(self.aggregator.expire)
 
     def arrive(self, passed: Passed) -> None:
-        """A message is at its receiver: it is observed, handled and answered. Another message in its place is encoded.
+        """A message is at its receiver: it is observed, handled and answered.
 
-        Raises:
-            Exception: what the receiver's observer or the receiver raises.
+        What :meth:`on_the_way` puts in its place is encoded and parsed again.
         """
         for arriving in self.on_the_way(passed):
             message = arriving.message

@@ -10,8 +10,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache, partial
-from hashlib import sha256
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,18 +18,19 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from known_sites import known_key, known_roster
 from rounds_tasks import Points
+from run_settings import run_settings
 
 from securefda.adaptation import Strategy
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.policy import SourcePolicy, check_header, check_metadata, default_policy
+from securefda.policy import SourcePolicy, default_policy
 from securefda.rounds.composition import Member, witness_of
 from securefda.rounds.journal import Opening
 from securefda.rounds.personal import personal_of
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_settings import RunSettings, TargetSite
+from securefda.rounds.run_settings import TargetSite
 from securefda.rounds.site import SiteTrainer
-from securefda.rounds.source import Permits, SourceRounds, SourceSite
+from securefda.rounds.source import SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rounds.witness import Witness
 from securefda.rounds.witnesses import Witnesses
@@ -47,7 +47,6 @@ from securefda.transport.recorder import MessageRecorder
 TARGET = 0
 SEED = 5
 UNIX_S = 2**30
-CONFIG_DIGEST = sha256(b"the settings").digest()
 AnySigned = Signed[Any]
 Link = Callable[[int, int, AnySigned], AnySigned | None]
 """(sender, recipient, message) to the message that arrives, or None."""
@@ -169,7 +168,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
         n: number of sources.
         visibility: the level that the aggregator asks for, and that every policy permits unless ``permits`` differs.
         permits: index of a source -> what its own policy permits, where that is another level.
-        settings: fields of :class:`RunSettings` that differ from the defaults below.
+        settings: fields of :class:`RunSettings` that differ from :func:`run_settings`.
         roster: of the federation, where it is not the usual one of n sources.
         recorded: whether every site writes down its messages, before they leave and before they are handled.
         strategy: fields of the strategy that differ.
@@ -191,7 +190,9 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
         self.roster = roster or roster_of(n)
         self.watch = Watch()
         self.unix_s = UNIX_S
-        self.settings = _run_settings(visibility, strategy, settings or {})
+        self.settings = run_settings(
+            Strategy(**({"rule": "fedgp_auto", "rounds": 3} | strategy)), visibility, **(settings or {})
+        )
         self.heads: dict[str, Any] = {}
         if self.settings.strategy.rule == "fedrep":
             self.heads = {"personal_layers": 1, "head_epochs": 2}
@@ -245,13 +246,10 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
             self.stores[index].close()
         policy = policy or self.policy(index)
         store = self.stores[index] = SourceStore(self.folder / f"source-{index}.sqlite")
-        site = SourceSite(
+        site = SourceSite.under_policy(
+            policy,
             signer=signer(index),
             roster=self.roster,
-            limits=policy.session_limits(self.roster),
-            check_policy=partial(check_header, policy, own_index=index),
-            check_update=partial(check_metadata, policy),
-            permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
             trainer=trainer_of(self.n, index, hidden=hidden, memory=store, **(self.heads | training)),
             store=store,
             witness=self.witness_of(index, store),
@@ -381,25 +379,6 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
             for one, other, message in self.passed
             if sender in (None, one) and to in (None, other) and not is_witnessing(message)
         ]
-
-
-def _run_settings(visibility: Visibility, strategy: dict[str, Any], changes: dict[str, Any]) -> RunSettings:
-    defaults: dict[str, Any] = {
-        "strategy": Strategy(**({"rule": "fedgp_auto", "rounds": 3} | strategy)),
-        "visibility": visibility,
-        "k_min": 2,
-        "n_c": 0,
-        "threshold": 0,
-        "modulus_bits": 32,
-        "clip": 1.0,
-        "max_samples": 100,
-        "attempts": 2,
-        "join_deadline_s": 60.0,
-        "training_deadline_s": 600.0,
-        "phase_deadline_s": 30.0,
-        "config_digest": CONFIG_DIGEST,
-    }
-    return RunSettings(**(defaults | changes))
 
 
 def changed(header: AnySigned, **changes: Any) -> AnySigned:

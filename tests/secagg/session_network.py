@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from cohort import TARGET, AnySigned, Bytes, roster_of, signer
+from run_settings import run_settings
 from session_accusations import Accusations
 from session_lies import RING, WEIGHT, Liar
 from session_sites import (
@@ -48,20 +49,13 @@ def received(one: UnderWay) -> Passed | None:
 
 
 def _settings(terms: Terms) -> RunSettings:
-    return RunSettings(
-        strategy=Strategy(rule="source_only", rounds=ROUNDS),  # type: ignore[arg-type]
-        visibility=min(terms.levels),
+    return run_settings(
+        Strategy(rule="source_only", rounds=ROUNDS),  # type: ignore[arg-type]
+        min(terms.levels),
         k_min=terms.k_min,
         n_c=terms.n_c,
         threshold=terms.threshold,
-        modulus_bits=32,
-        clip=1.0,
         max_samples=1000,
-        attempts=2,
-        join_deadline_s=1.0,
-        training_deadline_s=1.0,
-        phase_deadline_s=1.0,
-        config_digest=bytes(32),
         cohort_size=terms.cohort_size,
     )
 
@@ -69,7 +63,8 @@ def _settings(terms: Terms) -> RunSettings:
 class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
     """A run of some rounds. What an honest site does is judged when it does it; a :class:`Violation` says what failed.
 
-    Time stands still at 0, so a deadline at 0 is due and any other passes when :meth:`expire` says so.
+    Time stands still at 0, so a deadline at 0 is due and any other passes when :meth:`expire` says so. Messages wait in
+    channels and not in one queue: they arrive by :meth:`deliver_from` and :meth:`wave`.
 
     Attributes:
         up, down: messages under way from and to each source, in the order in which they were sent.
