@@ -20,16 +20,17 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.policy import SourcePolicy, verdict
+from securefda.federation.throwaway import throwaway_roster
+from securefda.policy import SourcePolicy
 from securefda.rounds.journal import Journal, Opening
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import SiteLine
 from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.source_site import Permits, SourceSite
+from securefda.rounds.source_site import SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rounds.witness import Witness, WitnessMemory
 from securefda.secagg.messages import Header, Signed, Signer
-from securefda.secagg.roster import Roster, RosterEntry
+from securefda.secagg.roster import Roster
 from securefda.secagg.transcript import architecture_digest
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
@@ -65,25 +66,14 @@ def published_public_keys() -> frozenset[bytes]:
 @cache
 def roster_of(n: int, epoch: int = 1) -> Roster:
     """A roster of one target, index 0, and ``n`` sources."""
-    return Roster("stage", epoch, tuple(_entry(index) for index in range(n + 1)))
+    keys = {site_id_of(index): published_key(index) for index in range(n + 1)}
+    entities = {site_id_of(index): f"Hospital {index}" for index in range(n + 1)}
+    return throwaway_roster("stage", keys, epoch=epoch, entities=entities)
 
 
 def site_id_of(index: int) -> str:
     """The name of the site at a roster index."""
     return f"source-{index}" if index else "target"
-
-
-def _entry(index: int) -> RosterEntry:
-    return RosterEntry(
-        index=index,
-        site_id=site_id_of(index),
-        role="source" if index else "target",
-        legal_entity=f"Hospital {index}",
-        signing_key=published_key(index).public_key().public_bytes_raw(),
-        tls_pin=sha256(f"tls {index}".encode()).digest(),
-        not_before=0,
-        not_after=2**32,
-    )
 
 
 def signer_of(index: int) -> Signer:
@@ -208,15 +198,11 @@ def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float],
 def source_site(
     index: int, roster: Roster, policy: SourcePolicy, updates: UpdateRule, store: SourceStore, *, logs: Path
 ) -> SourceSite:
-    """A source's own things. Whether something is within its policy is looked up late: that can be switched off."""
-    limits = policy.session_limits(roster)
-    return SourceSite(
+    """A source's own things."""
+    return SourceSite.under_policy(
+        policy,
         signer=signer_of(index),
         roster=roster,
-        limits=limits,
-        check_policy=lambda header: verdict.check_header(policy, header, index, limits),
-        check_update=lambda update: verdict.check_metadata(policy, update),
-        permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
         trainer=KnownUpdates(index, updates),
         store=store,
         witness=witness_at(logs, index, roster, store),

@@ -1,18 +1,16 @@
 """A whole federation in one process, of which any endpoint can be an attacker.
 
 The other endpoints are the victims, and they are real: ``SourceRounds`` with a ``SourceStore`` on disk and the site's
-policy, ``AggregatorRun`` with an ``AggregatorStore``. Every message is encoded, passed as bytes and parsed again by
-the wire code. What does not exist here is TLS, time and loss: a deadline passes when nothing moves any more.
+policy, ``AggregatorRun`` with an ``AggregatorStore``. Between them is the network of the simulator.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from securefda.adaptation import Strategy
 from securefda.policy import SourcePolicy, default_policy
@@ -24,11 +22,10 @@ from securefda.rounds.site import Trainer
 from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Abort, Header, Parcel, Refusal, Signed, Visibility
+from securefda.secagg.messages import Abort, Header, Parcel, Refusal, Visibility
 from securefda.secagg.roster import Roster
 from securefda.training import Vector
-from securefda.transport import wire
-from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
+from securefda.transport.memory_network import AggregatorEndpoint, MemoryNetwork, Passed, SourceEndpoint, UnderWay
 from securefda.transport.recorder import MessageRecorder
 from threat_model.sites import (
     CLIP,
@@ -51,51 +48,8 @@ from threat_model.sites import (
 _MOST_STEPS = 20_000
 
 
-class AggregatorEndpoint(Protocol):
-    """What the stage needs of an aggregator, honest or not."""
-
-    done: bool
-    deadline: float | None
-
-    @property
-    def run_id(self) -> str:
-        """The run that it says it is in, 32 hex digits; sources join that."""
-
-    def open(self) -> list[Send]:
-        """Begin."""
-
-    def receive(self, parcel: Parcel) -> list[Send]:
-        """A message of a source."""
-
-    def expire(self) -> list[Send]:
-        """Nothing moves any more."""
-
-
-class SourceEndpoint(Protocol):
-    """What the stage needs of a source, honest or not."""
-
-    def join(self, run: str) -> Parcel:
-        """The first message in a run."""
-
-    def handle(self, parcel: Parcel) -> list[Parcel]:
-        """A message of the aggregator."""
-
-    def expire(self) -> list[Parcel]:
-        """The aggregator stays silent."""
-
-
 MakesAggregator = Callable[[AggregatorSeat], AggregatorEndpoint]
 MakesSource = Callable[[SourceSite, SourceReporter], SourceEndpoint]
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """A message that arrived, with its vectors."""
-
-    sender: int
-    to: int
-    message: Signed[Any]
-    vectors: tuple[bytes, ...] = ()
 
 
 Network = Callable[[Passed], Iterable[Passed]]
@@ -131,7 +85,7 @@ def run_settings(visibility: Visibility, changes: Mapping[str, Any]) -> RunSetti
     return RunSettings(**(defaults | dict(changes)))
 
 
-class Stage:
+class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
     """One aggregator and n sources, roster indices 0 and 1 to n, in a folder.
 
     Args:
@@ -173,26 +127,24 @@ class Stage:
         self.roster = roster or roster_of(n)
         self.settings = run_settings(visibility, settings or {})
         self.policies, self.trainers, self.rosters = dict(policies or {}), dict(trainers or {}), dict(rosters or {})
-        self.now = 0.0
         self.passed: list[Passed] = []
         self.watches: dict[int, SiteWatch] = {}
-        self._queue: deque[tuple[int, int, bytes, tuple[bytes, ...]]] = deque()
         self._stores: dict[int, SourceStore] = {}
         self._sites: dict[int, SourceSite | TargetSite] = {}
-        self._recorders: dict[int, MessageObserver] = {}
-        self._recorded, self._instance = recorded, 0
+        self.observers, self._recorded, self._instance = {}, recorded, 0
         self._makes = dict(sources or {})
-        self.sources = {entry.index: self._source(entry.index) for entry in self.roster.sources}
+        victims = {entry.index: self._source(entry.index) for entry in self.roster.sources}
         self._aggregator_store = AggregatorStore(folder / "target.sqlite")
-        self.aggregator = aggregator(self._seat())
+        super().__init__(aggregator(self._seat(victims)), victims, target=TARGET, observers=self.observers)
+        self._attackers = self._makes.keys() | ({TARGET} if aggregator is not honest_aggregator else set())
         self._record(TARGET, self.aggregator.run_id)
 
-    def _seat(self) -> AggregatorSeat:
+    def _seat(self, sources: Mapping[int, SourceEndpoint]) -> AggregatorSeat:
         witness = witness_at(self.logs(TARGET), TARGET, self.roster, self._aggregator_store)
         site = target_site(self.roster, self.updates, lambda: self.now, witness)
         site = replace(site, trainer=self.trainers.get(TARGET, site.trainer))
         self._sites[TARGET] = site
-        colluders = {index: self.sources[index] for index in self._makes}
+        colluders = {index: sources[index] for index in self._makes}
         return AggregatorSeat(site, self.settings, self._aggregator_store, SilentReporter(), colluders)
 
     def _source(self, index: int) -> SourceEndpoint:
@@ -215,7 +167,7 @@ class Stage:
     def _record(self, index: int, run: str | None = None) -> None:
         if self._recorded:
             journal = self._sites[index].witness.journal
-            self._recorders[index] = MessageRecorder(journal, self.roster, index, run=run)
+            self.observers[index] = MessageRecorder(journal, self.roster, index, run=run)
 
     def default_policy(self) -> SourcePolicy:
         """What a source permits that agreed to the run's settings."""
@@ -239,67 +191,49 @@ class Stage:
         self._stores[index].close()
         self._sites[index].witness.journal.close()
         self.sources[index] = self._source(index)
-        self._join(index)
+        self.join(index)
 
     def play(self) -> Stage:
         """Let every source report, and go on until nothing moves and the aggregator is done."""
-        self._post(self.aggregator.open())
-        for index in sorted(self.sources):
-            self._join(index)
+        self.open()
         return self.go()
-
-    def _join(self, index: int) -> None:
-        self._submit(index, [self.sources[index].join(self.aggregator.run_id)])
 
     def go(self) -> Stage:
         """Deliver what is under way; deadlines pass when nothing moves, in the end those of the sources."""
         for _ in range(_MOST_STEPS):
-            if self._queue:
-                self._deliver()
-            elif self.aggregator.done:
+            if not self.step():
                 for index, source in sorted(self.sources.items()):
-                    self._submit(index, source.expire())
-                if not self._queue:
+                    self.at_source(index, source.expire)
+                if not self.under_way:
                     return self
-            else:
-                self.now = max(self.now, self.aggregator.deadline or 0.0)
-                self._post(self.aggregator.expire())
         raise AssertionError("the play does not end")
 
-    def _deliver(self) -> None:
-        sender, to, data, vectors = self._queue.popleft()
-        for arriving in self.network(Passed(sender, to, wire.decode_signed(data), vectors)):
-            message = wire.decode_signed(wire.encode_signed(arriving.message))
-            self.passed.append(Passed(arriving.sender, arriving.to, message, arriving.vectors))
-            self._observe(arriving.to, Direction.RECEIVED, self.passed[-1])
-            parcel = Parcel(message, arriving.vectors)
-            if arriving.to == TARGET:
-                self._post(self.aggregator.receive(parcel))
-            else:
-                self._submit(arriving.to, self.sources[arriving.to].handle(parcel))
+    def on_the_way(self, passed: Passed) -> Iterable[Passed]:
+        """Whatever the attacker's network makes of it."""
+        return self.network(passed)
 
-    def _post(self, sends: Sequence[Send]) -> None:
-        self._enqueue(TARGET, [(send.to, send.parcel) for send in sends])
+    def hand_over(self, passed: Passed) -> None:
+        """Keep what arrives."""
+        self.passed.append(passed)
+        super().hand_over(passed)
+
+    def at_target(self, act: Callable[[], list[Send]]) -> None:
+        """Sources join again where the aggregator seems to be another process: they hear that as they connect."""
+        super().at_target(act)
         instance = getattr(self.aggregator, "instance", 0)
-        if instance != self._instance:  # as sources hear it where they connect again, and then join again
+        if instance != self._instance:
             self._instance = instance
             for index in sorted(self.sources):
-                self._join(index)
+                self.join(index)
 
-    def _submit(self, index: int, parcels: Iterable[Parcel]) -> None:
-        for parcel in parcels:
-            self._enqueue(index, [(TARGET, parcel)])
+    def check_vectors(self, sender: int, parcel: Parcel) -> None:
+        """An attacker sends what it likes."""
+        if sender not in self._attackers:
+            super().check_vectors(sender, parcel)
 
-    def _enqueue(self, sender: int, sends: Sequence[tuple[int, Parcel]]) -> None:
-        passing = [Passed(sender, to, parcel.message, tuple(map(bytes, parcel.vectors))) for to, parcel in sends]
-        for number, one in enumerate(passing, 1):
-            self._observe(sender, Direction.SENT, one, more=number < len(passing))
-        self._queue.extend((sender, one.to, wire.encode_signed(one.message), one.vectors) for one in passing)
-
-    def _observe(self, site: int, direction: Direction, passed: Passed, *, more: bool = False) -> None:
-        peer = passed.to if direction is Direction.SENT else passed.sender
-        size = wire_size(passed.message, sum(len(vector) for vector in passed.vectors))
-        self._recorders.get(site, ignore)(direction, peer, passed.message, size, more=more)
+    def put(self, parcel: UnderWay) -> None:
+        """Keep the vectors as they were sent, whatever the sender does to its own."""
+        super().put(replace(parcel, vectors=tuple(map(bytes, parcel.vectors))))
 
     def close(self) -> None:
         """Close state files and logs."""

@@ -32,8 +32,6 @@ from securefda.dp.ledger import Ledger, Reservation
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.policy import (
     SourcePolicy,
-    check_header,
-    check_metadata,
     check_task,
     check_training,
     default_policy_text,
@@ -53,7 +51,7 @@ from securefda.rounds.records import RoundLine, RunStatus, Summary, summarise
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import ByteCounts, RunSettings, TargetSite
 from securefda.rounds.site import SiteTrainer
-from securefda.rounds.source import Permits, SourceSite
+from securefda.rounds.source import SourceSite
 from securefda.rounds.source_site import require_room_for
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rounds.witness import Witness, WitnessMemory
@@ -374,7 +372,6 @@ def source_site(
     task = task_of(config.task, member.roster, seed)
     data = training_rows(task, site_id)
     require_room_for(len(data), policy)
-    limits = policy.session_limits(member.roster)
     said = default_policy_text(site_id, policy).encode() if policy_file is None else policy_file
     opening = _opening(config.task.factory, "the-headers", said)
     witness = witness_of(logs_folder(config.source.kit.resolve()), member, store, opening)
@@ -382,17 +379,11 @@ def source_site(
     trainer, notes = trainer_at(
         config.source, config.training, member, task, data, budget=budget, told=told, memory=store
     )
-    return SourceSite(
+    return SourceSite.under_policy(
+        policy,
         signer=member.signer,
         roster=member.roster,
-        limits=limits,
-        check_policy=partial(check_header, policy, own_index=member.index, limits=limits),
-        check_update=partial(check_metadata, policy),
-        permits=Permits(
-            policy.visibility,
-            frozenset(policy.metadata.may_leave),
-            metrics=config.training.dp.noise_multiplier == 0,
-        ),
+        metrics=config.training.dp.noise_multiplier == 0,
         trainer=trainer,
         store=store,
         witness=witness,

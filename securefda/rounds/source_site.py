@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from securefda.errors import ConfigError
-from securefda.policy import SourcePolicy
+from securefda.policy import SourcePolicy, check_header, check_metadata
 from securefda.rounds.records import SiteLine
 from securefda.rounds.site import Trainer
 from securefda.rounds.store import SourceStore
@@ -56,6 +56,42 @@ class SourceSite:
     unix_time: Callable[[], float] = time.time
     notes: tuple[str, ...] = ()
     trains_on: str = ""
+
+    @classmethod
+    def under_policy(
+        cls,
+        policy: SourcePolicy,
+        *,
+        signer: Signer,
+        roster: Roster,
+        trainer: Trainer,
+        store: SourceStore,
+        witness: Witness,
+        random_bytes: RandomBytes,
+        software_version: str,
+        metrics: bool = True,
+        unix_time: Callable[[], float] = time.time,
+        trains_on: str = "",
+        notes: tuple[str, ...] = (),
+    ) -> SourceSite:
+        """A source that does what ``policy`` permits, and no more; ``metrics`` as :class:`Permits` has it."""
+        limits = policy.session_limits(roster)
+        return cls(
+            signer=signer,
+            roster=roster,
+            limits=limits,
+            check_policy=lambda header: check_header(policy, header, signer.index, limits),
+            check_update=lambda update: check_metadata(policy, update),
+            permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave), metrics),
+            trainer=trainer,
+            store=store,
+            witness=witness,
+            random_bytes=random_bytes,
+            software_version=software_version,
+            unix_time=unix_time,
+            trains_on=trains_on,
+            notes=notes,
+        )
 
 
 def site_line(header: Header, level: Visibility, result: LocalResult) -> SiteLine:

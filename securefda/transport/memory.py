@@ -1,25 +1,19 @@
-"""A whole federation in one process: the round code of the services, with a queue in place of the network.
-
-Every message is serialised, passed as bytes and parsed again by the same wire code; what does not exist here is TLS,
-time and loss. Deadlines pass when nothing moves any more.
-"""
+"""A whole federation in one process: the round code of the services over a network in memory."""
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig, site_policy
 from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.federation.throwaway import throwaway_roster
 from securefda.rounds.accounts import TERMS
-from securefda.rounds.attempts import Send
 from securefda.rounds.composition import Member, make_ledgers, run_settings, source_site, summary_of, target_site
 from securefda.rounds.progress import Reporter
 from securefda.rounds.recording import RecordingReporter, model_file
@@ -31,35 +25,29 @@ from securefda.rounds.source import SourceRounds
 from securefda.rounds.source_site import SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Body, Header, Parcel, Signed
-from securefda.secagg.roster import PIN_BYTES, Roster, RosterEntry
-from securefda.transport.attachments import digests_beside
+from securefda.secagg.roster import Roster
+from securefda.transport.memory_network import MemoryNetwork, Passed
 from securefda.transport.meter import TrafficMeter
-from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
+from securefda.transport.observer import MessageObserver, ignore
 from securefda.transport.recorder import MessageRecorder
-from securefda.transport.wire import decode_signed, encode, encode_signed
+from securefda.transport.wire import encode, encode_signed
 
-_FOR_EVER = 2**37  # Unix time; in a few thousand years
 Delivers = Callable[[int, int, Signed[Body]], bool]
 """Whether a message from one roster index to another arrives; tests lose messages with it."""
 
 
-class MemoryNetwork:
-    """Passes messages between one aggregator and its sources until the run is done."""
+class _Simulation(MemoryNetwork[AggregatorRun, SourceRounds]):
+    """The network of a run that ends with the first site that fails."""
 
     def __init__(
         self,
         run: AggregatorRun,
         sources: dict[int, SourceRounds],
         observers: dict[int, MessageObserver],
-        delivers: Delivers = lambda *_: True,
+        delivers: Delivers,
     ) -> None:
-        """``observers`` see each site's messages, by roster index; sites without one are not observed."""
-        self._run = run
-        self._sources = sources
-        self._observers = observers
+        super().__init__(run, sources, observers=observers)
         self._delivers = delivers
-        self._target = next(index for index in observers if index not in sources)
-        self._queue: deque[tuple[int, int, bytes, tuple[Any, ...]]] = deque()
 
     def run(self) -> None:
         """Drive all sites until the aggregator is done and nothing is under way.
@@ -67,59 +55,19 @@ class MemoryNetwork:
         Raises:
             SecureFdaError: whatever ends the run, or a site's own failure.
         """
-        self._post(self._run.open())
-        for source in self._sources.values():
-            self._submit(source.join(self._run.run_id))
-        while True:
-            while self._queue:
-                self._deliver(*self._queue.popleft())
-            if self._run.done:
-                break
-            self._post(self._run.expire())
-        if self._run.error is not None:
-            raise self._run.error
+        self.open()
+        while self.step():
+            pass
+        if self.aggregator.error is not None:
+            raise self.aggregator.error
 
-    def _deliver(self, sender: int, to: int, data: bytes, vectors: tuple[Any, ...]) -> None:
-        message = decode_signed(data)
-        if not self._delivers(sender, to, message):
-            return
-        self._observe(to, Direction.RECEIVED, sender, message, vectors)
-        parcel = Parcel(message, vectors)
-        if to == self._target:
-            self._post(self._run.receive(parcel))
-            return
-        for answer in self._sources[to].handle(parcel):
-            self._submit(answer)
-        if (failure := self._sources[to].failure) is not None:
+    def on_the_way(self, passed: Passed) -> Iterable[Passed]:
+        return (passed,) if self._delivers(passed.sender, passed.to, passed.message) else ()
+
+    def at_source(self, index: int, act: Callable[[], list[Parcel]]) -> None:
+        super().at_source(index, act)
+        if (failure := self.sources[index].failure) is not None:
             raise failure
-
-    def _post(self, sends: list[Send]) -> None:
-        self._send(self._target, [(send.to, send.parcel) for send in sends])
-
-    def _submit(self, parcel: Parcel) -> None:
-        self._send(parcel.message.sender, [(self._target, parcel)])
-
-    def _send(self, sender: int, sends: list[tuple[int, Parcel]]) -> None:
-        """As the network of processes: all are shown before one leaves, and none has vectors that it does not name."""
-        for _, parcel in sends:
-            digests_beside(parcel.message.body, len(parcel.vectors))
-        for number, (to, parcel) in enumerate(sends, 1):
-            more = number < len(sends)
-            self._observe(sender, Direction.SENT, to, parcel.message, parcel.vectors, more=more)
-        self._queue.extend((sender, to, encode_signed(parcel.message), parcel.vectors) for to, parcel in sends)
-
-    def _observe(
-        self,
-        site: int,
-        direction: Direction,
-        peer: int,
-        message: Signed[Body],
-        vectors: tuple[Any, ...],
-        *,
-        more: bool = False,
-    ) -> None:
-        observer = self._observers.get(site, ignore)
-        observer(direction, peer, message, wire_size(message, sum(len(vector) for vector in vectors)), more=more)
 
 
 class _SiteRecorder:
@@ -171,9 +119,8 @@ def simulate(
         training = config.training
         if training.target.dp.noise_multiplier or training.source.dp.noise_multiplier:
             reporter.note(TERMS)
-        network = MemoryNetwork(run, sources, federation.observers, delivers)
         try:
-            network.run()
+            _Simulation(run, sources, federation.observers, delivers).run()
         except BaseException as error:
             folder.write_summary(federation.summary(run, error))
             raise
@@ -199,8 +146,9 @@ class _Federation:
 
     @classmethod
     def of(cls, config: FederationConfig, folder: RunFolder, seed: int, reporter: Reporter, stores: ExitStack) -> Self:
-        roster, keys = _throwaway_roster(config)
         target = config.federation.target
+        keys = {site: Ed25519PrivateKey.generate() for site in (target, *config.federation.sources)}
+        roster = throwaway_roster(config.federation.name, keys)
         sites = folder.path / SITES_FOLDER
         kits = {site: sites / site for site in (target, *config.federation.sources)}
         for note in make_ledgers(config, kits, seed):
@@ -252,23 +200,3 @@ class _Federation:
 
     def _member(self, site_id: str) -> Member:
         return Member(self.roster, site_id, self.keys[site_id], encode)
-
-
-def _throwaway_roster(config: FederationConfig) -> tuple[Roster, dict[str, Ed25519PrivateKey]]:
-    """Identities that live as long as this run; no certificate exists, so the pins are random."""
-    names = (config.federation.target, *config.federation.sources)
-    keys = {name: Ed25519PrivateKey.generate() for name in names}
-    entries = tuple(
-        RosterEntry(
-            index=index,
-            site_id=name,
-            role="target" if index == 0 else "source",
-            legal_entity=name,
-            signing_key=keys[name].public_key().public_bytes_raw(),
-            tls_pin=os.urandom(PIN_BYTES),
-            not_before=0,
-            not_after=_FOR_EVER,
-        )
-        for index, name in enumerate(names)
-    )
-    return Roster(config.federation.name, 1, entries), keys

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from known_sites import known_keys, known_roster
 
 from securefda.audit import notes
 from securefda.audit.kept import KeptMessages
@@ -31,7 +32,6 @@ from securefda.audit.verify import verify_log
 from securefda.dp.accountants import epsilon
 from securefda.dp.events import DpEvent
 from securefda.secagg import messages as m
-from securefda.secagg.roster import Roster, RosterEntry
 from securefda.secagg.signatures import sign_bytes
 from securefda.transport import wire
 from securefda.transport.statements import KeptStatements, StatementReader
@@ -40,24 +40,8 @@ RUN_ID = bytes(range(16))
 RUN = RUN_ID.hex()
 TARGET, SOURCES = "hospital-t", ("hospital-a", "hospital-b", "hospital-c")
 SITES = (TARGET, *SOURCES)
-KEYS = {site: Ed25519PrivateKey.from_private_bytes(sha256(site.encode()).digest()) for site in SITES}
-ROSTER = Roster(
-    "study",
-    1,
-    tuple(
-        RosterEntry(
-            index=place,
-            site_id=site,
-            role="target" if site == TARGET else "source",
-            legal_entity=f"Hospital {place}",
-            signing_key=KEYS[site].public_key().public_bytes_raw(),
-            tls_pin=sha256(b"tls" + site.encode()).digest(),
-            not_before=0,
-            not_after=2_000_000_000,
-        )
-        for place, site in enumerate(SITES)
-    ),
-)
+KEYS = known_keys(SITES)
+ROSTER = known_roster("study", SITES)
 PUBLIC = {entry.site_id: entry.signing_key for entry in ROSTER.entries}
 MEMBERS = Members("study", RUN, TARGET, PUBLIC, ROSTER.digest().hex())
 SUM, COHORT, INDIVIDUAL = m.Visibility.SUM, m.Visibility.COHORT, m.Visibility.INDIVIDUAL

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from known_sites import known_keys
 
 from securefda.audit.log import AuditLog
 from securefda.audit.names import LogName, witness_name
@@ -18,11 +18,12 @@ from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
 from securefda.audit.records import Disclosure, Entry
 from securefda.cli import main
 from securefda.cli.audit_keys import ROSTER_FILE
-from securefda.secagg.roster import Roster, RosterEntry
+from securefda.federation.throwaway import throwaway_roster
+from securefda.secagg.roster import Roster
 
 SITES = ("target", "source-1", "source-2", "source-3")
 RUN = "0123456789abcdef" * 2
-LOG_KEYS = {site: Ed25519PrivateKey.from_private_bytes(hashlib.sha256(site.encode()).digest()) for site in SITES}
+LOG_KEYS = known_keys(SITES)
 
 
 def public(site: str) -> bytes:
@@ -30,20 +31,7 @@ def public(site: str) -> bytes:
 
 
 def roster(epoch: int = 1, federation: str = "hearts", sites: tuple[str, ...] = SITES) -> Roster:
-    entries = (
-        RosterEntry(
-            index,
-            site,
-            "target" if site == "target" else "source",
-            f"Hospital {site}",
-            public(site),
-            hashlib.sha256(b"tls" + site.encode()).digest(),
-            0,
-            2_000_000_000,
-        )
-        for index, site in enumerate(sites)
-    )
-    return Roster(federation, epoch, tuple(entries))
+    return throwaway_roster(federation, {site: LOG_KEYS[site] for site in sites}, target="target", epoch=epoch)
 
 
 @dataclass

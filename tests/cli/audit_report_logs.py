@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from known_sites import known_keys, known_roster
 
 from securefda.audit.log import AuditLog
 from securefda.audit.names import LogName, witness_name
@@ -17,7 +17,6 @@ from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
 from securefda.cli.audit_keys import ROSTER_FILE
 from securefda.policy import NAMED_POLICIES
-from securefda.secagg.roster import Roster, RosterEntry
 
 RUN = "0123456789abcdef" * 2
 FEDERATION = "hearts"
@@ -51,7 +50,7 @@ class Logs:
         sources: how many.
         noise: whether the sources train with it.
         bare: sources whose updates leave readable by themselves.
-        entities: site id -> its organisation, where not ``Hospital SITE``.
+        entities: site id -> its organisation, where that is not the site id.
     """
 
     def __init__(
@@ -66,10 +65,8 @@ class Logs:
         self.folder, self.noise, self.bare = folder, noise, tuple(bare)
         self.sources = tuple(f"source-{number}" for number in range(1, sources + 1))
         self.sites = (TARGET, *self.sources)
-        self.keys = {
-            site: Ed25519PrivateKey.from_private_bytes(hashlib.sha256(site.encode()).digest()) for site in self.sites
-        }
-        self.roster = Roster(FEDERATION, 1, tuple(self._entry(site, entities or {}) for site in self.sites))
+        self.keys = known_keys(self.sites)
+        self.roster = known_roster(FEDERATION, self.sites, target=TARGET, entities=entities)
         clock = Ticks()
         self.logs = {
             site: AuditLog.open(self.path(site).parent, LogName(FEDERATION, site, RUN), self.keys[site], clock)
@@ -163,15 +160,3 @@ class Logs:
         for log in self.logs.values():
             log.close()
         return self.folder
-
-    def _entry(self, site: str, entities: dict[str, str]) -> RosterEntry:
-        return RosterEntry(
-            index=self.sites.index(site),
-            site_id=site,
-            role="target" if site == TARGET else "source",
-            legal_entity=entities.get(site, f"Hospital {site}"),
-            signing_key=self.keys[site].public_key().public_bytes_raw(),
-            tls_pin=hashlib.sha256(b"tls" + site.encode()).digest(),
-            not_before=0,
-            not_after=2_000_000_000,
-        )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import time
-from collections.abc import Awaitable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Awaitable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,28 +13,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from federation_builder import make
+from random_sites import random_run, random_source
+from run_settings import run_settings
 
 from securefda.adaptation import Rule, Strategy
 from securefda.cli.bench.job import SAMPLES
-from securefda.cli.bench.trainer import RandomTrainer
 from securefda.errors import AuthenticationError, QuorumLost, SecureFdaError
 from securefda.federation.enrolment import renew_site, revoke_site
 from securefda.federation.kit import Kit, load_kit
 from securefda.federation.sites import SiteSpec
-from securefda.policy import check_header, check_metadata, default_policy
-from securefda.rounds.composition import Member, witness_of
-from securefda.rounds.journal import Opening
+from securefda.policy import default_policy
+from securefda.rounds.composition import Member
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.source import Permits, SourceRounds, SourceSite
-from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.rounds.witness import Witness
-from securefda.secagg.messages import Visibility
-from securefda.tasks import Samples
+from securefda.rounds.source import SourceRounds
+from securefda.rounds.store import SourceStore
 from securefda.transport.client import SourceChannel
 from securefda.transport.driver import RunDriver, SourceDriver
 from securefda.transport.limits import TransportSettings
@@ -92,67 +85,23 @@ class SourceWatch:
         self.alarms.append(str(error))
 
 
-def witness_at(member: Member, folder: Path, memory: AggregatorStore | SourceStore, stack: ExitStack) -> Witness:
-    """A site's logs, which nobody writes any more when the stack unwinds."""
-    logs = folder / "logs" / member.site_id
-    return stack.enter_context(closing_log(witness_of(logs, member, memory, Opening("1", "random", "source_only"))))
-
-
-@contextmanager
-def closing_log(witness: Witness) -> Iterator[Witness]:
-    with closing(witness.journal):
-        yield witness
-
-
 def run_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> AggregatorRun:
-    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
-    store = stack.enter_context(closing(AggregatorStore(folder / "target")))
-    site = TargetSite(
-        signer=member.signer,
-        roster=kit.roster,
-        trainer=RandomTrainer(kit.site_id, PARAMS),
-        test_data=Samples(torch.zeros(1, 1), torch.zeros(1)),
-        random_bytes=os.urandom,
-        clock=time.monotonic,
-        traffic=lambda: ({}, {}),
-        witness=witness_at(member, folder, store, stack),
-    )
-    settings = RunSettings(
-        strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=1),
-        visibility=Visibility.SUM,
-        k_min=2,
-        n_c=0,
-        threshold=0,
-        modulus_bits=32,
-        clip=1.0,
+    settings = run_settings(
+        Strategy(rule=Rule.SOURCE_ONLY, rounds=1),
         max_samples=SAMPLES,
         attempts=1,
         join_deadline_s=WAIT_S,
         training_deadline_s=WAIT_S,
         phase_deadline_s=WAIT_S,
-        config_digest=b"",
     )
-    return AggregatorRun(site, settings, store, watch)
+    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    return random_run(member, folder, PARAMS, settings, watch, stack)
 
 
 def rounds_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> SourceRounds:
-    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
     policy = default_policy("sum", 2, 0, 1, max_samples=SAMPLES)
-    store = stack.enter_context(closing(SourceStore(folder / kit.site_id)))
-    site = SourceSite(
-        signer=member.signer,
-        roster=kit.roster,
-        limits=policy.session_limits(kit.roster),
-        check_policy=partial(check_header, policy, own_index=member.index),
-        check_update=partial(check_metadata, policy),
-        permits=Permits(policy.visibility),
-        trainer=RandomTrainer(kit.site_id, PARAMS),
-        store=store,
-        witness=witness_at(member, folder, store, stack),
-        random_bytes=os.urandom,
-        software_version="1",
-    )
-    return SourceRounds(site, SourceWatch(watch.alarms))
+    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    return random_source(member, folder, PARAMS, policy, SourceWatch(watch.alarms), stack)
 
 
 async def in_time(work: Awaitable[object]) -> object:

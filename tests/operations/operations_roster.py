@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
+
+from known_sites import known_roster
 
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.secagg.messages import Header, Signed
-from securefda.secagg.roster import Roster, RosterEntry
+from securefda.secagg.roster import Roster
 
 SITES = ("clinic", "hospital-a", "hospital-b", "hospital-c")
 FINISHED: RoundLine = {
@@ -31,20 +32,7 @@ FINISHED: RoundLine = {
 
 
 def roster() -> Roster:
-    entries = tuple(
-        RosterEntry(
-            index=index,
-            site_id=site,
-            role="source" if index else "target",
-            legal_entity=site,
-            signing_key=sha256(site.encode()).digest(),
-            tls_pin=sha256(site.encode()).digest(),
-            not_before=0,
-            not_after=2**32,
-        )
-        for index, site in enumerate(SITES)
-    )
-    return Roster("study", 1, entries)
+    return known_roster("study", SITES)
 
 
 @dataclass

@@ -145,7 +145,7 @@ def test_where_both_are_off_no_file_is_made_and_nothing_is_imported_for_them(tmp
         "print([name for name in names if name in sys.modules])\n"
     )
     here = Path(__file__).parent
-    environment = {"PYTHONPATH": f"{here.parents[1]}:{here}", "PATH": "/usr/bin:/bin"}
+    environment = {"PYTHONPATH": f"{here.parents[1]}:{here}:{here.parent / 'support'}", "PATH": "/usr/bin:/bin"}
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )

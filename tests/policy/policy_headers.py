@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from known_sites import known_roster
 
 from securefda.policy import (
     EnergyBounds,
@@ -13,7 +13,7 @@ from securefda.policy import (
     WorkLimits,
 )
 from securefda.secagg.messages import EnergyTerms, Granularity, Header, Layer, RuleTerms, TargetTerms, Visibility
-from securefda.secagg.roster import Roster, RosterEntry
+from securefda.secagg.roster import Roster
 
 ME = 3
 ARCHITECTURE = bytes(range(32))
@@ -73,10 +73,4 @@ def rule(name: str, *, filtered: bool = True, select: bool = False) -> RuleTerms
 
 def roster(sources: tuple[str, ...] = SOURCES) -> Roster:
     """A target and these sources, in order."""
-
-    def entry(index: int, site: str) -> RosterEntry:
-        public = Ed25519PrivateKey.from_private_bytes(bytes([index + 1]) * 32).public_key().public_bytes_raw()
-        role = "target" if index == 0 else "source"
-        return RosterEntry(index, site, role, f"Hospital {index}", public, bytes([index]) * 32, 0, 2**32)
-
-    return Roster("digits", 1, tuple(entry(i, site) for i, site in enumerate(("target", *sources))))
+    return known_roster("digits", ("target", *sources))

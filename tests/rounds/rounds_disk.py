@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +19,8 @@ from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rounds.witness import Witness
 from securefda.secagg.messages import Parcel
 from securefda.transport import wire
+from securefda.transport.memory_network import UnderWay
 from securefda.transport.observer import Direction
-
-Queued = tuple[int, int, bytes, tuple[Any, ...]]
 
 
 class FullDisk:
@@ -91,31 +89,19 @@ def _no_space() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-class Leaving(deque[Queued]):
-    """A queue that remembers what was put into it: sender, recipient and digest of every message that has left."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ever: list[tuple[int, int, bytes]] = []
-
-    def append(self, item: Queued) -> None:
-        sender, to, data, _ = item
-        self.ever.append((sender, to, wire.decode_signed(data).digest()))
-        super().append(item)
-
-
 class EndingFederation(Federation):
     """Sites write their messages down, and one that cannot ends, as its process does.
 
     ``ended`` has the errors by roster index. The connection of a source ends with it. The aggregator tells its run,
-    unless it could not write what it received, and sends what this has to say if that can be written.
+    unless it could not write what it received, and sends what this has to say if that can be written. ``left`` has
+    sender, recipient and digest of every message that has left.
     """
 
     def __init__(self, folder: Path, n: int = 3, **options: Any) -> None:
         self.ended: dict[int, AuditError] = {}
+        self.left: list[tuple[int, int, bytes]] = []
         self._unread = False
         super().__init__(folder, n, recorded=True, **options)
-        self.queue = self.left = Leaving()
 
     def logs_of(self, index: int) -> Path:
         """Where a site's logs lie."""
@@ -127,33 +113,33 @@ class EndingFederation(Federation):
         return witness_of(self.logs_of(index), member, memory, opening, lambda: self.unix_s)
 
     def open(self) -> Self:
-        self._do(lambda: self.post(self.run.open()))
+        self._do(lambda: self.at_target(self.run.open))
         for index in sorted(self.reached):
             if TARGET not in self.ended:
-                self._do(lambda one=index: self.submit(one, self.sources[one].join(self.run.run_id)))
+                self._do(lambda one=index: self.join(one))
         return self
 
     def go(self, *, steps: int = 10_000) -> Self:
         """Until the run is over, or its process, and what had left has arrived."""
         for _ in range(steps):
-            if self.queue:
-                self._do(self.deliver)
-            elif self.run.done or TARGET in self.ended:
+            if not self.under_way and (self.run.done or TARGET in self.ended):
                 return self
-            else:
-                self.now = max(self.now, self.run.deadline or 0.0)
-                self._do(lambda: self.post(self.run.expire()))
+            self._do(self.step)
         raise AssertionError("the run does not end")
 
     def deliver(self) -> None:
-        if self.queue[0][1] == TARGET and TARGET in self.ended:
-            self.queue.popleft()
+        if self.under_way[0].to == TARGET and TARGET in self.ended:
+            self.under_way.popleft()
             return
         super().deliver()
 
-    def record(self, index: int, direction: Direction, peer: int, parcel: Parcel, *, more: bool = False) -> None:
+    def put(self, parcel: UnderWay) -> None:
+        self.left.append((parcel.sender, parcel.to, parcel.read().message.digest()))
+        super().put(parcel)
+
+    def observe(self, site: int, direction: Direction, peer: int, parcel: Parcel, *, more: bool = False) -> None:
         self._unread = direction is Direction.RECEIVED
-        super().record(index, direction, peer, parcel, more=more)
+        super().observe(site, direction, peer, parcel, more=more)
         self._unread = False
 
     def start_anew(self) -> None:

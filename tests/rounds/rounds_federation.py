@@ -1,6 +1,6 @@
-"""A federation for tests of the rounds: the real aggregator, sources, stores and wire, and a network that is told.
+"""A federation for tests of the rounds: the real aggregator, sources and stores, and the network of the simulator.
 
-Every message is encoded and parsed again on its way. A ``Link`` sees each of them, may lose or replace it, or act at
+A ``Link`` sees each of them, may lose or replace it, or act at
 that moment: take a source away, kill the aggregator. Time stands still; a deadline passes when nothing moves.
 """
 
@@ -8,46 +8,45 @@ from __future__ import annotations
 
 import gc
 import os
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache, partial
-from hashlib import sha256
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from known_sites import known_key, known_roster
 from rounds_tasks import Points
+from run_settings import run_settings
 
 from securefda.adaptation import Strategy
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.policy import SourcePolicy, check_header, check_metadata, default_policy
-from securefda.rounds.attempts import Send
+from securefda.policy import SourcePolicy, default_policy
 from securefda.rounds.composition import Member, witness_of
 from securefda.rounds.journal import Opening
 from securefda.rounds.personal import personal_of
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_settings import RunSettings, TargetSite
+from securefda.rounds.run_settings import TargetSite
 from securefda.rounds.site import SiteTrainer
-from securefda.rounds.source import Permits, SourceRounds, SourceSite
+from securefda.rounds.source import SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rounds.witness import Witness
 from securefda.rounds.witnesses import Witnesses
 from securefda.secagg.messages import Checkpoint, Cosigned, Header, Parcel, Signed, Signer, Visibility
-from securefda.secagg.roster import Roster, RosterEntry
+from securefda.secagg.roster import Roster
 from securefda.secagg.secret import Secret
 from securefda.tasks import TaskSettings
 from securefda.training import OwnRows, PersonalMemory, TrainingSettings
 from securefda.transport import wire
-from securefda.transport.observer import Direction, wire_size
+from securefda.transport.memory_network import MemoryNetwork, Passed, UnderWay
+from securefda.transport.observer import MessageObserver
 from securefda.transport.recorder import MessageRecorder
 
 TARGET = 0
 SEED = 5
 UNIX_S = 2**30
-CONFIG_DIGEST = sha256(b"the settings").digest()
 AnySigned = Signed[Any]
 Link = Callable[[int, int, AnySigned], AnySigned | None]
 """(sender, recipient, message) to the message that arrives, or None."""
@@ -61,27 +60,13 @@ def site_id(index: int) -> str:
     return "target" if index == TARGET else f"source-{index}"
 
 
-@cache
 def identity(index: int) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(sha256(f"site {index}".encode()).digest())
+    return known_key(site_id(index))
 
 
 @cache
 def roster_of(n: int) -> Roster:
-    entries = [
-        RosterEntry(
-            index=index,
-            site_id=site_id(index),
-            role="source" if index else "target",
-            legal_entity=f"Hospital {index}",
-            signing_key=identity(index).public_key().public_bytes_raw(),
-            tls_pin=sha256(f"tls {index}".encode()).digest(),
-            not_before=0,
-            not_after=2**32,
-        )
-        for index in range(n + 1)
-    ]
-    return Roster("study", 1, tuple(entries))
+    return known_roster("study", map(site_id, range(n + 1)))
 
 
 def signer(index: int) -> Signer:
@@ -175,7 +160,7 @@ def intact(sender: int, recipient: int, message: AnySigned) -> AnySigned:
     return message
 
 
-class Federation:
+class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
     """One aggregator and n sources in a folder.
 
     Args:
@@ -183,7 +168,7 @@ class Federation:
         n: number of sources.
         visibility: the level that the aggregator asks for, and that every policy permits unless ``permits`` differs.
         permits: index of a source -> what its own policy permits, where that is another level.
-        settings: fields of :class:`RunSettings` that differ from the defaults below.
+        settings: fields of :class:`RunSettings` that differ from :func:`run_settings`.
         roster: of the federation, where it is not the usual one of n sources.
         recorded: whether every site writes down its messages, before they leave and before they are handled.
         strategy: fields of the strategy that differ.
@@ -204,28 +189,36 @@ class Federation:
         self.folder, self.n = folder, n
         self.roster = roster or roster_of(n)
         self.watch = Watch()
-        self.now, self.unix_s = 0.0, UNIX_S
-        self.settings = _run_settings(visibility, strategy, settings or {})
+        self.unix_s = UNIX_S
+        self.settings = run_settings(
+            Strategy(**({"rule": "fedgp_auto", "rounds": 3} | strategy)), visibility, **(settings or {})
+        )
         self.heads: dict[str, Any] = {}
         if self.settings.strategy.rule == "fedrep":
             self.heads = {"personal_layers": 1, "head_epochs": 2}
         self.permits = dict(permits or {})
         self.link: Link = intact
         self.reached: set[int] = set(range(1, n + 1))
-        self.queue: deque[tuple[int, int, bytes, tuple[Any, ...]]] = deque()
         self.passed: list[tuple[int, int, AnySigned]] = []
         self.vectors: list[tuple[int, int, str, int]] = []
         self.recorded = recorded
-        self.recorders: dict[int, MessageRecorder] = {}
-        self.sources = {index: self.source(index) for index in range(1, n + 1)}
-        self.start_aggregator()
+        self.observers: dict[int, MessageObserver] = {}
+        self.stores: dict[int, SourceStore] = {}
+        sources = {index: self.source(index) for index in range(1, n + 1)}
+        super().__init__(self.new_aggregator(), sources, target=TARGET, observers=self.observers)
+
+    @property
+    def run(self) -> AggregatorRun:
+        """The aggregator."""
+        return self.aggregator
 
     def start_aggregator(self) -> None:
         """A new process of the aggregator, in the folder of the old one."""
-        if hasattr(self, "store"):
-            self.run._site.witness.journal.close()
-            self.store.close()
-        self.recorders.pop(TARGET, None)
+        self.run._site.witness.journal.close()
+        self.store.close()
+        self.aggregator = self.new_aggregator()
+
+    def new_aggregator(self) -> AggregatorRun:
         self.store = AggregatorStore(self.folder / "target.sqlite")
         oracle = self.settings.strategy.rule == "oracle"
         site = TargetSite(
@@ -240,27 +233,23 @@ class Federation:
             unix_time=lambda: self.unix_s,
             personal=personal_of(self.settings.strategy, rows_of(self.n, **self.heads), self.store),
         )
-        self.run = AggregatorRun(site, self.settings, self.store, self.watch)
+        run = AggregatorRun(site, self.settings, self.store, self.watch)
+        self.record(TARGET, site.witness, run.run_id)
+        return run
 
     def source(
         self, index: int, *, policy: SourcePolicy | None = None, hidden: int = 0, **training: Any
     ) -> SourceRounds:
         """A new process of a source, in the folder of the old one."""
-        old = getattr(self, "sources", {}).get(index)
-        if old is not None:
-            old._site.witness.journal.close()
+        if index in self.stores:
+            self.sources[index]._site.witness.journal.close()
             self.stores[index].close()
-        self.recorders.pop(index, None)
         policy = policy or self.policy(index)
-        store = SourceStore(self.folder / f"source-{index}.sqlite")
-        self.stores = {**getattr(self, "stores", {}), index: store}
-        site = SourceSite(
+        store = self.stores[index] = SourceStore(self.folder / f"source-{index}.sqlite")
+        site = SourceSite.under_policy(
+            policy,
             signer=signer(index),
             roster=self.roster,
-            limits=policy.session_limits(self.roster),
-            check_policy=partial(check_header, policy, own_index=index),
-            check_update=partial(check_metadata, policy),
-            permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
             trainer=trainer_of(self.n, index, hidden=hidden, memory=store, **(self.heads | training)),
             store=store,
             witness=self.witness_of(index, store),
@@ -268,8 +257,9 @@ class Federation:
             software_version="1",
             unix_time=lambda: self.unix_s,
         )
-        if hasattr(self, "run"):  # of a process that is started again: it has joined
+        if hasattr(self, "aggregator"):  # of a process that is started again: it has joined
             site.witness.journal.begin(self.run.run_id)
+        self.record(index, site.witness)
         return SourceRounds(site, self.watch.of_source(index))
 
     def enter_run(self, run_id: bytes) -> bytes:
@@ -311,62 +301,39 @@ class Federation:
         )
         return policy.model_copy(update=changes)
 
+    def record(self, index: int, witness: Witness, run: str | None = None) -> None:
+        """Let a process write its messages down."""
+        if self.recorded:
+            self.observers[index] = MessageRecorder(witness.journal, self.roster, index, run=run)
+
     def open(self) -> Federation:
         """Start the aggregator's run and let every source report."""
-        self.post(self.run.open())
+        self.at_target(self.run.open)
         for index in sorted(self.reached):
-            self.submit(index, self.sources[index].join(self.run.run_id))
+            self.join(index)
         return self
 
     def go(self, *, steps: int = 10_000) -> Federation:
         """Deliver until the run is over; time passes when nothing moves."""
         for _ in range(steps):
-            if self.queue:
-                self.deliver()
-            elif self.run.done:
+            if not self.step():
                 return self
-            else:
-                self.now = max(self.now, self.run.deadline or 0.0)
-                self.post(self.run.expire())
         raise AssertionError(f"the run does not end; it waits for {self.run.waiting_for()}")
 
-    def deliver(self) -> None:
-        """Let the next message arrive."""
-        sender, to, data, vectors = self.queue.popleft()
-        message = self.link(sender, to, wire.decode_signed(data))
-        if message is None or {sender, to} - {TARGET} - self.reached:
-            return
-        message = wire.decode_signed(wire.encode_signed(message))
-        parcel = Parcel(message, vectors)
-        self.record(to, Direction.RECEIVED, sender, parcel)
-        self.passed.append((sender, to, message))
-        self.vectors.append((sender, to, message.type_name, len(vectors)))
-        if to == TARGET:
-            self.post(self.run.receive(parcel))
-            return
-        for answer in self.sources[to].handle(parcel):
-            self.submit(to, answer)
+    def on_the_way(self, passed: Passed) -> Iterable[Passed]:
+        message = self.link(passed.sender, passed.to, passed.message)
+        if message is None or {passed.sender, passed.to} - {TARGET} - self.reached:
+            return ()
+        return (replace(passed, message=message),)
 
-    def post(self, sends: list[Send]) -> None:
-        for number, send in enumerate(sends, 1):
-            self.record(TARGET, Direction.SENT, send.to, send.parcel, more=number < len(sends))
-        for send in sends:
-            self.queue.append((TARGET, send.to, wire.encode_signed(send.parcel.message), send.parcel.vectors))
+    def hand_over(self, passed: Passed) -> None:
+        self.passed.append((passed.sender, passed.to, passed.message))
+        self.vectors.append((passed.sender, passed.to, passed.message.type_name, len(passed.vectors)))
+        super().hand_over(passed)
 
-    def submit(self, index: int, parcel: Parcel) -> None:
-        self.record(index, Direction.SENT, TARGET, parcel)
-        self.queue.append((index, TARGET, wire.encode_signed(parcel.message), parcel.vectors))
-
-    def record(self, index: int, direction: Direction, peer: int, parcel: Parcel, *, more: bool = False) -> None:
-        """A site writes a message down; a new process of it does so by a new recorder."""
-        if not self.recorded:
-            return
-        if index not in self.recorders:
-            site = self.sources[index]._site if index else self.run._site
-            run = None if index else self.run.run_id
-            self.recorders[index] = MessageRecorder(site.witness.journal, self.roster, index, run=run)
-        size = wire_size(parcel.message, sum(len(vector) for vector in parcel.vectors))
-        self.recorders[index](direction, peer, parcel.message, size, more=more)
+    def arrives_next(self, sender: int, to: int, parcel: Parcel) -> None:
+        """Put a parcel before everything that is under way, as the network may."""
+        self.under_way.appendleft(UnderWay.of(sender, to, parcel))
 
     def kill(self, index: int) -> None:
         """A source's process is gone, and its connection with it."""
@@ -377,11 +344,11 @@ class Federation:
         """The source comes back as a new process."""
         self.reached.add(index)
         self.sources[index] = self.source(index)
-        self.submit(index, self.sources[index].join(self.run.run_id))
+        self.join(index)
 
     def restart_aggregator(self) -> Federation:
         """The aggregator comes back as a new process, and every source notices and reports anew."""
-        self.queue.clear()
+        self.under_way.clear()
         self.start_aggregator()
         for index in self.reached:
             self.sources[index].forget()
@@ -402,7 +369,7 @@ class Federation:
     @property
     def queued(self) -> list[str]:
         """Types of the messages that are on their way, in order, but for those that witness logs."""
-        messages = [wire.decode_signed(data) for *_, data, _ in self.queue]
+        messages = [one.read().message for one in self.under_way]
         return [message.type_name for message in messages if not is_witnessing(message)]
 
     def names(self, sender: int | None = None, to: int | None = None) -> list[str]:
@@ -412,25 +379,6 @@ class Federation:
             for one, other, message in self.passed
             if sender in (None, one) and to in (None, other) and not is_witnessing(message)
         ]
-
-
-def _run_settings(visibility: Visibility, strategy: dict[str, Any], changes: dict[str, Any]) -> RunSettings:
-    defaults: dict[str, Any] = {
-        "strategy": Strategy(**({"rule": "fedgp_auto", "rounds": 3} | strategy)),
-        "visibility": visibility,
-        "k_min": 2,
-        "n_c": 0,
-        "threshold": 0,
-        "modulus_bits": 32,
-        "clip": 1.0,
-        "max_samples": 100,
-        "attempts": 2,
-        "join_deadline_s": 60.0,
-        "training_deadline_s": 600.0,
-        "phase_deadline_s": 30.0,
-        "config_digest": CONFIG_DIGEST,
-    }
-    return RunSettings(**(defaults | changes))
 
 
 def changed(header: AnySigned, **changes: Any) -> AnySigned:
@@ -450,17 +398,16 @@ def until(federation: Federation, to: int, kind: type, *, round_number: int = 1)
     """Go on until the next message is one of this kind to this site, in this round; it is taken out of the queue."""
     reached = 1
     while True:
-        if not federation.queue:
+        if not federation.under_way:
             assert not federation.run.done, f"no {kind.__name__} to {site_id(to)} in round {round_number}"
-            federation.now = max(federation.now, federation.run.deadline or 0.0)
-            federation.post(federation.run.expire())
+            federation.expire()
             continue
-        _, recipient, data, vectors = federation.queue[0]
-        message = wire.decode_signed(data)
-        reached = message.body.round if isinstance(message.body, Header) else reached
-        if recipient == to and isinstance(message.body, kind) and reached == round_number:
-            federation.queue.popleft()
-            return Parcel(message, vectors)
+        passed = federation.under_way[0].read()
+        body = passed.message.body
+        reached = body.round if isinstance(body, Header) else reached
+        if passed.to == to and isinstance(body, kind) and reached == round_number:
+            federation.under_way.popleft()
+            return passed.parcel
         federation.deliver()
 
 

@@ -17,22 +17,19 @@ from securefda.dp.events import Budget, DpEvent
 from securefda.dp.ledger import Ledger
 from securefda.policy import MetadataPolicy, SourcePolicy
 from securefda.rounds.accounts import PrivacyAccount, data_set_of
-from securefda.rounds.attempts import Send
 from securefda.rounds.private_site import PrivateTrainer
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.site import SiteTrainer
 from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import Parcel
 from securefda.secagg.secret import RandomBytes
 from securefda.tasks import Samples, TaskSettings
 from securefda.training import TrainingSettings
 from securefda.training.settings import NoiseSettings
-from securefda.transport import wire
+from securefda.transport.memory_network import UnderWay
 
 NOISE = NoiseSettings(1.0)
 WIDE = Budget(10_000.0, 1e-5)
 ALL = MetadataPolicy(may_leave=("samples", "loss", "accuracy"))
-Logged = tuple[int, int, bytes, tuple[bytes, ...]]
 
 
 def settings_with(noise: NoiseSettings | None, **changes: Any) -> TrainingSettings:
@@ -76,7 +73,7 @@ class PrivateFederation(Federation):
         self.trainer_class = trainer
         self.repeats = repeats
         self._streams: dict[object, RandomBytes] = {}
-        self.log: list[Logged] = []
+        self.log: list[UnderWay] = []
         super().__init__(folder, n, **options)
 
     def stream(self, *purpose: object) -> RandomBytes:
@@ -116,16 +113,16 @@ class PrivateFederation(Federation):
         noise = self.stream(index, "noise")
         return self.trainer_class(task, site_id(index), data, self.training, SEED, account=account, random_bytes=noise)
 
-    def start_aggregator(self) -> None:
-        super().start_aggregator()
-        self.run._site.witness.journal.close()
+    def new_aggregator(self) -> AggregatorRun:
+        made = super().new_aggregator()
+        made._site.witness.journal.close()
         site = replace(
-            self.run._site,
+            made._site,
             trainer=self.trainer_of(TARGET),
             test_data=self.task_of(TARGET).test_data("target"),
             random_bytes=self.stream(TARGET, "session"),
         )
-        self.run = AggregatorRun(site, self.settings, self.store, self.watch)
+        return AggregatorRun(site, self.settings, self.store, self.watch)
 
     def source(self, index: int, *, policy: SourcePolicy | None = None, **_: Any) -> SourceRounds:
         made = super().source(index, policy=policy or self.policy(index, metadata=ALL))
@@ -137,22 +134,13 @@ class PrivateFederation(Federation):
         )
         return SourceRounds(site, made._reporter)
 
-    def post(self, sends: list[Send]) -> None:
-        for send in sends:
-            self.log.append(_logged(TARGET, send.to, send.parcel))
-        super().post(sends)
-
-    def submit(self, index: int, parcel: Parcel) -> None:
-        self.log.append(_logged(index, TARGET, parcel))
-        super().submit(index, parcel)
+    def put(self, parcel: UnderWay) -> None:
+        self.log.append(replace(parcel, vectors=tuple(map(bytes, parcel.vectors))))
+        super().put(parcel)
 
 
-def _logged(sender: int, to: int, parcel: Parcel) -> Logged:
-    return sender, to, wire.encode_signed(parcel.message), tuple(bytes(vector) for vector in parcel.vectors)
-
-
-def differing(one: list[Logged], other: list[Logged]) -> list[tuple[int, str]]:
+def differing(one: list[UnderWay], other: list[UnderWay]) -> list[tuple[int, str]]:
     """Sender and type of every message that is not the same in both to the last byte."""
     pairs = [(a, b) for a, b in zip(one, other, strict=False) if a != b]
-    found = [(a[0], wire.decode_signed(a[2]).type_name) for a, _ in pairs]
+    found = [(a.sender, a.read().message.type_name) for a, _ in pairs]
     return found + [(-1, "their number")] * (len(one) != len(other))

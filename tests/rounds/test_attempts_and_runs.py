@@ -46,7 +46,6 @@ from securefda.secagg.messages import (
     Update,
     Visibility,
 )
-from securefda.transport.wire import encode_signed
 
 MESSAGES = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask)
 RELEASED = (MaskedInput, SurvivorSignature, Unmask)
@@ -244,25 +243,18 @@ def test_an_early_message_expels_its_sender(build: Callable[..., Federation]) ->
 def test_a_late_message_changes_nothing(build: Callable[..., Federation]) -> None:
     """The victim's masked input comes when the survivors are fixed: it is discarded, and nobody is accused."""
     federation = build(4, rounds=1)
-    late: list[tuple[int, int, bytes, tuple[Any, ...]]] = []
     message = until(federation.open(), TARGET, MaskedInput)
     while message.message.sender != VICTIM:
-        federation.submit(message.message.sender, message)
-        federation.queue.rotate(1)
+        federation.arrives_next(message.message.sender, TARGET, message)
         federation.deliver()
         message = until(federation, TARGET, MaskedInput)
-    late.append((VICTIM, TARGET, *_encoded(message)))
     signature = until(federation, TARGET, SurvivorSignature)
-    federation.queue.extend(late)
+    federation.submit(VICTIM, message)
     federation.submit(signature.message.sender, signature)
     federation.go()
     assert federation.statuses == ["finished"]
     assert federation.store.records()[0]["dropped"] == ["source-2"]
     assert "alarm" not in federation.watch.text
-
-
-def _encoded(parcel: Parcel) -> tuple[bytes, tuple[Any, ...]]:
-    return encode_signed(parcel.message), parcel.vectors
 
 
 @pytest.mark.parametrize(
@@ -415,8 +407,7 @@ def test_a_replaced_source_is_waited_for_between_rounds(build: Callable[..., Fed
     until(federation, VICTIM, Checkpoint, round_number=1)
     assert federation.statuses == ["finished"]
     assert federation.run.replaced(VICTIM, "it is new") == []
-    while federation.queue:
-        federation.deliver()
+    federation.deliver_all()
     assert federation.run.waiting_for() == ("source-2",)
     federation.restart(VICTIM)
     federation.go()
@@ -429,12 +420,10 @@ def test_a_replaced_source_hears_the_last_word(build: Callable[..., Federation])
     until(federation, VICTIM, Checkpoint)
     assert federation.run._closing
     assert federation.run.replaced(VICTIM, "it is new") == []
-    while federation.queue:
-        federation.deliver()
+    federation.deliver_all()
     assert not federation.run.done
     federation.restart(VICTIM)
-    while federation.queue:
-        federation.deliver()
+    federation.deliver_all()
     assert federation.run.done
     assert federation.sources[VICTIM].goodbye is not None
 
@@ -463,7 +452,7 @@ def test_updates_in_clear_are_checked_too(build: Callable[..., Federation]) -> N
     vector = np.full(federation.run.model.size, np.nan, "<f4").tobytes()
     envelope = update.message.envelope
     body = replace(envelope.body, digest=sha256(vector).digest())
-    federation.queue.appendleft((liar, TARGET, *_encoded(Parcel(_signed(liar, envelope, body), (vector,)))))
+    federation.arrives_next(liar, TARGET, Parcel(_signed(liar, envelope, body), (vector,)))
     federation.go()
     assert federation.statuses == ["finished"]
     assert federation.store.records()[0]["dropped"] == [f"source-{liar}"]
@@ -489,7 +478,7 @@ def test_an_update_in_clear_must_be_the_one_that_was_signed(
     update = until(federation.open(), TARGET, Update)
     liar, envelope = update.message.sender, update.message.envelope
     lie = Parcel(_signed(liar, envelope, replace(envelope.body, **changes)), update.vectors)
-    federation.queue.appendleft((liar, TARGET, *_encoded(lie)))
+    federation.arrives_next(liar, TARGET, lie)
     federation.go()
     assert f"fails check {check}" in federation.watch.text
     assert federation.store.records()[0]["dropped"] == [f"source-{liar}"]
@@ -589,7 +578,7 @@ def test_who_joins_after_the_end_is_told_so(build: Callable[..., Federation]) ->
     federation.reached.discard(4)
     federation.open().go()
     federation.reached.add(4)
-    federation.submit(4, federation.sources[4].join(federation.run.run_id))
+    federation.join(4)
     federation.deliver()
     federation.deliver()
     assert federation.sources[4].goodbye == Goodbye(True, 1, "")

@@ -81,10 +81,7 @@ def test_what_was_heard_of_a_source_is_forgotten_once_it_is_in_a_sum(build: Call
     federation.link = link
     federation.open()
     while federation.statuses != ["finished", "finished"]:
-        if federation.queue:
-            federation.deliver()
-        else:
-            federation.post(federation.run.expire())
+        federation.step()
     for index in (1, VICTIM):
         federation.reached.discard(index)
         federation.post(federation.run.left(index, "silent for 15 s"))
@@ -128,7 +125,7 @@ def test_a_source_leaves_after_three_broken_sessions_in_a_row(build: Callable[..
     federation.open()
     me = federation.sources[VICTIM]
     while me.failure is None:
-        federation.deliver() if federation.queue else federation.post(federation.run.expire())
+        federation.step()
     alarms = federation.watch.alarms[VICTIM]
     assert [alarm.check for alarm in alarms] == ["SIGNATURE"] * MOST_BROKEN_IN_A_ROW
     assert isinstance(me.failure, FaultyAggregatorError)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounds_federation import roster_of
+from run_settings import run_settings
 
 from securefda.adaptation import Strategy, round_plan
 from securefda.errors import ConfigError
@@ -72,23 +73,9 @@ def test_the_sites_that_cannot_be_served_are_named(permitted: list[Visibility], 
     assert "a sum needs 3 sources" in caught.value.why
 
 
-def run_settings(k_min: int, n_c: int, kappa: float, asked: Visibility) -> RunSettings:
-    return RunSettings(
-        strategy=Strategy(rule="fedgp_auto", rounds=1),  # type: ignore[arg-type]
-        visibility=asked,
-        k_min=k_min,
-        n_c=n_c,
-        threshold=0,
-        modulus_bits=32,
-        clip=1.0,
-        max_samples=1000,
-        attempts=2,
-        join_deadline_s=1.0,
-        training_deadline_s=1.0,
-        phase_deadline_s=1.0,
-        config_digest=bytes(32),
-        kappa=kappa,
-    )
+def settings_of(k_min: int, n_c: int, kappa: float, asked: Visibility) -> RunSettings:
+    strategy = Strategy(rule="fedgp_auto", rounds=1)  # type: ignore[arg-type]
+    return run_settings(strategy, asked, k_min=k_min, n_c=n_c, kappa=kappa, max_samples=1000)
 
 
 def planned_header(run: RunSettings, permitted: list[Visibility]) -> Header:
@@ -118,7 +105,7 @@ def test_every_planned_header_passes_the_policy_of_every_source(
     permitted: list[Visibility], k_min: int, n_c: int, kappa: float, asked: Visibility
 ) -> None:
     """What the aggregator offers to those that said what they permit, none of them refuses."""
-    run = run_settings(k_min, n_c, kappa, asked)
+    run = settings_of(k_min, n_c, kappa, asked)
     try:
         header = planned_header(run, permitted)
     except ConfigError:

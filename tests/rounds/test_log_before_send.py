@@ -51,7 +51,7 @@ def entries_of(federation: EndingFederation, index: int) -> list[Entry]:
 def is_all_logged(federation: EndingFederation, index: int) -> bool:
     """Whether every message that has left a site is in its log as sent, and every one that it handled as received."""
     logged = Counter((one.direction, one.peer, one.digest) for one in entries_of(federation, index))
-    left = Counter(("sent", site_id(to), digest.hex()) for one, to, digest in federation.left.ever if one == index)
+    left = Counter(("sent", site_id(to), digest.hex()) for one, to, digest in federation.left if one == index)
     handled = Counter(
         ("received", site_id(sender), message.digest().hex())
         for sender, to, message in federation.passed
@@ -195,9 +195,9 @@ def test_a_site_that_cannot_go_on_with_its_log_says_the_cause_as_often_as_it_is_
 class Careless(EndingFederation):
     """Sites that send and handle what they could not write down."""
 
-    def record(self, index: int, direction: Direction, peer: int, parcel: Parcel, *, more: bool = False) -> None:
+    def observe(self, site: int, direction: Direction, peer: int, parcel: Parcel, *, more: bool = False) -> None:
         with suppress(AuditError):
-            super().record(index, direction, peer, parcel, more=more)
+            super().observe(site, direction, peer, parcel, more=more)
 
 
 def test_control_a_site_that_sends_what_it_could_not_write_down_is_found(tmp_path: Path) -> None:

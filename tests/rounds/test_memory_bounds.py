@@ -4,30 +4,25 @@ import json
 import os
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
+from random_sites import random_run, random_source
 
 from securefda.cli.bench.job import Job
 from securefda.cli.bench.party import settings_of
 from securefda.cli.bench.primitives import identities
-from securefda.cli.bench.trainer import RandomTrainer
-from securefda.policy import check_header, default_policy
-from securefda.rounds.composition import Member, witness_of
-from securefda.rounds.journal import Opening
+from securefda.policy import default_policy
+from securefda.rounds.composition import Member
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_settings import TargetSite
-from securefda.rounds.source import Permits, SourceRounds, SourceSite
-from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rounds.source import SourceRounds
 from securefda.secagg.messages import Parcel, Visibility
-from securefda.tasks import Samples
+from securefda.transport.wire import encode
 
 REPOSITORY = Path(__file__).parents[2]
 PARAMS = 400_000
@@ -65,34 +60,6 @@ class Alarms:
         raise error
 
 
-def witness_at(folder: Path, roster, signer, memory):
-    site_id = roster.by_index(signer.index).site_id
-    member = Member(roster, site_id, signer.private_key, signer.encode)
-    return witness_of(folder / "audit" / site_id, member, memory, Opening("0", "random", "source_only"))
-
-
-def sources_of(job: Job, roster, signers, folder: Path) -> dict[int, SourceRounds]:
-    policy = default_policy()
-    rounds = {}
-    for entry in roster.sources:
-        store = SourceStore(folder / f"{entry.site_id}.sqlite")
-        site = SourceSite(
-            signer=signers[entry.index],
-            roster=roster,
-            limits=policy.session_limits(roster),
-            check_policy=partial(check_header, policy, own_index=entry.index),
-            check_update=lambda update: None,
-            permits=Permits(Visibility.SUM),
-            trainer=RandomTrainer(entry.site_id, job.params),
-            store=store,
-            witness=witness_at(folder, roster, signers[entry.index], store),
-            random_bytes=os.urandom,
-            software_version="0",
-        )
-        rounds[entry.index] = SourceRounds(site, Alarms())
-    return rounds
-
-
 @dataclass
 class Held:
     """Bytes that calls of the aggregator took and did not give back, and the most that it was."""
@@ -122,24 +89,17 @@ def session_of(sources: int, folder: Path) -> Held:
     folder.mkdir()
     job = Job(str(folder), sources, PARAMS, 0)
     roster, signers = identities(job)
-    rounds = sources_of(job, roster, signers, folder)
-    store = AggregatorStore(folder / "run.sqlite")
-    target = TargetSite(
-        signer=signers[0],
-        roster=roster,
-        trainer=RandomTrainer("target", PARAMS),
-        test_data=Samples(torch.zeros(1, 1), torch.zeros(1)),
-        random_bytes=os.urandom,
-        clock=time.monotonic,
-        traffic=lambda: ({}, {}),
-        witness=witness_at(folder, roster, signers[0], store),
-    )
-    run = AggregatorRun(target, settings_of(Visibility.SUM), store, SilentReporter())
-    tracemalloc.start()
-    try:
-        return drive(run, rounds)
-    finally:
-        tracemalloc.stop()
+    target, *sources = [
+        Member(roster, entry.site_id, signers[entry.index].private_key, encode) for entry in roster.entries
+    ]
+    with ExitStack() as files:
+        rounds = {one.index: random_source(one, folder, PARAMS, default_policy(), Alarms(), files) for one in sources}
+        run = random_run(target, folder, PARAMS, settings_of(Visibility.SUM), SilentReporter(), files)
+        tracemalloc.start()
+        try:
+            return drive(run, rounds)
+        finally:
+            tracemalloc.stop()
 
 
 def drive(run: AggregatorRun, rounds: dict[int, SourceRounds]) -> Held:

@@ -158,8 +158,7 @@ def test_the_key_list_waits_for_the_last_update_in_clear(tmp_path: Path) -> None
     federation = mixed(tmp_path, 6, TWO_LEVELS, rule="source_only", rounds=1).open()
     last = until(federation, TARGET, Update)
     other = until(federation, TARGET, Update)
-    while federation.queue:
-        federation.deliver()
+    federation.deliver_all()
     assert "KeyList" not in federation.names()
     assert federation.names(to=TARGET).count("Advertise") == 4
     assert federation.run.waiting_for() == tuple(site_id(parcel.message.sender) for parcel in (last, other))

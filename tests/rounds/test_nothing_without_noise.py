@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from rounds_federation import TARGET
-from rounds_private import NOISE, Logged, PrivateFederation, differing, settings_with
+from rounds_private import NOISE, PrivateFederation, differing, settings_with
 
 from securefda.rounds.private_site import PrivateTrainer
 from securefda.rounds.source import SourceRounds
 from securefda.secagg.messages import Visibility
 from securefda.training import LocalResult
 from securefda.training.settings import NoiseSettings
+from securefda.transport.memory_network import UnderWay
 
 INDIVIDUAL, COHORT, SUM = Visibility
 SWALLOWS = settings_with(NoiseSettings(2.0**60), learning_rate=2.0**-63)
@@ -46,7 +47,7 @@ class Telling(PrivateFederation):
 
 def said(
     folder: Path, others: tuple[int, ...], plan: str, rule: str, kind: type[PrivateFederation], **options: Any
-) -> tuple[list[Logged], Any]:
+) -> tuple[list[UnderWay], Any]:
     """Everything that is sent in a run of two rounds, and its model; these sites have other rows than usual."""
     folder.mkdir()
     defaults: dict[str, Any] = {"training": SWALLOWS, "rows": dict.fromkeys(others, 1), "repeats": True}

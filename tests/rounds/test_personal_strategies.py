@@ -16,7 +16,6 @@ from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import Advertise, Header, Result, ShareDelivery, Update, Visibility
 from securefda.training import Vector
 from securefda.training.personal import FineTuned
-from securefda.transport import wire
 
 ROUNDS = 3
 NO_CAPS = {"kappa": 0.0}
@@ -144,7 +143,7 @@ def test_the_coordinates_of_a_head_are_exactly_zero_in_every_update_and_in_the_m
     for _ in range(3):
         update = until(federation, TARGET, Update)
         found.append(np.frombuffer(update.vectors[0], "<f4"))
-        federation.queue.appendleft((update.message.sender, TARGET, wire.encode_signed(update.message), update.vectors))
+        federation.arrives_next(update.message.sender, TARGET, update)
         federation.deliver()
     federation.go()
     assert all(not update[12:].any() and update[:12].all() for update in found)

@@ -134,7 +134,7 @@ def test_the_others_finish_the_round_that_a_policy_ended_at_one_source(tmp_path:
     federation = Federation(tmp_path, 4, rounds=1, rule="source_only").open()
     parcel = until(federation, ME, KeyList)
     tighten(federation, ME, allowed_rules=())
-    federation.queue.appendleft((TARGET, ME, encode_signed(parcel.message), parcel.vectors))
+    federation.arrives_next(TARGET, ME, parcel)
     federation.go().close()
     (line,) = federation.watch.lines
     assert (line["status"], line["dropped"]) == ("finished", ["source-2"])

@@ -137,9 +137,9 @@ class Ending(PrivateFederation):
     """Ends the process of a source that cannot go on, once its last word has arrived, as the driver does."""
 
     def deliver(self) -> None:
-        sender = self.queue[0][0]
+        sender = self.under_way[0].sender
         super().deliver()
-        on_its_way = any(other == sender for other, *_ in self.queue)
+        on_its_way = any(one.sender == sender for one in self.under_way)
         if sender != TARGET and sender in self.reached and self.sources[sender].failure and not on_its_way:
             self.kill(sender)
 
@@ -190,8 +190,7 @@ def test_run_fails_where_the_targets_budget_ends_and_nobody_is_asked_for_more(
     with pytest.raises(BudgetExhausted) as exhausted:
         federation.open().go()
     federation.post(federation.run.fail(exhausted.value))  # what the driver does
-    while federation.queue:
-        federation.deliver()
+    federation.deliver_all()
 
     assert federation.run.done
     assert federation.run.error is exhausted.value

@@ -105,13 +105,12 @@ def test_killed_before_its_last_word_it_says_it_to_whoever_reports_again(tmp_pat
     federation.link = lambda sender, to, message: None if isinstance(message.body, Goodbye) else message
     federation.go()
     assert federation.run.done
-    federation.queue.clear()
+    federation.under_way.clear()
     assert [source.goodbye for source in federation.sources.values()] == [None] * 3
     federation.link = lambda _sender, _recipient, message: message
     federation.restart_aggregator()
     assert federation.run.done
-    while federation.queue:
-        federation.deliver()
+    federation.deliver_all()
     assert [source.goodbye for source in federation.sources.values()] == [Goodbye(True, 0, "")] * 3
     assert federation.statuses == ["finished"]
     federation.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import TARGET, UNIX_S, Federation, is_header, roster_of, signer, site_id, until
 
+from securefda.policy import check_header
 from securefda.rounds.source import SourceRounds
 from securefda.secagg.messages import Abort, Header, KeyList, Parcel, Refusal, Signer, Survivors
 from securefda.secagg.roster import Roster
@@ -47,10 +49,15 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 
 
 def newer(federation: Federation, roster: Roster) -> SourceRounds:
-    """The source's new process, whose kit has this roster; the aggregator goes on with the old one."""
+    """The source's new process, whose kit has this roster; the aggregator goes on with the old one.
+
+    Its policy does not look at peers: it would refuse under ``trusted-peers`` before the session's checks are asked.
+    """
     old, federation.roster = federation.roster, roster
-    federation.sources[ME] = federation.source(ME)
+    made = federation.source(ME)
     federation.roster = old
+    site = replace(made._site, check_policy=partial(check_header, federation.policy(ME), own_index=ME))
+    federation.sources[ME] = SourceRounds(site, made._reporter)
     return federation.sources[ME]
 
 

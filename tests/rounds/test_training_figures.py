@@ -249,7 +249,7 @@ def test_a_source_that_comes_back_without_figures_takes_everyones_away(build: Ca
             federation.sources[ME] = federation.source(ME)
             silence(federation, ME)
             federation.reached.add(ME)
-            federation.submit(ME, federation.sources[ME].join(federation.run.run_id))
+            federation.join(ME)
             return None
         return message
 

@@ -29,7 +29,6 @@ from securefda.secagg.messages import (
     Refusal,
     Visibility,
 )
-from securefda.transport.wire import encode_signed
 
 ME = 1
 Lie = Callable[[Federation, int, Checkpoint], Checkpoint]
@@ -157,7 +156,7 @@ def test_true_checkpoints_of_both_are_cosigned(federation: Federation) -> None:
 
 def test_cosignature_that_is_none_makes_a_source_faulty(federation: Federation) -> None:
     federation.post(federation.run.open())
-    federation.submit(ME, federation.sources[ME].join(federation.run.run_id))
+    federation.join(ME)
     checkpoint = until(federation, ME, Checkpoint).message.body
     text = Note.parse(checkpoint.note).text
     line = notes.cosign(text, witness_name(federation.roster.federation_id, site_id(ME)), identity(2), 1).to_line()
@@ -170,7 +169,7 @@ def test_cosignature_that_is_none_makes_a_source_faulty(federation: Federation) 
 
 def test_source_that_cosigns_without_showing_its_own_log_is_faulty(federation: Federation) -> None:
     federation.post(federation.run.open())
-    federation.submit(ME, federation.sources[ME].join(federation.run.run_id))
+    federation.join(ME)
     answers = federation.sources[ME].handle(until(federation, ME, Checkpoint))
     (cosigned,) = [answer for answer in answers if isinstance(answer.message.body, Cosigned)]
 
@@ -245,7 +244,7 @@ def test_false_header_of_the_same_session_changes_no_place_in_the_log(federation
     false = replace(header.message.body, round=77)
     session = header.message.envelope.session_id
     for parcel in (Parcel(signer(2).sign(session, NO_CONTEXT, false), header.vectors), header):
-        federation.queue.appendleft((TARGET, ME, encode_signed(parcel.message), parcel.vectors))
+        federation.arrives_next(TARGET, ME, parcel)
         federation.deliver()
     federation.go()
 

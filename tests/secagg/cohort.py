@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from securefda.federation.throwaway import throwaway_roster
 from securefda.secagg import aggregator as agg
 from securefda.secagg import source as src
 from securefda.secagg.aggregator_session import AggregatorSession
@@ -84,20 +85,15 @@ def identity(index: int) -> Ed25519PrivateKey:
 @cache
 def roster_of(n_sources: int) -> Roster:
     """A roster of one target and ``n_sources`` sources."""
-    return Roster("study", 1, tuple(_entry(index) for index in range(n_sources + 1)))
+    keys = {"target" if index == TARGET else f"source-{index}": identity(index) for index in range(n_sources + 1)}
+    entities = {site_id: f"Hospital {index}" for index, site_id in enumerate(keys)}
+    made = throwaway_roster("study", keys, target="target", entities=entities)
+    return replace(made, entries=tuple(map(_published, made.entries)))
 
 
-def _entry(index: int) -> RosterEntry:
-    return RosterEntry(
-        index=index,
-        site_id="target" if index == TARGET else f"source-{index}",
-        role="target" if index == TARGET else "source",
-        legal_entity=f"Hospital {index}",
-        signing_key=identity(index).public_key().public_bytes_raw(),
-        tls_pin=sha256(f"tls {index}".encode()).digest(),
-        not_before=0,
-        not_after=LAST_SECOND,
-    )
+def _published(entry: RosterEntry) -> RosterEntry:
+    """As it stands in the published sessions."""
+    return replace(entry, tls_pin=sha256(f"tls {entry.index}".encode()).digest(), not_after=LAST_SECOND)
 
 
 def signer(index: int) -> Signer:

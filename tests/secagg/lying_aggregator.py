@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Any
 
 from cohort import RUN_ID, TARGET, AnySigned, Bytes, header_body, identity, over_the_wire, roster_of, signer
-from session_network import item_of, parcel_of
+from session_network import received
 from session_sites import WIDTH, HonestSource, Terms, UnitTrainer, folder_in_memory, must, witness_at
 
 from securefda.audit import notes
@@ -50,6 +50,7 @@ from securefda.secagg.messages import (
     Visibility,
 )
 from securefda.secagg.secret import Secret
+from securefda.transport.memory_network import UnderWay
 
 MODEL = bytes(4 * WIDTH)
 NO_SHARES = SharePair(Secret(bytes(33)), Secret(bytes(33)))
@@ -232,11 +233,11 @@ class LyingAggregator:
         self.told.append(message)
         vectors = (MODEL,) if isinstance(message.body, Header) else ()
         was_result = isinstance(source.phase, src.AwaitingResult)
-        parcel = parcel_of(item_of(Parcel(message, vectors)))
-        if parcel is None or source.rounds.failure is not None:
+        passed = received(UnderWay.of(TARGET, victim, Parcel(message, vectors)))
+        if passed is None or source.rounds.failure is not None:
             return
         alarms = len(source.alarms)
-        self.hear(victim, lambda: source.handle(parcel))
+        self.hear(victim, lambda: source.handle(passed.parcel))
         if was_result and isinstance(message.body, Result) and len(source.alarms) == alarms:
             self.results[victim] = message.digest()
 

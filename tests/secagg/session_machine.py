@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
+from dataclasses import replace
 from typing import Any, ClassVar
 
+from cohort import TARGET
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from session_lies import LIES, Draw, Scene, balanced, off_by, outside
-from session_network import Item, SessionNetwork, item_of, parcel_of
+from session_network import SessionNetwork, received
 from session_sites import MOST_SOURCES, Terms
 
 from securefda.secagg.messages import (
@@ -23,7 +25,7 @@ from securefda.secagg.messages import (
     Unmask,
 )
 from securefda.secagg.parameters import default_threshold, threshold_is_sound
-from securefda.transport import wire
+from securefda.transport.memory_network import UnderWay
 
 KINDS = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask)
 OF_LOGS = (Checkpoint, Cosigned)
@@ -63,7 +65,7 @@ class SessionMachine(RuleBasedStateMachine):
         lying = data.draw(st.sets(st.sampled_from(sources), min_size=count, max_size=count), label="liars")
         self.loses, self.bends = data.draw(st.sampled_from([(False, False), (True, False), (True, True)]))
         self.net = SessionNetwork(terms, lying, self.events)
-        self.lies: list[Item] = []
+        self.lies: list[UnderWay] = []
 
     def teardown(self) -> None:
         if not hasattr(self, "net"):
@@ -102,7 +104,7 @@ class SessionMachine(RuleBasedStateMachine):
         busy = [(index, upwards) for upwards, queues in both for index in net.indices if len(queues[index]) >= least]
         return draw(st.sampled_from(busy)) if busy else None
 
-    def _queue(self, channel: tuple[int, bool]) -> deque[Item]:
+    def _queue(self, channel: tuple[int, bool]) -> deque[UnderWay]:
         return (self.net.up if channel[1] else self.net.down)[channel[0]]
 
     @precondition(lambda self: self.loses)
@@ -118,17 +120,17 @@ class SessionMachine(RuleBasedStateMachine):
         elif what == "deadline":
             net.expire()
         else:
-            net.source(index, net.sources[index].expire)
+            net.at_source(index, net.sources[index].expire)
 
     def _break(self, index: int, then: str) -> None:
         net = self.net
         net.up[index].clear()
         net.down[index].clear()
-        net.aggregator(lambda: net.run.left(index))
+        net.at_target(lambda: net.run.left(index))
         if then == "comes back":
-            net.aggregator(lambda: net.run.returned(index))
+            net.at_target(lambda: net.run.returned(index))
         elif then == "is restarted":
-            net.source(index, net.sources[index].restart)
+            net.at_source(index, net.sources[index].restart)
 
     @precondition(lambda self: self.bends)
     @rule(data=st.data(), what=st.sampled_from(["repeats", "reorders", "replays", "alters", "alters a vector"]))
@@ -148,8 +150,10 @@ class SessionMachine(RuleBasedStateMachine):
             case "reorders":
                 queue.rotate(-1)
             case "replays":
-                earlier = [item for sender, item in self.net.sent if sender == channel[0] or not channel[1]]
-                queue.insert(data.draw(st.sampled_from([0, len(queue)])), data.draw(st.sampled_from(earlier)))
+                earlier = [one for one in self.net.sent if one.sender == channel[0] or not channel[1]]
+                place, again = data.draw(st.sampled_from([0, len(queue)])), data.draw(st.sampled_from(earlier))
+                sender, to = (channel[0], TARGET) if channel[1] else (TARGET, channel[0])
+                queue.insert(place, replace(again, sender=sender, to=to))
             case _:
                 place = data.draw(st.integers(0, 2**14))
                 queue[0] = _altered(queue[0], place, in_vector=what == "alters a vector")
@@ -166,16 +170,17 @@ class SessionMachine(RuleBasedStateMachine):
         ]
 
     def _scene(self, at: tuple[int, int], draw: Draw) -> Scene:
-        data, vectors = self.net.up[at[0]][at[1]]
+        honest = self.net.up[at[0]][at[1]].read().parcel
         # Not what is still under way: nobody copies a message before it has arrived.
-        return Scene(self.net.liars[at[0]], Parcel(wire.decode_signed(data), vectors), self.net.arrived[-40:], draw)
+        return Scene(self.net.liars[at[0]], honest, self.net.arrived[-40:], draw)
 
     def _tell(self, at: tuple[int, int], parcel: Parcel) -> None:
         self.net.quiet = False
         self.events[f"lie in {parcel.message.type_name}"] += 1
-        self.net.up[at[0]][at[1]] = item_of(parcel)
-        self.net.sent.append((at[0], item_of(parcel)))
-        self.lies.append(item_of(parcel))
+        lie = UnderWay.of(at[0], TARGET, parcel)
+        self.net.up[at[0]][at[1]] = lie
+        self.net.sent.append(lie)
+        self.lies.append(lie)
 
     def _lie(self, draw: Draw, kinds: tuple[type, ...] = KINDS) -> None:
         kind, contents = draw(st.sampled_from(kinds)), draw(st.integers(0, 5)) > 0
@@ -232,17 +237,15 @@ class SessionMachine(RuleBasedStateMachine):
             self._tell(at, scene.with_body(Unmask(shares)))
 
 
-def _bodies(queue: deque[Item]) -> list[object]:
+def _bodies(queue: deque[UnderWay]) -> list[object]:
     """What is under way, None where a message is altered beyond reading."""
-    parcels = [parcel_of(item) for item in queue]
-    return [parcel and parcel.message.body for parcel in parcels]
+    return [passed and passed.message.body for passed in map(received, queue)]
 
 
-def _altered(item: Item, place: int, *, in_vector: bool) -> Item:
-    message, vectors = item
-    if in_vector and vectors:
-        return message, (_flipped(vectors[0], place), *vectors[1:])
-    return _flipped(message, place), vectors
+def _altered(one: UnderWay, place: int, *, in_vector: bool) -> UnderWay:
+    if in_vector and one.vectors:
+        return replace(one, vectors=(_flipped(one.vectors[0], place), *one.vectors[1:]))
+    return replace(one, data=_flipped(one.data, place))
 
 
 def _flipped(data: bytes, place: int) -> bytes:

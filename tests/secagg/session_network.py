@@ -1,15 +1,17 @@
-"""A real aggregator and real sources, with every message between them as bytes in a queue that others schedule."""
+"""A real aggregator and real sources, and between them channels whose messages others schedule."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 from cohort import TARGET, AnySigned, Bytes, roster_of, signer
+from run_settings import run_settings
 from session_accusations import Accusations
 from session_lies import RING, WEIGHT, Liar
 from session_sites import (
@@ -34,51 +36,39 @@ from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.store import AggregatorStore
 from securefda.secagg.checks import TAIL, quantisation
 from securefda.secagg.messages import Abort, Advertise, Header, Parcel, Survivors, Visibility
-from securefda.transport import wire
-
-Item = tuple[bytes, tuple[bytes, ...]]
-"""A parcel as it travels: the signed message, and the vectors beside it."""
+from securefda.transport.memory_network import MemoryNetwork, Passed, UnderWay
+from securefda.transport.wire import WireError
 
 
-def item_of(parcel: Parcel) -> Item:
-    return wire.encode_signed(parcel.message), tuple(bytes(vector) for vector in parcel.vectors)
-
-
-def parcel_of(item: Item) -> Parcel | None:
+def received(one: UnderWay) -> Passed | None:
     """What the receiver makes of the bytes; None where the transport refuses them."""
     try:
-        return Parcel(wire.decode_signed(item[0]), item[1])
-    except wire.WireError:
+        return one.read()
+    except WireError:
         return None
 
 
 def _settings(terms: Terms) -> RunSettings:
-    return RunSettings(
-        strategy=Strategy(rule="source_only", rounds=ROUNDS),  # type: ignore[arg-type]
-        visibility=min(terms.levels),
+    return run_settings(
+        Strategy(rule="source_only", rounds=ROUNDS),  # type: ignore[arg-type]
+        min(terms.levels),
         k_min=terms.k_min,
         n_c=terms.n_c,
         threshold=terms.threshold,
-        modulus_bits=32,
-        clip=1.0,
         max_samples=1000,
-        attempts=2,
-        join_deadline_s=1.0,
-        training_deadline_s=1.0,
-        phase_deadline_s=1.0,
-        config_digest=bytes(32),
         cohort_size=terms.cohort_size,
     )
 
 
-class SessionNetwork:
+class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
     """A run of some rounds. What an honest site does is judged when it does it; a :class:`Violation` says what failed.
 
-    Time stands still at 0, so a deadline at 0 is due and any other passes when :meth:`expire` says so.
+    Time stands still at 0, so a deadline at 0 is due and any other passes when :meth:`expire` says so. Messages wait in
+    channels and not in one queue: they arrive by :meth:`deliver_from` and :meth:`wave`.
 
     Attributes:
         up, down: messages under way from and to each source, in the order in which they were sent.
-        sent: every message that was ever sent, with its sender.
+        sent: every message that was ever sent.
         arrived: every message that a site has processed.
         bent: sources whose channel was bent, see :mod:`session_accusations`.
         quiet: nothing has gone wrong so far.
@@ -89,13 +79,13 @@ class SessionNetwork:
         self.terms, self.roster, self.events = terms, roster_of(terms.n), events
         self.indices = [entry.index for entry in self.roster.sources]
         self.folder = folder_in_memory()
-        self.sources: dict[int, Source] = {
+        sources: dict[int, Source] = {
             index: (Source if index in lying else HonestSource)(index, self.folder, terms) for index in self.indices
         }
-        self.liars = {index: Liar(self.sources[index]) for index in sorted(lying)}
-        self.up: dict[int, deque[Item]] = {index: deque() for index in self.indices}
-        self.down: dict[int, deque[Item]] = {index: deque() for index in self.indices}
-        self.sent: list[tuple[int, Item]] = []
+        self.liars = {index: Liar(sources[index]) for index in sorted(lying)}
+        self.up: dict[int, deque[UnderWay]] = {index: deque() for index in self.indices}
+        self.down: dict[int, deque[UnderWay]] = {index: deque() for index in self.indices}
+        self.sent: list[UnderWay] = []
         self.arrived: list[AnySigned] = []
         self.bent: set[int] = set()
         self.quiet = True
@@ -104,9 +94,11 @@ class SessionNetwork:
         self._over: set[bytes] = set()
         self._turned_away: set[tuple[bytes, int]] = set()
         self._accusations = Accusations(self.liars.keys(), self.bent, terms.threshold)
-        self._open()
+        super().__init__(self._new_aggregator(), sources, target=TARGET)
+        self.open()
+        self.wave(self.indices)
 
-    def _open(self) -> None:
+    def _new_aggregator(self) -> AggregatorRun:
         self.store = AggregatorStore(self.folder / "target.sqlite")
         self.witness = witness_at(self.folder, TARGET, self.terms, self.store)
         site = TargetSite(
@@ -120,11 +112,12 @@ class SessionNetwork:
             witness=self.witness,
             unix_time=lambda: 1.0,
         )
-        self.run = AggregatorRun(site, _settings(self.terms), self.store, self)
-        self.aggregator(self.run.open)
-        for index in self.indices:
-            self._submit(index, self.sources[index].join(self.run.run_id))
-        self.wave(self.indices)
+        return AggregatorRun(site, _settings(self.terms), self.store, self)
+
+    @property
+    def run(self) -> AggregatorRun:
+        """The aggregator."""
+        return self.aggregator
 
     def close(self) -> None:
         self.witness.journal.close()
@@ -153,51 +146,52 @@ class SessionNetwork:
         """The attempt in progress."""
         return self.run._attempt  # type: ignore[return-value]  # there are no others at these levels
 
-    def aggregator(self, act: Callable[[], list[Send]]) -> None:
-        """The aggregator does something; what it sends is under way then."""
+    def at_target(self, act: Callable[[], list[Send]]) -> None:
+        """The aggregator does something, and is judged by it."""
         attempt, finished = self.attempt, len(self.finished)
-        for send in act():
-            self._judge_send(send)
-            item = item_of(send.parcel)
-            self.down[send.to].append(item)
-            self.sent.append((TARGET, item))
+        super().at_target(act)
         false = self.run._witnesses.faulty - self.liars.keys() - self.bent
         must(not false, f"honest sources {sorted(false)} are accused for what they sign of logs")
         if attempt is not None and attempt.outcome is not None:
             self._over.add(attempt.header.envelope.session_id)
             self._judge_attempt(attempt, accepted=len(self.finished) > finished)
 
-    def source(self, index: int, act: Callable[[], list[Parcel]]) -> None:
-        """A source does something; what it sends is under way then."""
+    def post(self, sends: Sequence[Send]) -> None:
+        for send in sends:
+            self._judge_send(send)
+        super().post(sends)
+
+    def at_source(self, index: int, act: Callable[[], list[Parcel]]) -> None:
+        """A source does something, and is judged by it unless it may lie."""
         alarms = len(self.sources[index].alarms)
         answers = act()
         if index not in self.liars:
             self._accusations.by_source(index, answers, self.sources[index].alarms[alarms:])
             failure = self.sources[index].rounds.failure
             must(failure is None or isinstance(failure, FaultyAggregatorError), f"source {index} fails: {failure}")
-        self._submit(index, answers)
+        super().at_source(index, lambda: answers)
 
-    def _submit(self, index: int, parcels: list[Parcel]) -> None:
-        for parcel in parcels:
-            item = item_of(parcel)
-            self.up[index].append(item)
-            self.sent.append((index, item))
+    def put(self, parcel: UnderWay) -> None:
+        """It waits in the channel of its source, with its vectors as they are now."""
+        parcel = replace(parcel, vectors=tuple(map(bytes, parcel.vectors)))
+        (self.down[parcel.to] if parcel.sender == TARGET else self.up[parcel.sender]).append(parcel)
+        self.sent.append(parcel)
 
-    def deliver(self, index: int, *, upwards: bool) -> None:
+    def deliver_from(self, index: int, *, upwards: bool) -> None:
         """The oldest message of a channel arrives."""
         queue = (self.up if upwards else self.down)[index]
-        parcel = parcel_of(queue.popleft()) if queue else None
-        if parcel is None or (upwards and parcel.message.sender != index):  # the transport refuses both
+        passed = received(queue.popleft()) if queue else None
+        if passed is None or (upwards and passed.message.sender != index):  # the transport refuses both
             return
         if not upwards and self.sources[index].rounds.failure is not None:  # it has left the run
             return
-        self.arrived.append(parcel.message)
-        if upwards:
-            self.aggregator(lambda: self.run.receive(parcel))
-            return
-        if index in self.liars:
-            self.liars[index].overhear(parcel.message)
-        self.source(index, lambda: self.sources[index].handle(parcel))
+        self.arrive(passed)
+
+    def hand_over(self, passed: Passed) -> None:
+        self.arrived.append(passed.message)
+        if passed.to in self.liars:
+            self.liars[passed.to].overhear(passed.message)
+        super().hand_over(passed)
 
     def wave(self, order: Collection[int]) -> None:
         """All that is under way arrives, channel by channel, and the deadlines that are due pass."""
@@ -205,12 +199,9 @@ class SessionNetwork:
             self.expire()
         for index, down, up in [(index, len(self.down[index]), len(self.up[index])) for index in order]:
             for _ in range(down):
-                self.deliver(index, upwards=False)
+                self.deliver_from(index, upwards=False)
             for _ in range(up):
-                self.deliver(index, upwards=True)
-
-    def expire(self) -> None:
-        self.aggregator(self.run.expire)
+                self.deliver_from(index, upwards=True)
 
     def finish(self) -> None:
         """Nothing more goes wrong but what has: the run ends, and in full if nothing has."""
@@ -281,7 +272,7 @@ class SessionNetwork:
         """What a member added to its unit vector; an honest one nothing, and its input is one that it sent."""
         if member in self.liars:
             return self.liars[member].added.get(digest, np.zeros(WIDTH + TAIL, np.uint32)).astype(np.int64)
-        vectors = [item[1][0] for sender, item in self.sent if sender == member and item[1]]
+        vectors = [one.vectors[0] for one in self.sent if one.sender == member and one.vectors]
         must(digest in {sha256(vector).digest() for vector in vectors}, f"source {member} never sent this input")
         return np.zeros(WIDTH + TAIL, np.int64)
 

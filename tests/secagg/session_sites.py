@@ -12,7 +12,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ import numpy as np
 from cohort import TARGET, Bytes, identity, roster_of, secrets_in, signer
 
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.policy import check_header, default_policy
+from securefda.policy import default_policy
 from securefda.rounds.composition import Member, witness_of
 from securefda.rounds.journal import Opening
-from securefda.rounds.source import Permits, SourceRounds, SourceSite
+from securefda.rounds.source import SourceRounds, SourceSite
 from securefda.rounds.store import SourceStore
 from securefda.rounds.witness import Witness, WitnessMemory
 from securefda.secagg.cohorts import cohort_with
@@ -160,13 +159,10 @@ class Source:
         policy = default_policy(level.label, terms.k_min, terms.n_c)  # type: ignore[arg-type]
         self.store = SourceStore(self.folder / f"source-{self.index}.sqlite")
         self.witness = witness_at(self.folder, self.index, terms, self.store)
-        site = SourceSite(
+        site = SourceSite.under_policy(
+            policy,
             signer=signer(self.index),
             roster=roster,
-            limits=policy.session_limits(roster),
-            check_policy=partial(check_header, policy, own_index=self.index),
-            check_update=lambda update: None,
-            permits=Permits(level),
             trainer=UnitTrainer(self.index),
             store=self.store,
             witness=self.witness,
@@ -180,10 +176,10 @@ class Source:
         self.witness.journal.close()
         self.store.close()
 
-    def join(self, run: str) -> list[Parcel]:
+    def join(self, run: str) -> Parcel:
         """The first message of a run."""
         self.run = run
-        return [self.rounds.join(run)]
+        return self.rounds.join(run)
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None: ...
 
@@ -215,7 +211,7 @@ class Source:
 
     def restart(self) -> list[Parcel]:
         self.start()
-        return self.join(self.run)
+        return [self.join(self.run)]
 
 
 class HonestSource(Source):

@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cohort import resigned
+from cohort import TARGET, resigned
 from depth import DEEP, at_depth
 from equivocation_machine import EquivocationMachine
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from session_machine import SessionMachine
-from session_network import SessionNetwork, item_of, parcel_of
+from session_network import SessionNetwork, received
 from session_sites import Terms, Violation
 
 from securefda.policy import verdict
@@ -32,6 +32,7 @@ from securefda.secagg import source as src
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import TAIL
 from securefda.secagg.messages import Advertise, Checkpoint, Parcel, ShareBundle, Visibility
+from securefda.transport.memory_network import UnderWay
 
 SESSIONS = at_depth(30, 600)
 """How many sessions are played against each adversary."""
@@ -212,17 +213,17 @@ def test_machine_finds_what_follows_from(
 
 def until(net: SessionNetwork, kind: type) -> None:
     """Go on until a message of this kind is under way from every source."""
-    while not all(queue and isinstance(parcel_of(queue[0]).message.body, kind) for queue in net.up.values()):  # type: ignore[union-attr]
+    while not all(queue and isinstance(received(queue[0]).message.body, kind) for queue in net.up.values()):  # type: ignore[union-attr]
         net.wave(net.indices)
 
 
 def test_a_source_that_left_in_r1_is_sent_nothing_of_the_session_when_it_is_back() -> None:
     with closing(SessionNetwork(Terms(4, 4, 1, 0, 3), (), Counter())) as net:
         until(net, ShareBundle)
-        net.deliver(0, upwards=True)
+        net.deliver_from(0, upwards=True)
         net.quiet = False
-        net.aggregator(lambda: net.run.left(0))
-        net.source(0, net.sources[0].restart)
+        net.at_target(lambda: net.run.left(0))
+        net.at_source(0, net.sources[0].restart)
         net.finish()
 
 
@@ -234,11 +235,10 @@ def test_sum_is_that_of_all_parts_scaled_to_the_caps_of_a_row_that_is_not_true(r
     with closing(SessionNetwork(terms, (liar,), Counter())) as net:
         until(net, Advertise)
         net.quiet = False
-        parcel = parcel_of(net.up[liar].popleft())
-        assert parcel is not None
-        lie = resigned(parcel.message, replace(parcel.message.body, energy=(row,)))
+        message = net.up[liar].popleft().read().message
+        lie = resigned(message, replace(message.body, energy=(row,)))
         net.liars[liar].pretend(own=lie)
-        net.up[liar].appendleft(item_of(Parcel(lie)))
+        net.up[liar].appendleft(UnderWay.of(liar, TARGET, Parcel(lie)))
         net.finish()
         assert net.events["capped"] == 1
         assert net.finished == [frozenset(net.indices)] * 3
@@ -260,8 +260,8 @@ def test_a_source_that_is_shown_two_checkpoints_before_it_answers_accuses_nobody
 
 def test_a_source_that_is_shown_one_checkpoint_twice_takes_part_in_every_round() -> None:
     with closing(SessionNetwork(Terms(3, 3, 1, 1, 3), (), Counter())) as net:
-        net.aggregator(lambda: net.run.left(0))
-        net.aggregator(lambda: net.run.returned(0))
+        net.at_target(lambda: net.run.left(0))
+        net.at_target(lambda: net.run.returned(0))
         assert len(net.down[0]) == 2
         net.finish()
         assert none_accused(net)

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, closing
-from functools import partial
-from hashlib import sha256
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
-import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from known_sites import known_key, known_roster
+from random_sites import random_run, random_source
+from run_settings import run_settings
 from transport_kit import CALM, RUN_ID, TARGET, Sites
 
 from securefda.adaptation import Rule, Strategy
 from securefda.cli.bench.job import SAMPLES
-from securefda.cli.bench.trainer import RandomTrainer
 from securefda.errors import SecureFdaError
-from securefda.policy import check_header, check_metadata, default_policy
-from securefda.rounds.composition import Member, witness_of
-from securefda.rounds.journal import Opening
+from securefda.policy import default_policy
+from securefda.rounds.composition import Member
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.source import Permits, SourceRounds, SourceSite
-from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.rounds.witness import Witness
-from securefda.secagg.messages import Body, Parcel, Signed, Visibility
-from securefda.secagg.roster import Roster, RosterEntry
-from securefda.tasks import Samples
+from securefda.rounds.source import SourceRounds
+from securefda.secagg.messages import Body, Parcel, Signed
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.driver import RunDriver, SourceDriver
@@ -107,79 +97,33 @@ class Driven:
 
     def __init__(self, folder: Path, rounds: int, phase_deadline_s: float = PATIENCE_S) -> None:
         self._folder, self._sites, self._stack = folder, Sites(4), ExitStack()
-        self._keys = [Ed25519PrivateKey.from_private_bytes(sha256(bytes([index])).digest()) for index in range(5)]
-        self.roster = Roster("study", 1, tuple(self._entry(index) for index in range(5)))
+        self.roster = known_roster("study", ["target", *(f"source-{index}" for index in range(1, 5))])
         self.watch, self.sent = Watch(), []
         """Roster index and type of every message that the aggregator says it has sent."""
         self._processes: list[Process] = []
         self.run = self._run(rounds, phase_deadline_s)
         self.address = ""
 
-    def _entry(self, index: int) -> RosterEntry:
-        key, pin = self._keys[index].public_key().public_bytes_raw(), sha256(bytes([index])).digest()
-        name, role = (f"source-{index}", "source") if index else ("target", "target")
-        return RosterEntry(index, name, role, f"Hospital {index}", key, pin, 0, 2**32)
-
     def _member(self, index: int) -> Member:
-        return Member(self.roster, self.roster.by_index(index).site_id, self._keys[index], encode)
-
-    def _witness(self, member: Member, memory: AggregatorStore | SourceStore, stack: ExitStack) -> Witness:
-        witness = witness_of(self._folder / member.site_id, member, memory, Opening("1", "random", "source_only"))
-        stack.callback(witness.journal.close)
-        return witness
+        site_id = self.roster.by_index(index).site_id
+        return Member(self.roster, site_id, known_key(site_id), encode)
 
     def _run(self, rounds: int, phase_deadline_s: float) -> AggregatorRun:
-        member = self._member(TARGET)
-        store = self._stack.enter_context(closing(AggregatorStore(self._folder / "target.sqlite")))
-        site = TargetSite(
-            signer=member.signer,
-            roster=self.roster,
-            trainer=RandomTrainer(member.site_id, PARAMS),
-            test_data=Samples(torch.zeros(1, 1), torch.zeros(1)),
-            random_bytes=os.urandom,
-            clock=time.monotonic,
-            traffic=lambda: ({}, {}),
-            witness=self._witness(member, store, self._stack),
-        )
-        settings = RunSettings(
-            strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=rounds),
-            visibility=Visibility.SUM,
-            k_min=2,
-            n_c=0,
-            threshold=0,
-            modulus_bits=32,
-            clip=1.0,
+        settings = run_settings(
+            Strategy(rule=Rule.SOURCE_ONLY, rounds=rounds),
             max_samples=SAMPLES,
             attempts=1,
             join_deadline_s=PATIENCE_S,
             training_deadline_s=PATIENCE_S,
             phase_deadline_s=phase_deadline_s,
-            config_digest=b"",
         )
-        return AggregatorRun(site, settings, store, self.watch, RUN_ID)
-
-    def _rounds(self, index: int, watch: Watch, stack: ExitStack) -> SourceRounds:
-        member, policy = self._member(index), default_policy("sum", 2, 0, 1, max_samples=SAMPLES)
-        store = stack.enter_context(closing(SourceStore(self._folder / f"{index}.sqlite")))
-        site = SourceSite(
-            signer=member.signer,
-            roster=self.roster,
-            limits=policy.session_limits(self.roster),
-            check_policy=partial(check_header, policy, own_index=member.index),
-            check_update=partial(check_metadata, policy),
-            permits=Permits(policy.visibility),
-            trainer=RandomTrainer(member.site_id, PARAMS),
-            store=store,
-            witness=self._witness(member, store, stack),
-            random_bytes=os.urandom,
-            software_version="1",
-        )
-        return SourceRounds(site, watch)
+        return random_run(self._member(TARGET), self._folder, PARAMS, settings, self.watch, self._stack, RUN_ID)
 
     async def process(self, index: int, *held: type[Body]) -> Process:
         """A new process of a source, connected; messages of the kinds ``held`` wait until they are let go."""
         watch, stack = Watch(), ExitStack()
-        rounds = self._rounds(index, watch, stack)
+        policy = default_policy("sum", 2, 0, 1, max_samples=SAMPLES)
+        rounds = random_source(self._member(index), self._folder, PARAMS, policy, watch, stack)
         recorder = MessageRecorder(rounds._site.witness.journal, self.roster, index)
         endpoint = Endpoint(self.address, "target", self._sites.target.pin, TARGET)
         own, most = self._sites.sources[index], 4 * PARAMS

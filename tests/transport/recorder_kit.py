@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from known_sites import known_key, known_roster
 from transport_kit import RUN_ID, TARGET, header_body
 
 from securefda.audit.kept import read_kept
@@ -15,31 +14,14 @@ from securefda.audit.reading import open_log
 from securefda.audit.records import Entry
 from securefda.rounds.journal import Journal, Opening
 from securefda.secagg.messages import NO_CONTEXT, Body, Signed, Signer
-from securefda.secagg.roster import Roster, RosterEntry
 from securefda.transport.observer import MessageObserver, ignore, wire_size
 from securefda.transport.recorder import MessageRecorder
 from securefda.transport.wire import encode
 
 RUN = RUN_ID.hex()
-KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([index]) * 32) for index in range(4)]
 NAMES = ["target", "source-1", "source-2", "source-3"]
-ROSTER = Roster(
-    "study",
-    1,
-    tuple(
-        RosterEntry(
-            index=index,
-            site_id=name,
-            role="source" if index else "target",
-            legal_entity=name,
-            signing_key=KEYS[index].public_key().public_bytes_raw(),
-            tls_pin=sha256(name.encode()).digest(),
-            not_before=0,
-            not_after=2**32,
-        )
-        for index, name in enumerate(NAMES)
-    ),
-)
+KEYS = [known_key(name) for name in NAMES]
+ROSTER = known_roster("study", NAMES)
 SESSION = bytes([7]) * 32
 SECRET = b"a share that nobody may read....."
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from securefda.secagg.messages import Advertise, MaskedInput, ShareBundle, SurvivorSignature, Unmask, Update
+from securefda.transport.memory_network import Passed
 from threat_model.sites import TARGET
-from threat_model.stage import Passed
 
 _COLLECTED = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask, Update)
 

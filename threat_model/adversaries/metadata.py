@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securefda.secagg.messages import Advertise, Signed
+from securefda.transport.memory_network import Passed
 from threat_model.sites import TARGET
-from threat_model.stage import Passed
 
 
 @dataclass

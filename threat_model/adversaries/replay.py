@@ -16,8 +16,8 @@ from securefda.secagg.messages import (
     Update,
 )
 from securefda.transport import wire
+from securefda.transport.memory_network import Passed
 from threat_model.sites import TARGET, signer_of
-from threat_model.stage import Passed
 
 Mode = Literal["verbatim", "relabelled", "anew"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from securefda.rounds.source import SourceRounds
 from securefda.secagg.messages import MaskedInput, Parcel
 from securefda.transport import wire
+from securefda.transport.memory_network import Passed
 from threat_model.sites import TARGET
-from threat_model.stage import Passed
 
 Sizes = dict[tuple[int, str], tuple[int, ...]]
 """(roster index of a source, type of message) to the length in bytes of each such message that it sent, in order."""

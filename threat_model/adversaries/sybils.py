@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.secagg.roster import Roster, RosterEntry, SignedRoster, sign_roster
+from securefda.secagg.roster import Roster, SignedRoster, sign_roster
 from threat_model.adversaries.colluders import SubtractsColluders
 
 
@@ -58,21 +58,15 @@ class EnrolsSybils:
         """
         entries = list(honest.entries)
         entries += [
-            _made_up(len(entries) + i, name, sybils[name], legal_entity or f"The {name}")
-            for i, name in enumerate(sybils)
+            replace(
+                honest.sources[0],
+                index=len(entries) + place,
+                site_id=name,
+                legal_entity=legal_entity or f"The {name}",
+                signing_key=key.public_key().public_bytes_raw(),
+                tls_pin=sha256(name.encode()).digest(),
+            )
+            for place, (name, key) in enumerate(sybils.items())
         ]
         roster = replace(honest, epoch=honest.epoch + 1, entries=tuple(entries))
         return sign_roster(roster, self.ca_key, {honest.target.site_id: self.target_key, **sybils})
-
-
-def _made_up(index: int, site_id: str, key: Ed25519PrivateKey, legal_entity: str) -> RosterEntry:
-    return RosterEntry(
-        index=index,
-        site_id=site_id,
-        role="source",
-        legal_entity=legal_entity,
-        signing_key=key.public_key().public_bytes_raw(),
-        tls_pin=sha256(site_id.encode()).digest(),
-        not_before=0,
-        not_after=2**32,
-    )

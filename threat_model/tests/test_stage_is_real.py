@@ -9,10 +9,11 @@ import pytest
 
 from securefda.adaptation import Strategy
 from securefda.secagg.messages import Advertise, MaskedInput, Survivors, Visibility
+from securefda.transport.memory_network import Passed
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.sources import ColludingSource, MaliciousSource
 from threat_model.scores import NOTHING_LEARNT_COSINE, auc, cosine, is_recovered, relative_error
-from threat_model.stage import MakesStage, Passed, Stage, honest_aggregator
+from threat_model.stage import MakesStage, Stage, honest_aggregator
 
 pytestmark = pytest.mark.machinery
 

@@ -13,10 +13,11 @@ import pytest
 from securefda.adaptation import Strategy
 from securefda.policy import default_policy
 from securefda.secagg.messages import Advertise, Checkpoint, Join, KeyList, Parcel, Result, Visibility
+from securefda.transport.memory_network import Passed
 from threat_model.adversaries.replay import Replay, SecondCount
 from threat_model.probes import Outcome, ProbedAggregator, ProbedSource
 from threat_model.sites import CLIP, MAX_SAMPLES, N_PARAMS, TARGET, roster_of
-from threat_model.stage import MakesStage, Network, Passed, Stage
+from threat_model.stage import MakesStage, Network, Stage
 from threat_model.switches import outside_off, switched_off
 from threat_model.unbound import MONOTONE_ROUNDS, ONCE_PER_PHASE, SIGNATURE_CONTEXT
 from threat_model.unwitnessed import WITNESSED_HEADER

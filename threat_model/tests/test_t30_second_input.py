@@ -24,12 +24,13 @@ from securefda.secagg.messages import (
     Unmask,
 )
 from securefda.training import Vector
+from securefda.transport.memory_network import Passed
 from threat_model.adversaries.second_input import ForkedView, SecondInput
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.scores import NOTHING_LEARNT_COSINE, cosine, is_recovered
 from threat_model.sites import known_update, roster_of
 from threat_model.source_process import SourceProcess
-from threat_model.stage import MakesStage, Passed, Stage, honest_aggregator
+from threat_model.stage import MakesStage, Stage, honest_aggregator
 from threat_model.switches import COPIED_PROCESS, SESSION_DIES, STATE_PUT_BACK, switched_off
 
 VICTIM, N = 2, 5

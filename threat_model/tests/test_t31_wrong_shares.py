@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from securefda.secagg.messages import Abort, MaskedInput, Result, Unmask
+from securefda.transport.memory_network import Passed
 from threat_model.adversaries.wrong_shares import WrongShares
 from threat_model.scores import NOTHING_LEARNT_COSINE, cosine
-from threat_model.stage import MakesStage, Passed, Stage
+from threat_model.stage import MakesStage, Stage
 from threat_model.switches import switched_off
 from threat_model.unchecked_sums import COMMITMENTS, RANGE
 from threat_model.watched import WatchedAggregator

@@ -23,9 +23,10 @@ from securefda.secagg.messages import (
     Visibility,
 )
 from securefda.settings import known_keys
+from securefda.transport.memory_network import Passed
 from threat_model.adversaries.above_policy import AbovePolicy, Change, in_clear
 from threat_model.sites import CLIP, MAX_SAMPLES, N_PARAMS
-from threat_model.stage import MakesStage, Passed, Stage
+from threat_model.stage import MakesStage, Stage
 from threat_model.switches import POLICY, switched_off
 
 VICTIM = 2

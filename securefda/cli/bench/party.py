@@ -33,14 +33,14 @@ from securefda.cli.bench.trainer import RandomTrainer
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.federation.kit import load_kit
 from securefda.heap import map_large_blocks
-from securefda.policy import check_header, check_metadata, load_signed_policy
+from securefda.policy import load_signed_policy
 from securefda.rounds.composition import Member, witness_of
 from securefda.rounds.journal import Opening
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.source import Permits, SourceRounds, SourceSite
+from securefda.rounds.source import SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.messages import RUN_ID_BYTES, Body, Header, ShareBundle, Signed, Visibility
 from securefda.tasks import Samples
@@ -219,13 +219,10 @@ class _Source:
         kit = self._kit
         policy = load_signed_policy(kit)
         member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
-        return SourceSite(
+        return SourceSite.under_policy(
+            policy,
             signer=member.signer,
             roster=kit.roster,
-            limits=policy.session_limits(kit.roster),
-            check_policy=partial(check_header, policy, own_index=member.index),
-            check_update=partial(check_metadata, policy),
-            permits=Permits(policy.visibility),
             trainer=self._trainer,
             store=store,
             witness=witness_of(logs, member, store, _OPENING),

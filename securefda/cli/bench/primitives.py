@@ -11,10 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from securefda.cli.bench.job import Job
+from securefda.federation.throwaway import throwaway_roster
 from securefda.secagg.checks import TAIL
 from securefda.secagg.messages import Signer
 from securefda.secagg.prg import Mask, add_masks, available_threads, useful_threads
-from securefda.secagg.roster import PIN_BYTES, Roster, RosterEntry
+from securefda.secagg.roster import Roster
 from securefda.secagg.secret import Secret
 from securefda.transport.wire import encode
 
@@ -51,19 +52,6 @@ def _rate(size: int, run: Callable[[], object]) -> float:
 
 def identities(job: Job) -> tuple[Roster, list[Signer]]:
     """A roster of throw-away keys, and what signs for each site; the target has index 0."""
-    names = ["target", *job.site_ids]
-    keys = [Ed25519PrivateKey.generate() for _ in names]
-    entries = tuple(
-        RosterEntry(
-            index=index,
-            site_id=name,
-            role="source" if index else "target",
-            legal_entity=name,
-            signing_key=keys[index].public_key().public_bytes_raw(),
-            tls_pin=os.urandom(PIN_BYTES),
-            not_before=0,
-            not_after=2**37,  # in a few thousand years
-        )
-        for index, name in enumerate(names)
-    )
-    return Roster("bench", 1, entries), [Signer(index, key, encode) for index, key in enumerate(keys)]
+    keys = {name: Ed25519PrivateKey.generate() for name in ("target", *job.site_ids)}
+    signers = [Signer(index, key, encode) for index, key in enumerate(keys.values())]
+    return throwaway_roster("bench", keys), signers

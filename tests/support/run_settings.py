@@ -1,0 +1,28 @@
+"""How runs of tests go, unless a test says otherwise."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+from securefda.adaptation import Strategy
+from securefda.rounds.run_settings import RunSettings
+from securefda.secagg.messages import Visibility
+
+
+def run_settings(strategy: Strategy, visibility: Visibility = Visibility.SUM, **changes: Any) -> RunSettings:
+    """A run in which three sources are enough, with two attempts at a round."""
+    usual: dict[str, Any] = {
+        "k_min": 2,
+        "n_c": 0,
+        "threshold": 0,
+        "modulus_bits": 32,
+        "clip": 1.0,
+        "max_samples": 100,
+        "attempts": 2,
+        "join_deadline_s": 60.0,
+        "training_deadline_s": 600.0,
+        "phase_deadline_s": 30.0,
+        "config_digest": sha256(b"the settings").digest(),
+    }
+    return RunSettings(strategy=strategy, visibility=visibility, **(usual | changes))
