@@ -5,6 +5,7 @@ The process runs the real :class:`SourceRounds` on its own state file. The stage
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 from dataclasses import replace
@@ -51,6 +52,8 @@ class SourceProcess:
         self._process.start()
         theirs.close()
         copys.close()
+        with contextlib.suppress(EOFError):
+            self._original.recv()  # its state file is open: from now on the folder is as the process has it
 
     def join(self, run: str) -> Parcel:
         """The first message in a run, of the process."""
@@ -108,6 +111,7 @@ def _serve(
     witness = witness_at(logs, site.signer.index, site.roster, store)
     rounds = SourceRounds(replace(site, store=store, witness=witness), watch)
     connection, copy = ends
+    connection.send("open")
     while True:
         try:
             what, told = connection.recv()

@@ -291,9 +291,10 @@ def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) 
 
 
 def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
-    """How the run goes. The digest covers all that must not change when a run is resumed; a budget may."""
+    """How the run goes. The digest covers all that must not change when a run is resumed; a budget and threads may."""
     fixed = config.model_dump_json(
-        include={"task", "strategy", "training", "privacy", "session"}, exclude={"privacy": {"budget"}}
+        include={"task", "strategy", "training", "privacy", "session"},
+        exclude={"privacy": {"budget"}, "training": {"threads"}},
     )
     return settings_of(config, sha256(f"{config.aggregator.seed}\0{fixed}".encode() + roster.digest()).digest())
 

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,14 +26,6 @@ from securefda.errors import BudgetExhausted
 DELTA = 1e-5
 SCRIPT = Path(__file__).with_name("spend_and_die.py")
 FINISHED, REFUSED, FAILED = 0, 11, 1
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where the system has that: the kernel keeps what a killed process wrote."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as name:
-        yield Path(name)
 
 
 def enough_for(rounds: int) -> Budget:
@@ -58,11 +49,11 @@ def status_of(child: int) -> int:
 
 
 @pytest.mark.parametrize("rounds_left", [1, 3])
-def test_processes_that_race_for_the_last_of_a_budget_never_overspend_it(folder: Path, rounds_left: int) -> None:
+def test_processes_that_race_for_the_last_of_a_budget_never_overspend_it(tmp_path: Path, rounds_left: int) -> None:
     budget = enough_for(rounds_left)
     for number in range(10):
-        (folder / str(number)).mkdir()
-        site = Site.new(folder / str(number))
+        (tmp_path / str(number)).mkdir()
+        site = Site.new(tmp_path / str(number))
         gate, open_gate = os.pipe()
 
         def spend(site: Site = site, gate: int = gate, open_gate: int = open_gate) -> int:
@@ -95,8 +86,8 @@ def started(site: Site, run: str, limit: float) -> subprocess.Popen[str]:
     return process
 
 
-def test_two_runs_of_their_own_processes_share_one_budget_to_its_end(folder: Path) -> None:
-    site, budget = Site.new(folder), enough_for(12)
+def test_two_runs_of_their_own_processes_share_one_budget_to_its_end(tmp_path: Path) -> None:
+    site, budget = Site.new(tmp_path), enough_for(12)
     processes = [started(site, run, budget.epsilon) for run in ("run-1", "run-2")]
 
     for process in processes:
@@ -110,8 +101,8 @@ def test_two_runs_of_their_own_processes_share_one_budget_to_its_end(folder: Pat
     assert site.ledger.spent(DELTA) == budget.epsilon
 
 
-def test_process_killed_with_minus_nine_has_charged_every_round_that_it_began(folder: Path) -> None:
-    site = Site.new(folder)
+def test_process_killed_with_minus_nine_has_charged_every_round_that_it_began(tmp_path: Path) -> None:
+    site = Site.new(tmp_path)
     process = started(site, "run-1", WIDE.epsilon)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -129,14 +120,14 @@ def test_process_killed_with_minus_nine_has_charged_every_round_that_it_began(fo
 
 
 def killed_at_each_point(
-    folder: Path, work: Callable[[Path], object], *, before: Callable[[Path], object] = lambda place: None
+    tmp_path: Path, work: Callable[[Path], object], *, before: Callable[[Path], object] = lambda place: None
 ) -> Iterator[Path]:
     """Run ``work`` in copies of this process, each in a folder of its own and killed at another point of the disk.
 
     Yields what each leaves, the last one without having been killed. ``before`` prepares the folder.
     """
     for number in itertools.count(1):
-        place = folder / f"killed-{number}"
+        place = tmp_path / f"killed-{number}"
         place.mkdir()
         before(place)
 
@@ -152,7 +143,7 @@ def killed_at_each_point(
             return
 
 
-def test_process_killed_at_any_point_of_a_round_leaves_it_charged_in_full_or_never_begun(folder: Path) -> None:
+def test_process_killed_at_any_point_of_a_round_leaves_it_charged_in_full_or_never_begun(tmp_path: Path) -> None:
     def work(place: Path) -> None:
         site = Site(place / "ledger.sqlite")
         reservation = site.ledger.reserve(EVENT, WIDE, now=NOON)
@@ -160,7 +151,7 @@ def test_process_killed_at_any_point_of_a_round_leaves_it_charged_in_full_or_nev
         site.ledger.commit(reservation, steps=EVENT.steps, now=NOON)
 
     kinds = set()
-    for place in killed_at_each_point(folder, work, before=Site.new):
+    for place in killed_at_each_point(tmp_path, work, before=Site.new):
         site = Site(place / "ledger.sqlite")
         has_trained = (place / "trains").exists()
         assert site.ledger.events() in (((EVENT,),) if has_trained else ((), (EVENT,)))
@@ -169,9 +160,9 @@ def test_process_killed_at_any_point_of_a_round_leaves_it_charged_in_full_or_nev
     assert kinds == {("opened",), ("opened", "reserved"), ("opened", "reserved", "committed")}
 
 
-def test_process_killed_at_any_point_of_making_a_ledger_leaves_none_or_a_whole_one(folder: Path) -> None:
+def test_process_killed_at_any_point_of_making_a_ledger_leaves_none_or_a_whole_one(tmp_path: Path) -> None:
     made = set()
-    for place in killed_at_each_point(folder, lambda place: Ledger.create(place / "ledger.sqlite", DATA, now=NOON)):
+    for place in killed_at_each_point(tmp_path, lambda place: Ledger.create(place / "ledger.sqlite", DATA, now=NOON)):
         made.add((place / "ledger.sqlite").exists())
         with contextlib.suppress(LedgerError):  # it exists already; whether it can be used is what follows
             Ledger.create(place / "ledger.sqlite", DATA, now=NOON)
@@ -179,8 +170,8 @@ def test_process_killed_at_any_point_of_making_a_ledger_leaves_none_or_a_whole_o
     assert made == {False, True}
 
 
-def test_ledger_that_another_process_holds_is_refused_in_one_line_after_the_wait(folder: Path) -> None:
-    site = Site.new(folder)
+def test_ledger_that_another_process_holds_is_refused_in_one_line_after_the_wait(tmp_path: Path) -> None:
+    site = Site.new(tmp_path)
     hold = (
         "import sqlite3, sys; database = sqlite3.connect(sys.argv[1], isolation_level=None); "
         "database.execute('BEGIN IMMEDIATE'); print('held', flush=True); sys.stdin.read()"
@@ -198,8 +189,8 @@ def test_ledger_that_another_process_holds_is_refused_in_one_line_after_the_wait
     assert site.ledger.events() == ()
 
 
-def test_reader_beside_processes_that_write_sees_rows_grow_and_never_an_alarm(folder: Path) -> None:
-    site = Site.new(folder)
+def test_reader_beside_processes_that_write_sees_rows_grow_and_never_an_alarm(tmp_path: Path) -> None:
+    site = Site.new(tmp_path)
 
     def write() -> int:
         site.rounds(*range(1, 41))
@@ -217,8 +208,8 @@ def test_reader_beside_processes_that_write_sees_rows_grow_and_never_an_alarm(fo
     assert len(site.ledger.events()) == 80
 
 
-def test_threads_of_one_process_share_a_ledger(folder: Path) -> None:
-    site = Site.new(folder)
+def test_threads_of_one_process_share_a_ledger(tmp_path: Path) -> None:
+    site = Site.new(tmp_path)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(site.rounds, range(1, 21)))

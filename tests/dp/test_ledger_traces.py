@@ -9,7 +9,6 @@ train is written down beside the ledger and composed by numerical integration (i
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -28,14 +27,6 @@ TOLERANCE = 1e-6
 DELTAS = (1e-5, 1e-3)
 # noise multiplier, sampling rate
 SETTINGS = ((0.8, 0.05), (1.0, 0.1), (1.3, 0.02), (2.0, 0.25), (4.0, 1.0), (1.0, 0.01))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where the system has that: thousands of rows are written, and no power is cut."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as name:
-        yield Path(name)
 
 
 @dataclass
@@ -118,10 +109,10 @@ def live(site: Site, seed: int) -> Life:
 
 @pytest.mark.parametrize("first", range(0, TRACES, CHUNK))
 def test_ledger_is_the_sum_of_what_was_charged_after_rounds_kills_restarts_and_policies(
-    folder: Path, first: int
+    tmp_path: Path, first: int
 ) -> None:
     for seed in range(first, first + CHUNK):
-        place = folder / str(seed)
+        place = tmp_path / str(seed)
         place.mkdir()
 
         life = live(Site.new(place), seed)
@@ -148,11 +139,11 @@ def check_every_row(life: Life) -> None:
         assert spent <= float(row.fields["limit"])
 
 
-def test_traces_hold_every_kind_of_thing_that_is_claimed(folder: Path) -> None:
+def test_traces_hold_every_kind_of_thing_that_is_claimed(tmp_path: Path) -> None:
     lives = []
     for seed in range(40):
-        (folder / str(seed)).mkdir()
-        lives.append(live(Site.new(folder / str(seed)), seed))
+        (tmp_path / str(seed)).mkdir()
+        lives.append(live(Site.new(tmp_path / str(seed)), seed))
     kinds = [[row.kind for row in life.ledger.rows()] for life in lives]
 
     assert sum(life.refusals for life in lives) > 10
@@ -165,9 +156,9 @@ def test_traces_hold_every_kind_of_thing_that_is_claimed(folder: Path) -> None:
     assert sum(kind.count("charged") for kind in kinds) > 0  # finished after a reset
 
 
-def test_accountant_that_begins_anew_with_each_run_understates_what_was_spent(folder: Path) -> None:
+def test_accountant_that_begins_anew_with_each_run_understates_what_was_spent(tmp_path: Path) -> None:
     """The companion: what an engine made anew would say is found by the same comparison."""
-    life = live(Site.new(folder), 6)
+    life = live(Site.new(tmp_path), 6)
     last_run = [event for event in life.charged if event.run_id == life.charged[-1].run_id]
     assert last_run != life.charged
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from rounds_federation import Federation
+from rounds_federation import Federation, roster_of
 
-from securefda.config import NoiseSection, ProcessSection, SourceConfig, TaskSection, TrainingSection
+from securefda.config import AggregatorConfig, NoiseSection, ProcessSection, SourceConfig, TaskSection, TrainingSection
 from securefda.config.sections import DEFAULT_DATA_SET
 from securefda.dp.ledger import Ledger
 from securefda.errors import ConfigError
 from securefda.policy import default_policy
 from securefda.rounds.accounts import data_set_of, ledger_file
-from securefda.rounds.composition import Member, source_site, task_of, training_rows
+from securefda.rounds.composition import Member, run_settings, source_site, task_of, training_rows
 from securefda.rounds.store import SourceStore
 from securefda.training import choose_device
 from securefda.transport.wire import encode
@@ -76,6 +77,32 @@ def test_a_device_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> N
     ):
         source_site(config, default_policy(max_samples=1000), member_of(federation), store)
     federation.close()
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, "cpu (1 thread)"), (3, "cpu (3 threads)")])
+def test_a_site_says_on_how_many_threads_it_trains(tmp_path: Path, threads: int, said: str) -> None:
+    federation = Federation(tmp_path)
+    training = TrainingSection(device="cpu", threads=threads)
+    config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
+    with closing(SourceStore(tmp_path / "state.sqlite")) as store:
+        site = source_site(config, default_policy(max_samples=1000), member_of(federation), store)
+        assert site.trains_on == said
+    federation.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"), [({"threads": 4}, True), ({"batch_size": 4}, False), ({"learning_rate": 0.5}, False)]
+)
+def test_a_run_is_resumed_with_other_threads_and_with_nothing_else_of_training(
+    tmp_path: Path, changes: dict[str, Any], same: bool
+) -> None:
+    roster = roster_of(3)
+
+    def digest_with(training: TrainingSection) -> bytes:
+        process = ProcessSection(kit=tmp_path, out=tmp_path)
+        return run_settings(AggregatorConfig(aggregator=process, task=DIGITS, training=training), roster).config_digest
+
+    assert (digest_with(TrainingSection()) == digest_with(TrainingSection(**changes))) == same
 
 
 def _is_there(device: str) -> bool:

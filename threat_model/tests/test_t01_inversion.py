@@ -24,8 +24,6 @@ from threat_model.scores import psnr
 from threat_model.sites import OUTPUTS
 from threat_model.stage import MakesStage, Stage
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SITES, IN_A_SUM = 24, 5
 REBUILT_DB, DROP_DB = 20.0, 8.0
 NOTHING_DB = 10.0

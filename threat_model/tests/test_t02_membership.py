@@ -16,8 +16,6 @@ from threat_model.private_sites import DELTA, Candidates, fixed_bytes, plain_tra
 from threat_model.scores import auc
 from threat_model.stage import MakesStage, Stage
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 VICTIM, ROWS = 1, 100
 TOLD = 0.8
 CANDIDATES = Candidates.drawn(ROWS, seed=2)

@@ -18,8 +18,6 @@ from threat_model.private_sites import DELTA, Candidates, fixed_bytes, plain_tra
 from threat_model.scores import RECOVERED_AUC, auc
 from threat_model.stage import MakesStage, Stage
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 VICTIM, K = 2, 3
 ROWS, NOISE = 200, 4.0
 CANDIDATES = Candidates.drawn(ROWS, seed=3)

@@ -38,8 +38,6 @@ from threat_model.sites import INPUTS, roster_of
 from threat_model.switches import switched_off
 from threat_model.without_noise import LEDGER_MEMORY
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROWS = rows_of(np.eye(20, INPUTS), np.arange(20))
 LIVES, PLACES = 6, 3
 WAYS = ((0.9, 4, 1), (3.0, 5, 1), (4.0, 2, 1), (4.0, 20, 3))

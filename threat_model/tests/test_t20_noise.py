@@ -24,8 +24,6 @@ from threat_model.sites import INPUTS, N_PARAMS, roster_of
 from threat_model.switches import switched_off
 from threat_model.without_noise import NOISE_OF_A_CSPRNG, SECRET_SEED, noise_scaled
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BEYOND = 5.5
 NOISE, CLIP, RATE, PLACES, STEPS = 1.3, 0.5, 0.25, 16, 4
 ZEROS = np.zeros(N_PARAMS, np.float32)

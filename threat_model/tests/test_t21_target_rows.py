@@ -27,8 +27,6 @@ from threat_model.sites import CLIP, INPUTS, MAX_SAMPLES, OUTPUTS, TARGET, known
 from threat_model.stage import MakesStage, Stage
 from threat_model.watched import WatchedAggregator
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LABEL, RATE, STEPS = 17, 0.02, 2
 ROW = np.random.default_rng(21).uniform(-1, 1, INPUTS)
 CURIOUS = 2

@@ -24,8 +24,6 @@ from threat_model.sites import roster_of
 from threat_model.switches import switched_off
 from threat_model.without_noise import noise_scaled
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CANARIES, GUESSES = 1000, 400
 ROUNDS, BATCH, NOISE = 3, 500, 8.0
 RATE = 1.0

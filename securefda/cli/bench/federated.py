@@ -5,6 +5,7 @@ Every run is ``securefda simulate``: the round code, the session and the wire fo
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,9 +60,14 @@ class RunResult:
 @contextmanager
 def workers(count: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that run jobs beside each other, one thread each, so that no figure depends on the number of cores."""
-    server = fork_server()
-    with ProcessPoolExecutor(count, mp_context=server, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(count, mp_context=fork_server(), initializer=use_one_thread) as pool:
         yield pool
+
+
+def use_one_thread() -> None:
+    """Train on one thread in this process, whatever a model is worth."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
 
 
 def fork_server() -> ForkServerContext:

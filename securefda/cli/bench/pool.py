@@ -7,17 +7,16 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 
-import torch
-
-from securefda.cli.bench.federated import Job, RunResult, fork_server, run
+from securefda.cli.bench.federated import Job, RunResult, fork_server, run, use_one_thread
 from securefda.cli.bench.plan import Planned
 from securefda.errors import SecureFdaError
 
@@ -50,26 +49,36 @@ def run_beside(planned: Iterable[Planned], count: int, scratch: Path, done: Done
 def _feed(pool: ProcessPoolExecutor, waiting: deque[Planned], count: int, scratch: Path, done: Done) -> None:
     """Until nothing waits, or until a process has died: then what was under way has failed and the pool is gone."""
     under_way: dict[Future[RunResult | Failed], Planned] = {}
+    # Not concurrent.futures.wait: where a signal interrupts that, it can keep the locks which the pool needs to end.
+    ended: SimpleQueue[Future[RunResult | Failed]] = SimpleQueue()
     broken = False
     while under_way or (waiting and not broken):
         # No more than are run at once: what a dying process takes with it is then what it was at, not the queue.
         while waiting and len(under_way) < count and not broken:
             try:
-                under_way[_submit(pool, waiting[0].job, scratch)] = waiting[0]
+                under_way[_submit(pool, waiting[0].job, scratch, ended)] = waiting[0]
                 waiting.popleft()
             except BrokenProcessPool:
                 broken = True
-        for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+        if under_way:
+            future = ended.get()
             error = future.exception()
             broken |= isinstance(error, BrokenProcessPool)
             done(under_way.pop(future), future.result() if error is None else _failed(error))
 
 
-def _submit(pool: ProcessPoolExecutor, job: Job, scratch: Path) -> Future[RunResult | Failed]:
-    """The first call starts the processes; Ctrl-C is meant for this one, and theirs ends with it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _submit(
+    pool: ProcessPoolExecutor, job: Job, scratch: Path, ended: SimpleQueue[Future[RunResult | Failed]]
+) -> Future[RunResult | Failed]:
+    """Hand a run to the pool, and its future to ``ended`` when it is done.
+
+    The first call starts processes, for which no signal to this one is meant; and none may interrupt what holds locks.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        return pool.submit(_run, job, scratch)
+        future = pool.submit(_run, job, scratch)
+        future.add_done_callback(ended.put)
+        return future
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -104,7 +113,8 @@ def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
 
 def _begin(alive: Connection) -> None:
     """In each process: one thread, so that no figure depends on the number of cores; and end with the parent."""
-    torch.set_num_threads(1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # with which a pool ends its processes
+    use_one_thread()
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
 
 
