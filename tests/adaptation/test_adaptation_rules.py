@@ -7,6 +7,7 @@ import itertools
 import adaptation_definitions as definitions
 import numpy as np
 import pytest
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -141,7 +142,7 @@ def test_fedgp_of_identical_updates_returns_them(update, beta, projection):
 
 
 @given(target=vectors, source=vectors)
-@settings(max_examples=50)
+@settings(max_examples=at_depth(50, 500))
 def test_beta_0_leaves_the_target_alone(target, source):
     np.testing.assert_allclose(fedgp(target, [source], 0.0, layers=LAYERS), target, rtol=1e-15)
     np.testing.assert_allclose(fedda(target, [source], 0.0), target, rtol=1e-15)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pymerkle import InmemoryTree, verify_consistency
@@ -38,7 +39,7 @@ ROOTS = (
 """Published for the first 0 to 8 of the entries above."""
 
 SIZES = st.integers(1, 70)
-QUICK = settings(deadline=None, max_examples=60)
+QUICK = settings(deadline=None, max_examples=at_depth(60, 600))
 
 
 def entries(count: int) -> list[bytes]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -193,7 +194,7 @@ def test_public_key_that_is_no_point_checks_nothing() -> None:
         check_signature("text\n", Signature("nobody", key.key_id, bytes(64)), key)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=at_depth(200, 2000))
 @given(st.data())
 def test_no_changed_byte_of_a_checkpoint_passes_as_what_was_signed(data: st.DataObject) -> None:
     good = ours().to_bytes()

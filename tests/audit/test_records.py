@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -268,7 +269,7 @@ def test_other_encodings_are_refused(data: bytes) -> None:
         Record.parse(data)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=at_depth(300, 3000))
 @given(st.data())
 def test_changed_bytes_are_refused_or_are_another_record_in_its_one_encoding(data: st.DataObject) -> None:
     good = RECORD.to_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounds_federation import roster_of
@@ -35,7 +36,7 @@ def is_served(permitted: list[Visibility], levels: tuple[Visibility, ...], small
     return hidden and all(levels.count(level) == 0 or levels.count(level) >= smallest for level in MASKED)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=at_depth(200, 2000), deadline=None)
 @given(levels_of_sources, st.integers(2, 6))
 def test_levels_serve_every_policy_or_there_are_none_that_do(permitted: list[Visibility], smallest: int) -> None:
     every = itertools.product(Visibility, repeat=len(permitted))
@@ -51,7 +52,7 @@ def test_levels_serve_every_policy_or_there_are_none_that_do(permitted: list[Vis
     assert any(site in caught.value.why for site in unserved)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=at_depth(100, 1000), deadline=None)
 @given(levels_of_sources, st.integers(2, 6))
 def test_nobody_is_moved_where_all_can_be_served_as_they_permit(permitted: list[Visibility], smallest: int) -> None:
     if is_served(permitted, tuple(permitted), smallest):
@@ -93,7 +94,7 @@ def planned_header(run: RunSettings, permitted: list[Visibility]) -> Header:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=at_depth(200, 2000), deadline=None)
 @given(
     levels_of_sources,
     st.integers(1, 3),

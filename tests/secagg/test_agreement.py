@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 import secagg_oracles as oracle
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,7 +65,7 @@ def test_salt_that_is_no_transcript_hash_is_refused(salt: bytes) -> None:
         BoxAddress(salt, 0, 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=at_depth(25, 250), deadline=None)
 @given(a=keys, b=keys, ends=st.lists(st.integers(0, 99), min_size=2, max_size=2, unique=True))
 def test_both_ends_derive_one_pair_seed_and_one_box_key_per_direction(a: bytes, b: bytes, ends: list[int]) -> None:
     low, high = ends
@@ -139,7 +140,7 @@ def test_other_self_secret_owner_or_transcript_misses_the_commitment(secret: Sec
         agreement.check_self_secret(secret, owner=owner, ctx=ctx, committed=committed)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=at_depth(50, 500), deadline=None)
 @given(values=st.tuples(st.integers(0, PRIME - 1), st.integers(0, PRIME - 1)))
 def test_box_returns_every_pair_of_shares(values: tuple[int, int]) -> None:
     shares = SharePair(*(Secret(value.to_bytes(33, "big")) for value in values))

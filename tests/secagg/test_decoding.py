@@ -7,6 +7,7 @@ import random
 
 import pytest
 from cohort import Bytes
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ def spoil(shares: dict[int, Secret], xs: list[int], numbers: random.Random) -> d
     return {x: other(x) if x in xs else share for x, share in shares.items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=at_depth(60, 600), deadline=None)
 @given(st.data())
 def test_wrong_shares_up_to_half_of_the_spare_ones_are_found(data: st.DataObject) -> None:
     n = data.draw(st.integers(2, 24))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import secagg_oracles as oracle
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ def signed(word: int, bits: int) -> int:
     return int(word) - (2**bits if int(word) >> (bits - 1) else 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=at_depth(100, 1000), deadline=None)
 @given(clip=clips, n_max=st.integers(1, 10**6), bits=rings, shares=st.lists(st.floats(-1, 1), min_size=1, max_size=8))
 def test_error_of_a_coordinate_is_half_a_step(clip: float, n_max: int, bits: int, shares: list[float]) -> None:
     quantisation = one_layer(len(shares), clip, n_max, bits)
@@ -107,7 +108,7 @@ def test_negative_sum_of_weights_raises_the_alarm() -> None:
         quantisation.decode(np.array([0, 2**32 - 1], dtype=np.uint32), 1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=at_depth(50, 500), deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 10), bits=rings)
 def test_decoded_ring_sum_is_the_sum_within_half_a_step_each(seed: int, count: int, bits: int) -> None:
     generator = np.random.default_rng(seed)

@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import secagg_oracles as oracle
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -46,7 +47,7 @@ class Cohort:
         return np.sum([self.inputs[own] for own in members], axis=0, dtype=self.dtype)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=at_depth(50, 500), deadline=None)
 @given(n=st.integers(2, 7), bits=st.sampled_from([32, 64]), data=st.data())
 def test_sum_opens_for_every_set_of_survivors(n: int, bits: int, data: st.DataObject) -> None:
     cohort = Cohort(n, bits)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import secagg_oracles as oracle
 from cryptography.hazmat.primitives.ciphers import CipherContext
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ def stream(key: bytes, bits: int, count: int) -> NDArray[np.unsignedinteger]:
     return words.astype(f"u{bits // 8}")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=at_depth(40, 400), deadline=None)
 @given(
     bits=st.sampled_from([32, 64]),
     length=st.one_of(st.integers(0, 40), st.sampled_from([BLOCK_BYTES // 8 + d for d in (-1, 0, 1)])),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -249,7 +250,7 @@ def test_file_that_is_no_signed_roster_is_refused(data: bytes) -> None:
         SignedRoster.from_bytes(data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=at_depth(300, 3000), deadline=None)
 @given(place=st.integers(0, 10**9), flip=st.integers(1, 127))
 def test_no_changed_byte_of_the_file_goes_unnoticed(place: int, flip: int) -> None:
     data = bytearray(signed().to_bytes())

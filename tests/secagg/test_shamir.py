@@ -1,5 +1,6 @@
 import pytest
 import secagg_oracles as oracle
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ def dealings(draw: st.DrawFn) -> tuple[bytes, int, list[int]]:
     return draw(st.binary(min_size=32, max_size=32)), draw(st.integers(2, len(xs))), xs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=at_depth(60, 600), deadline=None)
 @given(dealing=dealings(), data=st.data())
 def test_any_threshold_shares_give_the_secret(dealing: tuple[bytes, int, list[int]], data: st.DataObject) -> None:
     secret, threshold, xs = dealing
@@ -38,7 +39,7 @@ def test_any_threshold_shares_give_the_secret(dealing: tuple[bytes, int, list[in
     assert LagrangeAtZero.over(chosen).reconstruct(shares).reveal() == secret
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=at_depth(60, 600), deadline=None)
 @given(dealing=dealings())
 def test_shares_need_the_whole_degree(dealing: tuple[bytes, int, list[int]]) -> None:
     """The polynomial through all shares has degree t - 1 exactly, and one share fewer than t points elsewhere."""
@@ -101,7 +102,7 @@ def test_secret_of_another_length_is_not_shared(length: int) -> None:
         split(Secret(bytes(length)), 2, (1, 2), oracle.tape("length"))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=at_depth(30, 300), deadline=None)
 @given(position=st.integers(0, 2), flip=st.integers(1, 2**255))
 def test_one_wrong_share_never_gives_the_secret(position: int, flip: int) -> None:
     shares = split(Secret(b"\x07" * 32), 3, (1, 2, 3), oracle.tape("wrong"))

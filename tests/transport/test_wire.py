@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transport_kit import header_body
@@ -168,7 +169,7 @@ def test_every_type_of_message_has_a_field_and_a_strategy() -> None:
 
 @pytest.mark.parametrize("body_type", BODIES, ids=lambda kind: kind.__name__)
 def test_what_is_written_is_read_back(body_type: type) -> None:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=at_depth(30, 300), deadline=None)
     @given(st.builds(m.Envelope, digests, indices, st.one_of(st.just(b""), digests), BODIES[body_type]))
     def check(envelope: m.Envelope[m.Body]) -> None:
         data = encode(envelope)
@@ -178,14 +179,14 @@ def test_what_is_written_is_read_back(body_type: type) -> None:
     check()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=at_depth(100, 1000), deadline=None)
 @given(envelopes, indices)
 def test_a_signed_message_is_read_back_with_its_very_bytes(envelope: m.Envelope[m.Body], index: int) -> None:
     message = m.Signer(index, KEY, encode).sign(envelope.session_id, envelope.context, envelope.body)
     assert decode_signed(encode_signed(message)) == message
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=at_depth(300, 3000), deadline=None)
 @given(st.binary(max_size=400))
 def test_no_bytes_raise_anything_but_a_wire_error(data: bytes) -> None:
     for read in (decode, decode_signed):
@@ -195,7 +196,7 @@ def test_no_bytes_raise_anything_but_a_wire_error(data: bytes) -> None:
             continue
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=at_depth(300, 3000), deadline=None)
 @given(envelopes, st.data())
 def test_a_damaged_message_is_refused_or_is_another_valid_one(
     envelope: m.Envelope[m.Body], data: st.DataObject
