@@ -101,6 +101,11 @@ class _Site:
             )
         return cls(site, process, own)
 
+    def trains_on(self) -> str:
+        """The line in which the process says what it trains on; empty until it does."""
+        lines = (self.folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((line for line in lines if line.startswith(f"{self.site} trains on ")), "")
+
     def result(self) -> dict[str, Any]:
         """The envelope that the process printed; of one that was killed, an envelope that says so."""
         try:
@@ -171,9 +176,11 @@ def _watch(processes: list[_Site], config: FederationConfig, metrics: Path, repo
     """
     aggregator, sources = processes[0], processes[1:]
     reporter.phase("starting", [site.site for site in processes])
-    shown, failures = 0, dict[str, ProcessFailed]()
+    shown, failures, trains_on = 0, dict[str, ProcessFailed](), ""
     while True:
         ended = aggregator.process.poll() is not None
+        if not trains_on and (trains_on := aggregator.trains_on()):
+            reporter.note(trains_on)
         shown += _report_rounds(metrics, shown, config.strategy.rounds, reporter)
         for failure in _new_failures(sources, failures):
             if shown == 0:
