@@ -39,9 +39,9 @@ class Mutant:
     scope: str
     """Name of the function or class."""
     operator: str
-    before: Sequence[str]
+    before: list[str]
     """Whole lines; there is no other place in the file with the same ones."""
-    after: Sequence[str]
+    after: list[str]
 
     @property
     def package(self) -> str:
@@ -57,9 +57,11 @@ class Mutant:
 
     def applied(self, source: str) -> str | None:
         """The mutated source; None where the lines are not in it, or at more than one place."""
-        before, after = ("\n{}\n".format("\n".join(lines)) for lines in (self.before, self.after))
-        framed = f"\n{source}\n"
-        return framed.replace(before, after)[1:-1] if framed.count(before) == 1 else None
+        lines, count = source.split("\n"), len(self.before)
+        places = [place for place in range(len(lines)) if lines[place : place + count] == self.before]
+        if len(places) != 1:
+            return None
+        return "\n".join([*lines[: places[0]], *self.after, *lines[places[0] + count :]])
 
     def applies(self, root: Path) -> bool:
         """Whether the file of a tree has the lines."""
