@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -73,6 +73,19 @@ def drawn(root: Path, seed: int, kept: Sequence[Mutant] = ()) -> list[Mutant]:
 # --- a tree to put mutants into ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run of tests gave."""
+
+    status: int | None
+    """pytest's exit status; None where it ran out of time."""
+    files: dict[str, float]
+    """Seconds that the tests of each file took."""
+    slowest_s: float
+    """Seconds of the slowest test."""
+    failed: list[str]
+
+
 class Tree:
     """A copy of one revision, in which the tests of a package run with a mutant or without."""
 
@@ -85,10 +98,10 @@ class Tree:
             raise SystemExit(f"error: git cannot read the files of {revision}")
         for path in (self.root / "securefda").rglob("*.py"):  # by their hash: a mutant is often as long as the original
             py_compile.compile(str(path), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+        for name in ("examples", "services"):  # where the wheel has them; else processes find those of this checkout
+            (self.root / "securefda" / name).symlink_to(self.root / name)
 
-    def test(
-        self, paths: Iterable[str], deselected: Iterable[str], *, test_s: float = 600, run_s: float = 3600
-    ) -> tuple[int | None, dict[str, float], list[str]]:
+    def test(self, paths: Iterable[str], deselected: Iterable[str], *, test_s: float = 600, run_s: float = 3600) -> Run:
         """Run tests until one fails.
 
         Args:
@@ -96,9 +109,6 @@ class Tree:
             deselected: names of tests that are left out.
             test_s: seconds that one test may take.
             run_s: seconds that all may take.
-
-        Returns:
-            pytest's exit status, None where it ran out of time; seconds by file; the tests that failed.
         """
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir()
@@ -126,14 +136,15 @@ class Tree:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # what a test has started and not ended, too
                 process.wait()
-        seconds, failed = Counter[str](), list[str]()
+        files, slowest_s, failed = dict[str, float](), 0.0, list[str]()
         cases = ET.parse(report).iter("testcase") if report.exists() else []
         for case in cases:
             file = case.get("file", case.get("classname", "").replace(".", "/") + ".py")
-            seconds[file] += float(case.get("time", 0))
+            seconds = float(case.get("time", 0))
+            files[file], slowest_s = files.get(file, 0.0) + seconds, max(slowest_s, seconds)
             if case.find("failure") is not None or case.find("error") is not None:
                 failed.append(f"{file}::{case.get('name')}")
-        return status, dict(seconds), failed
+        return Run(status, files, slowest_s, failed)
 
     def last_words(self) -> str:
         """The end of what the tests printed."""
@@ -143,11 +154,13 @@ class Tree:
 def unmutated(tree: Tree, package: str, deselected: Iterable[str]) -> dict[str, Any]:
     """The tests of a package as they are: their files, quickest first, and how long it took. They must pass."""
     began = time.monotonic()
-    status, seconds, failed = tree.test([f"tests/{package}"], deselected)
-    if status != 0:
-        raise SystemExit(f"{tree.last_words()}\nerror: tests/{package} fails without any mutant: {', '.join(failed)}")
-    files = {name: round(seconds[name], 2) for name in sorted(seconds, key=lambda name: seconds[name])}
-    return {"package": package, "seconds": round(time.monotonic() - began, 1), "files": files}
+    run = tree.test([f"tests/{package}"], deselected)
+    if run.status != 0:
+        what = f"tests/{package} fails without any mutant: {', '.join(run.failed)}"
+        raise SystemExit(f"{tree.last_words()}\nerror: {what}")
+    took = {"seconds": round(time.monotonic() - began, 1), "slowest_test_s": round(run.slowest_s, 1)}
+    files = {name: round(seconds, 2) for name, seconds in sorted(run.files.items(), key=lambda pair: pair[1])}
+    return {"package": package, **took, "files": files}
 
 
 def tested(tree: Tree, mutant: Mutant, clean: Mapping[str, Any], deselected: Iterable[str]) -> dict[str, Any]:
@@ -158,14 +171,13 @@ def tested(tree: Tree, mutant: Mutant, clean: Mapping[str, Any], deselected: Ite
         return {"mutant": mutant.name, "outcome": INAPPLICABLE, "by": None, "seconds": 0.0}
     path.write_text(mutated)
     began = time.monotonic()
-    test_s = SLOWER * max(clean["files"].values()) + GRACE_S
-    run_s = SLOWER * clean["seconds"] + GRACE_S
+    test_s, run_s = (SLOWER * clean[name] + GRACE_S for name in ("slowest_test_s", "seconds"))
     try:
-        status, _, failed = tree.test(clean["files"], deselected, test_s=test_s, run_s=run_s)
+        run = tree.test(clean["files"], deselected, test_s=test_s, run_s=run_s)
     finally:
         path.write_text(original)
-    by = "out of time" if status is None else failed[0] if failed else "no test can run"
-    outcome = {"outcome": SURVIVED, "by": None} if status == 0 else {"outcome": KILLED, "by": by}
+    by = "out of time" if run.status is None else run.failed[0] if run.failed else "no test can run"
+    outcome = {"outcome": SURVIVED, "by": None} if run.status == 0 else {"outcome": KILLED, "by": by}
     return {"mutant": mutant.name, **outcome, "seconds": round(time.monotonic() - began, 1)}
 
 
