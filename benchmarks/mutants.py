@@ -92,6 +92,7 @@ class Tree:
     def __init__(self, revision: str, folder: Path) -> None:
         self.root, self._work = folder / "tree", folder / "work"
         self.root.mkdir(parents=True)
+        self._process: subprocess.Popen[bytes] | None = None
         archive = subprocess.Popen(["git", "archive", revision], cwd=ROOT, stdout=subprocess.PIPE)
         subprocess.run(["tar", "-x"], cwd=self.root, stdin=archive.stdout, check=True)
         if archive.wait():
@@ -124,7 +125,7 @@ class Tree:
         }
         command = [sys.executable, "-m", "pytest", *options, *paths]
         with (self._work / "output").open("w") as output:
-            process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 command, cwd=self.root, env=environment, stdout=output, stderr=output, start_new_session=True
             )
             status: int | None
@@ -133,8 +134,7 @@ class Tree:
             except subprocess.TimeoutExpired:
                 status = None
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what a test has started and not ended, too
+                self.stop()  # what a test has started and not ended, too
                 process.wait()
         files, slowest_s, failed = dict[str, float](), 0.0, list[str]()
         cases = ET.parse(report).iter("testcase") if report.exists() else []
@@ -145,6 +145,13 @@ class Tree:
             if case.find("failure") is not None or case.find("error") is not None:
                 failed.append(f"{file}::{case.get('name')}")
         return Run(status, files, slowest_s, failed)
+
+    def stop(self) -> None:
+        """End the tests that run."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
         """The end of what the tests printed."""
@@ -204,16 +211,17 @@ def measure(given: argparse.Namespace) -> None:
     unknown = [name for name in PACKAGES if name not in clean and any(mutant.package == name for mutant in missing)]
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(given.jobs) as pool:
-        trees = SimpleQueue[Tree]()
-        for number in range(given.jobs):
-            trees.put(Tree(revision, Path(folder, str(number))))
+        trees = [Tree(revision, Path(folder, str(number))) for number in range(given.jobs)]
+        free = SimpleQueue[Tree]()
+        for tree in trees:
+            free.put(tree)
 
         def in_a_tree(what: Any, *arguments: Any) -> dict[str, Any]:
-            tree = trees.get()
+            tree = free.get()
             try:
                 return what(tree, *arguments, given.deselect)
             finally:
-                trees.put(tree)
+                free.put(tree)
 
         try:
             for package, row in zip(unknown, pool.map(lambda name: in_a_tree(unmutated, name), unknown), strict=True):
@@ -231,7 +239,9 @@ def measure(given: argparse.Namespace) -> None:
                     f"{result['outcome']}{by}, {result['seconds']} s: {result['mutant']}", file=sys.stderr, flush=True
                 )
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # those that run come to their end
+            pool.shutdown(wait=False, cancel_futures=True)
+            for tree in trees:
+                tree.stop()
             raise
 
 
@@ -288,6 +298,7 @@ def main() -> int:
         return 1 if lost else 0
     else:
         if given.measure:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the tests that run, too
             measure(given)
         print(table(json.loads(given.out.read_text())))
     return 0
