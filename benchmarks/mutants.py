@@ -46,8 +46,7 @@ KILLED, SURVIVED, INAPPLICABLE = "killed", "survived", "does not apply"
 SLOWER = 3.0
 """A run, and a test, may take so many times what it took without a mutant, and ``GRACE_S`` more."""
 GRACE_S = 60.0
-
-Result = Mapping[str, Any]
+_MEMORY = Path("/dev/shm")
 
 
 def load(path: Path) -> list[Mutant]:
@@ -93,6 +92,7 @@ class Tree:
         self.root, self._work = folder / "tree", folder / "work"
         self.root.mkdir(parents=True)
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
         archive = subprocess.Popen(["git", "archive", revision], cwd=ROOT, stdout=subprocess.PIPE)
         subprocess.run(["tar", "-x"], cwd=self.root, stdin=archive.stdout, check=True)
         if archive.wait():
@@ -114,7 +114,18 @@ class Tree:
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir()
         report = self._work / "report.xml"
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "junit_family=xunit1"]
+        options = [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:randomly",
+            "-o",
+            "addopts=",
+            "-o",
+            "junit_family=xunit1",
+        ]
         options += ["-o", f"timeout={test_s:.0f}", "--hypothesis-seed=0"]
         options += [f"--basetemp={self._work / 'tmp'}", f"--junit-xml={report}"]
         options += [f"--deselect={name}" for name in deselected]
@@ -125,6 +136,8 @@ class Tree:
         }
         command = [sys.executable, "-m", "pytest", *options, *paths]
         with (self._work / "output").open("w") as output:
+            if self._is_closed:
+                raise SystemExit("the run was ended")
             self._process = process = subprocess.Popen(
                 command, cwd=self.root, env=environment, stdout=output, stderr=output, start_new_session=True
             )
@@ -134,7 +147,7 @@ class Tree:
             except subprocess.TimeoutExpired:
                 status = None
             finally:
-                self.stop()  # what a test has started and not ended, too
+                self._end()  # what a test has started and not ended, too
                 process.wait()
         files, slowest_s, failed = dict[str, float](), 0.0, list[str]()
         cases = ET.parse(report).iter("testcase") if report.exists() else []
@@ -146,8 +159,12 @@ class Tree:
                 failed.append(f"{file}::{case.get('name')}")
         return Run(status, files, slowest_s, failed)
 
-    def stop(self) -> None:
-        """End the tests that run."""
+    def close(self) -> None:
+        """End the tests that run; no others begin."""
+        self._is_closed = True
+        self._end()
+
+    def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -210,7 +227,10 @@ def measure(given: argparse.Namespace) -> None:
     clean = {row["package"]: row for row in results["unmutated"]}
     unknown = [name for name in PACKAGES if name not in clean and any(mutant.package == name for mutant in missing)]
 
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(given.jobs) as pool:
+    with (
+        tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder,
+        ThreadPoolExecutor(given.jobs) as pool,
+    ):
         trees = [Tree(revision, Path(folder, str(number))) for number in range(given.jobs)]
         free = SimpleQueue[Tree]()
         for tree in trees:
@@ -241,7 +261,7 @@ def measure(given: argparse.Namespace) -> None:
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for tree in trees:
-                tree.stop()
+                tree.close()
             raise
 
 
