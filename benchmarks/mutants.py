@@ -221,8 +221,10 @@ def measure(given: argparse.Namespace) -> None:
         results = json.loads(given.out.read_text())
         if {name: results[name] for name in head} != head:
             raise SystemExit(f"error: {given.out} is of another revision or leaves other tests out: name another file")
+    drawn_names = {mutant.name for mutant in load(given.mutants)}
+    results["results"] = [row for row in results["results"] if row["mutant"] in drawn_names]  # others were replaced
     mutants = [mutant for mutant in load(given.mutants) if mutant.package in given.packages]
-    known = {result["mutant"] for result in results["results"]}
+    known = {row["mutant"] for row in results["results"]}
     missing = [mutant for mutant in mutants if mutant.name not in known]
     clean = {row["package"]: row for row in results["unmutated"]}
     unknown = [name for name in PACKAGES if name not in clean and any(mutant.package == name for mutant in missing)]

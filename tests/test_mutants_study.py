@@ -198,9 +198,15 @@ def test_a_run_says_which_mutants_are_killed_and_goes_on_where_it_was(study, rep
         "three": ("does not apply", None),
     }
     assert (repository / "securefda/dp/code.py").read_text() == CODE
+    tested = study.tested
     monkeypatch.setattr(study, "tested", None)
     assert run(study, tmp_path, monkeypatch) == 0
     assert json.loads((tmp_path / "out.json").read_text()) == results
+    study.save(tmp_path / "mutants.json", study.load(tmp_path / "mutants.json")[1:], 1)  # the first was replaced
+    monkeypatch.setattr(study, "tested", tested)
+    (tmp_path / "out.json").write_text(json.dumps(results | {"results": results["results"][:1]}))
+    assert run(study, tmp_path, monkeypatch) == 0
+    assert "| dp | 0 | 1 | 1 |" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="leaves other tests out"):
         run(study, tmp_path, monkeypatch, "--deselect", "tests/dp/test_code.py::test_half")
 
