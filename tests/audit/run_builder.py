@@ -368,8 +368,11 @@ def folder_of(folder: Path, site: str) -> Path:
     return folder / "sites" / site / "local" / "audit" / RUN
 
 
-def read_together(folder: Path, sites: Sequence[str] = SITES) -> Reconciliation:
-    """As the command does it: every log verified with the checkpoints that others hold, then all read together."""
+def read_together(folder: Path, sites: Sequence[str] = SITES, unsigned: Sequence[str] = ()) -> Reconciliation:
+    """As the command does it: every log verified with the checkpoints that others hold, then all read together.
+
+    Of the ``unsigned`` no checkpoint is taken to be there.
+    """
     folders = {site: folder_of(folder, site) for site in sites}
     statements = KeptStatements(StatementReader(ROSTER), list(folders.values()))
     spine = read_spine(statements.spine(), MEMBERS)
@@ -379,5 +382,6 @@ def read_together(folder: Path, sites: Sequence[str] = SITES) -> Reconciliation:
             path, MEMBERS.log_of(site), PUBLIC, witnesses_needed=1, known=spine.held_of(site, MEMBERS)
         )
         log = open_log(path)
-        logs.append(PartyLog(site, verification, log.records, sum(1 for _ in log.records()), str(path)))
+        size = sum(1 for _ in log.records())
+        logs.append(PartyLog(site, verification, log.records, size, str(path), is_unsigned=site in unsigned))
     return reconcile(logs, MEMBERS, spine, statements, accountant)

@@ -47,6 +47,22 @@ def test_record_is_in_its_file_before_append_returns_and_says_who_when_and_where
             assert record == Record(number, f"2026-11-21T12:00:0{number + 1}.000000Z", "site-a", "run-1", entry(number))
 
 
+def test_durable_record_is_on_the_disk_before_append_returns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[int, int]] = []
+
+    def noting(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        synced.append((found.st_ino, found.st_size))
+
+    with opened(folder) as log, monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", noting)
+        log.append(entry(0))
+        assert synced == []
+        log.append(entry(1), durable=True)
+        tail = (folder / "run-1" / "tail").stat()
+        assert synced == [(tail.st_ino, tail.st_size)]
+
+
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 600])
 def test_checkpoint_signs_all_records_and_its_tiles_prove_each_of_them(folder: Path, size: int) -> None:
     with opened(folder) as log:

@@ -136,18 +136,32 @@ def test_two_headers_of_one_attempt_accuse_the_target(tmp_path: Path) -> None:
     assert ("equivocation", (TARGET,), True) in {(one.kind, one.accused, one.claim is not None) for one in findings}
 
 
-def test_an_edited_log_comes_first_and_what_it_lacks_is_not_judged(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.write()
-    tail = folder_of(tmp_path, B) / "tail"
+def edited(folder: Path, site: str) -> None:
+    tail = folder_of(folder, site) / "tail"
     data = tail.read_bytes()
     at = data.index(b'"type":"ShareBundle"')
     tail.write_bytes(data[:at] + data[at:].replace(b'"type":"ShareBundle"', b'"type":"ShareBundlf"', 1))
+
+
+def test_an_edited_log_comes_first_and_what_it_lacks_is_not_judged(tmp_path: Path) -> None:
+    Run(tmp_path).write()
+    edited(tmp_path, B)
 
     found = read_together(tmp_path)
 
     assert first(found.findings) == ("unverified-log", "", 0, (B,), False)
     assert len(found.findings) == 1
+    assert f"{B}: what its log lacks was not judged, since it fails by itself" in found.notices
+
+
+def test_an_edited_log_is_found_behind_one_that_nobody_signed(tmp_path: Path) -> None:
+    Run(tmp_path).write()
+    edited(tmp_path, B)
+
+    found = read_together(tmp_path, unsigned=(A,))
+
+    assert [(one.kind, one.accused) for one in found.findings] == [("unverified-log", (B,))]
+    assert any(notice.startswith(f"{A}: nobody has a checkpoint of its log") for notice in found.notices)
     assert f"{B}: what its log lacks was not judged, since it fails by itself" in found.notices
 
 

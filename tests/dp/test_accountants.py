@@ -154,6 +154,14 @@ def test_divergence_is_not_understated_where_the_series_of_opacus_cancels(noise:
     assert min(above) >= exact
 
 
+def test_remembered_divergences_cannot_be_changed() -> None:
+    before = rdp_of_a_step(1.0, 0.01).copy()
+    with pytest.raises(ValueError, match="read-only"):
+        rdp_of_a_step(1.0, 0.01)[0] = 0.0
+
+    assert np.array_equal(rdp_of_a_step(1.0, 0.01), before)
+
+
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, float("nan"), True])
 def test_delta_out_of_bounds_is_named(delta: float) -> None:
     with pytest.raises(ConfigError) as refusal:

@@ -85,6 +85,7 @@ class Case:
 TARGET = TargetTerms(steps=10, learning_rate=0.2501, update_digest=bytes(32))
 REQUIRING = changed(POLICY, "dp.required", True)
 TRUSTING = changed(POLICY, "trusted-peers", ())
+WITHOUT_ENERGIES = changed(POLICY, "energy.kappa", 0.0)
 LAYERS = header_at_every_limit().layers
 CASES = [
     Case("max-visibility", served_at(Visibility.INDIVIDUAL), "individual"),
@@ -101,6 +102,7 @@ CASES = [
     Case("n-c", asking(energy=energies(others=4)), 0, at=asking(energy=energies(others=3)), policy=TRUSTING),
     Case("trusted-peers", asking(sum_quorum=4, energy=energies(others=2)), ()),
     Case("trusted-peers", asking(energy=energies(others=3)), ()),
+    Case("trusted-peers", asking(sum_quorum=4, energy=None), (), at=asking(energy=None), policy=WITHOUT_ENERGIES),
     Case("allowed-rules", asking(rule=rule("fedda_auto")), ("fedda_auto",)),
     Case("allowed-rules", asking(rule=rule("fedgp_auto", select=True)), ("fedgp_auto", "auto")),
     Case("allowed-tasks", trained_for(f"{FACTORY}2"), (), at=trained_for(FACTORY)),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from securefda.dp.events import Budget
 from securefda.errors import ConfigError, QuorumLost, SecureFdaError
+from securefda.rounds.recording import RecordingReporter
 from securefda.rounds.records import RoundLine, Summary, summarise
 from securefda.rounds.run_folder import RunFolder, append_line, read_run, replace_file
 from securefda.rounds.store import TargetRelease
@@ -54,6 +56,27 @@ def test_lines_come_back_in_order(tmp_path: Path) -> None:
     assert record.rounds == (line(1), line(2))
     assert record.sites == {"source-1": ({"round": 1, "beta": 0.5},)}
     assert record.summary is None
+
+
+def test_a_run_that_is_recorded_is_shown_too(tmp_path: Path) -> None:
+    shown: list[tuple[object, ...]] = []
+
+    class Shown:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *arguments: shown.append((name, *arguments))
+
+    recording = RecordingReporter(RunFolder(tmp_path), Shown())  # type: ignore[arg-type]
+    recording.round_started(1, 2)
+    recording.phase("masking", ["source-1"])
+    recording.note("source-1 is back")
+    recording.round_finished(line(1))
+    assert shown == [
+        ("round_started", 1, 2),
+        ("phase", "masking", ["source-1"]),
+        ("note", "source-1 is back"),
+        ("round_finished", line(1)),
+    ]
+    assert read_run(tmp_path).rounds == (line(1),)
 
 
 def test_a_torn_line_is_ignored_by_readers_and_removed_by_the_next_line(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from securefda.secagg.messages import (
     Step,
     TargetTerms,
     Visibility,
+    vector_digests,
 )
 from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.roster import Roster
@@ -370,6 +371,12 @@ def test_source_refuses_target_update_that_no_header_announced() -> None:
 def test_source_accepts_the_vectors_that_the_header_binds() -> None:
     check_vectors(body(), SUM, MODEL, None)
     check_vectors(body(rule=FEDGP, target=PUBLISHED), SUM, bytearray(MODEL), memoryview(UPDATE))
+
+
+def test_digests_of_vectors_are_in_the_order_in_which_they_travel() -> None:
+    model = sha256(MODEL).digest()
+    assert vector_digests(body()) == vector_digests(body(rule=FEDGP, target=KEPT)) == (model,)
+    assert vector_digests(body(rule=FEDGP, target=PUBLISHED)) == (model, sha256(UPDATE).digest())
 
 
 @pytest.mark.parametrize("level", [INDIVIDUAL, COHORT])

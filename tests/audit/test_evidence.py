@@ -1,0 +1,42 @@
+"""Evidence as a file: it reads back as it was written, and in no other form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from securefda.audit.evidence import Evidence, EvidenceError, Exhibit
+
+CLAIM = Exhibit("equivocation", "hospital-t", "two headers", 2, 1, "ab" * 16, (b"one", b"another"), (b"note",))
+EVIDENCE = Evidence("study", "00" * 16, b"roster", (CLAIM,))
+DATA = EVIDENCE.to_bytes()
+
+
+def compact(**changes: Any) -> bytes:
+    text = json.dumps(json.loads(DATA) | changes, sort_keys=True, separators=(",", ":"))
+    return text.encode() + b"\n"
+
+
+def test_evidence_reads_back_as_it_was_written() -> None:
+    assert compact() == DATA
+    assert Evidence.parse(DATA) == EVIDENCE
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        DATA.rstrip(),
+        DATA + b"\n",
+        DATA.replace(b",", b", ", 1),
+        json.dumps(dict(reversed(json.loads(DATA).items())), separators=(",", ":")).encode() + b"\n",
+        DATA.replace(b'"roster":', b'"roster":"","roster":'),
+        compact(note=""),
+        compact(roster="cm9zdGV="),  # the base64 of b"roste" with a bit in its padding
+    ],
+)
+def test_evidence_in_another_form_is_refused(data: bytes) -> None:
+    assert data != DATA
+    with pytest.raises(EvidenceError, match="it is not in its one form"):
+        Evidence.parse(data)
