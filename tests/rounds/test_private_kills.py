@@ -74,7 +74,7 @@ def check(place: Path, kills: int) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at_a_point_of_a_round_it_has_charged_what_it_trained(
+def test_killed_at_a_point_of_a_round_it_has_charged_what_it_trained_and_goes_on(
     folder: Path, ended: dict[str, int], point: str
 ) -> None:
     place = folder / point
@@ -91,16 +91,9 @@ def test_killed_at_a_point_of_a_round_it_has_charged_what_it_trained(
     assert kinds == ["opened", "reserved", "committed", *of_round_2]
     assert (place / "released-2").exists() == (point == "after-release")
 
-
-@pytest.mark.parametrize("point", POINTS)
-def test_process_that_is_started_again_goes_on_with_the_ledger_and_charges_what_it_trains(
-    folder: Path, ended: dict[str, int], point: str
-) -> None:
-    place = folder / point
     before = len(ledger_of(place).events())
     life = Life(place, "")
     life.attempt = 2
-
     life.rounds(range(2, 4))
 
     assert len(ledger_of(place).events()) == before + 2
