@@ -7,7 +7,7 @@
     python benchmarks/mutants.py --redraw                  replace those whose code was changed
 
 A mutant is killed when a test of its own package fails or hangs. `mutants.json` keeps each as lines of code, so that
-the same sixty run at every revision that has these lines. `mutations.py` says which mistakes there are.
+the same sixty run at every revision that has these lines. `mutators.py` says which mistakes there are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from queue import SimpleQueue
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from mutations import Mutant, draw
+from mutators import Mutant, draw
 from studies import this_machine
 
 HERE = Path(__file__).resolve().parent

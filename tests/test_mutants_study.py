@@ -20,13 +20,13 @@ def study():
     sys.path.insert(0, str(BENCHMARKS))
     yield importlib.import_module("mutants")
     sys.path.remove(str(BENCHMARKS))
-    for name in ("mutants", "mutations", "studies"):
+    for name in ("mutants", "mutators", "studies"):
         sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")
 def mutations(study):
-    return sys.modules["mutations"]
+    return sys.modules["mutators"]
 
 
 def mutated(mutations, folder, source):
