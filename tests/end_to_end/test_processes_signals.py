@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 from e2e_processes import Process, assert_one_clear_line, kits
 
 from securefda.errors import ExitCode
@@ -36,7 +37,7 @@ def test_an_aggregator_and_a_source_end_at_once_whatever_they_do(tmp_path: Path,
         assert federation.summary()["status"] == "interrupted"
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", at_depth(SIGNALS[:1], SIGNALS))
 def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "federation.toml"
     file.write_text(

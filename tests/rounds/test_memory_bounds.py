@@ -40,7 +40,7 @@ def measured(*arguments: str) -> dict[str, float]:
 
 @needs_proc
 def test_source_peaks_below_importing_torch_and_twelve_models():
-    figures = measured("source")
+    figures = measured("source", "--rounds", at_depth("2", "3"))
     assert figures["model_mb"] > 19
     assert figures["source_peak_mb"] > figures["import_torch_mb"] + figures["model_mb"], "nothing was trained"
     assert figures["source_peak_mb"] <= figures["allowed_mb"], figures
