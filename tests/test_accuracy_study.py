@@ -30,16 +30,15 @@ def test_on_digits_fedgp_auto_beats_either_side_alone(tmp_path):
 
 @pytest.mark.data
 @pytest.mark.timeout(1800)
-def test_on_fed_heart_the_auto_rules_reach_the_published_accuracy(fed_heart_data, tmp_path):
-    """In the quick form one rule with one seed; FedDA_auto reaches it as the mean of five."""
-    seeds, rules = at_depth((1, ["fedgp_auto"]), (5, ["fedda_auto", "fedgp_auto"]))
-    asked = ("--rules", ",".join(["source_only", *rules]), "--seeds", str(seeds))
-    result = suite("fed-heart", tmp_path, "--data-dir", fed_heart_data, *asked)
+@pytest.mark.skipif(not DEEP, reason="60 runs of 55 rounds, in make test-deep")
+def test_on_fed_heart_both_auto_rules_reach_the_published_accuracy(fed_heart_data, tmp_path):
+    rules = "source_only,fedda_auto,fedgp_auto"
+    result = suite("fed-heart", tmp_path, "--data-dir", fed_heart_data, "--rules", rules)
     hospitals = {rule: of_rule["fed-heart"] for rule, of_rule in result["means"].items()}
     mean = {rule: sum(of_rule.values()) / 4 for rule, of_rule in hospitals.items()}
-    assert result["seeds"] == list(range(seeds))
+    assert result["seeds"] == [0, 1, 2, 3, 4]
     assert set(hospitals["fedgp_auto"]) == {"cleveland", "hungarian", "switzerland", "va"}
     assert mean["fedgp_auto"] >= 74.8
-    assert mean.get("fedda_auto", 75.0) >= 75.0
-    assert mean["source_only"] <= min(mean[rule] for rule in rules) - 6
-    assert [miss for miss in result["misses"] if DEEP or not miss.startswith("MISSING")] == []
+    assert mean["fedda_auto"] >= 75.0
+    assert mean["source_only"] <= min(mean["fedgp_auto"], mean["fedda_auto"]) - 6
+    assert not result["misses"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 from random_sites import random_run, random_source
 
 from securefda.cli.bench.job import Job

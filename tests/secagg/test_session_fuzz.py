@@ -34,7 +34,7 @@ from securefda.secagg.checks import TAIL
 from securefda.secagg.messages import Advertise, Checkpoint, Parcel, ShareBundle, Visibility
 from securefda.transport.memory_network import UnderWay
 
-SESSIONS = at_depth(30, 300)
+SESSIONS = at_depth(20, 300)
 """How many sessions are played against each adversary."""
 
 
