@@ -113,8 +113,9 @@ class SiteTrainer:
         self.architecture_digest = architecture_digest(self.layers)
         self._head_size = head_size(self.sizes, settings.personal_layers)
         with task_code(type(task), "a forward pass"):
-            work = min(settings.batch_size, len(data)) * multiply_adds(self._model, data.features)
-        self._threads = choose_threads(settings.threads, work)
+            rows = min(settings.batch_size, len(data))
+            work = lambda: rows * multiply_adds(self._model, data.features)  # noqa: E731
+            self._threads = choose_threads(settings.threads, work)
         self.trains_on = describe_device(device, self._threads)
 
     @property

@@ -7,7 +7,7 @@ and far longer where other processes use the same cores.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,12 +19,12 @@ WORK_PER_THREAD = 20_000_000
 """Multiply-adds of a forward pass that are worth a thread, measured by ``benchmarks/threads.py``."""
 
 
-def choose_threads(setting: int, work: int, env: Mapping[str, str] = os.environ) -> int:
+def choose_threads(setting: int, work: Callable[[], int], env: Mapping[str, str] = os.environ) -> int:
     """Return the number of threads for steps of so much work.
 
     Args:
         setting: ``training.threads``; 0 leaves the choice to the environment, and then to the work.
-        work: multiply-adds of one forward pass over a batch, see :func:`multiply_adds`.
+        work: counts the multiply-adds of one forward pass over a batch, see :func:`multiply_adds`, where that is asked.
         env: ``OMP_NUM_THREADS`` in it gives the number; ``OMP_THREAD_LIMIT`` the most, as OpenMP has it.
     """
     if setting:
@@ -33,7 +33,7 @@ def choose_threads(setting: int, work: int, env: Mapping[str, str] = os.environ)
         return torch.get_num_threads()  # torch has read it
     limit = env.get("OMP_THREAD_LIMIT", "")
     most = min(usable_cores(), int(limit)) if limit.isdecimal() else usable_cores()
-    return max(1, min(work // WORK_PER_THREAD, most))
+    return max(1, min(work() // WORK_PER_THREAD, most))
 
 
 def multiply_adds(model: nn.Module, features: Tensor) -> int:

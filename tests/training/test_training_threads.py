@@ -23,21 +23,21 @@ from securefda.training.threads import WORK_PER_THREAD, choose_threads, multiply
 )
 def test_threads_follow_the_work_up_to_the_cores(monkeypatch, work, cores, threads):
     monkeypatch.setattr("securefda.training.threads.usable_cores", lambda: cores)
-    assert choose_threads(0, work, {}) == threads
+    assert choose_threads(0, lambda: work, {}) == threads
 
 
 def test_the_setting_wins_over_everything():
-    assert choose_threads(3, 0, {"OMP_NUM_THREADS": "7", "OMP_THREAD_LIMIT": "1"}) == 3
+    assert choose_threads(3, lambda: 0, {"OMP_NUM_THREADS": "7", "OMP_THREAD_LIMIT": "1"}) == 3
 
 
 def test_openmp_variable_wins_over_the_work():
-    assert choose_threads(0, 100 * WORK_PER_THREAD, {"OMP_NUM_THREADS": "1"}) == torch.get_num_threads()
+    assert choose_threads(0, lambda: 100 * WORK_PER_THREAD, {"OMP_NUM_THREADS": "1"}) == torch.get_num_threads()
 
 
 @pytest.mark.parametrize(("limit", "threads"), [("1", 1), ("2", 2), ("", 8), ("many", 8), ("99", 8)])
 def test_openmp_limit_bounds_the_choice(monkeypatch, limit, threads):
     monkeypatch.setattr("securefda.training.threads.usable_cores", lambda: 8)
-    assert choose_threads(0, 100 * WORK_PER_THREAD, {"OMP_THREAD_LIMIT": limit}) == threads
+    assert choose_threads(0, lambda: 100 * WORK_PER_THREAD, {"OMP_THREAD_LIMIT": limit}) == threads
 
 
 def test_there_is_a_core_to_run_on():
