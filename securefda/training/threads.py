@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from securefda.cores import usable_cores
 
 WORK_PER_THREAD = 20_000_000
-"""Multiply-adds of a forward pass that are worth a thread, measured by ``benchmarks/threads.py``."""
+"""Multiply-adds of a forward pass that are worth a thread: some milliseconds of a step. ``benchmarks/threads.py`` shows
+what more threads give on a machine."""
 
 
 def choose_threads(setting: int, work: Callable[[], int], env: Mapping[str, str] = os.environ) -> int:
