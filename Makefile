@@ -7,8 +7,6 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# One more than cores: some tests wait for processes.
-WORKERS := $(shell cores=$$(nproc 2>/dev/null) && echo $$((cores + 1)) || echo auto)
 
 .PHONY: demo test test-deep lint lock clean
 .DEFAULT_GOAL := demo
@@ -17,7 +15,7 @@ demo: $(READY)
 	@$(BIN)/securefda demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 10
+	@$(BIN)/python -m pytest -n auto --dist worksteal --durations 10
 
 test-deep: $(READY)
 	@$(BIN)/python tests/deep.py
