@@ -1,6 +1,6 @@
 # make demo         set up, then the main job: five sources and a target as separate processes, masked updates
 # make test         set up, then all tests
-# make test-deep    the same tests with their long forms, half an hour; commits the result
+# make test-deep    the same tests with their long forms; commits the result
 # make lint         what CI checks beside the tests
 # make lock         renew requirements.lock from pyproject.toml
 

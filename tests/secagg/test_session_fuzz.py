@@ -64,13 +64,15 @@ def test_sums_are_exact_and_liars_accused_whatever_the_network_and_the_liars_do(
     assert len([event for event in events if event.startswith(("alarm", "end"))]) > 1
     if DEEP:
         assert min(events["opened sum beside 1"], events["opened cohort beside 1"]) > 0
+        assert sum(count for event, count in events.items() if event.startswith("lie in")) > 10
+        assert len([event for event in events if event.startswith(("alarm", "end"))]) > 5
 
 
 def test_no_sum_over_too_few_opens_whatever_a_lying_aggregator_tells_whom() -> None:
     events = EquivocationMachine.events = Counter()
     fuzz(EquivocationMachine, SESSIONS)
     assert events["sum opens"] > SESSIONS
-    assert events["heard Abort"] > 0
+    assert events["heard Abort"] > at_depth(0, 10)
 
 
 # Each control takes away one thing that the claims rest on, and a machine has to find what follows.
