@@ -153,7 +153,8 @@ def test_a_call_in_another_thread_is_no_inner_call(shares, clock):
     assert timer.seconds == {"masking": 3.0, "logging": 2.0}
 
 
-def test_real_processes_tell_what_they_did_in_every_round(runs):
+def test_real_processes_tell_what_they_did_in_every_round(runs, monkeypatch):
+    monkeypatch.setattr(runs, "ROUNDS", 3)
     found = runs.run_cell(runs.Job(runs.config_of(3, 1000, "sum"), 0))
     assert min(found.target[kind] for kind in ("training", "rule", "masking", "logging", "witnessing")) > 0
     assert min(found.source[kind] for kind in ("training", "rule", "masking", "logging", "witnessing")) > 0

@@ -182,8 +182,11 @@ def garbage_behind(bench: Bench, rng: random.Random) -> Mutation:
     last = bench.entries[-1]
     if path != "tail":
         data = rng.choice((junk, pack(junk), pack(rng.choice(bench.entries))))
-        kind = "inserted" if count == WIDTH and first + WIDTH < bench.size else "edited"
-        return Mutation(f"garbage behind {path}", {path: bench.files[path] + data}, kind, first + count)
+        is_full = count == WIDTH and first + WIDTH < bench.size
+        kind, index = "inserted" if is_full else "edited", first + count
+        if is_full and data == pack(bench.entries[index]):  # then the first of the two is in its place
+            index += 1
+        return Mutation(f"garbage behind {path}", {path: bench.files[path] + data}, kind, index)
     kind, data = rng.choice(
         (
             ("torn", pack(junk)[: 1 + rng.randrange(len(junk) + 1)]),

@@ -155,7 +155,7 @@ def disks() -> Iterator[SmallDisks]:
 def test_a_full_disk_ends_its_site_before_anything_unlogged_leaves_and_the_log_goes_on_when_there_is_space(
     disks: SmallDisks, tmp_path: Path, site: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quick = ("transport.join-deadline-s=12", "transport.reconnect-deadline-s=12")
+    quick = ("transport.join-deadline-s=8", "transport.reconnect-deadline-s=8")
     with kits(tmp_path, settings=(*SETTINGS, *quick)) as federation:
         folder = audit_of(federation, site)
         disks.mount(folder, "160k")

@@ -15,12 +15,14 @@ from e2e_processes import WAIT_S, Kits, Process, assert_one_clear_line, kits
 from securefda.errors import ExitCode
 from securefda.rounds.run_folder import read_run
 
-THREE_SOURCES = """
+ONE_SOURCE = """
 [federation]
 name = "study"
-sources = ["source-1", "source-2", "source-3"]
+sources = ["source-1"]
 [task]
 factory = "{factory}"
+[privacy]
+visibility = "individual"
 """
 IN_CLEAR = ("privacy.visibility=individual", "strategy.rounds=4", "strategy.warm-up-rounds=0")
 
@@ -125,19 +127,19 @@ def test_a_file_that_may_not_grow_leaves_whole_rounds(federation: Kits, tmp_path
     assert [line["round"] for line in rounds] == list(range(1, len(rounds) + 1))
 
 
-@pytest.mark.parametrize("small_disk", [700], indirect=True)
+@pytest.mark.parametrize("small_disk", [450], indirect=True)
 def test_a_run_whose_processes_cannot_write_their_last_words_names_the_full_disk(
     small_disk: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "federation.toml"
-    file.write_text(THREE_SOURCES.format(factory="securefda.tasks.digits:Digits") + "[strategy]\nrounds = 5000\n")
+    file.write_text(ONE_SOURCE.format(factory="securefda.tasks.digits:Digits") + "[strategy]\nrounds = 5000\n")
     run = Process(["run", str(file), "--out", str(small_disk / "out")])
     assert_one_clear_line(run, ExitCode.FAILED, str(small_disk), "full", hint="space")
 
 
 def test_a_run_names_the_process_that_ended_it_and_not_those_that_followed(tmp_path: Path) -> None:
     file = tmp_path / "federation.toml"
-    file.write_text(THREE_SOURCES.format(factory="e2e_tasks:WithoutAccuracy"))
+    file.write_text(ONE_SOURCE.format(factory="e2e_tasks:WithoutAccuracy"))
     run = Process(["run", str(file), "--out", str(tmp_path / "out")])
     assert_one_clear_line(run, ExitCode.FAILED, "target: task WithoutAccuracy", "accuracy", hint="metrics()")
     assert "ended the run" not in run.text
@@ -147,7 +149,7 @@ def test_a_run_is_the_same_wherever_the_command_is_typed(tmp_path: Path) -> None
     """Typed above a checkout, for instance, which is a folder called securefda."""
     (tmp_path / "securefda").mkdir()
     file = tmp_path / "federation.toml"
-    file.write_text(THREE_SOURCES.format(factory="securefda.tasks.digits:Digits") + "[strategy]\nrounds = 3\n")
+    file.write_text(ONE_SOURCE.format(factory="securefda.tasks.digits:Digits") + "[strategy]\nrounds = 3\n")
     command = "import sys; from securefda.cli import main; sys.exit(main(sys.argv[1:]))"
     typed = [sys.executable, "-P", "-c", command, "run", str(file), "--out", "out"]
     done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=False)
@@ -157,7 +159,7 @@ def test_a_run_is_the_same_wherever_the_command_is_typed(tmp_path: Path) -> None
 def test_a_run_ends_with_the_words_and_the_code_of_the_process_that_failed(tmp_path: Path) -> None:
     file = tmp_path / "federation.toml"
     file.write_text(
-        '[federation]\nname = "hearts"\ntarget = "cleveland"\nsources = ["hungarian", "switzerland", "va"]\n'
+        '[federation]\nname = "hearts"\ntarget = "cleveland"\nsources = ["va"]\n[privacy]\nvisibility = "individual"\n'
         '[task]\nfactory = "securefda.tasks.fed_heart:FedHeart"\ndata-dir = "."\n'
     )
     run = Process(["run", str(file), "--out", str(tmp_path / "out")])

@@ -1,7 +1,8 @@
 """A site whose disk fills ends before anything leaves that is not in its log, and goes on with the log afterwards.
 
-The disk of one site is full from the k-th time on that its log takes space, for every k of a whole run: at records,
-kept messages, checkpoints, new files and folders, and where a record must be on the disk before a release.
+The disk of one site is full from the k-th time on that its log takes space, for every k of a whole run (every third in
+the quick form): at records, kept messages, checkpoints, new files and folders, and where a record must be on the disk
+before a release.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 from rounds_disk import EndingFederation, FullDisk
 from rounds_federation import TARGET, AnySigned, roster_of, site_id
 
@@ -25,8 +27,8 @@ from securefda.secagg.messages import Parcel, Result, Visibility
 from securefda.transport.observer import Direction
 
 CLEAR, SUM = Visibility.INDIVIDUAL, Visibility.SUM
-PARTS = 4
-"""Of the times that a disk can be full at; each has every fourth."""
+STEP, PARTS = at_depth((3, 1), (4, 4))
+"""A part tries every so many-th of the times that a disk can be full at, and there are so many parts."""
 
 
 def build(folder: Path, visibility: Visibility, rounds: int = 2) -> EndingFederation:
@@ -117,7 +119,7 @@ def room_until_the_result(folder: Path, visibility: Visibility, index: int) -> i
 def test_nothing_unlogged_leaves_whenever_the_disk_fills_in_a_round(
     tmp_path: Path, visibility: Visibility, index: int, part: int
 ) -> None:
-    rooms = range(part, room_until_the_result(tmp_path / "whole", visibility, index), PARTS)
+    rooms = range(part, room_until_the_result(tmp_path / "whole", visibility, index), STEP)
     assert len(rooms) > 10
 
     for room in rooms:
@@ -134,8 +136,8 @@ def test_nothing_unlogged_leaves_whenever_the_disk_fills_in_a_round(
 def test_a_site_that_is_started_again_when_there_is_space_goes_on_with_its_log(
     tmp_path: Path, visibility: Visibility, index: int
 ) -> None:
-    rooms = range(0, room_until_the_result(tmp_path / "whole", visibility, index), 7)
-    assert len(rooms) > 5
+    rooms = range(0, room_until_the_result(tmp_path / "whole", visibility, index), at_depth(11, 7))
+    assert len(rooms) >= at_depth(4, 6)
 
     for room in rooms:
         federation, disk = fill(tmp_path / str(room), visibility, index, room)

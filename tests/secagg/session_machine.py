@@ -114,13 +114,20 @@ class SessionMachine(RuleBasedStateMachine):
         net.quiet = False
         if what == "message":
             if channel := self._channel(data.draw):
-                self._queue(channel).popleft()
+                self._lose_first(self._queue(channel))
         elif what == "connection":
             self._break(index, data.draw(st.sampled_from(["stays away", "comes back", "is restarted"])))
         elif what == "deadline":
             net.expire()
         else:
             net.at_source(index, net.sources[index].expire)
+
+    def _lose_first(self, queue: deque[UnderWay]) -> None:
+        """A message is lost. What its site sent with it is lost too: TLS leaves out nothing that more follows."""
+        first, *following = _bodies(queue)
+        queue.popleft()
+        if isinstance(first, Checkpoint) and following and isinstance(following[0], Cosigned):
+            queue.popleft()
 
     def _break(self, index: int, then: str) -> None:
         net = self.net
