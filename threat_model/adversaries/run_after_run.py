@@ -81,7 +81,7 @@ class RunAfterRun(MaliciousAggregator):
         return None
 
     def attack(self) -> Mapping[int, Vector64]:
-        """What it read of the layer of each source, up to a factor: a part is as long as g_T points the update's way."""
+        """What it read of each source's layer, up to a factor: a part is as long as g_T points the update's way."""
         read = {index: np.zeros(self._size) for index in self.seat.site.sources}
         for number, session in enumerate(self.sessions):
             coordinate, is_turned = divmod(number, 2)
