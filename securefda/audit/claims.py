@@ -11,7 +11,8 @@ the roster that the reader trusts and in the run that the claim is about, since 
 
 What binds messages of a *source*: their context. From R1 on it is a digest over the header (and with it roster, run,
 round and attempt), the key list and the members. The list holds the source's own fresh keys, or it goes on with none
-(``KEY_OWN``), so each context belongs to one process and one session of it, and there every type is signed once.
+(``KEY_OWN``), so each context belongs to one process and one session of it, and there every type is signed once. Two
+messages with one context are therefore of one roster, run, round and header; of which, says their session id.
 
 A site is taken to be honest only if it keeps its audit log, and if a target does not put its state back. A site that
 begins its log of a run anew has signed two logs, and one that was put back two stories of a run; the signatures do not
@@ -22,7 +23,7 @@ What evidence cannot show, and is no claim:
 - Two ``Advertise`` or two ``Update`` under one header. Their context is the header's digest alone, which the target can
   show a source again in another folder: it makes new keys there, and trains again.
 - Two releases of one round in different sessions, or in different views of one. The target can name an old run, or show
-  another list, to a source in another folder.
+  another list, to a source in another folder. A source that signs two views in one process passes for one of those.
 - That a message was never sent. Every message that a site has signed would show it.
 
 What shows only beside a log, a record that is missing or an epsilon that is wrong, is no claim either: there the log
