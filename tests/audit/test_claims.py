@@ -210,6 +210,22 @@ def test_a_header_of_another_run_breaks_no_chain(header: Callable[..., Statement
     assert why == "a header is of another run, or of another roster"
 
 
+class TwoLists(Run):
+    """The target sends source A other survivors right behind the first, before it has signed these."""
+
+    def alter(self, passing: Any) -> Any:
+        message = passing.message
+        if (passing.sender, message.type_name, passing.receiver) != (TARGET, "Survivors", A):
+            return [passing]
+        envelope, body = message.envelope, m.Survivors(message.body.survivors[:2], (3,))
+        return [passing, replace(passing, message=sign(TARGET, body, envelope.session_id, envelope.context))]
+
+
+def test_a_source_that_signed_the_first_of_two_lists_is_not_accused(tmp_path: Path) -> None:
+    findings = read_together(TwoLists(tmp_path).write()).findings
+    assert {one.accused for one in findings} == {(TARGET,)}
+
+
 class TwoHeaders(Run):
     """The target signs two headers in one session. The others keep the one that source A did not take."""
 
