@@ -130,7 +130,7 @@ class Sameness:
         header = self._headers.of(source, releases[1].session)
         finding = RunFinding(
             kind="double-release",
-            what=f"{source} released two updates in round {number}: {releases[0].type} and {releases[1].type}",
+            what=f"there are two releases of {source} in round {number}: {releases[0].type} and {releases[1].type}",
             accused=self._blamed(source, slot, marks),
             sides=(source, self._members.target),
             step=releases[1].type,

@@ -148,7 +148,8 @@ def _finding_json(one: RunFinding) -> dict[str, Any]:
     return {
         "kind": one.kind,
         "what": one.what,
-        "accused": list(one.accused),
+        "accused": list(one.accused) if len(one.accused) == 1 else [],
+        "disagree": list(one.accused) if len(one.accused) > 1 else [],
         "proved_by": "messages" if one.claim is not None else "log" if len(one.accused) == 1 else None,
         "sides": [side for side in one.sides if side],
         "step": one.step,
