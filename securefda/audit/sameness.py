@@ -143,11 +143,12 @@ class Sameness:
         return Draft(finding, source, "double-release", (slot.first, digest))
 
     def _blamed(self, sender: str, slot: _Slot, marks: list[Mark]) -> tuple[str, ...]:
-        """The target, if its own log has both messages; else the sender, or one of those whose logs say so.
+        """The target, if its own log has both messages; else the sender and those whose logs say so, who disagree.
 
         A source's own log can have two where the target has shown it one session, or one round, in two run folders.
         """
         target, others = self._members.target, {mark.party for mark in marks}
         if sender == slot.mark.party == target and target in others:
             return (target,)
-        return tuple(sorted({sender, slot.mark.party, *others} | ({target} if others == {sender} else set())))
+        parties = {sender, slot.mark.party, *others}
+        return tuple(sorted(parties if len(parties) > 1 else {sender, target}))

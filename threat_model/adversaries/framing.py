@@ -93,8 +93,8 @@ class Framer(MaliciousAggregator):
     Powers: the target's key and the relay, over several runs whose folders the sources' operators made one after the
     other. It sees when a source's process ends, and hears nothing of what a source remembers.
     Goal: two messages of one honest source that look as if an honest one would have signed but one of them.
-    Source: evidence in accountable protocols has to bind all that the accused bound (Haeberlen, Kouznetsov and
-    Druschel 2007, PeerReview, section 4).
+    Source: the accuracy that accountable systems need, that no correct node is ever exposed (Haeberlen, Kouznetsov and
+    Druschel 2007, PeerReview).
 
     Args:
         seat: of the target.

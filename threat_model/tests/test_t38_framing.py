@@ -126,10 +126,11 @@ class HonestTarget(NewFolders):
 def framed_sources(folder: Path, seed: int, plays: int = 3) -> Hoard:
     """Some runs of honest sources with a target that would frame them; those at one level, so that headers fit."""
     hoard = Hoard(Random(seed))
+    made = partial(Framer, hoard=hoard)
     for play in range(plays):
-        options = {"visibility": LEVELS[seed % 3], "kappa": float((seed + 1) % 2), "aggregator": partial(Framer, hoard=hoard)}
         roster = LATER if seed % 4 == 3 and play == 1 else ROSTER
-        with closing(NewFolders(folder / f"play-{play}", hoard, roster=roster, **options)) as stage:
+        options = {"visibility": LEVELS[seed % 3], "kappa": float((seed + 1) % 2), "roster": roster}
+        with closing(NewFolders(folder / f"play-{play}", hoard, aggregator=made, **options)) as stage:
             stage.play()
     return hoard
 
