@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from securefda.audit.kept_check import KeptVerdict
 from securefda.audit.reconcile import PartyLog
 from securefda.audit.run_findings import RunFinding
+from securefda.cli.audit_kept import EvidenceLost
 from securefda.cli.audit_run import ReconciledRun
 from securefda.cli.output import Format, aligned, print_error, print_result, printable
 from securefda.errors import ExitCode, SecureFdaError
@@ -39,7 +41,8 @@ def print_reconciled(output: Format, found: ReconciledRun, evidence: Path | None
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     more = f"; {len(findings) - 1} more findings" if len(findings) > 1 else ""
-    error = Contradiction(f"{findings[0].kind}: {findings[0].what}{more}", hint=_hint(found, evidence, everything))
+    of = EvidenceLost if findings[0].is_of_evidence else Contradiction
+    error = of(f"{findings[0].kind}: {findings[0].what}{more}", hint=_hint(found, evidence, everything))
     return print_error(error, as_json=output is Format.JSON, data=data)
 
 
@@ -53,13 +56,14 @@ def _hint(found: ReconciledRun, evidence: Path | None, everything: bool) -> str:
 
 def _parts(found: ReconciledRun, shown: tuple[RunFinding, ...], evidence: Path | None) -> Iterator[str]:
     yield aligned([(key, printable(value)) for key, value in _head(found)])
-    head = ("log of", "records", "covered", "cosigned by", "by itself")
+    head = ("log of", "records", "covered", "cosigned by", "by itself", "kept messages")
     yield aligned([head, *map(_log_row, found.logs)])
     yield aligned([("checked", "how many"), *((name, str(count)) for name, count in found.outcome.counts.items())])
     if found.outcome.notices:
         yield "\n".join(f"note: {printable(notice)}" for notice in _gathered(found))
     for place, finding in enumerate(shown):
-        yield _finding_text(finding, "first divergence" if place == 0 else "divergence")
+        title = "divergence" if not finding.is_of_evidence else "evidence"
+        yield _finding_text(finding, f"first {title}" if place == 0 and title == "divergence" else title)
     if evidence is not None:
         yield f"evidence: {evidence}; securefda audit verify-evidence {evidence} --roster FILE checks it"
     yield _SHOWS
@@ -85,7 +89,13 @@ def _log_row(log: PartyLog) -> tuple[str, ...]:
     found = log.verification
     state = "as signed" if found.finding is None else f"{found.finding.kind} at record {found.finding.index}"
     witnesses = ", ".join(found.witnesses) or "nobody"
-    return log.party, str(found.size), str(found.covered), witnesses, state
+    return log.party, str(found.size), str(found.covered), witnesses, state, _kept(log.kept)
+
+
+def _kept(kept: KeptVerdict) -> str:
+    if not kept.judged:
+        return "not compared"
+    return f"{kept.messages}, {f'{len(kept.findings)} findings' if kept.findings else 'as recorded'}"
 
 
 def _finding_text(one: RunFinding, title: str) -> str:
@@ -105,6 +115,8 @@ def _where(one: RunFinding) -> str:
 
 
 def _accused(one: RunFinding) -> str:
+    if one.is_of_evidence:
+        return f"nobody: who changed what {one.sides[0]} has kept, nothing says"
     if one.claim is not None:
         return f"{one.accused[0]}, by its own signature"
     if len(one.accused) == 1:
@@ -139,6 +151,11 @@ def _log_json(log: PartyLog) -> dict[str, Any]:
         "root": found.root.hex(),
         "cosigned_by": list(found.witnesses),
         "finding": None if found.finding is None else {"kind": found.finding.kind, "index": found.finding.index},
+        "kept_messages": {
+            "judged": log.kept.judged,
+            "messages": log.kept.messages,
+            "findings": len(log.kept.findings),
+        },
     }
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from securefda.audit.members import Members
-from securefda.audit.reading import LogFolder, NoLog, find_logs, open_log
+from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
 from securefda.audit.reconcile import PartyLog, reconcile
 from securefda.audit.run_findings import Reconciliation
 from securefda.audit.spending import Charge
 from securefda.audit.spine import Spine, read_spine
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
+from securefda.cli.audit_kept import kept_verdict
 from securefda.cli.audit_keys import Keys, keys_of, roster_named
 from securefda.cli.audit_progress import verification_progress
 from securefda.cli.output import printable
@@ -65,9 +66,10 @@ def reconcile_folder(folder: Path, run: str = "", roster: Path | None = None) ->
     keys, of_run = _roster_of(logs, roster)
     members = Members(keys.federation, logs[0].run, of_run.target.site_id, keys.public, of_run.digest().hex())
     logs = _one_each(logs, members)
-    statements = KeptStatements(StatementReader(of_run), [log.folder for log in logs])
+    reader = StatementReader(of_run)
+    statements = KeptStatements(reader, [log.folder for log in logs])
     spine = read_spine(statements.spine(), members)  # before the logs: what others hold of a log was in it then
-    verified = tuple(_verified(log, members, spine) for log in logs)
+    verified = tuple(_verified(log, members, spine, reader) for log in logs)
     outcome = reconcile(verified, members, spine, statements, accountant)
     more = [*unread, *keys.warnings, *_of_messages(statements)]
     outcome = Reconciliation(outcome.findings, (*more, *outcome.notices), outcome.counts)
@@ -141,8 +143,8 @@ def _roster_of(logs: Sequence[LogFolder], option: Path | None) -> tuple[Keys, Ro
     return keys, earlier
 
 
-def _verified(log: LogFolder, members: Members, spine: Spine) -> PartyLog:
-    known = spine.held_of(log.party, members)
+def _verified(log: LogFolder, members: Members, spine: Spine, reader: StatementReader) -> PartyLog:
+    known, live = spine.held_of(log.party, members), being_written(log.folder)
     with verification_progress(log.party) as progress:
         verification = verify_log(
             log.folder,
@@ -153,7 +155,8 @@ def _verified(log: LogFolder, members: Members, spine: Spine) -> PartyLog:
             progress=progress,
         )
     unsigned = not known and _has_no_checkpoint(log)
-    return PartyLog(log.party, verification, log.records, verification.size, str(log.folder), unsigned)
+    party = PartyLog(log.party, verification, log.records, verification.size, str(log.folder), is_unsigned=unsigned)
+    return replace(party, kept=kept_verdict(log, verification, reader, live=live))
 
 
 def _has_no_checkpoint(log: LogFolder) -> bool:
