@@ -149,8 +149,10 @@ def read_pieces(path: Path) -> Iterator[Piece]:
             whole = len(head) == _LENGTH_BYTES and 0 < length <= MAX_KEPT_BYTES
             message = file.read(length) if whole and at + _LENGTH_BYTES + length <= end else b""
             if not message:
-                is_torn = (len(head) < _LENGTH_BYTES or length <= MAX_KEPT_BYTES) and (length > 0 or _is_zero(file))
-                yield Piece(path.name, at, rest=end - at, is_torn=is_torn)
+                rest = end - at
+                is_short = length <= MAX_KEPT_BYTES or len(head) < _LENGTH_BYTES
+                is_torn = rest <= MAX_KEPT_BYTES and is_short and (length > 0 or _is_zero(file))
+                yield Piece(path.name, at, rest=rest, is_torn=is_torn)
                 return
             yield Piece(path.name, at, message)
             at += _LENGTH_BYTES + length

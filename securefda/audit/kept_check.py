@@ -238,7 +238,7 @@ class _Comparison:
 
     def __init__(self, kept: _Kept, log: _Log, run: str, *, is_whole: bool, is_live: bool) -> None:
         self._kept, self._log, self._is_whole = kept, log, is_whole
-        open_end = [log.size] if is_live or not log.ended else []
+        open_end = [log.size] if is_live or (is_whole and not log.ended) else []
         self._breaks = [*log.restarts, *open_end]
         """Places in the log behind which a process that died wrote nothing."""
         self._sessions = log.sessions | {copy.statement.session for copy in kept.copies if copy.run == run}

@@ -104,6 +104,7 @@ def render_page(sources: Sources, made: datetime) -> str:
 def verdicts(sources: Sources) -> Iterator[Said]:
     """What the page comes to, one sentence or two each."""
     yield _about_logs(sources)
+    yield from _about_evidence(sources)
     yield _about_comparison(sources.comparison)
     yield _about_updates(sources)
     yield from _about_target(sources)
@@ -130,6 +131,18 @@ def _about_logs(sources: Sources) -> Said:
     if alone:
         parts.append(f"Nobody cosigned the newest checkpoint of {names(alone)}: only its own key vouches for it.")
     return Said(" ".join(parts), bool(bad or sources.unreadable or sources.missing or alone))
+
+
+def _about_evidence(sources: Sources) -> Iterator[Said]:
+    """Of messages that are kept beside the logs, where they are not what the records say."""
+    lost = {log.party: len(log.kept.findings) for log in sources.logs if log.kept.findings}
+    if lost:
+        text = (
+            f"Evidence is lost: of the signed messages that {names(sorted(lost))} kept, "
+            f"{count_of(sum(lost.values()), 'message is', 'messages are')} not what the records say, see Verification. "
+            "That takes nothing from the logs; it takes the proof that a third person could have checked."
+        )
+        yield Said(text, care=True)
 
 
 def _verify(count: int) -> str:

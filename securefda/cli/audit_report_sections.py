@@ -293,12 +293,19 @@ def _log_row(log: LogState) -> tuple[Cell, ...]:
     found = log.verification
     if found is None:
         return _row(log.party, Cell.of(log.problem, care=True), "–", "–", "–", "–", log.folder)
-    lines = [verification_text(found), *([log.problem] if log.problem else []), *found.notes]
+    lost = [Line(str(one), care=True) for one in log.kept.findings[:MOST_LINES]]
+    if len(log.kept.findings) > MOST_LINES:
+        lost.append(
+            Line(f"and {len(log.kept.findings) - MOST_LINES} more: securefda audit verify lists them", care=True)
+        )
+    lines = [verification_text(found), *([log.problem] if log.problem else []), *found.notes, *log.kept.notes]
+    if log.kept.judged and not lost:
+        lines.append(f"{count_of(log.kept.messages, 'message')} kept as evidence, as recorded")
     if log.is_copy:
         lines.append("another copy of this log counts in the tables")
     return _row(
         log.party,
-        Cell.of(*lines, care=not log.is_sound),
+        Cell((*(Line(line, not log.is_sound) for line in lines), *lost)),
         f"{found.size:,}",
         f"{found.covered:,}",
         found.root.hex() or "–",

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Final
 
 from securefda.audit.disclosures import PartyTables
 from securefda.audit.findings import Verification
+from securefda.audit.kept_check import NOT_JUDGED, KeptVerdict
 from securefda.audit.names import LogName
 from securefda.audit.party_tables import read_party
 from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
 from securefda.audit.records import Record
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
+from securefda.cli.audit_kept import kept_verdict
 from securefda.cli.audit_keys import Keys, keys_of, roster_named
 from securefda.cli.audit_progress import verification_progress
 from securefda.cli.audit_report_comparison import Comparison, compare
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.transport.statements import StatementReader
 
 if TYPE_CHECKING:
     from securefda.policy import SourcePolicy
@@ -56,6 +59,7 @@ class LogState:
         problem: one line; also of a log of another roster. Empty where there is none.
         tables: of the records that the verification vouches for; empty of a second copy of a log.
         policy: what is known of the party's policy.
+        kept: what comparing its records with the messages beside it said.
         is_copy: whether the tables are of another copy of this log.
     """
 
@@ -65,6 +69,7 @@ class LogState:
     problem: str
     tables: PartyTables
     policy: PolicyFound = PolicyFound()
+    kept: KeptVerdict = NOT_JUDGED
     is_copy: bool = False
 
     @property
@@ -174,20 +179,24 @@ def _the_keys(logs: Sequence[LogFolder], roster: Path | None) -> Keys:
     return min(candidates, key=lambda keys: _TRUST[keys.where_from])
 
 
-def _state(root: Path, log: LogFolder, keys: Keys, verified: Mapping[Path, Verification]) -> LogState:
+def _state(
+    root: Path, log: LogFolder, keys: Keys, verified: Mapping[Path, tuple[Verification, KeptVerdict]]
+) -> LogState:
     folder, nothing = _below(root, log.folder), read_party(log.party, ())
     if log.party not in keys.public:
         return LogState(folder, log.party, None, f"{log.party} is no site of the roster", nothing)
     live = being_written(log.folder)
-    verification = None if live else verified.get(log.folder)
-    if verification is None:
+    if log.folder in verified and not live:
+        verification, kept = verified[log.folder]
+    else:
         verification = _verify(log, keys, live=live)
+        kept = kept_verdict(log, verification, StatementReader(keys.roster), live=live)
     problem = keys.disagreement(roster_named(log)) or ""
     try:
         tables = read_party(log.party, _vouched_for(log, verification))
     except AuditError as error:
         return LogState(folder, log.party, verification, problem or error.what, nothing)
-    return LogState(folder, log.party, verification, problem, tables, _policy(log.folder, tables))
+    return LogState(folder, log.party, verification, problem, tables, _policy(log.folder, tables), kept)
 
 
 def _verify(log: LogFolder, keys: Keys, *, live: bool) -> Verification:

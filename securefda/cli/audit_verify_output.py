@@ -111,10 +111,10 @@ def _rows(one: Checked) -> Iterator[tuple[str, str]]:
 
 def _kept_rows(kept: KeptVerdict) -> Iterator[tuple[str, str]]:
     if not kept.judged:
-        yield "kept messages", "not compared: nothing of the log can be trusted"
+        yield "kept", "messages were not compared: nothing of the log can be trusted"
         return
     lost = len(kept.findings)
-    yield "kept messages", f"{kept.messages}, {'as their records say' if not lost else f'{lost} findings'}"
+    yield "kept", f"{kept.messages} messages, {'as their records say' if not lost else f'{lost} findings'}"
     yield from (("evidence", str(found)) for found in kept.findings[:_MOST_LOST])
     if lost > _MOST_LOST:
         yield "", f"and {lost - _MOST_LOST} more; --format json lists all of them"

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from depth import at_depth
+from message_mutations import CLASSES, Kept
 from run_builder import KEYS, MEMBERS, ROSTER, RUN, SITES, SOURCES, TARGET, Clock, Passing, Run, Site, folder_of, sign
 
 from securefda.audit.kept import FILE, KeptMessages, Piece, read_kept, read_pieces
@@ -381,3 +383,24 @@ def test_the_bound_excuses_only_a_site_that_sent_as_much(tmp_path: Path, monkeyp
 
 def test_what_a_site_sent_itself_is_always_kept(tmp_path: Path) -> None:
     assert kinds(judge(not_kept(tmp_path, kind="MaskedInput", direction="sent"))) == ["evidence-missing"]
+
+
+# -- by the hundred --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("part", "count"), at_depth([(0, 100)], [(part, 2_000) for part in range(4)]))
+def test_falsified_files_of_every_class_are_found_and_named(log: Path, part: int, count: int) -> None:
+    kept, draws = Kept(log), [(name, random.Random(f"{part} {name}")) for name in CLASSES]
+    for _ in range(count // len(draws)):
+        for name, rng in draws:
+            change = CLASSES[name](kept, rng)
+            if change.data is None:
+                (log / FILE).unlink()
+            else:
+                (log / FILE).write_bytes(change.data)
+
+            found = judge(log).findings
+
+            assert change.is_found(found), (change.what, [str(one) for one in found[:3]])
+    (log / FILE).write_bytes(kept.file())
+    assert judge(log).findings == ()

@@ -251,6 +251,38 @@ def test_rubbish_among_the_kept_messages_is_said_and_hides_nothing(
 
     assert (code, envelope["data"]["findings"][0]["proved_by"]) == (13, "messages")
     assert any("holds no kept messages" in notice for notice in envelope["data"]["notices"])
+    logs = {log["party"]: log["kept_messages"]["findings"] for log in envelope["data"]["logs"]}
+    assert logs == {A: 2, B: 0, C: 0, TARGET: 0}
+
+
+def test_a_flipped_byte_in_the_evidence_accuses_nobody(honest: Path, roster: Path, capsys: Capture) -> None:
+    kept = folder_of(honest, B) / FILE
+    data = bytearray(kept.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    kept.write_bytes(data)
+
+    code, out, err = audit(capsys, "reconcile", honest, "--roster", roster)
+    _, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster)
+
+    (found,) = envelope["data"]["findings"]
+    (record,) = found["records"]
+    assert (code, envelope["error_code"]) == (13, "EvidenceLost")
+    assert (found["kind"], found["accused"], found["proved_by"]) == ("evidence-damaged", [], None)
+    assert record["party"] == B
+    assert f"record {record['index']} (" in found["what"]
+    assert "has lost its evidence" in found["what"]
+    assert [log["finding"] for log in envelope["data"]["logs"]] == [None] * 4
+    assert f"nobody: who changed what {B} has kept, nothing says" in " ".join(out.split())
+    assert err.startswith("error: evidence-damaged: beside the log of hospital-b: ")
+
+
+def test_lost_evidence_comes_behind_a_divergence(equivocation: Path, roster: Path, capsys: Capture) -> None:
+    (folder_of(equivocation, A) / FILE).unlink()
+
+    code, envelope = audit_json(capsys, "reconcile", equivocation, "--roster", roster, "--all")
+
+    assert (code, envelope["error_code"]) == (13, "Contradiction")
+    assert [found["kind"] for found in envelope["data"]["findings"]] == ["equivocation", "evidence-missing"]
 
 
 def test_an_edited_log_is_found_first(honest: Path, roster: Path, capsys: Capture) -> None:

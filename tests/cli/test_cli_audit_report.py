@@ -11,12 +11,13 @@ import pytest
 from audit_report_logs import RUN, TARGET, Logs
 from audit_report_pages import Page, page_of
 
+from securefda.audit.kept import FILE
 from securefda.audit.records import Decision
 from securefda.cli import main
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
-from run_builder import Run
+from run_builder import Run, folder_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -143,7 +144,7 @@ def test_alarms_aborts_and_refusals_stand_with_the_accused(tmp_path: Path) -> No
 
 def test_bytes_are_those_of_each_sites_own_log(tmp_path: Path) -> None:
     page = page_of(Logs(tmp_path / "run").write(1))
-    assert page.row("traffic", "source-1") == ["source-1", "3", "78.9 KiB", "2", "39.4 KiB"]
+    assert page.row("traffic", "source-1") == ["source-1", "3", "78.5 KiB", "2", "39.2 KiB"]
 
 
 def test_one_log_alone_says_what_it_cannot_know(tmp_path: Path) -> None:
@@ -157,6 +158,24 @@ def test_one_log_alone_says_what_it_cannot_know(tmp_path: Path) -> None:
     assert "at which level, only their own logs say" in page.text
     assert "2 × MaskedInput, as only the receiver says" in page.row("matrix", "source-1")[1]
     assert page.row("sites", "source-1")[3:] == ["not here", "not known"]
+
+
+def test_lost_evidence_is_said_apart_from_the_logs(tmp_path: Path, capsys: Capture) -> None:
+    kept = folder_of(Run(tmp_path / "run").write(), "hospital-b") / FILE
+    data = bytearray(kept.read_bytes())
+    data[20] ^= 1
+    kept.write_bytes(data)
+
+    code = main(["audit", "report", str(tmp_path / "run"), "--format", "json"])
+    envelope = json.loads(capsys.readouterr().out)
+    page = page_of(tmp_path / "run", 13)
+
+    (log,) = (log for log in envelope["data"]["logs"] if log["party"] == "hospital-b")
+    assert (code, envelope["error_code"], log["sound"]) == (13, "EvidenceLost", True)
+    assert [lost["kind"] for lost in log["kept_messages"]["findings"]] == ["evidence-damaged"]
+    assert "All 4 logs in this folder verify" in page.text
+    assert "Evidence is lost: of the signed messages that hospital-b kept, 1 message is not" in page.text
+    assert "evidence-damaged: record" in page.row("logs", "hospital-b")[1]
 
 
 def test_what_stands_behind_a_changed_record_is_not_counted(tmp_path: Path, capsys: Capture) -> None:

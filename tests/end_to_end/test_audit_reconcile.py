@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from e2e_processes import kits
 
+from securefda.audit.kept import FILE
 from securefda.cli import main
 
 
@@ -20,11 +21,23 @@ def test_logs_of_processes_reconcile_until_one_is_touched(tmp_path: Path, capsys
 
         agreed = main(["audit", "reconcile", str(tmp_path), "--format", "json"])
         found = json.loads(capsys.readouterr().out)["data"]
+        kept = logs[2] / FILE
+        whole = kept.read_bytes()
+        kept.write_bytes(whole[:-200] + bytes([whole[-200] ^ 1]) + whole[-199:])
+        lost = [main(["audit", "verify", str(logs[2]), "--format", "json"])]
+        lost += [main(["audit", "reconcile", str(tmp_path), "--format", "json"])]
+        verified, reconciled = map(json.loads, capsys.readouterr().out.splitlines())
+        kept.write_bytes(whole)
         tail = logs[1] / "tail"
         tail.write_bytes(tail.read_bytes().replace(b'"type":"MaskedInput"', b'"type":"MaskedInpux"', 1))
         touched = main(["audit", "reconcile", str(tmp_path), "--format", "json"])
         finding = json.loads(capsys.readouterr().out)["data"]["findings"][0]
 
+    (evidence,) = verified["data"]["logs"][0]["kept_messages"]["findings"]
+    assert lost == [13, 13]
+    assert (verified["error_code"], verified["data"]["logs"][0]["finding"]) == ("EvidenceLost", None)
+    assert evidence["kind"] == reconciled["data"]["findings"][0]["kind"] == "evidence-damaged"
+    assert f"record {evidence['index']} (" in reconciled["data"]["findings"][0]["what"]
     assert set(ends.values()) == {0}
     assert (agreed, found["findings"], found["missing_logs"]) == (0, [], [])
     assert found["roster"]["from"] == "kit"

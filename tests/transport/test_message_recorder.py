@@ -386,7 +386,12 @@ def test_messages_are_on_the_disk_before_a_checkpoint_is_shown(
 ) -> None:
     forced: list[str] = []
     fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (forced.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+
+    def watched(file: int) -> None:
+        forced.append(str(Path(f"/proc/self/fd/{file}").readlink()))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", watched)
     one = opening()
     logs[0].recorder()(Direction.SENT, 1, one, size_of(one))
     path = str(logs[0].folder / RUN / FILE)
