@@ -16,8 +16,10 @@ from securefda.audit.names import LogName
 from securefda.audit.party_tables import read_party
 from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
 from securefda.audit.records import Record
+from securefda.audit.run_history import History
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
+from securefda.cli.audit_history import read_history
 from securefda.cli.audit_kept import kept_verdict
 from securefda.cli.audit_keys import Keys, keys_of, roster_named
 from securefda.cli.audit_progress import verification_progress
@@ -89,6 +91,7 @@ class Sources:
         logs: of the run, in roster order.
         unreadable: folder below ``root`` -> why it is no log that can be read.
         comparison: of the logs with each other.
+        history: all runs of which there is a log below ``root``.
         record: the target's run folder; None where ``root`` is none, or one of another run.
         record_problem: why not, where it looks like one; one line.
     """
@@ -99,6 +102,7 @@ class Sources:
     logs: tuple[LogState, ...]
     unreadable: Mapping[str, str]
     comparison: Comparison
+    history: History
     record: RunRecord | None
     record_problem: str
 
@@ -140,8 +144,10 @@ def read_sources(root: Path, run: str = "", roster: Path | None = None) -> Sourc
     states = [_state(root, log, keys, comparison.verified or {}) for log in logs]
     order = {site: place for place, site in enumerate(keys.roles)}
     marked = _mark_copies(sorted(states, key=lambda state: (order.get(state.party, len(order)), state.folder)))
+    known = {root / state.folder: state.verification for state in states if state.verification is not None}
+    history = read_history(found, keys, known)
     record, problem = _run_record(root, run)
-    return Sources(root, run, keys, tuple(marked), unreadable, comparison, record, problem)
+    return Sources(root, run, keys, tuple(marked), unreadable, comparison, history, record, problem)
 
 
 def _open_all(root: Path) -> tuple[list[LogFolder], dict[str, str]]:

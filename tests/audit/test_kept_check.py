@@ -155,10 +155,7 @@ class _Other(Run):
     """Headers of another run."""
 
     def __init__(self) -> None:
-        self.model, self.result, self.note = b"m" * 32, b"", b""
-
-    def header_changes(self, number: int, attempt: int) -> dict[str, object]:
-        return {"run_id": bytes(16)}
+        self.model, self.result, self.note, self.run = b"m" * 32, b"", b"", "ff" * 16
 
 
 @pytest.mark.parametrize("kind", ["Header", "Update"])

@@ -17,7 +17,8 @@ from securefda.cli import main
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
-from run_builder import Run, folder_of
+from run_builder import RUN as ONE_RUN
+from run_builder import HangsUp, Run, folder_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -176,6 +177,28 @@ def test_lost_evidence_is_said_apart_from_the_logs(tmp_path: Path, capsys: Captu
     assert "All 4 logs in this folder verify" in page.text
     assert "Evidence is lost: of the signed messages that hospital-b kept, 1 message is not" in page.text
     assert "evidence-damaged: record" in page.row("logs", "hospital-b")[1]
+
+
+def test_the_page_of_one_run_counts_all_runs(tmp_path: Path, capsys: Capture) -> None:
+    folder = Run(tmp_path / "run").write()
+    HangsUp(folder, "ee" * 16, hours=3).write()
+    one = page_of(folder, 0, "--run", ONE_RUN)
+    HangsUp(folder, "dd" * 16, hours=4).write()
+    capsys.readouterr()
+
+    code = main(["audit", "report", str(folder), "--run", ONE_RUN, "--format", "json"])
+    envelope = json.loads(capsys.readouterr().out)
+    two = page_of(folder, 13, "--run", ONE_RUN)
+
+    rows = [row[:2] + row[3:7] for row in one.tables["runs"] if row[1] == "hospital-a"]
+    assert rows == [
+        [ONE_RUN, "hospital-a", "completed", "3", "3", "0"],
+        ["ee" * 16, "hospital-a", "without an end: broken off; took something and brought no result", "1", "0", "1"],
+    ]
+    assert "took something from hospital-a and brought it no result" not in one.text
+    assert (code, envelope["error_code"]) == (13, "TargetConduct")
+    assert [one["source"] for one in envelope["data"]["conduct"]] == ["hospital-a", "hospital-b", "hospital-c"]
+    assert "2 runs of hospital-t took something from hospital-a and brought it no result" in two.text
 
 
 def test_what_stands_behind_a_changed_record_is_not_counted(tmp_path: Path, capsys: Capture) -> None:
