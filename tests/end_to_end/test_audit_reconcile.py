@@ -44,3 +44,24 @@ def test_logs_of_processes_reconcile_until_one_is_touched(tmp_path: Path, capsys
     assert (found["counts"]["headers"], found["counts"]["releases"]) == (3, 9)
     assert not [notice for notice in found["notices"] if "did not receive" in notice]
     assert (touched, finding["kind"], finding["accused"]) == (13, "unverified-log", [federation.names[0]])
+
+
+def test_two_kills_of_a_site_are_neither_lost_evidence_nor_conduct(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with kits(tmp_path, settings=("strategy.rounds=6",)) as federation:
+        processes = federation.start_all()
+        for site, text in ((federation.names[0], "[ROUND 2"), ("target", "[ROUND 4")):
+            processes["target"].until(text)
+            processes[site].kill()
+            processes[site] = federation.start(site)
+        ends = {site: process.end() for site, process in processes.items()}
+        capsys.readouterr()
+
+        code = main(["audit", "reconcile", str(tmp_path), "--all", "--format", "json"])
+        data = json.loads(capsys.readouterr().out)["data"]
+
+    assert set(ends.values()) == {0}
+    assert (code, data["findings"], data["conduct"]) == (0, [], [])
+    assert {(row["party"], row["ended"]) for row in data["runs"]} == {(site, "completed") for site in ends}
+    assert all(row["rounds_finished"] >= 5 for row in data["runs"])
