@@ -169,7 +169,10 @@ def judge(runs: Sequence[SiteRun], target: str) -> History:
     findings: list[Conduct] = []
     for source in sorted({one.party for one in ordered} - {target}):
         own = [one for one in ordered if one.party == source]
-        findings += [*_runs(own, source, target), *_rounds(own, source, target)]
+        of_runs = list(_runs(own, source, target))
+        said = {place for one in of_runs for place in one.rounds}
+        of_rounds = [one for one in _rounds(own, source, target) if not said.issuperset(one.rounds)]
+        findings += [*of_runs, *of_rounds]
     return History(tuple(ordered), tuple(findings))
 
 
@@ -211,8 +214,8 @@ def _of_rounds(row: Sequence[tuple[SiteRun, RoundTaken]], source: str, target: s
     left = _together(runs)
     where = f"in run {runs[0].run}" if len(runs) == 1 else f"in {len(runs)} runs"
     what = (
-        f"{len(row)} rounds in a row took something from {source} and brought it no result of {target}, {where}; more "
-        f"than {MOST_UNFINISHED_IN_A_ROW} is above the limit. What left in all rounds of that: {words(left)}"
+        f"{len(row)} rounds of {target} in a row took something from {source} and brought it no result, {where}; more "
+        f"than {MOST_UNFINISHED_IN_A_ROW} is above the limit. What left in all rounds there: {words(left)}"
     )
     rounds = tuple((one.run, part.number) for one, part in row)
     return Conduct("unfinished-rounds", source, target, what, tuple(one.run for one in runs), rounds, left)

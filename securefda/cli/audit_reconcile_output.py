@@ -35,8 +35,10 @@ def print_reconciled(output: Format, found: ReconciledRuns, evidence: Path | Non
     parts = [_json(run, shown, evidence) for run, shown in runs]
     data = (parts[0] if len(parts) == 1 else _json_of_several(parts)) | history_json(found.history)
     error = _error(found, evidence, everything=everything)
-    text = [part for run, shown in runs for part in _parts(run, shown)]
-    text += history_text(found.history)
+    if len(runs) == 1:
+        text = [*_parts(*runs[0]), *history_text(found.history)]
+    else:
+        text = [*history_text(found.history), *_parts_of_several(runs)]
     if evidence is not None:
         text.append(f"evidence: {evidence}; securefda audit verify-evidence {evidence} --roster FILE checks it")
     text.append(_SHOWS)
@@ -47,6 +49,16 @@ def print_reconciled(output: Format, found: ReconciledRuns, evidence: Path | Non
         sys.stdout.write("\n\n".join(text) + "\n")
         sys.stdout.flush()
     return print_error(error, as_json=output is Format.JSON, data=data)
+
+
+def _parts_of_several(runs: Sequence[tuple[ReconciledRun, tuple[RunFinding, ...]]]) -> Iterator[str]:
+    """Of many runs only those with a finding are written out."""
+    for run, shown in runs:
+        if shown:
+            yield from _parts(run, shown)
+    sound = sum(not shown for _, shown in runs)
+    if sound:
+        yield f"{sound} of {len(runs)} runs without a finding of their own; --run RUN says what was checked in one"
 
 
 def _json_of_several(parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -245,6 +245,8 @@ def test_the_runs_of_all_sites_are_one_table(honest: Path, roster: Path, capsys:
         {"what": "charges to the ledger", "to": "", "count": 1},
         {"what": "norm rows", "to": TARGET, "count": 1},
     ]
+    assert out.startswith("run ")
+    assert "2 of 2 runs without a finding of their own" in out
     line = next(line.split() for line in out.splitlines() if line.startswith("ee" * 16 + f"  {A}"))
     assert " ".join(line[4:]) == f"no end 1 0 1 1 × charges to the ledger, 1 × norm rows to {TARGET}"
 
@@ -277,6 +279,22 @@ def test_one_sources_own_kit_shows_the_conduct_too(honest: Path, roster: Path, c
 
     assert (code, envelope["error_code"]) == (13, "TargetConduct")
     assert [one["source"] for one in envelope["data"]["conduct"]] == [A]
+
+
+def test_a_run_that_left_no_checkpoint_counts_with_a_word_on_its_worth(
+    honest: Path, roster: Path, capsys: Capture
+) -> None:
+    for number, hours in (("ee", 3), ("dd", 4)):
+        HangsUp(honest, number * 16, hours=hours).write()
+        log = honest / "sites" / A / "local" / "audit" / (number * 16)
+        (log / "checkpoint").unlink()
+        shutil.rmtree(log / "checkpoints")
+
+    code, envelope = audit_json(capsys, "reconcile", honest / "sites" / A, "--roster", roster, "--run", RUN)
+
+    problems = [row["problem"] for row in envelope["data"]["runs"]]
+    assert (code, envelope["error_code"]) == (13, "TargetConduct")
+    assert problems == ["", *["no checkpoint: nothing proves this row"] * 2]
 
 
 def test_a_log_that_fails_counts_up_to_its_fault(honest: Path, roster: Path, capsys: Capture) -> None:

@@ -43,6 +43,15 @@ def test_logs_of_processes_reconcile_until_one_is_touched(tmp_path: Path, capsys
     assert found["roster"]["from"] == "kit"
     assert (found["counts"]["headers"], found["counts"]["releases"]) == (3, 9)
     assert not [notice for notice in found["notices"] if "did not receive" in notice]
+    runs = {row["party"]: row for row in found["runs"]}
+    assert {(row["ended"], row["rounds_finished"], row["rounds_lost"]) for row in runs.values()} == {
+        ("completed", 3, 0)
+    }
+    assert [(left["what"], left["to"], left["count"]) for left in runs[federation.names[0]]["left"]] == [
+        ("masked inputs", "target", 3),
+        ("norm rows", "target", 3),
+        ("unmask shares", "target", 3),
+    ]
     assert (touched, finding["kind"], finding["accused"]) == (13, "unverified-log", [federation.names[0]])
 
 
