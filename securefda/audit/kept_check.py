@@ -91,6 +91,16 @@ class _Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class _Damaged:
+    """A stretch of a file that is no signed message: where, how many bytes, and whether it ends the file."""
+
+    place: str
+    size: int
+    is_end: bool
+    is_torn: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Missing:
     seq: int
     entry: Entry
@@ -100,7 +110,7 @@ class _Kept:
     """The files beside the log, piece by piece."""
 
     def __init__(self, folder: Path, read: Callable[[bytes], Statement]) -> None:
-        self.pieces: list[_Copy | Piece] = []
+        self.pieces: list[_Copy | _Damaged] = []
         self.by_digest: dict[str, list[_Copy]] = {}
         self.unreadable: list[str] = []
         self.files = 0
@@ -129,7 +139,11 @@ class _Kept:
             except ProtocolError:
                 statement = None
         if statement is None or not statement.valid:
-            self.pieces.append(piece)
+            is_torn = piece.is_torn or (
+                piece.rest == 0 and not any(piece.message[-_SIGNATURE_BYTES:])
+            )  # zeros that a power cut left
+            size = piece.rest or len(piece.message)
+            self.pieces.append(_Damaged(piece.place, size, piece.rest > 0, is_torn))
             return
         run = statement.said.run if isinstance(statement.said, HeaderSaid) else ""
         copy = _Copy(replace(piece, message=b""), replace(statement, said=None, data=b""), run)
@@ -285,8 +299,7 @@ class _Comparison:
                 if not one.recorded and self._is_whole and not self._is_left_by_crash(one, before, after):
                     yield self._unrecorded(one)
                 continue
-            is_torn = one.is_torn or (one.message and not any(one.message[-_SIGNATURE_BYTES:]))
-            if is_torn and self._has_break(before, after):
+            if one.is_torn and self._has_break(before, after):
                 self._crash["torn"] += 1
                 continue
             if finding := self._damaged(one, before, after):
@@ -294,10 +307,10 @@ class _Comparison:
         for what in self._kept.unreadable:
             yield KeptFinding("evidence-damaged", f"{what}; what was kept in it is lost as evidence")
 
-    def _damaged(self, piece: Piece, before: int, after: float) -> KeptFinding | None:
+    def _damaged(self, piece: _Damaged, before: int, after: float) -> KeptFinding | None:
         """Of the records without a copy the first between its neighbours is the one whose copy this was."""
         first = max(bisect_right(self._missing, before, key=_seq), self._next)
-        held = "the end of the file is no message" if piece.rest else "what is kept there is not what was signed"
+        held = "the end of the file is no message" if piece.is_end else "what is kept there is not what was signed"
         if first < len(self._missing) and self._missing[first].seq < after:
             lost, self._next = self._missing[first], first + 1
             self._blamed.add(lost.seq)
@@ -305,7 +318,7 @@ class _Comparison:
             return KeptFinding("evidence-damaged", what, lost.seq, lost.entry)
         if not self._is_whole:
             return None
-        what = f"{piece.place}, {piece.rest or len(piece.message)} bytes: {held}, and no record lacks its message"
+        what = f"{piece.place}, {piece.size} bytes: {held}, and no record lacks its message"
         return KeptFinding("evidence-unrecorded", what)
 
     def _unrecorded(self, copy: _Copy) -> KeptFinding:

@@ -182,6 +182,14 @@ def test_rubbish_behind_the_messages_of_a_finished_log_is_unrecorded(log: Path, 
     assert kinds(judge(log)) == ["evidence-unrecorded"]
 
 
+def test_a_file_of_ten_gigabytes_is_not_read_whole(log: Path) -> None:
+    os.truncate(log / FILE, 10 * 2**30)
+
+    (found,) = judge(log).findings
+
+    assert found.kind == "evidence-unrecorded"
+
+
 def test_a_file_that_cannot_be_read_is_a_finding(log: Path) -> None:
     (log / FILE).unlink()
     os.mkfifo(log / FILE)
