@@ -73,4 +73,4 @@ def test_two_kills_of_a_site_are_neither_lost_evidence_nor_conduct(
     assert set(ends.values()) == {0}
     assert (code, data["findings"], data["conduct"]) == (0, [], [])
     assert {(row["party"], row["ended"]) for row in data["runs"]} == {(site, "completed") for site in ends}
-    assert all(row["rounds_finished"] >= 5 for row in data["runs"])
+    assert all(row["rounds_finished"] >= 6 - 2 for row in data["runs"])  # a kill costs its round at most
