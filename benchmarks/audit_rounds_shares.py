@@ -16,7 +16,7 @@ from securefda.secagg.messages import Body, Header, Signed
 from securefda.transport.observer import Direction
 from securefda.transport.recorder import MessageRecorder
 
-LOGGING = ((Journal, "append"), (Journal, "event"), (Journal, "keep"), (MessageRecorder, "_entry"))
+LOGGING = ((Journal, "append"), (Journal, "event"), (MessageRecorder, "_keep"), (MessageRecorder, "_entry"))
 STAY = frozenset({"run-began", "policy-loaded", "restarted", "run-ended", "checkpoint-signed", "checkpoint-cosigned"})
 WITNESSING = (*((Witness, name) for name in ("renew", "show", "cosign", "take", "check_header")), (Journal, "save"))
 

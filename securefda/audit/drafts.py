@@ -52,7 +52,8 @@ def _settled(draft: Draft, found: Mapping[str, Statement], members: Members) -> 
 
 def _without_echoes(findings: list[RunFinding]) -> list[RunFinding]:
     """Leave out that a message was never sent where the message itself is another finding's."""
-    told = {digest for one in findings if one.kind != "never-sent" for digest in one.digests}
+    speaking = (one for one in findings if one.kind != "never-sent" and not one.is_of_evidence)
+    told = {digest for one in speaking for digest in one.digests}
     kept: dict[tuple[object, ...], RunFinding] = {}
     for one in findings:
         if one.kind == "never-sent" and told.intersection(one.digests):

@@ -86,6 +86,7 @@ EVENTS: Final[Mapping[str, Mapping[str, _Check]]] = MappingProxyType(
         "restarted": {"lost_bytes": is_count},
         "policy-loaded": {"policy": is_digest},
         "refused": {"check": is_word},
+        "message-not-kept": {"check": is_word},
         "release-fuse-burnt": {},
         "survivors-signed": {"survivors": is_sites},
         "unmask-shares-released": {"survivors": is_sites, "dropped": is_sites},
@@ -99,8 +100,10 @@ EVENTS: Final[Mapping[str, Mapping[str, _Check]]] = MappingProxyType(
 )
 """Kinds of events, and what each says: exactly these keys.
 
-``check`` is the stable name of the check that failed, ``accused`` whom it blames, if anybody; ``policy`` and ``roster``
-are SHA-256 of the files; ``lost_bytes`` is what a crash left of a record that was not whole; ``caps`` is the SHA-256 of
-the energy rule's caps as little-endian float64, the same at every source, of which ``layers`` there are, ``capped`` of
-them scale this source's part down and ``zeroed`` leave nothing of it.
+``check`` is the stable name of the check that failed, ``accused`` whom it blames, if anybody; ``message-not-kept`` has
+the peer and the digest of a message that was received, and as its check ``SIGNATURE`` where its sender did not sign it,
+``BOUND`` where that site has sent more in one attempt than is kept of it (`kept.MOST_KEPT_BYTES`). ``policy`` and
+``roster`` are SHA-256 of the files; ``lost_bytes`` is what a crash left of a record that was not whole; ``caps`` is the
+SHA-256 of the energy rule's caps as little-endian float64, the same at every source, of which ``layers`` there are,
+``capped`` of them scale this source's part down and ``zeroed`` leave nothing of it.
 """

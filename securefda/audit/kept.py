@@ -2,6 +2,10 @@
 
 They are opaque here. One file holds them one behind the other, each after its length in 4 bytes. A file that does not
 end with a whole message, as after a crash, is put aside before the next one is kept, and read with the others.
+
+A message is kept right after its record was written, and is on the disk before a checkpoint of that record is shown to
+anybody. So a kill can leave one record, and a power cut several, without their messages: the last before the log ends
+or goes on with ``restarted``, and none that a checkpoint covers. `kept_check` compares messages and records.
 """
 
 from __future__ import annotations
@@ -12,15 +16,22 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from securefda.audit.store import FILE_MODE, AuditError, disk_error, disk_errors, make_folder
+from securefda.disk import sync_folder
 
 FILE: Final = "messages.bin"
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 """Of one message; the largest frame that the transport can be set to."""
+MOST_KEPT_BYTES: Final = 8 * 1024 * 1024
+"""Of what one site sends in an attempt; the messages of an honest one with 1000 others take less than a tenth."""
+NOT_KEPT: Final = frozenset({"ShareBundle", "ShareDelivery", "Unmask"})
+"""Types of messages that hold shares: their digests are in the log, and no copy is kept."""
 _LENGTH_BYTES = 4
 _NAME = re.compile(r"messages(?:-([0-9]{4,16}))?\.bin")
 
@@ -35,9 +46,10 @@ class KeptMessages:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._file = -1
+        self._is_on_disk, self._is_new = True, False
 
     def keep(self, message: bytes) -> None:
-        """Keep a message. It is not forced to the disk: the record of it may be.
+        """Keep a message. It is not on the disk before `sync` or `close`.
 
         Raises:
             AuditError: it cannot be written.
@@ -46,25 +58,65 @@ class KeptMessages:
         try:
             if self._file < 0:
                 self._open()
+            self._is_on_disk = False
             if (written := os.write(self._file, data)) != len(data):
                 os.ftruncate(self._file, os.fstat(self._file).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise disk_error(self._path, "written", error) from error
 
+    def sync(self) -> None:
+        """Force what was kept to the disk, with the name of the file. Raises AuditError."""
+        if self._is_on_disk:
+            return
+        try:
+            os.fsync(self._file)
+            if self._is_new:
+                sync_folder(self._path.parent)
+        except OSError as error:
+            raise disk_error(self._path, "written", error) from error
+        self._is_on_disk, self._is_new = True, False
+
     def close(self) -> None:
-        """Close the file; the next message opens it again."""
+        """Close the file, on the disk if it lets it; the next message opens it again."""
         if self._file >= 0:
+            with suppress(AuditError):
+                self.sync()
             os.close(self._file)
-            self._file = -1
+            self._file, self._is_on_disk = -1, True
 
     def _open(self) -> None:
         make_folder(self._path.parent)
         if not _ends_whole(self._path):  # what a crash left of one would spoil those behind it
             names = (self._path.with_name(f"messages-{number:04d}.bin") for number in count(1))
             self._path.rename(next(name for name in names if not os.path.lexists(name)))
+        self._is_new = not self._path.exists()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.open(self._path, flags, FILE_MODE)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a file of kept messages.
+
+    Attributes:
+        file: its name.
+        offset: where it begins, in bytes.
+        message: as it was kept; empty where no whole message begins here.
+        rest: how many bytes there are then, up to the end of the file; 0 for a message.
+        is_torn: whether these are what a crash leaves: the beginning of a message, or zeros.
+    """
+
+    file: str
+    offset: int
+    message: bytes = field(default=b"", repr=False)
+    rest: int = 0
+    is_torn: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where it lies, in words."""
+        return f"byte {self.offset} of {self.file}"
 
 
 def read_kept(folder: Path) -> Iterator[bytes]:
@@ -74,17 +126,44 @@ def read_kept(folder: Path) -> Iterator[bytes]:
         AuditError: a file cannot be read, or holds something else; not before the others are read.
     """
     fault = None
-    for path in _files(folder):
+    for path in kept_files(folder):
         try:
-            yield from _read(path)
+            for piece in read_pieces(path):
+                if piece.message:
+                    yield piece.message
+                elif not piece.is_torn:
+                    raise AuditError(path, "holds no kept messages", hint="put the log back as it was written")
         except AuditError as error:
             fault = fault or error
     if fault is not None:
         raise fault
 
 
-def _files(folder: Path) -> list[Path]:
-    """Those that were put aside, in their order, and the last one."""
+def read_pieces(path: Path) -> Iterator[Piece]:
+    """The messages in one file, and what stands behind the last that is whole. Raises AuditError."""
+    with disk_errors(path, "read"), _regular(path) as file:
+        end, at = os.fstat(file.fileno()).st_size, 0
+        while at < end:
+            head = file.read(_LENGTH_BYTES)
+            length = int.from_bytes(head, "big")
+            whole = len(head) == _LENGTH_BYTES and 0 < length <= MAX_KEPT_BYTES
+            message = file.read(length) if whole and at + _LENGTH_BYTES + length <= end else b""
+            if not message:
+                rest = end - at
+                is_short = length <= MAX_KEPT_BYTES or len(head) < _LENGTH_BYTES
+                is_torn = rest <= MAX_KEPT_BYTES and is_short and (length > 0 or _is_zero(file))
+                yield Piece(path.name, at, rest=rest, is_torn=is_torn)
+                return
+            yield Piece(path.name, at, message)
+            at += _LENGTH_BYTES + length
+
+
+def kept_files(folder: Path) -> list[Path]:
+    """The files of kept messages beside a log: those that were put aside, in their order, and the last one.
+
+    Raises:
+        AuditError: the folder cannot be read.
+    """
     with disk_errors(folder, "read"):
         files = list(folder.iterdir()) if folder.is_dir() else []
     numbered = [
@@ -93,17 +172,9 @@ def _files(folder: Path) -> list[Path]:
     return [file for _, file in sorted(numbered)]
 
 
-def _read(path: Path) -> Iterator[bytes]:
-    with disk_errors(path, "read"), _regular(path) as file:
-        while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
-            length = int.from_bytes(head, "big")
-            if length == 0:  # what a file system leaves of what it lost
-                break
-            if length > MAX_KEPT_BYTES:
-                raise AuditError(path, "holds no kept messages", hint="put the log back as it was written")
-            message = file.read(length)
-            if len(message) == length:
-                yield message
+def _is_zero(file: BinaryIO) -> bool:
+    """Whether nothing but zeros is left of a file: what a file system leaves of what it lost."""
+    return not any(any(block) for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _regular(path: Path) -> BinaryIO:

@@ -22,6 +22,7 @@ from securefda.audit.disclosure_checks import Disclosures
 from securefda.audit.drafts import Draft, settle
 from securefda.audit.findings import Verification
 from securefda.audit.headers_taken import HeadersTaken
+from securefda.audit.kept_check import NOT_JUDGED, KeptVerdict
 from securefda.audit.members import Members
 from securefda.audit.openings import Openings
 from securefda.audit.pairing import Pairing
@@ -48,6 +49,7 @@ class PartyLog:
         records: begins to read its records, in order.
         size: how many it had when the first of all logs was looked at.
         folder: where it lies, for the words of findings.
+        kept: what comparing its records with the messages beside it said.
         is_unsigned: whether neither the log nor anybody else has a checkpoint of it, as where a site fails at once; the
             log is not used then.
     """
@@ -58,6 +60,7 @@ class PartyLog:
     size: int
     folder: str = ""
     is_unsigned: bool = False
+    kept: KeptVerdict = NOT_JUDGED
 
     @property
     def bound(self) -> int | None:
@@ -167,10 +170,11 @@ def reconcile(
     for record in reading:
         checks.see(record)
     whole = frozenset(log.party for log in logs if log.is_whole and log.party not in reading.broken)
-    drafts = [*_alone(logs, reading.broken, checks.openings.completed), *checks.drafts(whole)]
+    drafts = [*_alone(logs, reading.broken, checks.openings.completed), *checks.drafts(whole), *_evidence(logs)]
     wanted = {digest for draft in drafts for digest in draft.evidence}
     findings = settle(drafts, statements.find(wanted) if wanted else {}, members)
-    counts = {"logs": len(logs), "records": reading.count} | checks.counts | {"findings": len(findings)}
+    counts = {"logs": len(logs), "records": reading.count} | checks.counts
+    counts |= {"kept messages": sum(log.kept.messages for log in logs), "findings": len(findings)}
     notices = [*_notices(logs, members, checks, whole), *_unkept(spine, checks)]
     return Reconciliation(tuple(findings), tuple(notices), counts)
 
@@ -190,6 +194,27 @@ def _alone(logs: Sequence[PartyLog], broken: dict[str, str], completed: Collecti
             yield Draft(finding if found.kind != "missing-cosignature" else replace(finding, accused=()))
         elif log.party in broken:
             yield Draft(_of_log(log, "unverified-log", broken[log.party], 0))
+
+
+def _evidence(logs: Sequence[PartyLog]) -> Iterator[Draft]:
+    """Kept messages that are not what their records say. No finding of the log, and no accusation."""
+    for log in logs:
+        for found in log.kept.findings:
+            entry = found.entry
+            yield Draft(
+                RunFinding(
+                    kind=found.kind,
+                    what=f"beside the log of {log.party}: {found.what}",
+                    accused=(),
+                    sides=(log.party, ""),
+                    step="" if entry is None else entry.type,
+                    round=0 if entry is None else entry.round,
+                    attempt=0 if entry is None else entry.attempt,
+                    session="" if entry is None else entry.session,
+                    records=() if found.index is None else (Mark(log.party, found.index),),
+                    digests=() if entry is None else (entry.digest,),
+                )
+            )
 
 
 def _of_log(log: PartyLog, kind: str, what: str, index: int) -> RunFinding:
@@ -216,7 +241,7 @@ def _notices(logs: Sequence[PartyLog], members: Members, checks: _Checks, whole:
             continue
         if found is not None and found.kind == "missing-cosignature" and log.party not in checks.openings.completed:
             yield f"{log.party}: {found.what}; whoever has its key could have made what follows record {found.index}"
-        yield from (f"{log.party}: {note}" for note in log.verification.notes)
+        yield from (f"{log.party}: {note}" for note in (*log.verification.notes, *log.kept.notes))
         if log.party not in whole:
             yield f"{log.party}: what its log lacks was not judged, since it fails by itself"
     yield from checks.openings.notices(whole)

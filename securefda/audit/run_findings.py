@@ -27,6 +27,11 @@ RunKind = Literal[
     "not-allowed",
     "wrong-epsilon",
     "ledger-went-back",
+    "evidence-damaged",
+    "evidence-missing",
+    "evidence-differs",
+    "evidence-unrecorded",
+    "evidence-moved",
 ]
 """Kinds of findings.
 
@@ -49,6 +54,8 @@ RunKind = Literal[
 - not-allowed: an update, or energies, left without a decision of the policy that allows it.
 - wrong-epsilon: epsilon is not what the charges in the log come to.
 - ledger-went-back: a privacy ledger has no more rows than before.
+- evidence-...: a message that a site keeps beside its log is not what its record says, see `kept_check`. The log itself
+  may be sound; nobody is accused, since the file does not say who changed it.
 """
 
 STEPS: Final[Mapping[str, int]] = {
@@ -83,6 +90,9 @@ _KINDS: Final[Mapping[str, int]] = {
     "never-sent": 1,  # whatever else is wrong with a message says more
     "missing-record": 2,
 }
+_OF_LOGS: Final = 0
+_OF_RUN: Final = 1
+_OF_EVIDENCE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +116,7 @@ class RunFinding:
         kind: one of `RunKind`.
         what: one line of words.
         accused: who did it, sorted: one site where its own signatures or its own log settle that, else one of these,
-            who disagree; empty where nobody can be named.
+            who disagree; empty where nothing says who.
         sides: the two that it is between; the second is empty where it is about one alone.
         step: type of the message or event that it is about.
         round, attempt, session: where; 0, 0 and empty outside rounds.
@@ -128,9 +138,19 @@ class RunFinding:
     claim: Claim | None = field(default=None, repr=False)
 
     @property
+    def is_of_evidence(self) -> bool:
+        """Whether it is about what is kept beside a log, and not about what logs say."""
+        return self.kind.startswith("evidence-")
+
+    @property
     def order(self) -> tuple[int, ...]:
-        """The first divergence has the least: logs that fail by themselves, then round, attempt, step and record."""
-        alone = self.kind not in ("unverified-log", "forked-log")
+        """The first divergence has the least: logs that fail by themselves, then round, attempt, step and record.
+
+        Evidence that is lost comes last: it changes nothing of what the logs say.
+        """
+        alone = _OF_LOGS if self.kind in ("unverified-log", "forked-log") else _OF_RUN
+        if self.is_of_evidence:
+            alone = _OF_EVIDENCE
         at = min((mark.index for mark in self.records), default=0)
         return alone, self.round, self.attempt, STEPS.get(self.step, len(STEPS)), _KINDS.get(self.kind, 0), at
 

@@ -102,6 +102,8 @@ class Statement:
             members from ``MaskedInput`` on. Empty where it is bound to nothing.
         valid: whether the signature is the sender's over these bytes, as a message of this type.
         said: what it says, of the types that are looked into.
+        size: bytes of it that a record counts: the signed bytes and the signature.
+        has_vectors: whether vectors travel beside it, which a record counts as well.
         data: the message as it was kept.
     """
 
@@ -112,6 +114,8 @@ class Statement:
     context: str
     valid: bool
     said: Said | None = None
+    size: int = 0
+    has_vectors: bool = False
     data: bytes = field(default=b"", repr=False)
 
 

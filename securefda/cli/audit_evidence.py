@@ -36,15 +36,19 @@ class Judged:
     why_not: str
 
 
-def write_evidence(file: Path, found: ReconciledRun) -> bool:
+def write_evidence(file: Path, runs: Sequence[ReconciledRun]) -> bool:
     """Write the claims that signed messages prove; returns False, and writes nothing, where there are none.
 
     Raises:
-        ConfigError: ``--evidence``: there is such a file, or it cannot be written.
+        ConfigError: ``--evidence``: there is such a file, or it cannot be written; there are claims of several runs.
     """
-    exhibits = exhibits_of(found.outcome.findings)
-    if not exhibits:
+    proved = [(one, exhibits) for one in runs if (exhibits := exhibits_of(one.outcome.findings))]
+    if not proved:
         return False
+    if len(proved) > 1:
+        ids = ", ".join(one.members.run for one, _ in proved)
+        raise ConfigError("--evidence", f"is a file of one run, and there are claims of {ids}", hint="name one: --run")
+    found, exhibits = proved[0]
     members = found.members
     data = Evidence(members.federation, members.run, found.roster.canonical_bytes(), exhibits).to_bytes()
     try:

@@ -26,7 +26,9 @@ _Evidence = Annotated[
 def reconcile(
     folder: _Folder,
     *,
-    run: Annotated[str, typer.Option("--run", metavar="RUN", help="Which run, where there are logs of several.")] = "",
+    run: Annotated[
+        str, typer.Option("--run", metavar="RUN", help="Only this run; default: every run that has a log there.")
+    ] = "",
     roster: _Roster = None,
     evidence: _Evidence = None,
     everything: Annotated[
@@ -39,16 +41,19 @@ def reconcile(
     A site is accused alone where its own signatures or its own log settle it. What one site says of another is a
     disagreement of the two.
 
-    Every log is verified first, also with the checkpoints that other sites hold of it. With fewer logs than sites, what
-    could not be checked is said.
+    Every log is verified first, also with the checkpoints that other sites hold of it, and the messages that are kept
+    beside it are compared with its records. With fewer logs than sites, what could not be checked is said.
+
+    All runs below DIR are listed together, with what left each site in each. Runs and rounds that took something from a
+    source and brought it no result are a finding where there are more of them than a crash explains.
     """
     from securefda.cli.audit_evidence import require_new, write_evidence
     from securefda.cli.audit_reconcile_output import print_reconciled
-    from securefda.cli.audit_run import reconcile_folder
+    from securefda.cli.audit_run import reconcile_runs
 
     require_new(evidence)
-    found = reconcile_folder(folder, run, roster)
-    written = evidence if evidence is not None and write_evidence(evidence, found) else None
+    found = reconcile_runs(folder, run, roster)
+    written = evidence if evidence is not None and write_evidence(evidence, found.runs) else None
     _leave(print_reconciled(output, found, written, everything=everything))
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from securefda.audit.kept_check import KeptVerdict
 from securefda.audit.reconcile import PartyLog
 from securefda.audit.run_findings import RunFinding
-from securefda.cli.audit_run import ReconciledRun
+from securefda.cli.audit_history import error_of, history_json, history_text
+from securefda.cli.audit_kept import EvidenceLost
+from securefda.cli.audit_run import ReconciledRun, ReconciledRuns
 from securefda.cli.output import Format, aligned, print_error, print_result, printable
 from securefda.errors import ExitCode, SecureFdaError
 
 _SHOWS = (
     "Shown, where nothing is found: what one site says it sent, another says it received; all were shown the same; no "
-    "source released twice in a round; no sum opened over fewer than the headers allow. Not shown: that sites which "
-    "lie alike wrote down what happened."
+    "source released twice in a round; no sum opened over fewer than the headers allow; the messages kept as evidence "
+    "are those that the records name. Not shown: that sites which lie alike wrote down what happened."
 )
 
 
@@ -26,43 +29,79 @@ class Contradiction(SecureFdaError):
     exit_code = ExitCode.AUDIT
 
 
-def print_reconciled(output: Format, found: ReconciledRun, evidence: Path | None, *, everything: bool) -> int:
+def print_reconciled(output: Format, found: ReconciledRuns, evidence: Path | None, *, everything: bool) -> int:
     """Print what came out, and return the exit code."""
-    findings = found.outcome.findings
-    shown = findings if everything else findings[:1]
-    data = _json(found, shown, evidence)
-    text = "\n\n".join(_parts(found, shown, evidence))
-    if not findings:
-        print_result(output, data, text)
+    runs = [(run, run.outcome.findings if everything else run.outcome.findings[:1]) for run in found.runs]
+    parts = [_json(run, shown, evidence) for run, shown in runs]
+    data = (parts[0] if len(parts) == 1 else _json_of_several(parts)) | history_json(found.history)
+    error = _error(found, evidence, everything=everything)
+    if len(runs) == 1:
+        text = [*_parts(*runs[0]), *history_text(found.history)]
+    else:
+        text = [*history_text(found.history), *_parts_of_several(runs)]
+    if evidence is not None:
+        text.append(f"evidence: {evidence}; securefda audit verify-evidence {evidence} --roster FILE checks it")
+    text.append(_SHOWS)
+    if error is None:
+        print_result(output, data, "\n\n".join(text))
         return 0
     if output is Format.TXT:
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write("\n\n".join(text) + "\n")
         sys.stdout.flush()
-    more = f"; {len(findings) - 1} more findings" if len(findings) > 1 else ""
-    error = Contradiction(f"{findings[0].kind}: {findings[0].what}{more}", hint=_hint(found, evidence, everything))
     return print_error(error, as_json=output is Format.JSON, data=data)
 
 
-def _hint(found: ReconciledRun, evidence: Path | None, everything: bool) -> str:
-    proved = any(one.claim is not None for one in found.outcome.findings)
-    hints = [] if everything or len(found.outcome.findings) == 1 else ["--all lists all of them"]
+def _parts_of_several(runs: Sequence[tuple[ReconciledRun, tuple[RunFinding, ...]]]) -> Iterator[str]:
+    """Of many runs only those with a finding are written out."""
+    for run, shown in runs:
+        if shown:
+            yield from _parts(run, shown)
+    sound = sum(not shown for _, shown in runs)
+    if sound:
+        yield f"{sound} of {len(runs)} runs without a finding of their own; --run RUN says what was checked in one"
+
+
+def _json_of_several(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of several runs, each in the order in which they began."""
+    return {
+        "federation": parts[0]["federation"],
+        "target": parts[0]["target"],
+        "reconciled": parts,
+        "findings_total": sum(part["findings_total"] for part in parts),
+    }
+
+
+def _error(found: ReconciledRuns, evidence: Path | None, *, everything: bool) -> SecureFdaError | None:
+    """What the logs contradict each other in comes first, then lost evidence, then the conduct over all runs."""
+    findings = [one for run in found.runs for one in run.outcome.findings]
+    findings.sort(key=lambda one: one.is_of_evidence)
+    if not findings:
+        return error_of(found.history)
+    others = len(findings) - 1 + len(found.history.findings)
+    more = f"; {others} more findings" if others else ""
+    of = EvidenceLost if findings[0].is_of_evidence else Contradiction
+    hint = _hint(findings, len(found.runs), evidence, everything=everything)
+    return of(f"{findings[0].kind}: {findings[0].what}{more}", hint=hint)
+
+
+def _hint(findings: Sequence[RunFinding], runs: int, evidence: Path | None, *, everything: bool) -> str:
+    proved = any(one.claim is not None for one in findings)
+    hints = [] if everything or len(findings) <= runs else ["--all lists all of them"]
     if proved and evidence is None:
         hints.append("--evidence FILE writes the signed messages that prove it")
     return "; ".join([*hints, "keep the logs as they are"])
 
 
-def _parts(found: ReconciledRun, shown: tuple[RunFinding, ...], evidence: Path | None) -> Iterator[str]:
+def _parts(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> Iterator[str]:
     yield aligned([(key, printable(value)) for key, value in _head(found)])
-    head = ("log of", "records", "covered", "cosigned by", "by itself")
+    head = ("log of", "records", "covered", "cosigned by", "by itself", "kept messages")
     yield aligned([head, *map(_log_row, found.logs)])
     yield aligned([("checked", "how many"), *((name, str(count)) for name, count in found.outcome.counts.items())])
     if found.outcome.notices:
         yield "\n".join(f"note: {printable(notice)}" for notice in _gathered(found))
     for place, finding in enumerate(shown):
-        yield _finding_text(finding, "first divergence" if place == 0 else "divergence")
-    if evidence is not None:
-        yield f"evidence: {evidence}; securefda audit verify-evidence {evidence} --roster FILE checks it"
-    yield _SHOWS
+        title = "divergence" if not finding.is_of_evidence else "evidence"
+        yield _finding_text(finding, f"first {title}" if place == 0 and title == "divergence" else title)
 
 
 def _head(found: ReconciledRun) -> Iterator[tuple[str, str]]:
@@ -85,7 +124,13 @@ def _log_row(log: PartyLog) -> tuple[str, ...]:
     found = log.verification
     state = "as signed" if found.finding is None else f"{found.finding.kind} at record {found.finding.index}"
     witnesses = ", ".join(found.witnesses) or "nobody"
-    return log.party, str(found.size), str(found.covered), witnesses, state
+    return log.party, str(found.size), str(found.covered), witnesses, state, _kept(log.kept)
+
+
+def _kept(kept: KeptVerdict) -> str:
+    if not kept.judged:
+        return "not compared"
+    return f"{kept.messages}, {f'{len(kept.findings)} findings' if kept.findings else 'as recorded'}"
 
 
 def _finding_text(one: RunFinding, title: str) -> str:
@@ -105,6 +150,8 @@ def _where(one: RunFinding) -> str:
 
 
 def _accused(one: RunFinding) -> str:
+    if one.is_of_evidence:
+        return f"nobody: who changed what {one.sides[0]} has kept, nothing says"
     if one.claim is not None:
         return f"{one.accused[0]}, by its own signature"
     if not one.accused:
@@ -141,6 +188,11 @@ def _log_json(log: PartyLog) -> dict[str, Any]:
         "root": found.root.hex(),
         "cosigned_by": list(found.witnesses),
         "finding": None if found.finding is None else {"kind": found.finding.kind, "index": found.finding.index},
+        "kept_messages": {
+            "judged": log.kept.judged,
+            "messages": log.kept.messages,
+            "findings": len(log.kept.findings),
+        },
     }
 
 

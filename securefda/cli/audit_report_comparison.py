@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from securefda.audit.findings import Verification
+from securefda.audit.kept_check import KeptVerdict
 from securefda.cli.audit_report_words import count_of, names
 from securefda.errors import SecureFdaError
 
@@ -31,7 +32,8 @@ class Comparison:
         total: how many there are.
         checked: what was compared, and how much of it.
         notices: what is odd, or could not be compared, and why; one line each.
-        verified: folder -> what its log is worth, held against the checkpoints that the others have of it too.
+        verified: folder -> what its log is worth, held against the checkpoints that the others have of it too, and
+            the messages beside it.
     """
 
     done: bool
@@ -39,7 +41,7 @@ class Comparison:
     total: int = 0
     checked: tuple[tuple[str, str], ...] = ()
     notices: tuple[str, ...] = ()
-    verified: Mapping[Path, Verification] | None = None
+    verified: Mapping[Path, tuple[Verification, KeptVerdict]] | None = None
 
 
 def compare(root: Path, run: str, roster: Path | None) -> Comparison:
@@ -50,7 +52,7 @@ def compare(root: Path, run: str, roster: Path | None) -> Comparison:
         found = reconcile_folder(root, run, roster)
     except SecureFdaError as error:
         return Comparison(done=False, notices=(f"{error}.",))
-    findings = [one for one in found.outcome.findings if not _is_of_log(one, found.logs)]
+    findings = [one for one in found.outcome.findings if not one.is_of_evidence and not _is_of_log(one, found.logs)]
     notices = _together(found)
     if len(found.logs) < 2:
         notices.insert(0, "There is one log here only, and nothing to hold it against.")
@@ -60,7 +62,7 @@ def compare(root: Path, run: str, roster: Path | None) -> Comparison:
         total=len(findings),
         checked=tuple((name, f"{count:,}") for name, count in found.outcome.counts.items()),
         notices=_bounded(notices, "line"),
-        verified={Path(log.folder): log.verification for log in found.logs},
+        verified={Path(log.folder): (log.verification, log.kept) for log in found.logs},
     )
 
 
@@ -84,7 +86,10 @@ def _finding_text(one: RunFinding) -> str:
 
 def _together(found: ReconciledRun) -> list[str]:
     """Notices that the page has not said elsewhere; what is said alike of several sites is one line."""
-    said = {*found.keys.warnings, *(f"{log.party}: {note}" for log in found.logs for note in log.verification.notes)}
+    said = {
+        *found.keys.warnings,
+        *(f"{log.party}: {note}" for log in found.logs for note in (*log.verification.notes, *log.kept.notes)),
+    }
     sites: dict[str, list[str]] = {}
     for notice in found.outcome.notices:
         if notice not in said:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from securefda.audit.reading import NoLog, looks_like_log
+from securefda.cli.audit_history import error_of, history_json
+from securefda.cli.audit_kept import EvidenceLost
 from securefda.cli.audit_report_page import render_page
 from securefda.cli.audit_report_sources import LogState, Sources, read_sources
 from securefda.cli.audit_report_words import count_of, verification_text
@@ -70,14 +72,20 @@ def print_written(output: Format, written: Written) -> int:
         "missing": list(sources.missing),
         "compared": comparison.done,
         "findings": list(comparison.findings),
-    }
+    } | history_json(sources.history)
+    lost = [f"evidence beside the log of {log.party}: {one}" for log in sources.logs for one in log.kept.findings]
     wrong = [*_wrong_logs(sources), *comparison.findings[:1]]
-    if not wrong:
+    conduct = error_of(sources.history)
+    if not wrong and not lost and conduct is not None:
+        conduct.hint = f"{written.page} was written and says what is wrong"
+        return print_error(conduct, as_json=output is Format.JSON, data=data)
+    if not wrong and not lost:
         print_result(output, data, f"{written.page}\n{_summary(sources)}")
         return 0
-    others = len(_wrong_logs(sources)) + comparison.total - 1
+    others = len(_wrong_logs(sources)) + comparison.total + len(lost) + len(sources.history.findings) - 1
     more = f"; {count_of(others, 'more finding')}" if others else ""
-    error = AuditPageFinding(f"{wrong[0]}{more}", hint=f"{written.page} was written and says what is wrong")
+    of = AuditPageFinding if wrong else EvidenceLost
+    error = of(f"{[*wrong, *lost][0]}{more}", hint=f"{written.page} was written and says what is wrong")
     return print_error(error, as_json=output is Format.JSON, data=data)
 
 
@@ -104,6 +112,11 @@ def _log_data(log: LogState) -> dict[str, Any]:
         "covered": found.covered if found else 0,
         "root": found.root.hex() if found else "",
         "witnesses": list(found.witnesses) if found else [],
+        "kept_messages": {
+            "judged": log.kept.judged,
+            "messages": log.kept.messages,
+            "findings": [{"kind": one.kind, "index": one.index, "what": one.what} for one in log.kept.findings],
+        },
     }
 
 

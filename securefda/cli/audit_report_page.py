@@ -10,6 +10,7 @@ from typing import Final
 from securefda import __version__
 from securefda.audit.disclosures import PartyTables
 from securefda.audit.overview import all_flows, unreported
+from securefda.audit.run_history import MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY
 from securefda.cli.audit_report_charts import (
     bytes_chart,
     energy_table,
@@ -20,6 +21,7 @@ from securefda.cli.audit_report_charts import (
 )
 from securefda.cli.audit_report_comparison import Comparison
 from securefda.cli.audit_report_sections import (
+    MOST_LINES,
     bytes_table,
     flows_table,
     incidents_table,
@@ -28,6 +30,7 @@ from securefda.cli.audit_report_sections import (
     matrix_table,
     policies,
     rounds_table,
+    runs_table,
     shows_target,
     shows_update,
     sites_table,
@@ -78,6 +81,8 @@ def render_page(sources: Sources, made: datetime) -> str:
         tiles=_tiles(sources),
         warnings=[f"{line[:1].upper()}{line[1:]}." for line in sources.keys.warnings],
         sites=sites_table(sources),
+        runs=runs_table(sources),
+        limits=(MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY),
         policies=words,
         unexplained=unexplained,
         matrix=matrix_table(sources),
@@ -104,7 +109,9 @@ def render_page(sources: Sources, made: datetime) -> str:
 def verdicts(sources: Sources) -> Iterator[Said]:
     """What the page comes to, one sentence or two each."""
     yield _about_logs(sources)
+    yield from _about_evidence(sources)
     yield _about_comparison(sources.comparison)
+    yield from _about_runs(sources)
     yield _about_updates(sources)
     yield from _about_target(sources)
     yield _about_incidents(sources)
@@ -132,6 +139,18 @@ def _about_logs(sources: Sources) -> Said:
     return Said(" ".join(parts), bool(bad or sources.unreadable or sources.missing or alone))
 
 
+def _about_evidence(sources: Sources) -> Iterator[Said]:
+    """Of messages that are kept beside the logs, where they are not what the records say."""
+    lost = {log.party: len(log.kept.findings) for log in sources.logs if log.kept.findings}
+    if lost:
+        text = (
+            f"Evidence is lost: of the signed messages that {names(sorted(lost))} kept, "
+            f"{count_of(sum(lost.values()), 'message is', 'messages are')} not what the records say, see Verification. "
+            "That takes nothing from the logs; it takes the proof that a third person could have checked."
+        )
+        yield Said(text, care=True)
+
+
 def _verify(count: int) -> str:
     if count == 1:
         return "verifies: its records up to the newest checkpoint are those that its site signed"
@@ -148,6 +167,12 @@ def _about_comparison(comparison: Comparison) -> Said:
     if comparison.notices:
         return Said("Held against each other, the logs agree; not all could be judged, see Verification.", care=True)
     return Said("Held against each other, the logs agree.", care=False)
+
+
+def _about_runs(sources: Sources) -> Iterator[Said]:
+    """What all runs together say of the target's conduct."""
+    for found in sources.history.findings[:MOST_LINES]:
+        yield Said(f"{found.what[:1].upper()}{found.what[1:]}.", care=True)
 
 
 def _about_updates(sources: Sources) -> Said:

@@ -13,6 +13,7 @@ from securefda.cli.audit_report_words import (
     arrival_text,
     cell_text,
     count_of,
+    ending_text,
     event_text,
     incident_kind,
     incident_rounds,
@@ -39,6 +40,7 @@ MOST_LINES: Final = 12
 MOST_MOMENTS: Final = 240
 MOST_INCIDENTS: Final = 120
 MOST_COPIES: Final = 40
+MOST_RUNS: Final = 120
 MOST_EXPLAINED: Final = 24
 _TEXT, _NUMBER = "text", "number"
 _GRAVITY: Final = ("alarm", "aborted", "refused", "refusal-sent", "refusal-received", "abort-sent", "abort-received")
@@ -90,6 +92,30 @@ class PolicyWords:
     sites: tuple[str, ...]
     summary: str
     parts: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def runs_table(sources: Sources) -> Table:
+    """All runs of which there is a log, and what left each site in them."""
+    rows = [
+        _row(
+            one.run,
+            one.party,
+            time_text(one.began) if one.began else "–",
+            Cell.of(ending_text(one), care=one.ended in ("failed", "no end")),
+            f"{one.headers:,}",
+            f"{one.finished:,}",
+            Cell.of(f"{one.lost:,}", care=one.lost > 0),
+            Cell.of(*(map(str, one.left)), *([one.problem] if one.problem else [])) if one.left else "nothing",
+        )
+        for one in sources.history.runs[:MOST_RUNS]
+    ]
+    numbers = (("headers accepted", _NUMBER), ("rounds finished", _NUMBER), ("rounds lost", _NUMBER))
+    columns = (*_columns("run", "site", "began, UTC", "ended how"), *numbers, ("what left this site", _TEXT))
+    left = len(sources.history.runs) - len(rows)
+    note = f"{count_of(left, 'more row')} are not listed." if left else ""
+    return Table(
+        "runs", "Every run of which a log is here, as each site's own log tells it", columns, tuple(rows), note
+    )
 
 
 def sites_table(sources: Sources) -> Table:
@@ -293,12 +319,19 @@ def _log_row(log: LogState) -> tuple[Cell, ...]:
     found = log.verification
     if found is None:
         return _row(log.party, Cell.of(log.problem, care=True), "–", "–", "–", "–", log.folder)
-    lines = [verification_text(found), *([log.problem] if log.problem else []), *found.notes]
+    lost = [Line(str(one), care=True) for one in log.kept.findings[:MOST_LINES]]
+    if len(log.kept.findings) > MOST_LINES:
+        lost.append(
+            Line(f"and {len(log.kept.findings) - MOST_LINES} more: securefda audit verify lists them", care=True)
+        )
+    lines = [verification_text(found), *([log.problem] if log.problem else []), *found.notes, *log.kept.notes]
+    if log.kept.judged and not lost:
+        lines.append(f"{count_of(log.kept.messages, 'message')} kept as evidence, as recorded")
     if log.is_copy:
         lines.append("another copy of this log counts in the tables")
     return _row(
         log.party,
-        Cell.of(*lines, care=not log.is_sound),
+        Cell((*(Line(line, not log.is_sound) for line in lines), *lost)),
         f"{found.size:,}",
         f"{found.covered:,}",
         found.root.hex() or "–",

@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Final
 
 from securefda.audit.disclosures import PartyTables
 from securefda.audit.findings import Verification
+from securefda.audit.kept_check import NOT_JUDGED, KeptVerdict
 from securefda.audit.names import LogName
 from securefda.audit.party_tables import read_party
 from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
 from securefda.audit.records import Record
+from securefda.audit.run_history import History
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
+from securefda.cli.audit_history import read_history
+from securefda.cli.audit_kept import kept_verdict
 from securefda.cli.audit_keys import Keys, keys_of, roster_named
 from securefda.cli.audit_progress import verification_progress
 from securefda.cli.audit_report_comparison import Comparison, compare
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.transport.statements import StatementReader
 
 if TYPE_CHECKING:
     from securefda.policy import SourcePolicy
@@ -56,6 +61,7 @@ class LogState:
         problem: one line; also of a log of another roster. Empty where there is none.
         tables: of the records that the verification vouches for; empty of a second copy of a log.
         policy: what is known of the party's policy.
+        kept: what comparing its records with the messages beside it said.
         is_copy: whether the tables are of another copy of this log.
     """
 
@@ -65,6 +71,7 @@ class LogState:
     problem: str
     tables: PartyTables
     policy: PolicyFound = PolicyFound()
+    kept: KeptVerdict = NOT_JUDGED
     is_copy: bool = False
 
     @property
@@ -84,6 +91,7 @@ class Sources:
         logs: of the run, in roster order.
         unreadable: folder below ``root`` -> why it is no log that can be read.
         comparison: of the logs with each other.
+        history: all runs of which there is a log below ``root``.
         record: the target's run folder; None where ``root`` is none, or one of another run.
         record_problem: why not, where it looks like one; one line.
     """
@@ -94,6 +102,7 @@ class Sources:
     logs: tuple[LogState, ...]
     unreadable: Mapping[str, str]
     comparison: Comparison
+    history: History
     record: RunRecord | None
     record_problem: str
 
@@ -135,8 +144,10 @@ def read_sources(root: Path, run: str = "", roster: Path | None = None) -> Sourc
     states = [_state(root, log, keys, comparison.verified or {}) for log in logs]
     order = {site: place for place, site in enumerate(keys.roles)}
     marked = _mark_copies(sorted(states, key=lambda state: (order.get(state.party, len(order)), state.folder)))
+    known = {root / state.folder: state.verification for state in states if state.verification is not None}
+    history = read_history(found, keys, known)
     record, problem = _run_record(root, run)
-    return Sources(root, run, keys, tuple(marked), unreadable, comparison, record, problem)
+    return Sources(root, run, keys, tuple(marked), unreadable, comparison, history, record, problem)
 
 
 def _open_all(root: Path) -> tuple[list[LogFolder], dict[str, str]]:
@@ -174,20 +185,24 @@ def _the_keys(logs: Sequence[LogFolder], roster: Path | None) -> Keys:
     return min(candidates, key=lambda keys: _TRUST[keys.where_from])
 
 
-def _state(root: Path, log: LogFolder, keys: Keys, verified: Mapping[Path, Verification]) -> LogState:
+def _state(
+    root: Path, log: LogFolder, keys: Keys, verified: Mapping[Path, tuple[Verification, KeptVerdict]]
+) -> LogState:
     folder, nothing = _below(root, log.folder), read_party(log.party, ())
     if log.party not in keys.public:
         return LogState(folder, log.party, None, f"{log.party} is no site of the roster", nothing)
     live = being_written(log.folder)
-    verification = None if live else verified.get(log.folder)
-    if verification is None:
+    if log.folder in verified and not live:
+        verification, kept = verified[log.folder]
+    else:
         verification = _verify(log, keys, live=live)
+        kept = kept_verdict(log, verification, StatementReader(keys.roster), live=live)
     problem = keys.disagreement(roster_named(log)) or ""
     try:
         tables = read_party(log.party, _vouched_for(log, verification))
     except AuditError as error:
         return LogState(folder, log.party, verification, problem or error.what, nothing)
-    return LogState(folder, log.party, verification, problem, tables, _policy(log.folder, tables))
+    return LogState(folder, log.party, verification, problem, tables, _policy(log.folder, tables), kept)
 
 
 def _verify(log: LogFolder, keys: Keys, *, live: bool) -> Verification:

@@ -9,6 +9,7 @@ from typing import Final
 from securefda.audit.disclosures import Arrival, Flow, Incident
 from securefda.audit.findings import Verification
 from securefda.audit.overview import Alike, Moment, ranges
+from securefda.audit.run_history import SiteRun
 
 _NAMED_SITES = 8
 _MOST_RANGES = 6
@@ -131,6 +132,12 @@ def updates_text(flows: Iterable[Flow]) -> str:
     }
     parts = [f"{count_of(counts[level], 'update')} {words}" for level, words in said.items() if level in counts]
     return ", ".join(parts)
+
+
+def ending_text(run: SiteRun) -> str:
+    """How a run ended, in words."""
+    unfinished = "; took something and brought no result" if run.is_unfinished else ""
+    return {"no end": "without an end: broken off", "goes on": "goes on"}.get(run.ended, run.ended) + unfinished
 
 
 def incident_kind(kind: str) -> str:

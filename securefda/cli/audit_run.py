@@ -1,19 +1,22 @@
-"""The logs of one run that lie below a folder, verified each by itself and then read together."""
+"""The logs of runs that lie below a folder, verified each by itself and then those of each run read together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from securefda.audit.members import Members
-from securefda.audit.reading import LogFolder, NoLog, find_logs, open_log
+from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
 from securefda.audit.reconcile import PartyLog, reconcile
 from securefda.audit.run_findings import Reconciliation
+from securefda.audit.run_history import History
 from securefda.audit.spending import Charge
 from securefda.audit.spine import Spine, read_spine
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
+from securefda.cli.audit_history import read_history
+from securefda.cli.audit_kept import kept_verdict
 from securefda.cli.audit_keys import Keys, keys_of, roster_named
 from securefda.cli.audit_progress import verification_progress
 from securefda.cli.output import printable
@@ -46,8 +49,21 @@ class ReconciledRun:
     outcome: Reconciliation
 
 
+@dataclass(frozen=True, slots=True)
+class ReconciledRuns:
+    """Every run that was asked for, and all runs of the sites together.
+
+    Attributes:
+        runs: each with its logs read together, in the order in which they began.
+        history: of all logs that were found, also of runs that were not asked for.
+    """
+
+    runs: tuple[ReconciledRun, ...]
+    history: History
+
+
 def reconcile_folder(folder: Path, run: str = "", roster: Path | None = None) -> ReconciledRun:
-    """Find the logs of a run at or below a folder, verify and reconcile them. Nothing is written.
+    """Find the logs of one run at or below a folder, verify and reconcile them. Nothing is written.
 
     Args:
         folder: anything with logs in it: a run folder, or copies that sites have handed in.
@@ -59,15 +75,33 @@ def reconcile_folder(folder: Path, run: str = "", roster: Path | None = None) ->
         ConfigError: there are several runs and none was named; no roster; two logs of one site.
     """
     found, unread = _opened(folder)
-    logs = _of_one_run(found, run)
+    return _reconciled(folder, _of_one_run(found, run), unread, roster)
+
+
+def reconcile_runs(folder: Path, run: str = "", roster: Path | None = None) -> ReconciledRuns:
+    """The same for every run, where none is named; and all runs together in any case. Raises as `reconcile_folder`."""
+    found, unread = _opened(folder)
+    named = [run] if run else sorted({log.run for log in found})
+    each = [_reconciled(folder, _of_one_run(found, one), unread, roster) for one in named]
+    if not each:
+        return ReconciledRuns((_reconciled(folder, [], unread, roster),), History())
+    verified = {Path(log.folder): log.verification for one in each for log in one.logs}
+    history = read_history(found, each[0].keys, verified)
+    began = {one.run: one.began for one in reversed(history.runs)}
+    each.sort(key=lambda one: (began.get(one.members.run, ""), one.members.run))
+    return ReconciledRuns(tuple(each), history)
+
+
+def _reconciled(folder: Path, logs: list[LogFolder], unread: Sequence[str], roster: Path | None) -> ReconciledRun:
     if not logs:
         raise NoLog(folder, "has no log of a run below it", hint="name a run folder, or one with copies of its logs")
     keys, of_run = _roster_of(logs, roster)
     members = Members(keys.federation, logs[0].run, of_run.target.site_id, keys.public, of_run.digest().hex())
     logs = _one_each(logs, members)
-    statements = KeptStatements(StatementReader(of_run), [log.folder for log in logs])
+    reader = StatementReader(of_run)
+    statements = KeptStatements(reader, [log.folder for log in logs])
     spine = read_spine(statements.spine(), members)  # before the logs: what others hold of a log was in it then
-    verified = tuple(_verified(log, members, spine) for log in logs)
+    verified = tuple(_verified(log, members, spine, reader) for log in logs)
     outcome = reconcile(verified, members, spine, statements, accountant)
     more = [*unread, *keys.warnings, *_of_messages(statements)]
     outcome = Reconciliation(outcome.findings, (*more, *outcome.notices), outcome.counts)
@@ -141,8 +175,8 @@ def _roster_of(logs: Sequence[LogFolder], option: Path | None) -> tuple[Keys, Ro
     return keys, earlier
 
 
-def _verified(log: LogFolder, members: Members, spine: Spine) -> PartyLog:
-    known = spine.held_of(log.party, members)
+def _verified(log: LogFolder, members: Members, spine: Spine, reader: StatementReader) -> PartyLog:
+    known, live = spine.held_of(log.party, members), being_written(log.folder)
     with verification_progress(log.party) as progress:
         verification = verify_log(
             log.folder,
@@ -153,7 +187,8 @@ def _verified(log: LogFolder, members: Members, spine: Spine) -> PartyLog:
             progress=progress,
         )
     unsigned = not known and _has_no_checkpoint(log)
-    return PartyLog(log.party, verification, log.records, verification.size, str(log.folder), unsigned)
+    party = PartyLog(log.party, verification, log.records, verification.size, str(log.folder), is_unsigned=unsigned)
+    return replace(party, kept=kept_verdict(log, verification, reader, live=live))
 
 
 def _has_no_checkpoint(log: LogFolder) -> bool:

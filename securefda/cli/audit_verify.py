@@ -11,6 +11,7 @@ from typing import Final
 
 from securefda.audit.facts import RecordError
 from securefda.audit.findings import Verification
+from securefda.audit.kept_check import NOT_JUDGED, KeptVerdict
 from securefda.audit.merkle import ProofError
 from securefda.audit.names import LogName
 from securefda.audit.notes import Checkpoint, Note, NoteError
@@ -18,10 +19,13 @@ from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, being_writ
 from securefda.audit.records import Record
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
+from securefda.cli.audit_kept import EvidenceLost, kept_verdict
 from securefda.cli.audit_keys import Keys, keys_of, roster_named
 from securefda.cli.audit_progress import verification_progress
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.federation.files import read_file
+from securefda.secagg.roster import Roster
+from securefda.transport.statements import StatementReader
 
 _RUN: Final = re.compile(r"[0-9a-f]{32}")
 _NOBODY: Final = "no other site has cosigned the newest checkpoint: whoever has the log's key could have made it"
@@ -83,6 +87,7 @@ class Checked:
         fault: what is wrong; None where nothing is.
         note: the newest checkpoint; None where there is none.
         inclusion: the proof that was asked for, checked; None where none was, or it failed.
+        kept: what comparing its records with the messages beside it said.
         notes: what the reader should know, one line each.
     """
 
@@ -95,6 +100,7 @@ class Checked:
     fault: Fault | None
     note: Note | None
     inclusion: Inclusion | None
+    kept: KeptVerdict
     notes: tuple[str, ...]
 
 
@@ -156,8 +162,17 @@ def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], questi
         found = _verified(log, keys, name, known, demanded)
         fault = _fault(log, keys, found)
     inclusion, fault = _proved(log, found, fault, question.record)
-    notes = (*_about(log, live, found), *keys.warnings, *found.notes)
-    return Checked(log, keys, name, live, demanded, found, fault, _newest(log, found), inclusion, notes)
+    kept = NOT_JUDGED
+    if fault is None or fault.kind != "wrong-roster":
+        kept = kept_verdict(log, found, StatementReader(_roster_of_run(log, keys)), live=live)
+    notes = (*_about(log, live, found), *keys.warnings, *found.notes, *kept.notes)
+    return Checked(log, keys, name, live, demanded, found, fault, _newest(log, found), inclusion, kept, notes)
+
+
+def _roster_of_run(log: LogFolder, keys: Keys) -> Roster:
+    """The roster that the messages of the run were signed under: an earlier one where the run began under that."""
+    earlier = keys.earlier
+    return earlier if earlier is not None and roster_named(log) == earlier.digest().hex() else keys.roster
 
 
 def _verified(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], demanded: int) -> Verification:
@@ -232,15 +247,21 @@ def _about(log: LogFolder, live: bool, found: Verification) -> list[str]:
     return notes
 
 
-def error_of(checked: Sequence[Checked]) -> AuditFinding | None:
-    """The error with which the command ends; None where nothing is wrong."""
+def error_of(checked: Sequence[Checked]) -> AuditFinding | EvidenceLost | None:
+    """The error with which the command ends, of a log before that of evidence; None where nothing is wrong."""
     faulty = [one for one in checked if one.fault is not None]
-    if not faulty:
+    if faulty:
+        more = f"; {len(faulty) - 1} more of {len(checked)} logs are not what they should be" if len(faulty) > 1 else ""
+        return AuditFinding(f"audit log {faulty[0].log.folder}: {faulty[0].fault}{more}", hint=_hint(faulty[0].fault))
+    lost = [(one.log.folder, finding) for one in checked for finding in one.kept.findings]
+    if not lost:
         return None
-    more = f"; {len(faulty) - 1} more of {len(checked)} logs are not what they should be" if len(faulty) > 1 else ""
-    return AuditFinding(f"audit log {faulty[0].log.folder}: {faulty[0].fault}{more}", hint=_hint(faulty[0].fault))
+    more = f"; {len(lost) - 1} more messages are not as they were kept" if len(lost) > 1 else ""
+    what = f"the log is what was signed, but not the evidence beside it: {lost[0][1]}{more}"
+    return EvidenceLost(f"audit log {lost[0][0]}: {what}", hint=_EVIDENCE_HINT)
 
 
+_EVIDENCE_HINT: Final = "the log still proves what passed; ask the site at the message's other end for its copy"
 _HINTS: Final[Mapping[str, str]] = {
     "missing-cosignature": "ask the other sites for the checkpoints that they hold: --known FILE; "
     "--witnesses 0 takes the party's word alone",

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from securefda.audit.kept_check import KeptVerdict
 from securefda.audit.reading import Inclusion
 from securefda.cli.audit_verify import Checked, error_of
 from securefda.cli.output import Format, aligned, print_error, print_result, printable
 
+_MOST_LOST = 8
 _PROVES = (
     "Proved of a log without a finding: its records are those that its party signed, in their order, none missing, and "
     "sites that cosigned it were shown no other log of this run. Not proved: that the party wrote down what happened."
@@ -59,6 +61,11 @@ def _json(one: Checked) -> dict[str, Any]:
             "what": fault.what,
             "claim": fault.claim,
         },
+        "kept_messages": {
+            "judged": one.kept.judged,
+            "messages": one.kept.messages,
+            "findings": [{"kind": found.kind, "index": found.index, "what": found.what} for found in one.kept.findings],
+        },
         "notes": list(one.notes),
         "record": None if one.inclusion is None else _inclusion_json(one.inclusion),
     }
@@ -97,8 +104,20 @@ def _rows(one: Checked) -> Iterator[tuple[str, str]]:
         others = len(keys.public) - 1
         names = ", ".join(found.witnesses) or "nobody"
         yield "cosigned by", f"{names} ({len(found.witnesses)} of {others} other sites, {one.needed} needed)"
+    yield from _kept_rows(one.kept)
     for note in one.notes:
         yield "note", note
+
+
+def _kept_rows(kept: KeptVerdict) -> Iterator[tuple[str, str]]:
+    if not kept.judged:
+        yield "kept", "messages were not compared: nothing of the log can be trusted"
+        return
+    lost = len(kept.findings)
+    yield "kept", f"{kept.messages} messages, {'as their records say' if not lost else f'{lost} findings'}"
+    yield from (("evidence", str(found)) for found in kept.findings[:_MOST_LOST])
+    if lost > _MOST_LOST:
+        yield "", f"and {lost - _MOST_LOST} more; --format json lists all of them"
 
 
 def _inclusion_text(inclusion: Inclusion) -> str:

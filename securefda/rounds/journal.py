@@ -176,9 +176,22 @@ class Journal:
         """Keep a signed message beside the log, as evidence. Raises AuditError."""
         self._kept.keep(message)
 
+    def not_kept(self, record: Entry, check: str) -> None:
+        """Write down that no copy of a message is kept, and which check says so. Raises AuditError."""
+        place = {"round": record.round, "attempt": record.attempt, "session": record.session}
+        facts = {"check": check}
+        self.append(
+            Entry("event", "message-not-kept", **place, peer=record.peer, digest=record.digest, facts=facts)  # type: ignore[arg-type]
+        )
+
     def checkpoint(self) -> Note:
-        """Sign the log as it is; its records are on the disk then, the note is once it is saved. Raises AuditError."""
-        return Note.parse(self._open_log.checkpoint(save=False))
+        """Sign the log as it is; its records are on the disk then, with the messages that are kept of them.
+
+        The note is on the disk once it is saved. Raises AuditError.
+        """
+        note = Note.parse(self._open_log.checkpoint(save=False))
+        self._kept.sync()
+        return note
 
     def proof(self, old: int) -> tuple[bytes, ...]:
         """That the log of the last checkpoint begins with its first ``old`` records. Raises AuditError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
+from securefda.audit.kept import MOST_KEPT_BYTES, NOT_KEPT
 from securefda.audit.records import Decision, Disclosure, Entry
 from securefda.errors import FaultyAggregatorError
 from securefda.rounds.journal import Journal, place_of
@@ -15,8 +16,6 @@ from securefda.secagg.messages import (
     Header,
     MaskedInput,
     Refusal,
-    ShareBundle,
-    ShareDelivery,
     Signed,
     Unmask,
     Update,
@@ -28,12 +27,8 @@ from securefda.transport.wire import encode_signed
 
 _RELEASES = (MaskedInput, Update, Unmask)
 """On the disk before the first byte leaves, and with them the events that led there; so are headers with g_T."""
-_NOT_KEPT = (ShareBundle, ShareDelivery, Unmask)
-"""They hold shares; their digests are in the log."""
 _REPEATS = 16
 """The aggregator sends one message to many: of so many different ones it is known that they were kept."""
-MOST_KEPT_BYTES = 8 * 1024 * 1024
-"""Of what one site sends in an attempt; the messages of an honest one with 1000 others take less than a tenth."""
 
 
 class MessageRecorder:
@@ -76,8 +71,8 @@ class MessageRecorder:
         self._unforced = self._unforced or (sent and _is_release(message.body))
         self._journal.append(entry, durable=self._unforced and not more)
         self._unforced = self._unforced and more
-        if self._is_kept(sent, peer, message, entry.digest):
-            self._journal.keep(encode_signed(message))
+        if message.type_name not in NOT_KEPT and entry.digest not in self._kept:
+            self._keep(sent, peer, message, entry)
         self._then(direction, peer, message, wire_bytes, more=more)
 
     def _entry(self, sent: bool, peer: int, message: Signed[Body], wire_bytes: int) -> Entry:
@@ -112,22 +107,25 @@ class MessageRecorder:
             return last
         return self._journal.attempt_of(message.envelope.session_id)
 
-    def _is_kept(self, sent: bool, peer: int, message: Signed[Body], digest: str) -> bool:
-        """Whether the message is kept as evidence: it holds no share, and was not kept a moment ago.
+    def _keep(self, sent: bool, peer: int, message: Signed[Body], entry: Entry) -> None:
+        """Keep a message as evidence, or write down why not.
 
-        Of what others send there is a bound for each attempt, so that nobody can fill this site's disk with evidence.
+        What its sender did not sign is evidence against nobody. Of what others send there is a bound for each attempt,
+        so that nobody can fill this site's disk with evidence.
         """
-        if isinstance(message.body, _NOT_KEPT) or digest in self._kept:
-            return False
         if self._attempts != self._journal.attempts:
             self._attempts = self._journal.attempts
             self._kept_bytes.clear()
         if not sent:
+            if message.sender != peer or not message.verify(self._roster.by_index(peer).signing_key):
+                self._journal.not_kept(entry, "SIGNATURE")
+                return
             self._kept_bytes[peer] += len(message.signed_bytes)
             if self._kept_bytes[peer] > MOST_KEPT_BYTES:
-                return False
-        self._kept.append(digest)
-        return True
+                self._journal.not_kept(entry, "BOUND")
+                return
+        self._kept.append(entry.digest)
+        self._journal.keep(encode_signed(message))
 
 
 def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int, peer: int) -> Disclosure | None:

@@ -15,6 +15,7 @@ from securefda.audit.store import AuditError
 from securefda.secagg import messages as m
 from securefda.secagg.roster import Roster
 from securefda.transport import wire
+from securefda.transport.observer import wire_size
 from securefda.transport.wire_encode import BODY_FIELDS
 from securefda.v1 import messages_pb2 as pb
 
@@ -47,6 +48,8 @@ class StatementReader:
             context=envelope.context.hex(),
             valid=known and message.verify(self._roster.by_index(index).signing_key),
             said=self._said(envelope.body),
+            size=wire_size(message, 0),
+            has_vectors=bool(m.vector_digests(envelope.body)),
             data=data,
         )
 

@@ -97,9 +97,9 @@ class Clock:
 class Site:
     """One site's log."""
 
-    def __init__(self, folder: Path, name: str, clock: Clock) -> None:
-        self.name, self.folder = name, folder / RUN
-        self.log = AuditLog.open(folder, LogName("study", name, RUN), KEYS[name], clock)
+    def __init__(self, folder: Path, name: str, clock: Clock, run: str = RUN) -> None:
+        self.name, self.folder = name, folder / run
+        self.log = AuditLog.open(folder, LogName("study", name, run), KEYS[name], clock)
         self.kept = KeptMessages(self.folder)
         (self.folder / "roster.json").write_bytes(ROSTER.canonical_bytes())
         self.known: dict[str, int] = {}
@@ -141,9 +141,12 @@ class Run:
 
     levels: tuple[m.Visibility, ...] = (SUM, COHORT, INDIVIDUAL)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, clock = folder, Clock()
-        self.sites = {site: Site(folder / "sites" / site / "local" / "audit", site, clock) for site in SITES}
+    def __init__(self, folder: Path, run: str = RUN, *, hours: float = 0) -> None:
+        """``hours`` is how much later than others it begins."""
+        self.folder, self.run, clock = folder, run, Clock()
+        clock.now += timedelta(hours=hours)
+        logs = {site: folder / "sites" / site / "local" / "audit" for site in SITES}
+        self.sites = {site: Site(logs[site], site, clock, run) for site in SITES}
         self.target = self.sites[TARGET]
         self.model, self.result, self.note = digest("model 0"), b"", b""
 
@@ -239,7 +242,7 @@ class Run:
 
     def header(self, number: int, attempt: int, level: m.Visibility, **changes: Any) -> m.Signed[m.Header]:
         fields: dict[str, Any] = {
-            "run_id": RUN_ID,
+            "run_id": bytes.fromhex(self.run),
             "round": number,
             "attempt": attempt,
             "levels": (level,) * 3,
@@ -359,9 +362,34 @@ class Run:
         goodbye = sign(TARGET, m.Goodbye(True, len(self.levels), ""))
         for site in SOURCES:
             self.send(Passing(TARGET, site, goodbye))
+        self.close()
+
+    def close(self) -> None:
         for one in self.sites.values():
             one.log.close()
             one.kept.close()
+
+
+class HangsUp(Run):
+    """The target takes the norm rows of round 1, and hangs up."""
+
+    levels = (SUM,)
+
+    def session(self, header: m.Signed[m.Header], place: tuple[int, int, str]) -> None:
+        for site in SOURCES:
+            self.advertise(site, header, place)
+        raise _HungUp
+
+    def write(self) -> Path:
+        try:
+            super().write()
+        except _HungUp:
+            self.close()
+        return self.folder
+
+
+class _HungUp(Exception):
+    pass
 
 
 def folder_of(folder: Path, site: str) -> Path:

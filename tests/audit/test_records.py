@@ -47,6 +47,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "run-ended": {"outcome": "finished", "rounds": 50},
     "restarted": {"lost_bytes": 17},
     "policy-loaded": {"policy": "34" * 32},
+    "message-not-kept": {"check": "SIGNATURE"},
     "refused": {"check": "HEADER_ARCHITECTURE"},
     "release-fuse-burnt": {},
     "survivors-signed": {"survivors": ["site-a", "site-b"]},

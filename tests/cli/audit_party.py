@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from known_sites import known_keys
+from signed_messages import SIZE, kept_form, signed_message
 
+from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
 from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
@@ -19,6 +21,7 @@ from securefda.audit.records import Disclosure, Entry
 from securefda.cli import main
 from securefda.cli.audit_keys import ROSTER_FILE
 from securefda.federation.throwaway import throwaway_roster
+from securefda.secagg.messages import Signed
 from securefda.secagg.roster import Roster
 
 SITES = ("target", "source-1", "source-2", "source-3")
@@ -55,15 +58,23 @@ def ended(rounds: int = 3) -> Entry:
     return Entry("event", "run-ended", facts={"outcome": "finished", "rounds": rounds})
 
 
-def message(number: int, peer: str = "target") -> Entry:
-    """The number-th message, ten in a round: in turn one that is received, and one that is sent and disclosed."""
-    digest = hashlib.sha256(b"%d" % number).hexdigest()
+def signed(number: int, site: str = "source-1", of: Roster | None = None) -> Signed[Any]:
+    """The number-th message: in turn one that the target sends, and one that the site does."""
+    kind = "Header" if number % 2 else "Update" if number % 4 else "MaskedInput"
+    sender = "target" if number % 2 else site
+    index = next(entry.index for entry in (of or roster()).entries if entry.site_id == sender)
+    return signed_message(kind, sender, index, str(number), "ab" * 32, RUN, LOG_KEYS[sender])
+
+
+def message(number: int, peer: str = "target", site: str = "source-1", of: Roster | None = None) -> Entry:
+    """The record of the number-th message, ten in a round: those that the site sends disclose something."""
+    one = signed(number, site, of)
     at: dict[str, Any] = {"round": 1 + number // 10, "attempt": 1, "session": "ab" * 32, "peer": peer}
+    at |= {"bytes": SIZE + number, "digest": one.digest().hex()}
     if number % 2:
-        return Entry("received", "Header", bytes=100 + number, digest=digest, **at)
+        return Entry("received", "Header", **at)
     level = Disclosure("individual", "update", 1) if number % 4 else Disclosure("sum", "update", 3)
-    kind = "Update" if number % 4 else "MaskedInput"
-    return Entry("sent", kind, bytes=100 + number, digest=digest, disclosure=level, **at)
+    return Entry("sent", one.type_name, disclosure=level, **at)
 
 
 @dataclass
@@ -86,12 +97,14 @@ class Party:
 
     def write(self, messages: int = 24, *, end: bool = True, of: Roster | None = None) -> Path:
         """A whole log, with a checkpoint before its last records and at its end that the target cosigned."""
-        with self.open() as log:
+        kept = KeptMessages(self.path)
+        with self.open() as log, closing(kept):
             log.append(began(of))
             for number in range(messages):
                 if number == messages // 2:
                     self.sign(log)
-                log.append(message(number))
+                log.append(message(number, site=self.site, of=of))
+                kept.keep(kept_form(signed(number, self.site, of)))
             if end:
                 log.append(ended())
             self.sign(log)

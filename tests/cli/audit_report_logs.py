@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from known_sites import known_keys, known_roster
+from signed_messages import kept_form, signed_message, size_of
 
+from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
 from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
 from securefda.cli.audit_keys import ROSTER_FILE
 from securefda.policy import NAMED_POLICIES
+from securefda.secagg.messages import vector_digests
 
 RUN = "0123456789abcdef" * 2
 FEDERATION = "hearts"
@@ -72,6 +75,8 @@ class Logs:
             site: AuditLog.open(self.path(site).parent, LogName(FEDERATION, site, RUN), self.keys[site], clock)
             for site in self.sites
         }
+
+        self.kept = {site: KeptMessages(self.path(site)) for site in self.sites}
 
     def path(self, site: str) -> Path:
         return self.folder / "kits" / site / "local" / "audit" / RUN
@@ -134,13 +139,19 @@ class Logs:
         size: int = 200,
         decision: Decision | None = None,
     ) -> None:
-        """In both logs."""
+        """In both logs, and beside both."""
         session = digest("session", number, attempt) if number else ""
         place = (number, attempt if number else 0, session)
-        found = digest(sender, receiver if kind not in ("Header", "Result") else "", kind, *place)
+        nonce = f"{receiver if kind not in ('Header', 'Result') else ''} {place}"
+        # Its headers are of no run, so that nothing is concluded from what they say.
+        one = signed_message(kind, sender, self.sites.index(sender), nonce, session)
+        size = size if vector_digests(one.body) else size_of(one)
+        found = one.digest().hex()
         sent = Entry("sent", kind, *place, receiver, size, found, decision=decision, disclosure=shown)
         self.logs[sender].append(sent)
         self.logs[receiver].append(Entry("received", kind, *place, sender, size, found))
+        for site in (sender, receiver):
+            self.kept[site].keep(kept_form(one))
 
     def witness(self) -> None:
         """Checkpoints of all, those of the sources cosigned by the target, the target's by all sources."""
@@ -159,4 +170,6 @@ class Logs:
         self.witness()
         for log in self.logs.values():
             log.close()
+        for kept in self.kept.values():
+            kept.close()
         return self.folder

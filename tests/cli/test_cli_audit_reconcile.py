@@ -15,7 +15,7 @@ from audit_party import audit, audit_json
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
-from run_builder import ROSTER, RUN, SOURCES, TARGET, Run, folder_of
+from run_builder import ROSTER, RUN, SOURCES, TARGET, HangsUp, Run, folder_of
 from run_lies import A, B, C, Equivocates, Lie, but
 
 from securefda.audit.kept import FILE
@@ -240,16 +240,114 @@ def test_fewer_logs_than_sites_are_read_and_what_is_missing_is_named(
     assert any(notice.startswith(f"{B}: its log is not there") for notice in envelope["data"]["notices"])
 
 
-def test_several_runs_are_told_apart_by_name(honest: Path, roster: Path, capsys: Capture) -> None:
-    other = shutil.copytree(folder_of(honest, A), honest / "other")
-    for name in ("tail", "checkpoint"):
-        (other / name).write_bytes((other / name).read_bytes().replace(RUN.encode(), b"f" * 32))
+def test_every_run_is_read_where_none_is_named(honest: Path, roster: Path, capsys: Capture) -> None:
+    Run(honest, "ee" * 16, hours=-1).write()
 
-    code, _, err = audit(capsys, "reconcile", honest, "--roster", roster)
-    named, _ = audit_json(capsys, "reconcile", honest, "--roster", roster, "--run", RUN[:8])
+    code, every = audit_json(capsys, "reconcile", honest, "--roster", roster)
+    named, one = audit_json(capsys, "reconcile", honest, "--roster", roster, "--run", RUN[:8])
+    unknown, _, err = audit(capsys, "reconcile", honest, "--roster", roster, "--run", "77")
 
-    assert (code, named) == (4, 0)
-    assert "logs of 2 runs" in err
+    assert (code, named, unknown) == (0, 0, 4)
+    assert [part["run"] for part in every["data"]["reconciled"]] == ["ee" * 16, RUN]
+    assert [part["findings_total"] for part in every["data"]["reconciled"]] == [0, 0]
+    assert one["data"]["run"] == RUN
+    assert one["data"]["runs"] == every["data"]["runs"]
+    assert "there are only logs of" in err
+
+
+def test_the_runs_of_all_sites_are_one_table(honest: Path, roster: Path, capsys: Capture) -> None:
+    HangsUp(honest, "ee" * 16, hours=3).write()
+
+    code, out, _ = audit(capsys, "reconcile", honest, "--roster", roster)
+    _, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster)
+
+    rows = {(row["party"], row["run"]): row for row in envelope["data"]["runs"]}
+    first, second = rows[A, RUN], rows[A, "ee" * 16]
+    assert (code, envelope["data"]["conduct"]) == (0, [])
+    assert (first["ended"], first["headers_accepted"], first["rounds_finished"], first["rounds_lost"]) == (
+        "completed",
+        3,
+        3,
+        0,
+    )
+    assert (second["ended"], second["rounds_finished"], second["rounds_lost"]) == ("no end", 0, 1)
+    assert second["unfinished_with_disclosure"]
+    assert second["left"] == [
+        {"what": "charges to the ledger", "to": "", "count": 1},
+        {"what": "norm rows", "to": TARGET, "count": 1},
+    ]
+    assert out.startswith("run ")
+    assert "2 of 2 runs without a finding of their own" in out
+    line = next(line.split() for line in out.splitlines() if line.startswith("ee" * 16 + f"  {A}"))
+    assert " ".join(line[4:]) == f"no end 1 0 1 1 × charges to the ledger, 1 × norm rows to {TARGET}"
+
+
+def test_runs_that_took_and_brought_nothing_are_a_finding_of_conduct(
+    honest: Path, roster: Path, capsys: Capture
+) -> None:
+    for number, hours in (("ee", 3), ("dd", 4)):
+        HangsUp(honest, number * 16, hours=hours).write()
+
+    code, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster)
+    _, out, err = audit(capsys, "reconcile", honest, "--roster", roster, "--run", RUN)
+
+    conduct = envelope["data"]["conduct"]
+    assert (code, envelope["error_code"], envelope["data"]["findings_total"]) == (13, "TargetConduct", 0)
+    assert [(one["kind"], one["source"], one["target"]) for one in conduct] == [
+        ("unfinished-runs", site, TARGET) for site in SOURCES
+    ]
+    assert conduct[0]["runs"] == ["ee" * 16, "dd" * 16]
+    assert {"what": "norm rows", "to": TARGET, "count": 2} in conduct[0]["left"]
+    assert "2 runs of hospital-t took something from hospital-a and brought it no result" in out
+    assert err.startswith("error: unfinished-runs: ")
+
+
+def test_one_sources_own_kit_shows_the_conduct_too(honest: Path, roster: Path, capsys: Capture) -> None:
+    for number, hours in (("ee", 3), ("dd", 4)):
+        HangsUp(honest, number * 16, hours=hours).write()
+
+    code, envelope = audit_json(capsys, "reconcile", honest / "sites" / A, "--roster", roster)
+
+    assert (code, envelope["error_code"]) == (13, "TargetConduct")
+    assert [one["source"] for one in envelope["data"]["conduct"]] == [A]
+
+
+def test_a_run_that_left_no_checkpoint_counts_with_a_word_on_its_worth(
+    honest: Path, roster: Path, capsys: Capture
+) -> None:
+    for number, hours in (("ee", 3), ("dd", 4)):
+        HangsUp(honest, number * 16, hours=hours).write()
+        log = honest / "sites" / A / "local" / "audit" / (number * 16)
+        (log / "checkpoint").unlink()
+        shutil.rmtree(log / "checkpoints")
+
+    code, envelope = audit_json(capsys, "reconcile", honest / "sites" / A, "--roster", roster, "--run", RUN)
+
+    problems = [row["problem"] for row in envelope["data"]["runs"]]
+    assert (code, envelope["error_code"]) == (13, "TargetConduct")
+    assert problems == ["", *["no checkpoint: nothing proves this row"] * 2]
+
+
+def test_a_log_that_fails_counts_up_to_its_fault(honest: Path, roster: Path, capsys: Capture) -> None:
+    tail = folder_of(honest, B) / "tail"
+    tail.write_bytes(tail.read_bytes().replace(b'"type":"Header"', b'"type":"Headex"', 1))
+
+    _, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster)
+
+    rows = {row["party"]: row for row in envelope["data"]["runs"]}
+    assert rows[B]["problem"].startswith("edited at record ")
+    assert (rows[B]["headers_accepted"], rows[A]["problem"]) == (0, "")
+
+
+def test_evidence_is_of_one_run(equivocation: Path, roster: Path, capsys: Capture) -> None:
+    Equivocates(equivocation, "ee" * 16).write()
+    file = equivocation.parent / "evidence.json"
+
+    code, _, err = audit(capsys, "reconcile", equivocation, "--roster", roster, "--evidence", file)
+    named, _, _ = audit(capsys, "reconcile", equivocation, "--roster", roster, "--evidence", file, "--run", RUN)
+
+    assert (code, named) == (4, 13)
+    assert "--evidence: is a file of one run" in err
 
 
 def test_two_logs_of_one_site_are_refused(honest: Path, roster: Path, capsys: Capture) -> None:
@@ -282,6 +380,38 @@ def test_rubbish_among_the_kept_messages_is_said_and_hides_nothing(
 
     assert (code, envelope["data"]["findings"][0]["proved_by"]) == (13, "messages")
     assert any("holds no kept messages" in notice for notice in envelope["data"]["notices"])
+    logs = {log["party"]: log["kept_messages"]["findings"] for log in envelope["data"]["logs"]}
+    assert logs == {A: 2, B: 0, C: 0, TARGET: 0}
+
+
+def test_a_flipped_byte_in_the_evidence_accuses_nobody(honest: Path, roster: Path, capsys: Capture) -> None:
+    kept = folder_of(honest, B) / FILE
+    data = bytearray(kept.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    kept.write_bytes(data)
+
+    code, out, err = audit(capsys, "reconcile", honest, "--roster", roster)
+    _, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster)
+
+    (found,) = envelope["data"]["findings"]
+    (record,) = found["records"]
+    assert (code, envelope["error_code"]) == (13, "EvidenceLost")
+    assert (found["kind"], found["accused"], found["proved_by"]) == ("evidence-damaged", [], None)
+    assert record["party"] == B
+    assert f"record {record['index']} (" in found["what"]
+    assert "has lost its evidence" in found["what"]
+    assert [log["finding"] for log in envelope["data"]["logs"]] == [None] * 4
+    assert f"nobody: who changed what {B} has kept, nothing says" in " ".join(out.split())
+    assert err.startswith("error: evidence-damaged: beside the log of hospital-b: ")
+
+
+def test_lost_evidence_comes_behind_a_divergence(equivocation: Path, roster: Path, capsys: Capture) -> None:
+    (folder_of(equivocation, A) / FILE).unlink()
+
+    code, envelope = audit_json(capsys, "reconcile", equivocation, "--roster", roster, "--all")
+
+    assert (code, envelope["error_code"]) == (13, "Contradiction")
+    assert [found["kind"] for found in envelope["data"]["findings"]] == ["equivocation", "evidence-missing"]
 
 
 def test_an_edited_log_is_found_first(honest: Path, roster: Path, capsys: Capture) -> None:

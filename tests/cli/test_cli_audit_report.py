@@ -11,12 +11,14 @@ import pytest
 from audit_report_logs import RUN, TARGET, Logs
 from audit_report_pages import Page, page_of
 
+from securefda.audit.kept import FILE
 from securefda.audit.records import Decision
 from securefda.cli import main
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
-from run_builder import Run
+from run_builder import RUN as ONE_RUN
+from run_builder import HangsUp, Run, folder_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -144,7 +146,7 @@ def test_alarms_aborts_and_refusals_stand_with_who_blames_whom(tmp_path: Path) -
 
 def test_bytes_are_those_of_each_sites_own_log(tmp_path: Path) -> None:
     page = page_of(Logs(tmp_path / "run").write(1))
-    assert page.row("traffic", "source-1") == ["source-1", "3", "78.9 KiB", "2", "39.4 KiB"]
+    assert page.row("traffic", "source-1") == ["source-1", "3", "78.5 KiB", "2", "39.2 KiB"]
 
 
 def test_one_log_alone_says_what_it_cannot_know(tmp_path: Path) -> None:
@@ -158,6 +160,46 @@ def test_one_log_alone_says_what_it_cannot_know(tmp_path: Path) -> None:
     assert "at which level, only their own logs say" in page.text
     assert "2 × MaskedInput, as only the receiver says" in page.row("matrix", "source-1")[1]
     assert page.row("sites", "source-1")[3:] == ["not here", "not known"]
+
+
+def test_lost_evidence_is_said_apart_from_the_logs(tmp_path: Path, capsys: Capture) -> None:
+    kept = folder_of(Run(tmp_path / "run").write(), "hospital-b") / FILE
+    data = bytearray(kept.read_bytes())
+    data[20] ^= 1
+    kept.write_bytes(data)
+
+    code = main(["audit", "report", str(tmp_path / "run"), "--format", "json"])
+    envelope = json.loads(capsys.readouterr().out)
+    page = page_of(tmp_path / "run", 13)
+
+    (log,) = (log for log in envelope["data"]["logs"] if log["party"] == "hospital-b")
+    assert (code, envelope["error_code"], log["sound"]) == (13, "EvidenceLost", True)
+    assert [lost["kind"] for lost in log["kept_messages"]["findings"]] == ["evidence-damaged"]
+    assert "All 4 logs in this folder verify" in page.text
+    assert "Evidence is lost: of the signed messages that hospital-b kept, 1 message is not" in page.text
+    assert "evidence-damaged: record" in page.row("logs", "hospital-b")[1]
+
+
+def test_the_page_of_one_run_counts_all_runs(tmp_path: Path, capsys: Capture) -> None:
+    folder = Run(tmp_path / "run").write()
+    HangsUp(folder, "ee" * 16, hours=3).write()
+    one = page_of(folder, 0, "--run", ONE_RUN)
+    HangsUp(folder, "dd" * 16, hours=4).write()
+    capsys.readouterr()
+
+    code = main(["audit", "report", str(folder), "--run", ONE_RUN, "--format", "json"])
+    envelope = json.loads(capsys.readouterr().out)
+    two = page_of(folder, 13, "--run", ONE_RUN)
+
+    rows = [row[:2] + row[3:7] for row in one.tables["runs"] if row[1] == "hospital-a"]
+    assert rows == [
+        [ONE_RUN, "hospital-a", "completed", "3", "3", "0"],
+        ["ee" * 16, "hospital-a", "without an end: broken off; took something and brought no result", "1", "0", "1"],
+    ]
+    assert "took something from hospital-a and brought it no result" not in one.text
+    assert (code, envelope["error_code"]) == (13, "TargetConduct")
+    assert [one["source"] for one in envelope["data"]["conduct"]] == ["hospital-a", "hospital-b", "hospital-c"]
+    assert "2 runs of hospital-t took something from hospital-a and brought it no result" in two.text
 
 
 def test_what_stands_behind_a_changed_record_is_not_counted(tmp_path: Path, capsys: Capture) -> None:

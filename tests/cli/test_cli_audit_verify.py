@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from audit_party import LOG_KEYS, RUN, Party, audit, audit_json, began, message, roster
 
+from securefda.audit.kept import FILE
 from securefda.audit.merkle import check_inclusion, leaf_hash
 from securefda.audit.names import LogName
 from securefda.audit.notes import Checkpoint, Note, sign
@@ -22,6 +23,7 @@ from securefda.cli.samples import sample
 from securefda.federation.kit import Kit, load_kit
 
 Capture = pytest.CaptureFixture[str]
+LOST = "has lost its evidence: at byte 0 of messages.bin, what is kept there is not what was signed"
 
 
 @pytest.fixture
@@ -116,9 +118,44 @@ def test_several_logs_are_verified_at_once_and_the_first_bad_one_is_named(tmp_pa
     assert str(logs[1]) in envelope["message"]
 
 
+def flip(log: Path, at: int) -> None:
+    data = bytearray((log / FILE).read_bytes())
+    data[at] ^= 1
+    (log / FILE).write_bytes(data)
+
+
+def test_a_flipped_byte_in_the_evidence_is_told_apart_from_the_log(log: Path, trusted: Path, capsys: Capture) -> None:
+    flip(log, 10)
+
+    code, out, err = audit(capsys, "verify", log, "--roster", trusted)
+    found = one(capsys, log, "--roster", trusted, code=13)
+
+    assert code == 13
+    assert "finding      none" in out
+    assert f"evidence     evidence-damaged: record 1 (MaskedInput sent to target in round 1) {LOST}" in out
+    assert err.startswith(f"error: audit log {log}: the log is what was signed, but not the evidence beside it: ")
+    assert (found["finding"], found["kept_messages"]["messages"]) == (None, 23)
+    assert [(lost["kind"], lost["index"]) for lost in found["kept_messages"]["findings"]] == [("evidence-damaged", 1)]
+
+
+def test_lost_evidence_has_an_error_code_of_its_own_behind_that_of_a_log(
+    log: Path, trusted: Path, capsys: Capture
+) -> None:
+    (log / FILE).unlink()
+    code, envelope = audit_json(capsys, "verify", log, "--roster", trusted)
+    assert (code, envelope["error_code"]) == (13, "EvidenceLost")
+
+    put(log, entries_of(log)[:-1])
+    code, envelope = audit_json(capsys, "verify", log, "--roster", trusted)
+
+    (found,) = envelope["data"]["logs"]
+    assert (code, envelope["error_code"], found["finding"]["kind"]) == (13, "AuditFinding", "truncated")
+    assert [lost["kind"] for lost in found["kept_messages"]["findings"]] == ["evidence-missing"]
+
+
 def test_first_bad_record_is_named_with_what_it_claims_to_be(log: Path, trusted: Path, capsys: Capture) -> None:
     entries = entries_of(log)
-    put(log, [*entries[:17], entries[17].replace(b'"bytes":116', b'"bytes":117'), *entries[18:]])
+    put(log, [*entries[:17], entries[17].replace(b'"bytes":2016', b'"bytes":2017'), *entries[18:]])
 
     code, out, err = audit(capsys, "verify", log, "--roster", trusted)
 

@@ -41,10 +41,19 @@ class Log:
 
     @property
     def entries(self) -> list[Entry]:
+        return [entry for entry in self._all if entry.direction != "event"]
+
+    @property
+    def not_kept(self) -> list[tuple[str, str, str]]:
+        """Peer, digest and check of each message of which the log says that no copy is kept."""
+        events = [entry for entry in self._all if entry.type == "message-not-kept"]
+        return [(entry.peer, entry.digest, str(entry.facts["check"])) for entry in events]
+
+    @property
+    def _all(self) -> list[Entry]:
         if not (self.folder / RUN).exists():
             return []
-        entries = [record.entry for record in open_log(self.folder / RUN).records()]
-        return [entry for entry in entries if entry.direction != "event"]
+        return [record.entry for record in open_log(self.folder / RUN).records()]
 
     @property
     def lines(self) -> list[tuple[str, str, str, int]]:

@@ -26,13 +26,16 @@ from transport_kit import (
     soon,
 )
 
+from securefda.audit.kept import FILE
 from securefda.audit.records import Decision, Disclosure
 from securefda.audit.store import AuditError
 from securefda.errors import FaultyAggregatorError
 from securefda.secagg.messages import (
+    NO_SESSION,
     Advertise,
     Body,
     DeliveredBox,
+    Goodbye,
     MaskedInput,
     Parcel,
     Refusal,
@@ -353,15 +356,51 @@ def test_beyond_a_bound_others_messages_have_a_record_and_no_copy(
 ) -> None:
     monkeypatch.setattr(recorder_module, "MOST_KEPT_BYTES", 300)
     recorder = logs[0].recorder()
-    flood = [note(1, number).message for number in range(20)]
+    flood = [signed(1, Goodbye(True, number, ""), NO_SESSION) for number in range(20)]
     for one in flood:
         recorder(Direction.RECEIVED, 1, one, size_of(one))
+    kept = len(logs[0].kept)
     assert len(logs[0].lines) == 20
-    assert 0 < len(logs[0].kept) < 10
+    assert 0 < kept < 10
+    assert logs[0].not_kept == [("source-1", one.digest().hex(), "BOUND") for one in flood[kept:]]
     logs[0].journal.enter(opening())
     recorder(Direction.RECEIVED, 1, flood[-1], 1)  # another attempt, with room of its own
     recorder(Direction.SENT, 1, note(TARGET, 1).message, 1)
     assert logs[0].kept[-2] == encode_signed(flood[-1])
+    assert len(logs[0].not_kept) == 20 - kept
+
+
+@pytest.mark.parametrize("sender", [1, 2])
+def test_what_its_sender_did_not_sign_is_recorded_and_not_kept(logs: list[Log], sender: int) -> None:
+    recorder, good = logs[0].recorder(), signed(1, Goodbye(True, 1, ""), NO_SESSION)
+    bad = replace(good, signature=bytes(64)) if sender == 1 else signed(2, Goodbye(True, 1, ""), NO_SESSION)
+    recorder(Direction.RECEIVED, 1, bad, size_of(bad))
+
+    assert (logs[0].kept, logs[0].not_kept) == ([], [("source-1", bad.digest().hex(), "SIGNATURE")])
+    recorder(Direction.RECEIVED, 1, good, size_of(good))  # the wrong one does not hide the right one
+    assert logs[0].kept == [encode_signed(good)]
+
+
+def test_messages_are_on_the_disk_before_a_checkpoint_is_shown(
+    logs: list[Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[str] = []
+    fsync = os.fsync
+
+    def watched(file: int) -> None:
+        forced.append(str(Path(f"/proc/self/fd/{file}").readlink()))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    one = opening()
+    logs[0].recorder()(Direction.SENT, 1, one, size_of(one))
+    path = str(logs[0].folder / RUN / FILE)
+    assert path not in forced
+
+    logs[0].journal.checkpoint()
+    logs[0].journal.checkpoint()
+
+    assert forced.count(path) == 1
 
 
 def test_a_message_that_is_sent_twice_has_two_records(logs: list[Log]) -> None:

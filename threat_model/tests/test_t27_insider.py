@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from securefda.audit.findings import Kind, Verification
+from securefda.audit.kept import FILE, read_kept
+from securefda.audit.kept_check import NOT_JUDGED
 from securefda.audit.names import LogName
 from securefda.audit.records import Record
 from securefda.audit.verify import verify_log
 from securefda.cli.audit_run import reconcile_folder
 from securefda.secagg.messages import Checkpoint
+from securefda.transport.statements import StatementReader
 from threat_model.adversaries.log_insider import (
     Change,
     LogInsider,
@@ -145,6 +148,37 @@ def test_another_log_in_its_place_is_none(finished: Stage, staged: MakesStage, s
     finding = verified(finished, SOURCE).finding
     assert finding is not None
     assert finding.kind == kind
+
+
+def destroys_evidence(stage: Stage, site: int) -> None:
+    """The insider changes one byte of a signed copy of a masked input."""
+    file, read = stage.log(site) / FILE, StatementReader(stage.roster).read
+    copy = next(one for one in read_kept(stage.log(site)) if read(one).type == "MaskedInput")
+    kept = file.read_bytes()
+    at = kept.index(copy) + len(copy) // 2
+    file.write_bytes(kept[:at] + bytes([kept[at] ^ 1]) + kept[at + 1 :])
+
+
+@pytest.mark.threat("T27")
+@BOTH
+def test_evidence_that_was_changed_is_found_and_its_record_named(finished: Stage, site: int) -> None:
+    place = release_in(insider(finished, site))
+    destroys_evidence(finished, site)
+    (found,) = reconcile_folder(finished.folder / "logs").outcome.findings
+    assert (found.kind, found.accused) == ("evidence-damaged", ())
+    assert [(mark.party, mark.index) for mark in found.records] == [(site_id_of(site), place)]
+
+
+@pytest.mark.threat("T27")
+@pytest.mark.control
+@BOTH
+def test_evidence_that_is_not_compared_with_records_is_lost_unseen(
+    finished: Stage, monkeypatch: pytest.MonkeyPatch, site: int
+) -> None:
+    destroys_evidence(finished, site)
+    monkeypatch.setattr("securefda.cli.audit_run.kept_verdict", lambda *_, **__: NOT_JUDGED)
+    assert verified(finished, site).finding is None
+    assert reconcile_folder(finished.folder / "logs").outcome.findings == ()
 
 
 # With the key.

@@ -325,7 +325,7 @@ def test_who_did_it_is_proved_to_have_done_it(
     stage = staged(N, recorded=True, **options).play()
     stage.close()
     found = reconcile_folder(stage.folder / "logs")
-    assert write_evidence(tmp_path / "evidence.json", found)
+    assert write_evidence(tmp_path / "evidence.json", [found])
     (tmp_path / "roster.json").write_bytes(ROSTER.canonical_bytes())
 
     evidence, judged = judge_evidence(tmp_path / "evidence.json", tmp_path / "roster.json")

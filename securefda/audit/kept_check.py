@@ -1,0 +1,404 @@
+"""The messages kept beside a log, compared with its records: is the evidence still what the log says that it is?
+
+A log can be sound while its evidence is lost, so this is a verdict of its own. Every record of a message whose type is
+kept has the digest of a copy, unless the log says right behind it that none was kept. The copies stand in the order of
+their records. What a kill or a power cut leaves is no finding: before a restart, or at the end of a log that does not
+say that the run ended, the last records behind the newest checkpoint may lack their copies, and a copy may be torn or
+lack its record. See `kept` for how they are written.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Final, Literal
+
+from securefda.audit.kept import MOST_KEPT_BYTES, NOT_KEPT, Piece, kept_files, read_pieces
+from securefda.audit.records import Entry, Record
+from securefda.audit.statements import HeaderSaid, Statement
+from securefda.audit.store import AuditError
+from securefda.errors import ProtocolError
+
+EvidenceKind = Literal[
+    "evidence-damaged", "evidence-missing", "evidence-differs", "evidence-unrecorded", "evidence-moved"
+]
+"""Kinds of findings.
+
+- evidence-damaged: what is kept in place of a message is no message, or not signed as it says.
+- evidence-missing: a record says that a message passed, and no copy of it is kept.
+- evidence-differs: the record of a kept message names another type, sender, session or number of bytes.
+- evidence-unrecorded: a message, or something else, is kept that no record names.
+- evidence-moved: kept messages do not stand in the order of their records, or one stands there too often.
+"""
+_SIGNATURE_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFinding:
+    """Something that is wrong with the evidence.
+
+    Attributes:
+        kind: one of `EvidenceKind`.
+        what: one line of words: which record, which place in which file, and what is lost.
+        index: the record, 0-based; None where it is about no record.
+        entry: what that record says; None without one.
+    """
+
+    kind: EvidenceKind
+    what: str
+    index: int | None = None
+    entry: Entry | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptVerdict:
+    """What the comparison says.
+
+    Attributes:
+        messages: how many whole messages are kept.
+        findings: by record, those about none behind them.
+        notes: what a crash has left, and what was not kept, one line each.
+        judged: whether it was done; not where nothing of the log can be trusted.
+    """
+
+    messages: int = 0
+    findings: tuple[KeptFinding, ...] = ()
+    notes: tuple[str, ...] = ()
+    judged: bool = True
+
+
+NOT_JUDGED: Final = KeptVerdict(judged=False)
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A kept message: its place, what it says, the run that a header names, and its record once that is known."""
+
+    piece: Piece
+    statement: Statement
+    run: str
+    recorded: bool = False
+    seq: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Damaged:
+    """A stretch of a file that is no signed message: where, how many bytes, and whether it ends the file."""
+
+    place: str
+    size: int
+    is_end: bool
+    is_torn: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    seq: int
+    entry: Entry
+
+
+class _Kept:
+    """The files beside the log, piece by piece."""
+
+    def __init__(self, folder: Path, read: Callable[[bytes], Statement]) -> None:
+        self.pieces: list[_Copy | _Damaged] = []
+        self.by_digest: dict[str, list[_Copy]] = {}
+        self.unreadable: list[str] = []
+        self.files = 0
+        try:
+            files = kept_files(folder)
+        except AuditError as error:
+            files, self.unreadable = [], [str(error)]
+        for path in files:
+            self.files += 1
+            try:
+                for piece in read_pieces(path):
+                    self._take(piece, read)
+            except AuditError as error:
+                self.unreadable.append(str(error))
+
+    @property
+    def copies(self) -> list[_Copy]:
+        """Those that are messages, in the order of the files."""
+        return [one for one in self.pieces if isinstance(one, _Copy)]
+
+    def _take(self, piece: Piece, read: Callable[[bytes], Statement]) -> None:
+        statement = None
+        if piece.message:
+            try:
+                statement = read(piece.message)
+            except ProtocolError:
+                statement = None
+        if statement is None or not statement.valid:
+            is_torn = piece.is_torn or (
+                piece.rest == 0 and not any(piece.message[-_SIGNATURE_BYTES:])
+            )  # zeros that a power cut left
+            size = piece.rest or len(piece.message)
+            self.pieces.append(_Damaged(piece.place, size, piece.rest > 0, is_torn))
+            return
+        run = statement.said.run if isinstance(statement.said, HeaderSaid) else ""
+        copy = _Copy(replace(piece, message=b""), replace(statement, said=None, data=b""), run)
+        self.pieces.append(copy)
+        self.by_digest.setdefault(statement.digest, []).append(copy)
+
+
+class _Log:
+    """What the records say of messages, and where a process may have died."""
+
+    def __init__(self, party: str, records: Iterable[Record], kept: _Kept, judged: float) -> None:
+        self.missing: dict[str, _Missing] = {}
+        self.differing: list[KeptFinding] = []
+        self.not_kept: set[str] = set()
+        self.sessions: set[str] = set()
+        self.restarts: list[int] = []
+        self.checkpoints: list[tuple[int, int]] = []
+        """Place of ``checkpoint-signed``, and how many records it covers."""
+        self.ended = False
+        self.size = 0
+        self._party, self._kept, self._judged = party, kept, judged
+        self._numbers = {digest: number for number, digest in enumerate(kept.by_digest)}
+        self._places: list[array[int]] = [array("q") for _ in self._numbers]
+        self._received: Counter[str] = Counter()
+        for record in records:
+            self.size = record.seq + 1
+            self._see(record)
+
+    def places(self, digest: str) -> array[int]:
+        """Of the records with this digest, of which a copy is kept; rising."""
+        return self._places[self._numbers[digest]]
+
+    def _see(self, record: Record) -> None:
+        entry = record.entry
+        if entry.direction == "event":
+            self._event(record)
+            return
+        if entry.session:
+            self.sessions.add(entry.session)
+        if entry.direction == "received":
+            self._received[entry.peer] += entry.bytes
+        if entry.type in NOT_KEPT:
+            return
+        copies = self._kept.by_digest.get(entry.digest)
+        if copies is None:
+            if record.seq < self._judged:
+                self.missing.setdefault(entry.digest, _Missing(record.seq, entry))
+            return
+        self.places(entry.digest).append(record.seq)
+        for copy in copies:
+            copy.recorded = True
+        if differing := _difference(self._party, entry, copies[0].statement):
+            what = f"{_record(record.seq, entry)} says {differing}; the message that is kept says otherwise"
+            self.differing.append(KeptFinding("evidence-differs", what, record.seq, entry))
+
+    def _event(self, record: Record) -> None:
+        entry = record.entry
+        match entry.type:
+            case "restarted":
+                self.restarts.append(record.seq)
+                self.ended = False
+            case "run-ended":
+                self.ended = True
+            case "checkpoint-signed" if record.seq < self._judged:
+                self.checkpoints.append((record.seq, int(str(entry.facts["size"]))))
+            case "message-not-kept" if self._may_be_left_out(entry):
+                self.not_kept.add(entry.digest)
+
+    def _may_be_left_out(self, entry: Entry) -> bool:
+        missing = self.missing.get(entry.digest)
+        if missing is None or missing.entry.direction != "received" or missing.entry.peer != entry.peer:
+            return False
+        return entry.facts["check"] == "SIGNATURE" or self._received[entry.peer] > MOST_KEPT_BYTES
+
+
+def check_kept(
+    folder: Path,
+    party: str,
+    run: str,
+    records: Iterable[Record],
+    read: Callable[[bytes], Statement],
+    *,
+    is_whole: bool = True,
+    live_size: int | None = None,
+) -> KeptVerdict:
+    """Compare what is kept beside a log with its records, which are read behind it.
+
+    Memory grows with the number of kept messages, by some hundred bytes each.
+
+    Args:
+        folder: the log's.
+        party, run: whose log of which run it is.
+        records: those that the log's verification vouches for, in order.
+        read: makes a statement of a message, or raises ProtocolError where it is none.
+        is_whole: whether these are all records; else what is kept of later ones cannot be judged.
+        live_size: of a log that a process is writing, how many records it had before this; those behind may not have
+            had their copies yet. None of another log.
+    """
+    kept = _Kept(folder, read)
+    log = _Log(party, records, kept, math.inf if live_size is None else live_size)
+    return _Comparison(kept, log, run, is_whole=is_whole, is_live=live_size is not None).verdict()
+
+
+class _Comparison:
+    """Puts copies to records, and judges what is left of either."""
+
+    def __init__(self, kept: _Kept, log: _Log, run: str, *, is_whole: bool, is_live: bool) -> None:
+        self._kept, self._log, self._is_whole = kept, log, is_whole
+        open_end = [log.size] if is_live or (is_whole and not log.ended) else []
+        self._breaks = [*log.restarts, *open_end]
+        """Places in the log behind which a process that died wrote nothing."""
+        self._sessions = log.sessions | {copy.statement.session for copy in kept.copies if copy.run == run}
+        self._run = run
+        self._missing = [one for one in log.missing.values() if one.entry.digest not in log.not_kept]
+        """Records without a copy, rising."""
+        self._blamed: set[int] = set()
+        """Those whose copy was there and is damaged; `_next` is the first of `_missing` behind them."""
+        self._next = 0
+        self._crash: Counter[str] = Counter()
+
+    def verdict(self) -> KeptVerdict:
+        moved = list(self._put_in_order())
+        found = [*self._log.differing, *moved, *self._pieces(), *self._lost()]
+        found.sort(key=lambda one: (math.inf if one.index is None else one.index, one.kind))
+        return KeptVerdict(len(self._kept.copies), tuple(found), tuple(self._notes()))
+
+    def _put_in_order(self) -> Iterator[KeptFinding]:
+        """Each copy belongs to the first record of its digest behind the record of the copy before it."""
+        last, misplaced = -1, []
+        for copy in self._kept.copies:
+            if not copy.recorded:
+                continue
+            places = self._log.places(copy.statement.digest)
+            at = bisect_right(places, last)
+            if at == len(places):
+                misplaced.append(copy)
+            else:
+                last = copy.seq = places[at]
+        if misplaced:
+            first = misplaced[0]
+            index = self._log.places(first.statement.digest)[0]
+            what = (
+                f"{first.piece.place} holds a {first.statement.type} of {first.statement.sender} out of the order of "
+                f"the records, or once too often; its record is {index}. No message is lost by it"
+            )
+            more = f", and so do {len(misplaced) - 1} more" if len(misplaced) > 1 else ""
+            yield KeptFinding("evidence-moved", what + more, index)
+
+    def _pieces(self) -> Iterator[KeptFinding]:
+        """What is kept and is no copy of a record."""
+        for one, (before, after) in zip(self._kept.pieces, self._neighbours(), strict=True):
+            if isinstance(one, _Copy):
+                if not one.recorded and self._is_whole and not self._is_left_by_crash(one, before, after):
+                    yield self._unrecorded(one)
+                continue
+            if one.is_torn and self._has_break(before, after):
+                self._crash["torn"] += 1
+                continue
+            if finding := self._damaged(one, before, after):
+                yield finding
+        for what in self._kept.unreadable:
+            yield KeptFinding("evidence-damaged", f"{what}; what was kept in it is lost as evidence")
+
+    def _damaged(self, piece: _Damaged, before: int, after: float) -> KeptFinding | None:
+        """Of the records without a copy the first between its neighbours is the one whose copy this was."""
+        first = max(bisect_right(self._missing, before, key=_seq), self._next)
+        held = "the end of the file is no message" if piece.is_end else "what is kept there is not what was signed"
+        if first < len(self._missing) and self._missing[first].seq < after:
+            lost, self._next = self._missing[first], first + 1
+            self._blamed.add(lost.seq)
+            what = f"{_record(lost.seq, lost.entry)} has lost its evidence: at {piece.place}, {held}"
+            return KeptFinding("evidence-damaged", what, lost.seq, lost.entry)
+        if not self._is_whole:
+            return None
+        what = f"{piece.place}, {piece.size} bytes: {held}, and no record lacks its message"
+        return KeptFinding("evidence-unrecorded", what)
+
+    def _unrecorded(self, copy: _Copy) -> KeptFinding:
+        said = copy.statement
+        what = f"{copy.piece.place} holds a {said.type} of {said.sender} that no record names; it is no evidence"
+        return KeptFinding("evidence-unrecorded", what)
+
+    def _is_left_by_crash(self, copy: _Copy, before: int, after: float) -> bool:
+        """A power cut can take the record of a message whose copy it leaves."""
+        said = copy.statement
+        of_run = copy.run in ("", self._run) and said.session in ("", *self._sessions)
+        is_left = of_run and self._has_break(before, after)
+        self._crash["unrecorded"] += is_left
+        return is_left
+
+    def _lost(self) -> Iterator[KeptFinding]:
+        """Records whose copy is gone."""
+        matched = sorted(copy.seq for copy in self._kept.copies if copy.seq >= 0)
+        gone = [one for one in self._missing if one.seq not in self._blamed]
+        lost = [one for one in gone if not self._may_lack(one.seq, matched)]
+        if lost and not self._kept.files:
+            what = f"no messages are kept beside the log: {len(lost)} records have lost their evidence"
+            first = lost[0]
+            what += f", from {_record(first.seq, first.entry)} on"
+            yield KeptFinding("evidence-missing", what, first.seq, first.entry)
+            return
+        for one in lost:
+            what = f"{_record(one.seq, one.entry)} has lost its evidence: no copy of the message is kept"
+            yield KeptFinding("evidence-missing", what, one.seq, one.entry)
+
+    def _may_lack(self, seq: int, matched: list[int]) -> bool:
+        """Whether a process died before the copy of this record was on the disk."""
+        end = next((place for place in self._breaks if place > seq), None)
+        if end is None or max((size for at, size in self._log.checkpoints if at < end), default=0) > seq:
+            return False
+        behind = bisect_left(matched, seq)
+        if behind < len(matched) and matched[behind] < end:
+            return False  # a later one is there, and they are written in their order
+        self._crash["missing"] += 1
+        return True
+
+    def _neighbours(self) -> list[tuple[int, float]]:
+        """Records of the copies before and behind each piece."""
+        seqs = [one.seq if isinstance(one, _Copy) else -1 for one in self._kept.pieces]
+        before = list(accumulate([-1, *seqs], max))[:-1]
+        behind = list(accumulate([math.inf, *(seq if seq >= 0 else math.inf for seq in reversed(seqs))], min))[:-1]
+        return list(zip(before, reversed(behind), strict=True))
+
+    def _has_break(self, before: int, after: float) -> bool:
+        return any(before < place <= after for place in self._breaks)
+
+    def _notes(self) -> Iterator[str]:
+        words = {
+            "missing": "records behind the newest checkpoint of a process that died have no copy of their message",
+            "torn": "kept messages are not whole, where a process died",
+            "unrecorded": "kept messages have no record, where a process died",
+        }
+        for kind, number in sorted(self._crash.items()):
+            yield f"{number} {words[kind]}; a crash leaves that"
+        if self._log.not_kept:
+            yield f"{len(self._log.not_kept)} messages that others sent were not kept, as the log says of each"
+
+
+def _difference(party: str, entry: Entry, said: Statement) -> str:
+    """What a record says otherwise than its message, in words; empty where they agree."""
+    sender = party if entry.direction == "sent" else entry.peer
+    if (entry.type, sender) != (said.type, said.sender):
+        return f"that it is a {entry.type} of {sender}"
+    if said.session and entry.session != said.session and entry.type != "Refusal":  # that goes by its context
+        return f"that it is of session {entry.session[:12] or 'none'}"
+    if entry.bytes < said.size or (entry.bytes > said.size and not said.has_vectors):
+        return f"that it has {entry.bytes} bytes"
+    return ""
+
+
+def _record(index: int, entry: Entry) -> str:
+    whom = f"{'to' if entry.direction == 'sent' else 'from'} {entry.peer}"
+    where = f" in round {entry.round}" if entry.round else ""
+    return f"record {index} ({entry.type} {entry.direction} {whom}{where})"
+
+
+def _seq(one: _Missing) -> int:
+    return one.seq

@@ -1,0 +1,329 @@
+"""The runs of a site together: what each took from it, and whether a result came of it. Pure.
+
+One log tells of one run. A target that begins run after run, takes what a source hands over before the sum, and hangs
+up leaves every single log in order. So the runs are counted here, each by what its source's own log says: which headers
+it accepted, what left it for whom, and in which rounds it got a result that it accepted.
+
+A round is *unfinished with disclosure* where something left the source and no accepted result followed; a run is, where
+none of its rounds was finished. What a source's own restart broke off does not count. One crash, or a lost round now
+and then, is honest; more of them than the two limits below are a finding of the target's conduct. It says what
+happened, not why: a source that is too slow in every round sees the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Final, Literal
+
+from securefda.audit.overview import ranges
+from securefda.audit.records import Entry, Record
+
+MOST_UNFINISHED_IN_A_ROW: Final = 2
+"""Rounds of one source. A target gives up after three lost rounds in a row, and a source leaves then."""
+MOST_UNFINISHED_RUNS_A_DAY: Final = 1
+"""Of one source, in any 24 hours: a target that crashed goes on with its run, and begins no other one."""
+_DAY: Final = timedelta(hours=24)
+
+CHARGES: Final = "charges to the ledger"
+_NO_ANSWER: Final = frozenset({"Refusal", "Abort", "Join", "Checkpoint", "Cosigned", "Goodbye"})
+"""What a source sends without having accepted a header, or after it has left the session."""
+_WORDS: Final[Mapping[str, str]] = {
+    "energy-row": "norm rows",
+    "model": "models",
+    "model-and-target-update": "models with g_T",
+}
+_RELEASES: Final[Mapping[str, str]] = {"MaskedInput": "masked inputs", "Update": "updates", "Unmask": "unmask shares"}
+
+Ending = Literal["completed", "failed", "no end", "goes on"]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that left a site: what, for whom, and how often. Charges stay in the site: their ``to`` is empty."""
+
+    what: str
+    to: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} × {self.what}{f' to {self.to}' if self.to else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTaken:
+    """A round of a run at one site.
+
+    Attributes:
+        number: 1-based.
+        began: time of its first record.
+        took: whether anything left the site, or was charged.
+        finished: whether a result came that the site accepted; at the target, whether it sent one.
+        broken_off: whether the site's own restart ended it.
+    """
+
+    number: int
+    began: str
+    took: bool
+    finished: bool
+    broken_off: bool
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether something was taken and nothing came of it, by no fault of the site's own process."""
+        return self.took and not self.finished and not self.broken_off
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRun:
+    """A run as one site's log tells it.
+
+    Attributes:
+        party, run: whose log of which run.
+        began, last: times of its first and last record; empty without one.
+        ended: ``"completed"`` or ``"failed"`` as its last record of an end says; ``"no end"`` where there is none,
+            ``"goes on"`` where a process is writing it.
+        headers: how many the site accepted; at the target, how many sessions it opened.
+        rounds: in order.
+        left: what left the site, sorted.
+        problem: why not all of the log was read, one line; empty where it was.
+    """
+
+    party: str
+    run: str
+    began: str
+    last: str
+    ended: Ending
+    headers: int
+    rounds: tuple[RoundTaken, ...]
+    left: tuple[Left, ...]
+    problem: str = ""
+
+    @property
+    def finished(self) -> int:
+        """Number of rounds with a result."""
+        return sum(one.finished for one in self.rounds)
+
+    @property
+    def lost(self) -> int:
+        """Number of rounds in which something left the site and no result came."""
+        return sum(one.took and not one.finished for one in self.rounds)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether something was taken in this run, and no round of it was finished."""
+        return self.ended != "goes on" and not self.finished and any(one.is_unfinished for one in self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """A finding of the target's conduct towards one source.
+
+    Attributes:
+        kind: ``"unfinished-rounds"`` or ``"unfinished-runs"``.
+        source, target: site ids.
+        what: one line of words.
+        runs: their ids, in order.
+        rounds: of unfinished rounds run and number, in order.
+        left: what left the source in these runs.
+    """
+
+    kind: Literal["unfinished-rounds", "unfinished-runs"]
+    source: str
+    target: str
+    what: str
+    runs: tuple[str, ...]
+    rounds: tuple[tuple[str, int], ...]
+    left: tuple[Left, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All runs that were found, by site and time, and what is wrong with them together."""
+
+    runs: tuple[SiteRun, ...] = ()
+    findings: tuple[Conduct, ...] = ()
+
+
+def read_run(party: str, run: str, records: Iterable[Record], target: str, *, is_live: bool = False) -> SiteRun:
+    """Read a log once, as far as it can be trusted. Memory grows with its rounds.
+
+    Args:
+        party, run: whose log of which run.
+        records: in order.
+        target: site id of the target.
+        is_live: whether a process is writing the log.
+    """
+    reader = _Reader(party, target)
+    for record in records:
+        reader.see(record)
+    return reader.site_run(run, is_live=is_live)
+
+
+def judge(runs: Sequence[SiteRun], target: str) -> History:
+    """Put the runs of each site in order, and find what is above the limits."""
+    ordered = sorted(runs, key=lambda one: (one.party != target, one.party, one.began, one.run))
+    findings: list[Conduct] = []
+    for source in sorted({one.party for one in ordered} - {target}):
+        own = [one for one in ordered if one.party == source]
+        of_runs = list(_runs(own, source, target))
+        said = {place for one in of_runs for place in one.rounds}
+        of_rounds = [one for one in _rounds(own, source, target) if not said.issuperset(one.rounds)]
+        findings += [*of_runs, *of_rounds]
+    return History(tuple(ordered), tuple(findings))
+
+
+def _runs(own: Sequence[SiteRun], source: str, target: str) -> Iterator[Conduct]:
+    """Unfinished runs that are too close to each other; those that follow each other are one finding."""
+    unfinished = [one for one in own if one.is_unfinished]
+    close: set[int] = set()
+    for first, one in enumerate(unfinished[MOST_UNFINISHED_RUNS_A_DAY:]):
+        if _time(one.began) - _time(unfinished[first].began) <= _DAY:
+            close |= set(range(first, first + MOST_UNFINISHED_RUNS_A_DAY + 1))
+    for first, last in ranges(close):
+        yield _of_runs(unfinished[first : last + 1], source, target)
+
+
+def _of_runs(series: Sequence[SiteRun], source: str, target: str) -> Conduct:
+    left = _together(series)
+    what = (
+        f"{len(series)} runs of {target} took something from {source} and brought it no result, from {_day(series[0])} "
+        f"to {_day(series[-1])}; more than {MOST_UNFINISHED_RUNS_A_DAY} within 24 hours is above the limit. "
+        f"What left: {words(left)}"
+    )
+    rounds = tuple((one.run, part.number) for one in series for part in one.rounds if part.is_unfinished)
+    return Conduct("unfinished-runs", source, target, what, tuple(one.run for one in series), rounds, left)
+
+
+def _rounds(own: Sequence[SiteRun], source: str, target: str) -> Iterator[Conduct]:
+    """Unfinished rounds in a row, over all runs, but for the last round of a run that goes on."""
+    settled = [(one, part) for one in own for part in one.rounds[: -1 if one.ended == "goes on" else None]]
+    settled = [pair for pair in settled if pair[1].finished or pair[1].is_unfinished]
+    settled.sort(key=lambda pair: pair[1].began)
+    for is_unfinished, group in groupby(settled, key=lambda pair: pair[1].is_unfinished):
+        row = list(group)
+        if is_unfinished and len(row) > MOST_UNFINISHED_IN_A_ROW:
+            yield _of_rounds(row, source, target)
+
+
+def _of_rounds(row: Sequence[tuple[SiteRun, RoundTaken]], source: str, target: str) -> Conduct:
+    runs = list(dict.fromkeys(one for one, _ in row))
+    left = _together(runs)
+    where = f"in run {runs[0].run}" if len(runs) == 1 else f"in {len(runs)} runs"
+    what = (
+        f"{len(row)} rounds of {target} in a row took something from {source} and brought it no result, {where}; more "
+        f"than {MOST_UNFINISHED_IN_A_ROW} is above the limit. What left in all rounds there: {words(left)}"
+    )
+    rounds = tuple((one.run, part.number) for one, part in row)
+    return Conduct("unfinished-rounds", source, target, what, tuple(one.run for one in runs), rounds, left)
+
+
+def words(left: Sequence[Left]) -> str:
+    """What left a site, in words."""
+    return ", ".join(map(str, left)) or "nothing"
+
+
+def _together(runs: Iterable[SiteRun]) -> tuple[Left, ...]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for one in runs:
+        for left in one.left:
+            counts[left.what, left.to] += left.count
+    return tuple(Left(what, to, count) for (what, to), count in sorted(counts.items()))
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _day(run: SiteRun) -> str:
+    return f"{run.began[:10]} {run.began[11:16]}"
+
+
+@dataclass(slots=True)
+class _Round:
+    began: str
+    took: bool = False
+    broken_off: bool = False
+    results: set[str] = field(default_factory=set)
+    """Sessions with a result; one that an alarm follows is taken out again."""
+
+
+class _Reader:
+    """Gathers one log."""
+
+    def __init__(self, party: str, target: str) -> None:
+        self._party, self._is_target = party, party == target
+        self._began = self._last = self._outcome = ""
+        self._rounds: dict[int, _Round] = {}
+        self._round_of: dict[str, int] = {}
+        self._accepted: set[tuple[int, int]] = set()
+        self._left: Counter[tuple[str, str]] = Counter()
+        self._latest = 0
+
+    def see(self, record: Record) -> None:
+        """Take a record."""
+        entry = record.entry
+        self._began, self._last = self._began or record.time, max(self._last, record.time)
+        if entry.direction == "event":
+            self._event(entry, record.time)
+        else:
+            self._message(entry, record.time)
+
+    def site_run(self, run: str, *, is_live: bool) -> SiteRun:
+        """What was gathered."""
+        ended: Ending = "goes on" if is_live else "no end"
+        if self._outcome:
+            ended = "completed" if self._outcome == "completed" else "failed"
+        return SiteRun(
+            party=self._party,
+            run=run,
+            began=self._began,
+            last=self._last,
+            ended=ended,
+            headers=len(self._accepted),
+            rounds=tuple(
+                RoundTaken(number, one.began, one.took, bool(one.results), one.broken_off)
+                for number, one in sorted(self._rounds.items())
+            ),
+            left=tuple(Left(what, to, count) for (what, to), count in sorted(self._left.items())),
+        )
+
+    def _event(self, entry: Entry, time: str) -> None:
+        match entry.type:
+            case "ledger-updated":
+                self._took(entry, time, CHARGES, "")
+            case "alarm" if entry.session:
+                for one in self._rounds.values():
+                    one.results.discard(entry.session)
+            case "run-ended":
+                self._outcome = str(entry.facts["outcome"])
+            case "restarted":
+                self._outcome = ""
+                if self._latest in self._rounds:
+                    self._rounds[self._latest].broken_off = True
+
+    def _message(self, entry: Entry, time: str) -> None:
+        sent = entry.direction == "sent"
+        if entry.type == "Result" and entry.round and sent == self._is_target:
+            self._round(entry.round, time).results.add(entry.session)
+        if not sent or not entry.round:
+            return
+        what = _RELEASES.get(entry.type, "")
+        if entry.disclosure is not None and not what:
+            what = _WORDS.get(entry.disclosure.what, entry.disclosure.what)
+        if what:
+            self._took(entry, time, what, entry.peer)
+        elif entry.type not in _NO_ANSWER and not self._is_target:
+            self._accepted.add((entry.round, entry.attempt))
+
+    def _took(self, entry: Entry, time: str, what: str, to: str) -> None:
+        self._accepted.add((entry.round, entry.attempt))
+        one = self._round(entry.round, time)
+        one.took, one.broken_off, self._latest = True, False, entry.round
+        self._left[what, to] += 1
+
+    def _round(self, number: int, time: str) -> _Round:
+        return self._rounds.setdefault(number, _Round(time))
