@@ -49,7 +49,7 @@ PAGE = (ROOT / "threat_model" / "sfda-sa-1.md").read_text(encoding="utf-8")
 ROOMS = ("secagg", "rounds", "transport")
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
 NOT_CHECKS = {"B", "BOUND", "COMMIT", "GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY", "NFKC", "NONE", "Q", "ROLLBACK"}
-"""Strings in these rooms that look like names of checks: formats, SQL, settings of libraries, notes of a site to itself."""
+"""Strings in these rooms that look like names of checks: formats, SQL, settings of libraries, a site's own notes."""
 
 
 def section(title: str) -> str:
