@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from securefda.disk import write_file
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.parse import BeyondBounds, json_value
 from securefda.rounds.records import RoundLine, SiteLine, Summary
 
 SUMMARY_FILE = "summary.json"
@@ -177,16 +178,23 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end is a line that a crash tore
-    return [_object(path, number, line) for number, line in enumerate(lines, start=1)]
+    return [read_object(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
-    return _object(path, 1, path.read_bytes()) if path.exists() else None
+    return read_object(path, 1, path.read_bytes()) if path.exists() else None
 
 
-def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
+def read_object(path: Path, number: int, text: bytes) -> dict[str, Any]:
+    """Parse a line of a file of JSON lines, or a file that is one object.
+
+    Raises:
+        ConfigError: it is no object, or holds what nothing here writes: nesting without end, say.
+    """
     try:
-        value = json.loads(text)
+        value = json_value(text)
+    except BeyondBounds as error:
+        raise ConfigError(str(path), f"line {number} {error}") from error
     except ValueError as error:
         raise ConfigError(str(path), f"line {number} is not JSON") from error
     if not isinstance(value, dict):

@@ -24,6 +24,7 @@ import numpy as np
 from securefda.adaptation import ServerState
 from securefda.disk import file_number, make_folder, sync_folder
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.parse import json_value
 from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.restore_guard import ReleaseMarker
 from securefda.secagg.checks import History, PastResult
@@ -125,7 +126,7 @@ class _Store:
             with self._one_at_a_time:
                 yield
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
                 raise self._disk_error(error) from error
             raise ConfigError(
                 str(self._path), "another process uses this folder", hint="stop it, or name another --out folder"
@@ -139,7 +140,9 @@ class _Store:
 
     def _disk_error(self, error: sqlite3.DatabaseError) -> SecureFdaError:
         hint = "free disk space and check the folder's permissions, then start again"
-        return SecureFdaError(f"{self._path}: {error}", hint=hint)
+        # Of a text that is not UTF-8 the message holds the text, and Python gives it no code.
+        not_text = isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
+        return SecureFdaError(f"{self._path}: {'a text in it is not UTF-8' if not_text else error}", hint=hint)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -382,7 +385,7 @@ class AggregatorStore(_Store):
         """Every release of g_T in this run, in order."""
         with self._clear_errors():
             rows = self._database.execute("SELECT * FROM target_releases ORDER BY round, attempt").fetchall()
-        return [TargetRelease(row[0], row[1], row[2], json.loads(row[3]), row[4]) for row in rows]
+        return [TargetRelease(row[0], row[1], row[2], self._json(row[3]), row[4]) for row in rows]
 
     def mark_released(self) -> None:
         """Write that sources may release now; after a crash this round is not tried again."""
@@ -414,7 +417,14 @@ class AggregatorStore(_Store):
         """One record per round that ended, in order."""
         with self._clear_errors():
             rows = self._database.execute("SELECT record FROM rounds ORDER BY round").fetchall()
-        return [json.loads(row[0]) for row in rows]
+        return [self._json(row[0]) for row in rows]
+
+    def _json(self, text: str) -> Any:
+        try:
+            return json_value(text)
+        except ValueError as error:
+            hint = "put the folder back as it was, or name another --out folder"
+            raise ConfigError(str(self._path), "holds a record that is damaged", hint=hint) from error
 
     @staticmethod
     def _insert_record(database: sqlite3.Connection, record: dict[str, Any]) -> None:
