@@ -235,6 +235,11 @@ class SourceStore(_Store):
         (number,) = self._database.execute("SELECT file_number FROM origin").fetchone()
         self._marker.check(self._releases(), number, self._file_number)
 
+    @property
+    def file_id(self) -> str:
+        """What the file system calls the file: another one for every folder, the same as long as this one is used."""
+        return self._file_number
+
     def _releases(self) -> int:
         (count,) = self._database.execute("SELECT count(*) FROM fuses").fetchone()
         return int(count)

@@ -211,7 +211,7 @@ class Peers:
         kit, member = self._kit(site)
         config = load_source(kit.local / "settings.toml")
         with closing(SourceStore(self._federation.root / f"{site}.sqlite")) as store:
-            source = source_site(config, load_signed_policy(kit), member, store)
+            source = source_site(config, load_signed_policy(kit), member, store, secret=None)
             rounds = SourceRounds(source, _Unheard())
             channel = _Channel(
                 endpoint_of(kit),
@@ -232,7 +232,7 @@ class Peers:
         kit, member = self._kit(self._federation.target)
         config = load_aggregator(kit.local / "settings.toml")
         with closing(AggregatorStore(self._federation.root / "target.sqlite")) as store:
-            site = target_site(config, member, TrafficMeter().counts, store)
+            site = target_site(config, member, TrafficMeter().counts, store, secret=None)
             run = AggregatorRun(site, run_settings(config, kit.roster), store, SilentReporter())
             journal = site.witness.journal
             server = _Server(
