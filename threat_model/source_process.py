@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from securefda.errors import SecureFdaError
+from securefda.policy.model import ReleaseLimits
+from securefda.rounds.run_book import RunBook
 from securefda.rounds.source import SourceRounds, SourceSite
 from securefda.rounds.store import SourceStore
 from securefda.secagg.messages import Parcel
@@ -106,7 +108,7 @@ def _serve(
     for other in others:
         other.close()  # inherited; while it is open here, this end would never hear that the test is over
     watch = SiteWatch()
-    store = SourceStore(path)
+    store = SourceStore(path, RunBook(path.with_suffix(".runs"), ReleaseLimits()))
     logs = site.witness.journal.folder  # of all runs, before there is one
     witness = witness_at(logs, site.signer.index, site.roster, store)
     rounds = SourceRounds(replace(site, store=store, witness=witness), watch)

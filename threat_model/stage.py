@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from securefda.adaptation import Strategy
+from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError
 from securefda.policy import SourcePolicy, default_policy
 from securefda.rounds.attempts import Send
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run import AggregatorRun
+from securefda.rounds.run_book import RunBook
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.site import Trainer
 from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
@@ -94,6 +96,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         aggregator: makes the aggregator; the honest one by default.
         sources: makes those sources that are no victims, by roster index. An aggregator of the attacker sees them.
         policies: of single sources; the others permit what ``settings`` ask for, and no more.
+        max_unfinished: release.max-unfinished of those others.
         updates: what each site's training gives.
         trainers: of single sites, by roster index, in place of one that gives ``updates``; see
             :mod:`threat_model.private_sites` for real ones.
@@ -114,6 +117,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         aggregator: MakesAggregator = honest_aggregator,
         sources: Mapping[int, MakesSource] | None = None,
         policies: Mapping[int, SourcePolicy] | None = None,
+        max_unfinished: int = 3,
         updates: UpdateRule = known_update,
         trainers: Mapping[int, Trainer] | None = None,
         visibility: Visibility = Visibility.SUM,
@@ -127,6 +131,9 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         self.roster = roster or roster_of(n)
         self.settings = run_settings(visibility, settings or {})
         self.policies, self.trainers, self.rosters = dict(policies or {}), dict(trainers or {}), dict(rosters or {})
+        self.max_unfinished = max_unfinished
+        self.not_joined: dict[int, SecureFdaError] = {}
+        """Sources whose process ended because of the run that the aggregator named, and why."""
         self.passed: list[Passed] = []
         self.watches: dict[int, SiteWatch] = {}
         self._stores: dict[int, SourceStore] = {}
@@ -149,7 +156,8 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
 
     def _source(self, index: int) -> SourceEndpoint:
         policy = self.policies.get(index) or self.default_policy()
-        self._stores[index] = SourceStore(self.folder / f"source-{index}.sqlite")
+        file = self.folder / f"source-{index}.sqlite"
+        self._stores[index] = SourceStore(file, RunBook(file.with_suffix(".runs"), policy.release))
         logs, store = self.logs(index), self._stores[index]
         site = source_site(index, self.roster, policy, self.updates, store, logs=logs)
         if index in self.rosters:
@@ -174,7 +182,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         wanted = self.settings
         label: Any = wanted.visibility.label
         granularity: Any = wanted.energy_granularity.label
-        return default_policy(
+        policy = default_policy(
             label,
             wanted.k_min,
             wanted.n_c,
@@ -185,6 +193,15 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
             granularity=granularity,
             unfiltered_projection=not wanted.strategy.filter,
         )
+        release = policy.release.model_copy(update={"max_unfinished": self.max_unfinished})
+        return policy.model_copy(update={"release": release})
+
+    def join(self, index: int) -> None:
+        """A source reports to the aggregator, unless it takes no part in the run that this one names: then it ends."""
+        try:
+            super().join(index)
+        except (ConfigError, PolicyRefusal, FaultyAggregatorError) as error:
+            self.not_joined[index] = error
 
     def restart(self, index: int) -> None:
         """A source's process ends and begins anew, in its folder; it reports to the aggregator."""

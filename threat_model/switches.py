@@ -34,6 +34,7 @@ from securefda.policy import verdict
 from securefda.rounds import energies, terms
 from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.restore_guard import ReleaseMarker
+from securefda.rounds.run_book import RunBook
 from securefda.rounds.store import SourceStore
 from securefda.secagg import checks, masking, parameters
 from securefda.secagg import roster as roster_module
@@ -252,7 +253,14 @@ ONE_SITE_PER_LEGAL_ENTITY = replaced(
 """One organisation can have any number of sites."""
 
 RELEASE_FUSE = method_replaced("the release fuse", SourceStore, "burn_fuse", lambda *_: None)
-"""A source does not remember for which rounds and runs an update has left."""
+"""A source does not remember for which rounds an update has left."""
+
+ONE_RUN = all_of(
+    "one run of a folder",
+    method_replaced("the run of the folder", SourceStore, "_other_run", lambda *_: None),
+    method_replaced("the limit on runs", RunBook, "_require_open", lambda *_: False),
+)
+"""A source takes part in any number of runs, one after another, with one folder."""
 
 POLICY = all_of(
     "the policy of the site",

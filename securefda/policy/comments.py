@@ -74,6 +74,11 @@ The largest effective learning rate that the target may publish: this site's upd
     "release.max-attempts": """\
 How often a round may be tried again, each time with new keys, after sources were lost on the way.""",
     "release.max-rounds": "How many rounds one run may have: each is one more equation about this site's rows.",
+    "release.max-runs": """\
+How many runs may begin within 24 hours. With 0 each takes the operator's word: securefda source start --accept-run""",
+    "release.max-unfinished": """\
+How many rounds in a row may take something from this site (a charge to its budget, lengths of its update, a masked
+input) and come to no result. After so many it leaves; its operator has it go on with --accept-run.""",
     "metadata.may-leave": """\
 What may leave in clear beside an update at level "individual": "samples", "loss", "accuracy" of the training rows.
 At the other two levels these numbers travel inside the sum, and never of one site alone. In rounds in which anybody

@@ -142,15 +142,20 @@ class WorkLimits(Settings):
 
 
 class ReleaseLimits(Settings):
-    """How often this site's updates may leave it.
+    """How often an aggregator may ask this site for something.
 
     Attributes:
         max_attempts: attempts at one round, each with a new session and new keys.
         max_rounds: rounds of one run; each is one more equation about this site's rows.
+        max_runs: runs that may begin within 24 hours; 0 lets none begin without its operator's word.
+        max_unfinished: rounds in a row that took something from this site and came to no result. After so many it
+            leaves, until its operator has it go on.
     """
 
     max_attempts: Count = 2
     max_rounds: Count = 10_000
+    max_runs: Annotated[int, Field(ge=0)] = 1
+    max_unfinished: Count = 3
 
 
 class MetadataPolicy(Settings):

@@ -52,7 +52,7 @@ _STRICT = NamedPolicy(
             training_deadline_s_max=7200.0,
             phase_deadline_s_max=600.0,
         ),
-        release=ReleaseLimits(max_attempts=1, max_rounds=50),
+        release=ReleaseLimits(max_attempts=1, max_rounds=50, max_runs=0, max_unfinished=3),
     ),
     {
         "max-visibility": "-> the level that shows least.",
@@ -88,6 +88,8 @@ noise multiplier of 2.4 for it; securefda budget plan says it for other numbers.
         "release.max-attempts": """\
 -> one: a round that is lost stays lost, and no second session of it shows who answers how fast.""",
         "release.max-rounds": "-> as many as training usually needs.",
+        "release.max-runs": "-> none by itself: somebody at this site has agreed to every run.",
+        "release.max-unfinished": "-> three: a network fails once or twice in a row, and then somebody should look.",
         "metadata.may-leave": "-> nothing leaves in clear.",
     },
 )
@@ -107,7 +109,7 @@ _CLINICAL = NamedPolicy(
             training_deadline_s_max=86_400.0,
             phase_deadline_s_max=3600.0,
         ),
-        release=ReleaseLimits(max_attempts=2, max_rounds=500),
+        release=ReleaseLimits(max_attempts=2, max_rounds=500, max_runs=1, max_unfinished=3),
     ),
     {
         "max-visibility": "-> hospitals need not show one of them alone for the model to be trained.",
@@ -147,6 +149,8 @@ adding up beyond that. Lower it when you set dp.required.""",
         "limits.phase-deadline-s-max": "-> an hour.",
         "release.max-attempts": "-> a second one, since hospital networks drop connections.",
         "release.max-rounds": "-> several times what training needs; beyond that somebody should ask what for.",
+        "release.max-runs": "-> one a day: a second one is started by people who have spoken with each other.",
+        "release.max-unfinished": "-> three: a network fails once or twice in a row, and then somebody should look.",
         "metadata.may-leave": "-> nothing leaves in clear; row counts are in sums, losses too where nobody adds noise.",
     },
 )
@@ -161,7 +165,7 @@ _RESEARCH = NamedPolicy(
         quantisation=QuantisationBounds(max_samples_min=10_000, max_samples_max=100_000_000),
         dp=DpPolicy(required=False, target_epsilon=1000.0, target_delta=1e-5, accountant="rdp", max_grad_norm=1000.0),
         limits=WorkLimits(model_bytes_max=1 << 34, learning_rate_max=1000.0, training_deadline_s_max=604_800.0),
-        release=ReleaseLimits(max_attempts=10, max_rounds=100_000),
+        release=ReleaseLimits(max_attempts=10, max_rounds=100_000, max_runs=1000, max_unfinished=30),
         metadata=MetadataPolicy(may_leave=("samples", "loss", "accuracy")),
     ),
     {
@@ -191,6 +195,8 @@ _RESEARCH = NamedPolicy(
         "limits.phase-deadline-s-max": "-> an hour.",
         "release.max-attempts": "-> as many as a flaky cluster takes.",
         "release.max-rounds": "-> as good as none.",
+        "release.max-runs": "-> as many as experiments take.",
+        "release.max-unfinished": "-> as many as a flaky cluster takes.",
         "metadata.may-leave": "-> all three, for plots of each site.",
     },
 )

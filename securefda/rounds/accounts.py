@@ -188,16 +188,6 @@ class PrivacyAccount:
         """Whether a charge counts against the budget: there was no reset since. Raises LedgerError, ConfigError."""
         return reservation.number > last_reset(self.ledger.rows())
 
-    def charged_rounds(self) -> list[tuple[str, int]]:
-        """Run and round of every charge since the site's last word in the ledger, in order.
-
-        Raises:
-            LedgerError, ConfigError: the ledger cannot be read, or is in doubt.
-        """
-        rows = self.ledger.rows()
-        word = max((row.number for row in rows if row.is_statement), default=0)
-        return [(event.run_id, event.round) for row in rows[word:] if (event := row.event) is not None]
-
     def lines(self, event: DpEvent) -> list[str]:
         """What an operator should know before the first round like ``event``."""
         budget, spent = self.budget, self.ledger.spent(self.budget.delta, self.budget.accountant)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from securefda.errors import FaultyAggregatorError
+from securefda.rounds.run_book import UNFINISHED
 
 MOST_BROKEN_IN_A_ROW = 3
 """After so many headers and sessions in a row that failed a check the source leaves: the cause does not pass."""
-
-UNRELEASED = "UNRELEASED"
-"""Check that ends a source's part in the run at once: its privacy budget would be spent for nothing."""
 
 HINT = "the aggregator breaks the protocol or runs another version of it: ask the target's site"
 
@@ -25,11 +23,15 @@ class Patience:
         self.failure: FaultyAggregatorError | None = None
 
     def broken(self, error: FaultyAggregatorError) -> None:
-        """A check failed: the header is refused, or the session is dead."""
+        """A check failed: the header is refused, or the session is dead.
+
+        What another source may have done is not held against the aggregator; that the attempt came to no result is,
+        in the site's run book.
+        """
         error.hint = error.hint or HINT
-        self._broken += 1
+        self._broken += error.suspect is None
         self.last = error
-        if self._broken >= MOST_BROKEN_IN_A_ROW or error.check == UNRELEASED:
+        if self._broken >= MOST_BROKEN_IN_A_ROW or error.check == UNFINISHED:
             self.failure = error
 
     def kept(self) -> None:

@@ -82,10 +82,6 @@ class PrivateTrainer(SiteTrainer):
             max_grad_norm=dp.max_grad_norm,
         )
 
-    def charged_rounds(self) -> list[tuple[str, int]]:
-        """Run and round of every charge since the site's last word in the ledger, in order."""
-        return self.account.charged_rounds()
-
     def planned(self, factor: float) -> Planned:
         """What a round with this factor of the learning rate will take."""
         steps = schedule_of(self._settings, len(self._data)).steps_per_round

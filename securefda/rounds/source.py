@@ -79,10 +79,14 @@ class SourceRounds:
         """The first message to an aggregator, in a run that it names (32 hex digits): who I am and what I built.
 
         Raises:
+            ConfigError: the folder belongs to another run.
+            PolicyRefusal: it would be one run more in a day than this site's policy permits.
+            FaultyAggregatorError: UNFINISHED, round after round came to no result.
             AuditError: the log of the run cannot be written, or is not what was signed.
         """
         self._process.require_original()
         site, permits = self._site, self._site.permits
+        site.store.require_open(bytes.fromhex(run))
         site.witness.enter(run)
         body = Join(
             site.trainer.architecture_digest,

@@ -152,7 +152,8 @@ def check_opening(site: SourceSite, header: Signed[Header], parcel: Parcel) -> t
     plan_of(body.rule)
     level = body.level_of(site.signer.index)
     model, target_update = checked_vectors(body, level, parcel)
-    require_worth_charging(site.trainer, body, level, target_update, site.store)
+    site.store.require_open(body.run_id, body.round)
+    require_worth_charging(site.trainer, body, level, target_update)
     return model, target_update
 
 

@@ -1,20 +1,14 @@
-"""What a process must remember when it is killed: SQLite files beside it, one per site and run folder.
+"""What a process must remember of its run when it is killed: a file in each site's run folder.
 
 No key, share, mask or update is in them. A model of the site's own may be, where the strategy has one: it never leaves,
-and only the owner can read the file. Every change is on disk (``synchronous=FULL``, write-ahead log) before the call
-returns, so a release fuse is burnt before the first byte of what it guards can leave. A copy of the process can use
-none of it.
+and only the owner can read the file. Every change is on disk before the call returns, so a release fuse is burnt before
+the first byte of what it guards can leave.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +16,20 @@ from typing import Any
 import numpy as np
 
 from securefda.adaptation import ServerState
-from securefda.disk import file_number, make_folder, sync_folder
-from securefda.errors import ConfigError, SecureFdaError
+from securefda.errors import ConfigError
 from securefda.parse import json_value
-from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.restore_guard import ReleaseMarker
+from securefda.rounds.run_book import RunBook
+from securefda.rounds.state_file import StateFile
 from securefda.secagg.checks import History, PastResult
 from securefda.secagg.messages import Header, Signed
 from securefda.secagg.transcript import round_terms
 from securefda.training import Vector
 
-_SCHEMA_VERSION = 7
-_LOCK_S = 1.0
-_FOLDER_MODE = 0o777  # less the umask: of the run folder, in which the files are open to their owner only
+_SCHEMA_VERSION = 8
 
 _SOURCE_TABLES = """
 CREATE TABLE origin (id INTEGER PRIMARY KEY CHECK (id = 0), file_number TEXT NOT NULL);
-CREATE TABLE sessions (session_id BLOB PRIMARY KEY);
 CREATE TABLE positions (
     run_id BLOB PRIMARY KEY, round INTEGER NOT NULL, attempt INTEGER NOT NULL, terms BLOB NOT NULL
 );
@@ -71,91 +62,14 @@ CREATE TABLE personal (run_id TEXT NOT NULL, round INTEGER NOT NULL, state BLOB 
 """
 
 
-class _Store:
-    """A SQLite file with one schema, what was cosigned and models of the site's own; disk errors are one clear line."""
+class _Store(StateFile):
+    """The file of one run folder: what was cosigned and models of the site's own, beside what its own tables hold.
+
+    One process at a time has it: two that burn fuses for one site would each think that they are the first.
+    """
 
     def __init__(self, path: Path, tables: str) -> None:
-        self._path = path
-        # A process that is told to end closes the file while a thread of it may still be at work in it.
-        self._one_at_a_time = threading.RLock()
-        with self._clear_errors():
-            make_folder(path.parent, _FOLDER_MODE)
-            self._file_number = _make_file(path)
-            self._database = sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None, check_same_thread=False)
-            self._process = ProcessGuard(str(path), self._abandon)
-            try:
-                self._prepare(tables)
-            except BaseException:
-                self._database.close()
-                raise
-
-    def _prepare(self, tables: str) -> None:
-        # One process at a time: two that burn fuses for one site would each think that they are the first.
-        self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = FULL")
-        self._database.execute("PRAGMA fullfsync = 1")  # macOS: its fsync alone leaves the data in the drive's cache
-        self._create(tables)
-
-    def _create(self, tables: str) -> None:
-        version = self._database.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            last = self._before_first_use()
-            self._database.executescript(
-                f"BEGIN; {tables} {_COMMON_TABLES} {last} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
-            )
-        elif version != _SCHEMA_VERSION:
-            raise ConfigError(
-                str(self._path),
-                f"has schema version {version}, this release writes {_SCHEMA_VERSION}",
-                hint="use the release that made it, or another --out folder",
-            )
-        else:
-            self._before_next_use()
-
-    def _before_first_use(self) -> str:
-        """Called before the tables of a new file are made; returns SQL that belongs to their transaction."""
-        return ""
-
-    def _before_next_use(self) -> None:
-        """Called when a file that has its tables is opened."""
-
-    @contextmanager
-    def _clear_errors(self) -> Iterator[None]:
-        try:
-            with self._one_at_a_time:
-                yield
-        except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
-                raise self._disk_error(error) from error
-            raise ConfigError(
-                str(self._path), "another process uses this folder", hint="stop it, or name another --out folder"
-            ) from error
-        except sqlite3.DatabaseError as error:
-            raise self._disk_error(error) from error
-        except OSError as error:
-            raise SecureFdaError(
-                f"{self._path}: {error.strerror}", hint="choose a folder that can be written"
-            ) from error
-
-    def _disk_error(self, error: sqlite3.DatabaseError) -> SecureFdaError:
-        hint = "free disk space and check the folder's permissions, then start again"
-        # Of a text that is not UTF-8 the message holds the text, and Python gives it no code.
-        not_text = isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
-        return SecureFdaError(f"{self._path}: {'a text in it is not UTF-8' if not_text else error}", hint=hint)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._process.require_original()
-        with self._clear_errors():
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._database
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:  # SQLite has rolled back by itself where the disk is full
-                    self._database.execute("ROLLBACK")
-                raise
+        super().__init__(path, tables + _COMMON_TABLES, _SCHEMA_VERSION, exclusive=True)
 
     def cosigned(self, origin: str) -> tuple[int, bytes] | None:
         """Number of records and root of the last checkpoint of a log that this site cosigned; None before the first."""
@@ -184,37 +98,11 @@ class _Store:
             last = "(SELECT max(round) FROM personal WHERE run_id = ?1 AND round < ?2)"
             database.execute(f"DELETE FROM personal WHERE run_id = ?1 AND round < {last}", (run_id, round_number))  # noqa: S608
 
-    def close(self) -> None:
-        """Close the file when no thread is in it; what was committed stays. A copy of the process leaves it alone."""
-        if not self._process.is_copy:
-            with self._one_at_a_time:
-                self._database.close()
-
-    def _abandon(self) -> None:
-        """In a copy of the process, see to it that the connection is never closed, whatever happens to this object.
-
-        SQLite takes the copy for the only user of the file: closing, also at exit, would delete the write-ahead log
-        that the original goes on writing to, and with it every fuse that is burnt from then on.
-        """
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
-        self._one_at_a_time = threading.RLock()  # a thread that the copy has not may have held the old one
-
-
-def _make_file(path: Path) -> str:
-    """Make the file where there is none, on the disk under its name; returns its number.
-
-    The mode is set before SQLite writes a byte, so that at no time others can read the file.
-    """
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        sync_folder(path.parent)
-        return file_number(descriptor)
-    finally:
-        os.close(descriptor)
-
 
 class SourceStore(_Store):
-    """A source's memory across restarts: sessions seen, last position of each run, burnt fuses, accepted results.
+    """A source's memory across restarts: its run, the last position in it, burnt fuses, accepted results.
+
+    ``runs`` is what the site remembers beyond this folder; it is closed with the store.
 
     Raises:
         ConfigError: another process uses the file; or it was copied, put back from a backup or deleted after updates
@@ -223,9 +111,14 @@ class SourceStore(_Store):
         CopiedProcess: from every method but ``close``, in a copy of the process that opened the file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._marker = ReleaseMarker(path)
+    def __init__(self, path: Path, runs: RunBook) -> None:
+        self._runs, self._marker = runs, ReleaseMarker(path)
         super().__init__(path, _SOURCE_TABLES)
+
+    def close(self) -> None:
+        """Close both files when no thread is in them."""
+        super().close()
+        self._runs.close()
 
     def _before_first_use(self) -> str:
         self._marker.begin()
@@ -244,33 +137,60 @@ class SourceStore(_Store):
         (count,) = self._database.execute("SELECT count(*) FROM fuses").fetchone()
         return int(count)
 
+    def require_open(self, run_id: bytes, round_number: int | None = None) -> None:
+        """Refuse a run, or a round, in which this site takes no further part.
+
+        Raises:
+            ConfigError: this folder is that of another run.
+            PolicyRefusal, FaultyAggregatorError: as :meth:`RunBook.require_open`.
+        """
+        self._process.require_original()
+        with self._clear_errors():
+            other = self._other_run(run_id)
+        if other is not None:
+            raise ConfigError(
+                str(self._path.parent),
+                f"this folder belongs to run {other.hex()[:12]}, and the aggregator is in run {run_id.hex()[:12]}",
+                hint="where this site means to take part in that run too, name another folder: --out FOLDER",
+            )
+        self._runs.require_open(run_id, self._file_number, round_number)
+
     def history(self, session_id: bytes, run_id: bytes, round_number: int) -> History:
         """What the header checks need to know about this session, run and round."""
         self._process.require_original()
         with self._clear_errors():
             query = self._database.execute
-            seen = query("SELECT 1 FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
             position = query("SELECT round, attempt, terms FROM positions WHERE run_id = ?", (run_id,)).fetchone()
             fuse = query("SELECT 1 FROM fuses WHERE run_id = ? AND round = ?", (run_id, round_number)).fetchone()
-            other_run = query("SELECT 1 FROM fuses WHERE run_id != ?", (run_id,)).fetchone()
+            other_run = self._other_run(run_id)
             results = query(
                 "SELECT round, digest, model_digest FROM results WHERE run_id = ? ORDER BY round", (run_id,)
             ).fetchall()
         past = tuple(PastResult(*row) for row in results)
         return History(
-            session_seen=bool(seen),
+            session_seen=self._runs.has_session(session_id),
             last_position=position and position[:2],
             last_terms=position and position[2],
             released=bool(fuse),
             results=past,
-            other_run=bool(other_run),
+            other_run=other_run is not None,
         )
 
+    def _other_run(self, run_id: bytes) -> bytes | None:
+        """The run that this folder belongs to, where that is another one than ``run_id``."""
+        query = "SELECT run_id FROM positions WHERE run_id != ?1 UNION SELECT run_id FROM fuses WHERE run_id != ?1"
+        row = self._database.execute(query, (run_id,)).fetchone()
+        return None if row is None else bytes(row[0])
+
     def accept_header(self, header: Signed[Header]) -> None:
-        """Remember a header, so that neither it nor an earlier position is ever accepted again."""
+        """Remember a header, so that neither it nor an earlier position nor another run is ever accepted again.
+
+        Raises:
+            PolicyRefusal, FaultyAggregatorError: as :meth:`RunBook.require_open`; then nothing is remembered.
+        """
         body = header.body
+        self._runs.begin_attempt(header, self._file_number)
         with self._transaction() as database:
-            database.execute("INSERT INTO sessions VALUES (?)", (header.envelope.session_id,))
             row = (body.run_id, body.round, body.attempt, round_terms(body))
             database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?)", row)
 
@@ -290,6 +210,7 @@ class SourceStore(_Store):
         with self._transaction() as database:
             row = (run_id, result.round, result.digest, result.model_digest)
             database.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", row)
+        self._runs.result_accepted()
 
 
 @dataclass(frozen=True, slots=True)

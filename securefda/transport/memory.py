@@ -19,6 +19,7 @@ from securefda.rounds.progress import Reporter
 from securefda.rounds.recording import RecordingReporter, model_file
 from securefda.rounds.records import SiteLine, Summary, refused_line
 from securefda.rounds.run import AggregatorRun
+from securefda.rounds.run_book import RunBook, run_book_file
 from securefda.rounds.run_folder import SITES_FOLDER, RunFolder
 from securefda.rounds.run_settings import TargetSite
 from securefda.rounds.source import SourceRounds
@@ -185,8 +186,10 @@ class _Federation:
             training=config.training.source,
             transport=config.transport,
         )
-        store = self.stores.enter_context(closing(SourceStore(self.folder.site(site_id) / "state.sqlite")))
-        site = source_site(settings, site_policy(config, site_id), self._member(site_id), store, secret=None)
+        policy, folder = site_policy(config, site_id), self.folder.site(site_id)
+        runs = RunBook(run_book_file(folder), policy.release)
+        store = self.stores.enter_context(closing(SourceStore(folder / "state.sqlite", runs)))
+        site = source_site(settings, policy, self._member(site_id), store, secret=None)
         self._show(site_id, site.notes)
         self._record(site)
         return SourceRounds(site, _SiteRecorder(self.folder, site_id, self.reporter))

@@ -17,6 +17,7 @@ from securefda.rounds.accounts import TERMS
 from securefda.rounds.composition import Member, source_site
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import SiteLine, refused_line
+from securefda.rounds.run_book import RunBook, run_book_file
 from securefda.rounds.run_folder import METRICS_FILE, append_line, keep_refused
 from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import SourceStore
@@ -33,11 +34,14 @@ STATE_FILE = "state.sqlite"
 INTERRUPTED_GRACE_S = 1.0
 
 
-def main(config: SourceConfig, reporter: Reporter) -> None:
+def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) -> None:
     """Take part as a source until the aggregator ends the run.
 
+    ``accept_run`` is the operator's word, as :class:`RunBook` has it.
+
     Raises:
-        PolicyRefusal: this site's policy allowed none of the rounds.
+        ConfigError: the folder belongs to another run.
+        PolicyRefusal: this site's policy allowed none of the rounds, or not this run.
         FaultyAggregatorError: the aggregator failed a check, and no round was finished.
         RunEnded: the aggregator ended the run early.
         SecureFdaError: what this site cannot go on with.
@@ -47,7 +51,8 @@ def main(config: SourceConfig, reporter: Reporter) -> None:
     use_kit(kit)
     policy = load_signed_policy(kit)
     member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
-    store = SourceStore(config.source.out / STATE_FILE)
+    runs = RunBook(run_book_file(kit.root), policy.release, accept_run=accept_run)
+    store = SourceStore(config.source.out / STATE_FILE, runs)
     out, site_id = config.source.out, kit.site_id
     watching = watch_source(reporter, config.logging, config.metrics, out=out, roster=kit.roster, site=site_id)
     with closing(store), watching as watch:

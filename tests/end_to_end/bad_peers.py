@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from e2e_processes import Kits
+from source_stores import store_at
 
 from securefda.config import load_aggregator, load_source
 from securefda.errors import PolicyRefusal, SecureFdaError
@@ -27,7 +28,7 @@ from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import SiteLine
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.source import SourceRounds
-from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rounds.store import AggregatorStore
 from securefda.secagg.messages import (
     Body,
     Checkpoint,
@@ -210,7 +211,7 @@ class Peers:
     async def _source(self, site: str, lie: Lie) -> None:
         kit, member = self._kit(site)
         config = load_source(kit.local / "settings.toml")
-        with closing(SourceStore(self._federation.root / f"{site}.sqlite")) as store:
+        with closing(store_at(self._federation.root / f"{site}.sqlite")) as store:
             source = source_site(config, load_signed_policy(kit), member, store, secret=None)
             rounds = SourceRounds(source, _Unheard())
             channel = _Channel(

@@ -16,6 +16,7 @@ import pytest
 from federation_builder import make
 from random_sites import random_run, random_source
 from run_settings import run_settings
+from source_stores import store_at
 
 from securefda.adaptation import Rule, Strategy
 from securefda.cli.bench.job import SAMPLES
@@ -29,7 +30,6 @@ from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.source import SourceRounds
-from securefda.rounds.store import SourceStore
 from securefda.transport.client import SourceChannel
 from securefda.transport.driver import RunDriver, SourceDriver
 from securefda.transport.limits import TransportSettings
@@ -180,6 +180,6 @@ def test_source_with_the_roster_of_before_is_connected_and_releases_nothing(root
     assert isinstance(run.error, QuorumLost)
     assert [alarm for alarm in watch.alarms if "HEADER_ROSTER" in alarm]
     assert not np.any(run.model)
-    store = SourceStore(tmp_path / "lyon")
+    store = store_at(tmp_path / "lyon")
     assert not store.history(bytes(32), bytes.fromhex(run.run_id), 1).released
     store.close()

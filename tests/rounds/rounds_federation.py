@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from known_sites import known_key, known_roster
 from rounds_tasks import Points
 from run_settings import run_settings
+from source_stores import store_at
 
 from securefda.adaptation import Strategy
 from securefda.errors import PolicyRefusal, SecureFdaError
@@ -245,7 +246,8 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
             self.sources[index]._site.witness.journal.close()
             self.stores[index].close()
         policy = policy or self.policy(index)
-        store = self.stores[index] = SourceStore(self.folder / f"source-{index}.sqlite")
+        file = self.folder / f"source-{index}.sqlite"
+        store = self.stores[index] = store_at(file, policy.release, unix_time=lambda: self.unix_s)
         site = SourceSite.under_policy(
             policy,
             signer=signer(index),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import Federation, roster_of
+from source_stores import store_at
 
 from securefda.config import AggregatorConfig, NoiseSection, ProcessSection, SourceConfig, TaskSection, TrainingSection
 from securefda.config.sections import DEFAULT_DATA_SET
@@ -17,7 +18,6 @@ from securefda.errors import ConfigError
 from securefda.policy import default_policy
 from securefda.rounds.accounts import data_set_of, ledger_file
 from securefda.rounds.composition import Member, run_settings, source_site, task_of, training_rows
-from securefda.rounds.store import SourceStore
 from securefda.training import choose_device
 from securefda.transport.wire import encode
 
@@ -39,7 +39,7 @@ def make_ledger(kit: Path, federation: Federation) -> None:
 def test_a_policy_that_a_header_could_use_to_count_rows_is_refused_at_the_start(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
     config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS)
-    store = SourceStore(tmp_path / "state.sqlite")
+    store = store_at(tmp_path / "state.sqlite")
     with pytest.raises(ConfigError, match="below its") as caught:
         source_site(config, default_policy(max_samples=10), member_of(federation), store, secret=None)
     assert caught.value.key == "quantisation.max-samples-min"
@@ -58,7 +58,7 @@ def test_a_site_that_trains_by_dp_sgd_hands_in_no_loss_and_no_accuracy(
     config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
     if noise:
         make_ledger(tmp_path, federation)
-    with closing(SourceStore(tmp_path / "state.sqlite")) as store:
+    with closing(store_at(tmp_path / "state.sqlite")) as store:
         site = source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
         assert site.permits.metrics is handed_in
     federation.close()
@@ -72,7 +72,7 @@ def test_a_device_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> N
     training = TrainingSection(device=missing)  # type: ignore[arg-type]
     config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
     with (
-        closing(SourceStore(tmp_path / "state.sqlite")) as store,
+        closing(store_at(tmp_path / "state.sqlite")) as store,
         pytest.raises(ConfigError, match=f"no usable {missing}"),
     ):
         source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
@@ -84,7 +84,7 @@ def test_a_site_says_on_how_many_threads_it_trains(tmp_path: Path, threads: int,
     federation = Federation(tmp_path)
     training = TrainingSection(device="cpu", threads=threads)
     config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
-    with closing(SourceStore(tmp_path / "state.sqlite")) as store:
+    with closing(store_at(tmp_path / "state.sqlite")) as store:
         site = source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
         assert site.trains_on == said
     federation.close()

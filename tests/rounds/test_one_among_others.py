@@ -12,6 +12,7 @@ import pytest
 from rounds_federation import TARGET, AnySigned, Federation, changed, signer, until
 from rounds_liars import SAMPLES, Liar
 
+from securefda.errors import ConfigError
 from securefda.policy import WorkLimits
 from securefda.secagg.checks import quantisation
 from securefda.secagg.messages import NO_CONTEXT, Header, Parcel, Refusal, ShareBundle, Visibility
@@ -25,10 +26,9 @@ def body_of(header: Parcel) -> Any:
     return header.message.body
 
 
-def in_another_run(federation: Federation, header: Parcel) -> Parcel:
+def in_another_run(header: Parcel) -> Parcel:
     """The header as the first of a new run, which all have joined, in a new session."""
-    note = federation.enter_run(OTHER_RUN)
-    body = replace(body_of(header), run_id=OTHER_RUN, previous_checkpoint=note)
+    body = replace(body_of(header), run_id=OTHER_RUN)
     return Parcel(signer(TARGET).sign(OTHER_SESSION, NO_CONTEXT, body), header.vectors)
 
 
@@ -43,7 +43,7 @@ def keys(answers: list[Parcel]) -> list[Any]:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_after_a_release_the_folder_takes_part_in_no_other_run(tmp_path: Path, restarted: bool) -> None:
+def test_a_folder_takes_part_in_no_other_run(tmp_path: Path, restarted: bool) -> None:
     """Training repeats to the last bit, so two sums over sets that differ by me would have my update as difference."""
     federation = Federation(tmp_path, 4, rounds=1)
     header = until(federation.open(), ME, Header)
@@ -53,16 +53,28 @@ def test_after_a_release_the_folder_takes_part_in_no_other_run(tmp_path: Path, r
     assert federation.statuses == ["finished"]
     if restarted:
         federation.sources[ME] = federation.source(ME)
-    assert keys(federation.sources[ME].handle(in_another_run(federation, header))) == [Refusal("HEADER_RUN")]
+    assert keys(federation.sources[ME].handle(in_another_run(header))) == [Refusal("HEADER_RUN")]
+    with pytest.raises(ConfigError, match=f"belongs to run .*, and the aggregator is in run {OTHER_RUN.hex()[:12]}"):
+        federation.sources[ME].join(OTHER_RUN.hex())
     federation.close()
 
 
-def test_a_run_in_which_nothing_left_does_not_stand_in_the_way_of_another(tmp_path: Path) -> None:
+def test_a_folder_belongs_to_a_run_from_its_first_header_on(tmp_path: Path) -> None:
+    """Nothing has been released yet, but what leaves before a release was asked for too."""
     federation = Federation(tmp_path)
     header = until(federation.open(), ME, Header)
     federation.sources[ME].handle(header)
-    (answer,) = federation.sources[ME].handle(in_another_run(federation, header))
-    assert answer.message.type_name == "Advertise"
+    assert keys(federation.sources[ME].handle(in_another_run(header))) == [Refusal("HEADER_RUN")]
+    federation.close()
+
+
+def test_a_header_that_is_refused_binds_no_folder(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    header = until(federation.open(), ME, Header)
+    rule = replace(body_of(header).rule, learning_rate_factor=1000.0)
+    lie = Parcel(changed(header.message, rule=rule), header.vectors)
+    assert keys(federation.sources[ME].handle(lie)) == [Refusal("HEADER_RATE")]
+    federation.stores[ME].require_open(OTHER_RUN)
     federation.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rounds_federation import TARGET, Federation, is_header, rows_of, until
+from source_stores import store_at
 
 from securefda.rounds.records import summarise
 from securefda.rounds.store import AggregatorStore, SourceStore
@@ -179,8 +180,10 @@ def test_personalized_fedavg_is_measured_after_epochs_at_the_target(undisturbed:
     assert expected.loss != federation.run._site.trainer.evaluate(model, test_data).loss
 
 
-@pytest.mark.parametrize("kind", [AggregatorStore, SourceStore])
-def test_a_store_keeps_the_last_two_rounds_of_each_run_across_restarts(tmp_path: Path, kind: type) -> None:
+@pytest.mark.parametrize("kind", [AggregatorStore, store_at])
+def test_a_store_keeps_the_last_two_rounds_of_each_run_across_restarts(
+    tmp_path: Path, kind: Callable[[Path], AggregatorStore | SourceStore]
+) -> None:
     store = kind(tmp_path / "state.sqlite")
     for number in (1, 2, 4):
         store.keep_personal("a", number, b"of round %d" % number)

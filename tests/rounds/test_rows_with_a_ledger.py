@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import TARGET, roster_of, site_id
+from source_stores import store_at
 
 from securefda.config import AggregatorConfig, NoiseSection, ProcessSection, SourceConfig, TaskSection, TrainingSection
 from securefda.config.sections import DEFAULT_DATA_SET
@@ -20,7 +21,7 @@ from securefda.policy import default_policy
 from securefda.rounds.accounts import data_set_of, ledger_file, make_ledger
 from securefda.rounds.composition import Member, source_site, target_site, task_of, training_rows
 from securefda.rounds.private_site import PrivateTrainer
-from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rounds.store import AggregatorStore
 from securefda.transport.wire import encode
 
 DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")
@@ -37,7 +38,7 @@ def made(kit: Path, index: int, training: TrainingSection, data_set: str = DEFAU
         with closing(AggregatorStore(kit / "state.sqlite")) as store:
             return target_site(config, member, lambda: ({}, {}), store, secret=None)
     source = SourceConfig(source=process, task=DIGITS, training=training)
-    with closing(SourceStore(kit / "state.sqlite")) as store:
+    with closing(store_at(kit / "state.sqlite")) as store:
         return source_site(source, default_policy(max_samples=1000), member, store, secret=None)
 
 

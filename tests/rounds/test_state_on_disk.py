@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from source_stores import store_at
 
 from securefda.disk import file_number
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.rounds.store import SourceStore
 
 RUN = bytes(16)
 STATE = "state.sqlite"
@@ -23,14 +23,14 @@ STATE = "state.sqlite"
 
 def releases(folder: Path) -> list[int]:
     """Which rounds the state file of a folder knows as released."""
-    store = SourceStore(folder / STATE)
+    store = store_at(folder / STATE)
     found = [number for number in range(1, 10) if store.history(bytes(32), RUN, number).released]
     store.close()
     return found
 
 
 def burn(folder: Path, *rounds: int) -> None:
-    store = SourceStore(folder / STATE)
+    store = store_at(folder / STATE)
     for number in rounds:
         store.burn_fuse(RUN, number)
     store.close()
@@ -122,7 +122,7 @@ def _calls_between(calls: list[str], first: str, last: str) -> list[str]:
 def test_a_write_ahead_log_that_is_deleted_is_missed(killed: Path) -> None:
     (killed / f"{STATE}-wal").unlink()
     with pytest.raises(ConfigError, match="was deleted or emptied after updates had left"):
-        SourceStore(killed / STATE)
+        store_at(killed / STATE)
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_state_that_may_have_forgotten_a_release_is_refused_with_the_mend(
     before = names(restored)
     for _ in range(2):  # a second start finds what the first has found
         with pytest.raises(ConfigError, match=RESTORED[restore]) as caught:
-            SourceStore(restored / STATE)
+            store_at(restored / STATE)
         assert "new --out folder" in caught.value.hint
         assert "new run" in caught.value.hint
         assert "\n" not in str(caught.value)
@@ -231,7 +231,7 @@ def test_a_kill_between_the_fuse_and_its_marker_raises_no_alarm(folder: Path) ->
 
 
 def test_a_marker_that_cannot_be_moved_on_is_one_clear_line(folder: Path) -> None:
-    store = SourceStore(folder / STATE)
+    store = store_at(folder / STATE)
     (folder / f"{STATE}.releases-2").unlink()
     with pytest.raises(SecureFdaError, match="No such file") as caught:
         store.burn_fuse(RUN, 3)

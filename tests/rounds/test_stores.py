@@ -6,10 +6,13 @@ import os
 import sqlite3
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from source_stores import store_at
 
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.rounds.store import AggregatorStore, Asked, SourceStore
@@ -49,7 +52,7 @@ def header(number: int) -> Signed[Header]:
 
 
 def history(path: Path, *, session: bytes = OTHER_SESSION, run: bytes = RUN, number: int = 1) -> History:
-    store = SourceStore(path)
+    store = store_at(path)
     found = store.history(session, run, number)
     store.close()
     return found
@@ -60,7 +63,7 @@ def test_a_new_source_remembers_nothing(tmp_path: Path) -> None:
 
 
 def test_positions_sessions_fuses_and_results_survive_a_restart(tmp_path: Path) -> None:
-    store = SourceStore(tmp_path / "s.sqlite")
+    store = store_at(tmp_path / "s.sqlite")
     first, second = PastResult(1, b"a" * 32, b"b" * 32), PastResult(2, b"c" * 32, b"d" * 32)
     accepted = header(2)
     store.accept_header(accepted)
@@ -74,7 +77,7 @@ def test_positions_sessions_fuses_and_results_survive_a_restart(tmp_path: Path) 
 
 
 def test_a_fuse_is_of_one_run_and_one_round(tmp_path: Path) -> None:
-    store = SourceStore(tmp_path / "s.sqlite")
+    store = store_at(tmp_path / "s.sqlite")
     store.burn_fuse(RUN, 2)
     store.close()
     assert not history(tmp_path / "s.sqlite", number=1).released
@@ -82,19 +85,19 @@ def test_a_fuse_is_of_one_run_and_one_round(tmp_path: Path) -> None:
 
 
 def test_a_burnt_fuse_cannot_be_burnt_again_also_after_a_restart(tmp_path: Path) -> None:
-    store = SourceStore(tmp_path / "s.sqlite")
+    store = store_at(tmp_path / "s.sqlite")
     store.burn_fuse(RUN, 1)
     with pytest.raises(SecureFdaError):
         store.burn_fuse(RUN, 1)
     store.close()
-    again = SourceStore(tmp_path / "s.sqlite")
+    again = store_at(tmp_path / "s.sqlite")
     with pytest.raises(SecureFdaError):
         again.burn_fuse(RUN, 1)
     again.close()
 
 
-@pytest.mark.parametrize("kind", [SourceStore, AggregatorStore])
-def test_every_commit_waits_for_the_disk(tmp_path: Path, kind: type) -> None:
+@pytest.mark.parametrize("kind", [store_at, AggregatorStore])
+def test_every_commit_waits_for_the_disk(tmp_path: Path, kind: Callable[[Path], Any]) -> None:
     store = kind(tmp_path / "s.sqlite")
     pragmas = ("journal_mode", "synchronous", "fullfsync", "locking_mode")
     found = [store._database.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in pragmas]
@@ -102,9 +105,9 @@ def test_every_commit_waits_for_the_disk(tmp_path: Path, kind: type) -> None:
     assert found == ["wal", 2, 1, "exclusive"]
 
 
-@pytest.mark.parametrize("kind", [SourceStore, AggregatorStore])
+@pytest.mark.parametrize("kind", [store_at, AggregatorStore])
 def test_a_new_file_and_its_folders_are_on_the_disk_under_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Callable[[Path], Any]
 ) -> None:
     synced = set()
     fsync = os.fsync
@@ -119,7 +122,7 @@ def test_a_new_file_and_its_folders_are_on_the_disk_under_their_names(
 
 
 def test_a_session_id_is_remembered_in_every_run(tmp_path: Path) -> None:
-    store = SourceStore(tmp_path / "s.sqlite")
+    store = store_at(tmp_path / "s.sqlite")
     store.accept_header(header(1))
     store.close()
     assert history(tmp_path / "s.sqlite", session=SESSION, run=OTHER_RUN).session_seen
@@ -189,10 +192,10 @@ def test_a_run_with_other_settings_is_refused_and_keeps_its_state(tmp_path: Path
     store.close()
 
 
-@pytest.mark.parametrize("kind", [SourceStore, AggregatorStore])
-def test_state_is_readable_by_its_owner_alone(tmp_path: Path, kind: type) -> None:
+@pytest.mark.parametrize("kind", [store_at, AggregatorStore])
+def test_state_is_readable_by_its_owner_alone(tmp_path: Path, kind: Callable[[Path], Any]) -> None:
     store = kind(tmp_path / "new" / "state.sqlite")
-    if kind is SourceStore:
+    if kind is store_at:
         store.burn_fuse(RUN, 1)
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "new").iterdir()}
     store.close()
@@ -200,27 +203,27 @@ def test_state_is_readable_by_its_owner_alone(tmp_path: Path, kind: type) -> Non
     assert set(modes.values()) == {0o600}
 
 
-@pytest.mark.parametrize("kind", [SourceStore, AggregatorStore])
-def test_a_second_process_on_the_same_state_is_refused(tmp_path: Path, kind: type) -> None:
+@pytest.mark.parametrize("kind", [store_at, AggregatorStore])
+def test_a_second_process_on_the_same_state_is_refused(tmp_path: Path, kind: Callable[[Path], Any]) -> None:
     store = kind(tmp_path / "state.sqlite")
-    with pytest.raises(ConfigError, match="another process uses this folder") as caught:
+    with pytest.raises(ConfigError, match="another process uses it") as caught:
         kind(tmp_path / "state.sqlite")
     assert "--out" in caught.value.hint
     store.close()
     kind(tmp_path / "state.sqlite").close()
 
 
-@pytest.mark.parametrize("kind", [SourceStore, AggregatorStore])
-def test_state_of_another_release_is_refused_and_left_alone(tmp_path: Path, kind: type) -> None:
+@pytest.mark.parametrize("kind", [store_at, AggregatorStore])
+def test_state_of_another_release_is_refused_and_left_alone(tmp_path: Path, kind: Callable[[Path], Any]) -> None:
     path = tmp_path / "state.sqlite"
     with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 8")
+        database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(ConfigError, match="schema version 8") as caught:
+    with pytest.raises(ConfigError, match="schema version 99") as caught:
         kind(path)
     assert "release" in caught.value.hint
     with sqlite3.connect(path) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (8,)
+        assert database.execute("PRAGMA user_version").fetchone() == (99,)
     database.close()
 
 
@@ -228,7 +231,7 @@ def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     path.write_bytes(b"this is not a database, and it is long enough to be noticed" * 20)
     with pytest.raises(SecureFdaError, match=r"state\.sqlite: file is not a database") as caught:
-        SourceStore(path)
+        store_at(path)
     assert caught.value.hint
     assert "\n" not in str(caught.value)
 
@@ -236,12 +239,12 @@ def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:
 def test_a_folder_in_place_of_the_file_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "state.sqlite").mkdir()
     with pytest.raises(SecureFdaError, match=r"state\.sqlite: Is a directory") as caught:
-        SourceStore(tmp_path / "state.sqlite")
+        store_at(tmp_path / "state.sqlite")
     assert "folder" in caught.value.hint
 
 
 def test_a_full_disk_is_one_clear_line_and_burns_no_fuse(tmp_path: Path) -> None:
-    store = SourceStore(tmp_path / "s.sqlite")
+    store = store_at(tmp_path / "s.sqlite")
     pages = store._database.execute("PRAGMA page_count").fetchone()[0]
     store._database.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to a full disk
     with pytest.raises(SecureFdaError, match="database or disk is full") as caught:

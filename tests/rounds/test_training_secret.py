@@ -17,13 +17,14 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 from rounds_federation import SEED, TARGET, identity, roster_of, site_id, task_of, training_of
+from source_stores import store_at
 
 from securefda.config import AggregatorConfig, NoiseSection, ProcessSection, SourceConfig, TaskSection, TrainingSection
 from securefda.errors import ConfigError
 from securefda.policy import default_policy
 from securefda.rounds.composition import Member, source_site, target_site
 from securefda.rounds.site import SiteTrainer
-from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rounds.store import AggregatorStore
 from securefda.rounds.training_secret import REPEATABLE, TrainingSecret, secret_of_site
 from securefda.secagg.secret import Secret
 from securefda.training import OwnRows, TrainingSettings, Vector, derive_seed, train_local
@@ -61,7 +62,7 @@ class Site:
                 trainer = target_site(target, member, lambda: ({}, {}), store, secret=drawn_from).trainer
                 return trainer.train(trainer.initial_model(), round_number, 1.0, run_id=run_id, attempt=attempt).update
         source = SourceConfig(source=process, task=POINTS, training=PLAIN)
-        with closing(SourceStore(self.out / "state.sqlite")) as kept:
+        with closing(store_at(self.out / "state.sqlite")) as kept:
             policy = default_policy(max_samples=1000)
             trainer = source_site(source, policy, member, kept, secret=drawn_from).trainer
             return trainer.train(trainer.initial_model(), round_number, 1.0, run_id=run_id, attempt=attempt).update

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from rounds_federation import TARGET, Federation, signer, trainer_of, until
 
+from securefda.policy import ReleaseLimits
 from securefda.rounds.site import vector_to_wire
 from securefda.secagg.messages import NO_CONTEXT, Advertise, Header, Parcel, Refusal, TargetTerms
 
@@ -57,7 +58,8 @@ class Prober:
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Federation]:
     made = Federation(tmp_path, 3, rule="fedgp", beta=1.0, rounds=1)
-    made.sources[VICTIM] = made.source(VICTIM, batch_size=ALL_ROWS)
+    patient = made.policy(VICTIM, release=ReleaseLimits(max_unfinished=1000))
+    made.sources[VICTIM] = made.source(VICTIM, policy=patient, batch_size=ALL_ROWS)
     yield made
     made.close()
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 from cohort import TARGET, Bytes, identity, roster_of, secrets_in, signer
+from source_stores import store_at
 
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.policy import default_policy
 from securefda.rounds.composition import Member, witness_of
 from securefda.rounds.journal import Opening
 from securefda.rounds.source import SourceRounds, SourceSite
-from securefda.rounds.store import SourceStore
 from securefda.rounds.witness import Witness, WitnessMemory
 from securefda.secagg.cohorts import cohort_with
 from securefda.secagg.messages import (
@@ -157,7 +157,7 @@ class Source:
         terms, roster = self.terms, roster_of(self.terms.n)
         level = terms.level_of(self.index)
         policy = default_policy(level.label, terms.k_min, terms.n_c)  # type: ignore[arg-type]
-        self.store = SourceStore(self.folder / f"source-{self.index}.sqlite")
+        self.store = store_at(self.folder / f"source-{self.index}.sqlite")
         self.witness = witness_at(self.folder, self.index, terms, self.store)
         site = SourceSite.under_policy(
             policy,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from source_stores import store_at
 
 from securefda.cli.bench.trainer import RandomTrainer
 from securefda.policy import SourcePolicy
@@ -44,7 +45,7 @@ def random_source(
     member: Member, folder: Path, params: int, policy: SourcePolicy, reporter: Any, files: ExitStack
 ) -> SourceRounds:
     """A source of such a run."""
-    store = files.enter_context(closing(SourceStore(folder / f"{member.site_id}.sqlite")))
+    store = files.enter_context(closing(store_at(folder / f"{member.site_id}.sqlite")))
     site = SourceSite.under_policy(
         policy,
         signer=member.signer,

@@ -10,13 +10,12 @@ from securefda.secagg.messages import Advertise, MaskedInput, Update, Visibility
 from threat_model.adversaries.round_again import RoundAgain, Way
 from threat_model.scores import is_recovered
 from threat_model.stage import MakesStage, Stage
-from threat_model.switches import RELEASE_FUSE, checks_off, switched_off
+from threat_model.switches import ONE_RUN, RELEASE_FUSE, Switch, checks_off, switched_off
 
 VICTIM, OTHERS = 2, [1, 3, 4, 5]
 REFUSALS: dict[Way, str] = {
     "attempt": "RELEASE_FUSE",
     "place": "HEADER_ORDER",
-    "run": "HEADER_RUN",
     "unannounced run": "HEADER_RUN",
     "header": "HEADER_REPLAY",
 }
@@ -57,6 +56,17 @@ def test_round_that_is_asked_for_again_without_one_source_is_refused_by_the_othe
 
 
 @pytest.mark.threat("T11")
+@pytest.mark.parametrize("restart", [False, True], ids=["running", "restarted"])
+def test_round_that_is_asked_for_again_in_another_run_finds_no_source(staged: MakesStage, restart: bool) -> None:
+    stage = staged(aggregator=partial(RoundAgain, victim=VICTIM, way="run", after_restart=restart))
+    play_twice(stage, restart=restart)
+    assert set(stage.not_joined) == {*OTHERS, VICTIM}
+    assert all("belongs to run" in str(error) for error in stage.not_joined.values())
+    assert all(len(stage.said(index, MaskedInput)) == 1 for index in OTHERS)
+    assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T11")
 def test_state_file_itself_burns_no_fuse_twice_where_the_header_is_not_asked(staged: MakesStage) -> None:
     stage = staged(aggregator=partial(RoundAgain, victim=VICTIM))
     with switched_off(checks_off("RELEASE_FUSE"), roster=stage.roster):
@@ -93,12 +103,12 @@ def test_round_is_not_repeated_at_the_other_levels_either(staged: MakesStage, vi
 @pytest.mark.threat("T11")
 @pytest.mark.control
 @pytest.mark.parametrize("restart", [False, True], ids=["running", "restarted"])
-@pytest.mark.parametrize("way", ["attempt", "run"])
-def test_two_sums_give_the_update_of_the_one_between_them_where_no_fuse_is_burnt(
-    staged: MakesStage, way: Way, restart: bool
+@pytest.mark.parametrize(("way", "off"), [("attempt", RELEASE_FUSE), ("run", ONE_RUN)], ids=["attempt", "run"])
+def test_two_sums_give_the_update_of_the_one_between_them_where_a_round_or_a_run_may_follow(
+    staged: MakesStage, way: Way, off: Switch, restart: bool
 ) -> None:
     stage = staged(aggregator=partial(RoundAgain, victim=VICTIM, way=way, after_restart=restart))
-    with switched_off(RELEASE_FUSE, roster=stage.roster):
+    with switched_off(off, roster=stage.roster):
         play_twice(stage, restart=restart)
     assert all(len(stage.said(index, MaskedInput)) == 2 for index in OTHERS)
     assert len(stage.said(VICTIM, MaskedInput)) == 1

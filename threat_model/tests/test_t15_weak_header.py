@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from source_stores import store_at
 
 from securefda.adaptation import Strategy, round_plan
 from securefda.audit import notes
@@ -25,7 +26,6 @@ from securefda.rounds.headers import Place, Planner, make_header
 from securefda.rounds.run_settings import TargetSite
 from securefda.rounds.site import vector_to_wire
 from securefda.rounds.source import SourceRounds
-from securefda.rounds.store import SourceStore
 from securefda.secagg.messages import (
     NO_CONTEXT,
     NO_SESSION,
@@ -62,7 +62,7 @@ from threat_model.sites import (
     witness_at,
 )
 from threat_model.stage import MakesStage, Stage, run_settings
-from threat_model.switches import POLICY, UPDATE_AT_THE_CLIP, switched_off
+from threat_model.switches import ONE_RUN, POLICY, UPDATE_AT_THE_CLIP, switched_off
 
 N = 3
 CLIPS = (1e-9, 1e-4, 0.05, 0.1, 0.2, 0.3, 0.4, 0.46, 0.48, 1.0)
@@ -72,7 +72,8 @@ CLIPS = (1e-9, 1e-4, 0.05, 0.1, 0.2, 0.3, 0.4, 0.46, 0.48, 1.0)
 def sign_stage(staged: MakesStage) -> Stage:
     rows = {index: samples_of(index) for index in range(1, N + 1)}
     adversary = partial(SignHeader, rows=rows, clips=CLIPS)
-    return staged(N, aggregator=adversary, settings={"strategy": Strategy(rule="source_only", rounds=len(CLIPS))})
+    strategy = Strategy(rule="source_only", rounds=len(CLIPS))
+    return staged(N, aggregator=adversary, settings={"strategy": strategy}, max_unfinished=len(CLIPS))
 
 
 def true_signs(stage: Stage, index: int) -> np.ndarray:
@@ -184,14 +185,15 @@ EXAMPLES = 800
 class Victim:
     """A source with its state in a folder, which is asked one header after another, each of another run.
 
-    It joins each run, and cosigns the log of one record that the target has of it; so have all the others.
+    It joins each run, where runs are not limited, and cosigns the log of one record that the target has of it; so have
+    all the others.
     """
 
     folder: Path
 
     def __post_init__(self) -> None:
         self.roster, self.numbers, self.answers = roster_of(SITES), count(1), Counter()
-        self._store = SourceStore(self.folder / "state")
+        self._store = store_at(self.folder / "state")
         self._site = source_site(ME, self.roster, PERMITS, known_update, self._store, logs=self.folder / "logs")
         self.rounds = SourceRounds(self._site, SiteWatch())
 
@@ -398,7 +400,11 @@ REASONS = {
 
 @pytest.mark.threat("T15")
 def test_every_header_that_is_accepted_satisfies_every_inequality(ledgers: Path) -> None:
-    with closing(SourceStore(ledgers / "unused")) as memory, closing(Victim(ledgers / "victim")) as victim:
+    with (
+        switched_off(ONE_RUN, roster=roster_of(SITES)),
+        closing(store_at(ledgers / "unused")) as memory,
+        closing(Victim(ledgers / "victim")) as victim,
+    ):
         witness = witness_at(ledgers / "target", TARGET, roster_of(SITES), memory)
         target = target_site(roster_of(SITES), known_update, lambda: 0.0, witness)
 

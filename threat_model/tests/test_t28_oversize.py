@@ -17,12 +17,13 @@ from typing import Any
 
 import grpc
 import pytest
+from source_stores import store_at
 
 from securefda.policy import default_policy
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.source import SourceRounds
-from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rounds.store import AggregatorStore
 from securefda.secagg.messages import MaskedInput, Visibility
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
@@ -228,7 +229,7 @@ class SlowRound:
 
     def _rounds(self, index: int) -> SourceRounds:
         policy = default_policy("sum", 2, 0, 2, clip=CLIP, max_samples=MAX_SAMPLES, kappa=0.0)
-        store = self._stack.enter_context(closing(SourceStore(self._folder / f"{index}.sqlite")))
+        store = self._stack.enter_context(closing(store_at(self._folder / f"{index}.sqlite")))
         logs = self._folder / "logs" / str(index)
         site = source_site(index, self.roster, policy, known_update, store, logs=logs)
         self._stack.callback(site.witness.journal.close)

@@ -112,10 +112,11 @@ CASES = [
     Case("release.max-attempts", asks(attempt=3), {"release.max-attempts": 2}),
     Case("release.max-rounds", asks(round=51), {"release.max-rounds": 50}),
 ]
-NOT_IN_A_HEADER = {"allowed-tasks", "metadata.may-leave"} | {
+NOT_IN_A_HEADER = {"allowed-tasks", "metadata.may-leave", "release.max-runs", "release.max-unfinished"} | {
     f"dp.{key}" for key in ("required", "unit", "target-epsilon", "target-delta", "accountant", "max-grad-norm")
 }
-"""What a site trains for, with which noise, and what it adds to its own messages: no aggregator has a say in any."""
+"""What a site trains for, with which noise, and what it adds to its own messages: no aggregator has a say in any. And
+what counts over rounds and runs: no single header is above it."""
 
 
 def played(staged: MakesStage, case: Case) -> Stage:

@@ -33,12 +33,13 @@ from securefda.cli.bench.trainer import RandomTrainer
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.federation.kit import load_kit
 from securefda.heap import map_large_blocks
-from securefda.policy import load_signed_policy
+from securefda.policy import ReleaseLimits, load_signed_policy
 from securefda.rounds.composition import Member, witness_of
 from securefda.rounds.journal import Opening
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.records import RoundLine, SiteLine
 from securefda.rounds.run import AggregatorRun
+from securefda.rounds.run_book import RunBook
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.source import SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
@@ -252,7 +253,8 @@ class _Source:
 
     async def _take_part(self, channel: SourceChannel) -> None:
         folder = tempfile.mkdtemp(prefix=f"{self._kit.site_id}-", dir=self._job.folder)  # one folder for every run
-        with closing(SourceStore(Path(folder) / "state.sqlite")) as store:
+        runs = RunBook(Path(folder) / "runs.sqlite", ReleaseLimits())
+        with closing(SourceStore(Path(folder) / "state.sqlite", runs)) as store:
             site = self._site(store, Path(folder) / "audit")
             rounds = SourceRounds(site, _Alarms())
             driver = SourceDriver(rounds, channel, SilentReporter())

@@ -20,6 +20,13 @@ source = typer.Typer(help="A source's process.")
 
 ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The site's settings file.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for state and results; overrides the file.")]
+AcceptRun = Annotated[
+    bool,
+    typer.Option(
+        "--accept-run",
+        help="Take part in one run more than release.max-runs permits, and go on after release.max-unfinished.",
+    ),
+]
 RunSeed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the run; overrides the file.")]
 
 
@@ -49,6 +56,7 @@ def start_source(
     config: ConfigFile,
     out: Out = None,
     seed: RunSeed = None,
+    accept_run: AcceptRun = False,
     overrides: Overrides = [],
     output: OutputFormat = Format.TXT,
 ) -> None:
@@ -59,7 +67,7 @@ def start_source(
     settings = load_source(config, [*overrides, *_flags("source", out, seed)], os.environ)
     folder = settings.source.out
     with interruptible(folder), console_reporter() as reporter:
-        _service("source").main(settings, reporter)
+        _service("source").main(settings, reporter, accept_run=accept_run)
     print_result(output, {"out": str(folder)}, f"the run is over; this site's own record is in {folder}")
 
 

@@ -1,0 +1,147 @@
+"""A file of state that survives kills and forks of the process that writes it.
+
+Every change is on disk (``synchronous=FULL``, write-ahead log) before the call returns. A copy of the process can use
+none of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from securefda.disk import file_number, make_folder, sync_folder
+from securefda.errors import ConfigError, SecureFdaError
+from securefda.rounds.process_guard import ProcessGuard
+
+_LOCK_S = 1.0
+_FOLDER_MODE = 0o777  # less the umask: of a run folder, in which the files are open to their owner only
+
+
+class StateFile:
+    """A SQLite file with one schema, open until it is closed; disk errors are one clear line.
+
+    Args:
+        path: of the file, which is made where there is none, with its folder.
+        tables: SQL that makes the schema.
+        schema_version: of this schema; a file of another one is refused.
+        exclusive: whether one process has the file to itself.
+
+    Raises:
+        ConfigError: another process uses the file, or it is of another release; so does every method.
+        SecureFdaError: it cannot be read or written; so does every method.
+        CopiedProcess: from every method but ``close``, in a copy of the process that opened the file.
+    """
+
+    _other_release = "use the release that made it, or another --out folder"
+    _busy = "stop it, or name another --out folder"
+
+    def __init__(self, path: Path, tables: str, schema_version: int, *, exclusive: bool) -> None:
+        self._path, self._schema_version = path, schema_version
+        # A process that is told to end closes the file while a thread of it may still be at work in it.
+        self._one_at_a_time = threading.RLock()
+        with self._clear_errors():
+            make_folder(path.parent, _FOLDER_MODE)
+            self._file_number = _make_file(path)
+            self._database = sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None, check_same_thread=False)
+            self._process = ProcessGuard(str(path), self._abandon)
+            try:
+                self._prepare(tables, exclusive)
+            except BaseException:
+                self._database.close()
+                raise
+
+    def _prepare(self, tables: str, exclusive: bool) -> None:
+        if exclusive:
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = FULL")
+        self._database.execute("PRAGMA fullfsync = 1")  # macOS: its fsync alone leaves the data in the drive's cache
+        version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            last = self._before_first_use()
+            self._database.executescript(
+                f"BEGIN IMMEDIATE; {tables} {last} PRAGMA user_version = {self._schema_version}; COMMIT;"
+            )
+        elif version != self._schema_version:
+            raise ConfigError(
+                str(self._path),
+                f"has schema version {version}, this release writes {self._schema_version}",
+                hint=self._other_release,
+            )
+        else:
+            self._before_next_use()
+
+    def _before_first_use(self) -> str:
+        """Called before the tables of a new file are made; returns SQL that belongs to their transaction."""
+        return ""
+
+    def _before_next_use(self) -> None:
+        """Called when a file that has its tables is opened."""
+
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        try:
+            with self._one_at_a_time:
+                yield
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
+                raise self._disk_error(error) from error
+            raise ConfigError(str(self._path), "another process uses it", hint=self._busy) from error
+        except sqlite3.DatabaseError as error:
+            raise self._disk_error(error) from error
+        except OSError as error:
+            raise SecureFdaError(
+                f"{self._path}: {error.strerror}", hint="choose a folder that can be written"
+            ) from error
+
+    def _disk_error(self, error: sqlite3.DatabaseError) -> SecureFdaError:
+        hint = "free disk space and check the folder's permissions, then start again"
+        # Of a text that is not UTF-8 the message holds the text, and Python gives it no code.
+        not_text = isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
+        return SecureFdaError(f"{self._path}: {'a text in it is not UTF-8' if not_text else error}", hint=hint)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._process.require_original()
+        with self._clear_errors():
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:  # SQLite has rolled back by itself where the disk is full
+                    self._database.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Close the file when no thread is in it; what was committed stays. A copy of the process leaves it alone."""
+        if not self._process.is_copy:
+            with self._one_at_a_time:
+                self._database.close()
+
+    def _abandon(self) -> None:
+        """In a copy of the process, see to it that the connection is never closed, whatever happens to this object.
+
+        SQLite takes the copy for the only user of the file: closing, also at exit, would delete the write-ahead log
+        that the original goes on writing to, and with it every fuse that is burnt from then on.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
+        self._one_at_a_time = threading.RLock()  # a thread that the copy has not may have held the old one
+
+
+def _make_file(path: Path) -> str:
+    """Make the file where there is none, on the disk under its name; returns its number.
+
+    The mode is set before SQLite writes a byte, so that at no time others can read the file.
+    """
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        sync_folder(path.parent)
+        return file_number(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,284 @@
+"""What a site remembers of its runs beyond one folder: how many began, their sessions, and rounds without a result."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rounds_federation import TARGET, Federation, signer, until
+from source_stores import book_beside
+
+from securefda.errors import FaultyAggregatorError, PolicyRefusal, SecureFdaError
+from securefda.policy import ReleaseLimits
+from securefda.rounds.run_book import RunBook, run_book_file
+from securefda.secagg.messages import NO_CONTEXT, Header, Parcel, Refusal, Signed
+
+ME = 1
+DAY_S = 86_400
+A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
+FOLDER, OTHER_FOLDER = "12.34", "56.78"
+
+
+@pytest.fixture
+def header(tmp_path: Path) -> Iterator[Callable[..., Signed[Header]]]:
+    """Makes signed headers of any run, round and session."""
+    federation = Federation(tmp_path / "federation")
+    first = until(federation.open(), ME, Header).message
+
+    def make(run: bytes, number: int = 1, attempt: int = 1, session: bytes = b"") -> Signed[Header]:
+        body = replace(first.body, run_id=run, round=number, attempt=attempt)
+        return signer(TARGET).sign(session or bytes([number, attempt]) * 16, NO_CONTEXT, body)
+
+    yield make
+    federation.close()
+
+
+class Clock:
+    """The time of the site."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def book(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., RunBook]]:
+    """Opens the book, each time as a new process of the site does."""
+    opened: list[RunBook] = []
+
+    def open_book(*, accept_run: bool = False, **limits: int) -> RunBook:
+        while opened:
+            opened.pop().close()
+        opened.append(RunBook(run_book_file(tmp_path), ReleaseLimits(**limits), unix_time=clock, accept_run=accept_run))
+        return opened[-1]
+
+    yield open_book
+    while opened:
+        opened.pop().close()
+
+
+def finish(book: RunBook, header: Signed[Header], folder: str = FOLDER) -> None:
+    book.begin_attempt(header, folder)
+    book.result_accepted()
+
+
+def is_open(book: RunBook, run: bytes, folder: str = FOLDER, number: int | None = None) -> bool:
+    try:
+        book.require_open(run, folder, number)
+    except (PolicyRefusal, FaultyAggregatorError):
+        return False
+    return True
+
+
+def test_a_second_run_in_a_day_is_refused_and_the_first_goes_on(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    own = book()
+    finish(own, header(A))
+
+    with pytest.raises(PolicyRefusal) as refused:
+        own.begin_attempt(header(B, 1, session=b"s" * 32), OTHER_FOLDER)
+
+    assert (refused.value.key, refused.value.allowed) == ("release.max-runs", "1")
+    assert refused.value.hint.endswith("securefda source start --accept-run")
+    assert not own.has_session(b"s" * 32)
+    finish(own, header(A, 2))
+
+
+def test_runs_are_counted_over_folders_and_processes(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    finish(book(max_runs=2), header(A))
+    finish(book(max_runs=2), header(B), OTHER_FOLDER)
+
+    assert not is_open(book(max_runs=2), C)
+
+
+def test_a_run_counts_for_a_day(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]], clock: Clock
+) -> None:
+    own = book()
+    finish(own, header(A))
+
+    clock.now += DAY_S - 1
+    assert not is_open(own, B)
+    clock.now += 2
+    assert is_open(own, B)
+
+
+def test_a_run_counts_where_the_clock_was_put_back(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]], clock: Clock
+) -> None:
+    own = book()
+    finish(own, header(A))
+    clock.now -= 10 * DAY_S
+
+    assert not is_open(own, B)
+
+
+def test_a_run_that_was_begun_and_came_to_nothing_counts(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    own = book()
+    own.begin_attempt(header(A), FOLDER)
+
+    assert not is_open(own, B)
+
+
+def test_the_operator_s_word_is_for_one_run_of_one_process(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    finish(book(), header(A))
+    told = book(accept_run=True)
+
+    finish(told, header(B), OTHER_FOLDER)
+
+    assert is_open(told, B, OTHER_FOLDER)
+    assert not is_open(told, C)
+    finish(book(max_runs=0, accept_run=True), header(C, 3))
+    assert not is_open(book(), b"D" * 16)
+
+
+def test_the_operator_s_word_is_not_used_up_by_a_run_that_needs_none(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    told = book(accept_run=True)
+    finish(told, header(A))
+
+    assert is_open(told, B)
+
+
+def test_with_0_runs_a_day_none_begins_by_itself(book: Callable[..., RunBook]) -> None:
+    assert not is_open(book(max_runs=0), A)
+    assert is_open(book(max_runs=0, accept_run=True), A)
+
+
+def test_a_run_stays_in_the_folder_that_it_began_in(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    """Another folder knows neither its fuses nor its positions."""
+    own = book(max_runs=10)
+    finish(own, header(A))
+
+    with pytest.raises(FaultyAggregatorError, match="in another folder") as refused:
+        own.begin_attempt(header(A, 2), OTHER_FOLDER)
+    assert refused.value.check == "HEADER_RUN"
+
+
+def test_a_session_is_remembered_in_every_run_and_folder(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    finish(book(), header(A, session=b"s" * 32))
+
+    assert book().has_session(b"s" * 32)
+    assert not book().has_session(b"t" * 32)
+
+
+def test_after_three_rounds_without_a_result_a_fourth_is_refused_until_the_operator_says_otherwise(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    for number in (1, 2, 3):
+        book().begin_attempt(header(A, number), FOLDER)
+
+    with pytest.raises(FaultyAggregatorError) as refused:
+        book().begin_attempt(header(A, 4, session=b"s" * 32), FOLDER)
+    assert refused.value.check == "UNFINISHED"
+    assert not book().has_session(b"s" * 32)
+    assert is_open(book(accept_run=True), A, number=4)
+    assert is_open(book(), A, number=4)
+
+
+def test_another_attempt_at_the_third_round_is_open(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    own = book()
+    for number in (1, 2, 3):
+        own.begin_attempt(header(A, number), FOLDER)
+
+    assert is_open(own, A)
+    own.begin_attempt(header(A, 3, attempt=2), FOLDER)
+    assert not is_open(own, A, number=4)
+
+
+def test_a_result_sets_the_count_back(book: Callable[..., RunBook], header: Callable[..., Signed[Header]]) -> None:
+    own = book()
+    for number in (1, 2):
+        own.begin_attempt(header(A, number), FOLDER)
+    finish(own, header(A, 3))
+
+    assert is_open(own, A, number=6)
+    for number in (4, 5, 6):
+        own.begin_attempt(header(A, number), FOLDER)
+    assert not is_open(own, A, number=7)
+
+
+def test_a_new_run_does_not_set_the_count_back(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    for run in (A, B, C):
+        book(max_runs=10).begin_attempt(header(run, session=run * 2), FOLDER)
+
+    with pytest.raises(FaultyAggregatorError, match="3 rounds in a row"):
+        book(max_runs=10).require_open(b"D" * 16, FOLDER)
+
+
+def begin(path: Path, header: Signed[Header], go: object) -> None:
+    """A process of the site; ends with 0 where its run may begin."""
+    go.wait()  # type: ignore[attr-defined]
+    own = RunBook(path, ReleaseLimits())
+    try:
+        own.begin_attempt(header, header.body.run_id.hex())
+    except PolicyRefusal:
+        raise SystemExit(1) from None
+    finally:
+        own.close()
+
+
+def test_of_two_runs_that_begin_at_once_one_begins(tmp_path: Path, header: Callable[..., Signed[Header]]) -> None:
+    context = multiprocessing.get_context("fork")
+    go = context.Event()
+    processes = [
+        context.Process(target=begin, args=(run_book_file(tmp_path), header(run, session=run * 2), go))
+        for run in (A, B)
+    ]
+    for process in processes:
+        process.start()
+    go.set()
+    for process in processes:
+        process.join(30)
+
+    assert sorted(process.exitcode or 0 for process in processes) == [0, 1]
+
+
+def test_a_source_that_refuses_a_run_says_so_and_trains_nothing(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    book = RunBook(book_beside(tmp_path / f"source-{ME}.sqlite"), ReleaseLimits(), unix_time=lambda: federation.unix_s)
+    parcel = until(federation.open(), ME, Header)
+    other = replace(parcel.message.body, run_id=A)
+    book.begin_attempt(signer(TARGET).sign(b"s" * 32, NO_CONTEXT, other), OTHER_FOLDER)
+    book.close()
+
+    (answer,) = federation.sources[ME].handle(Parcel(parcel.message, parcel.vectors))
+
+    assert answer.message.body == Refusal("release.max-runs")
+    assert federation.sources[ME].deadline_s() is None
+    federation.close()
+
+
+def test_a_book_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    path = run_book_file(tmp_path)
+    path.parent.mkdir()
+    path.write_bytes(b"no database" * 100)
+
+    with pytest.raises(SecureFdaError, match=r"runs\.sqlite: file is not a database"):
+        RunBook(path, ReleaseLimits())
