@@ -264,10 +264,10 @@ READERS = {
     ),
     "dp.ledger_rows._parse_row": Reader(in_a_ledger, b'{"kind":"opened","time":1,"ledger":@}', LedgerError),
     "rounds.run_folder._read_lines": Reader(
-        in_file("metrics.jsonl", lambda file: read_run(file.parent)), b'{"round":@}\n', takes=True
+        in_file("metrics.jsonl", lambda file: read_run(file.parent)), b'{"round":@}\n'
     ),
     "rounds.run_folder._read_summary": Reader(
-        in_file("summary.json", lambda file: read_run(file.parent)), b'{"rounds":@}', takes=True
+        in_file("summary.json", lambda file: read_run(file.parent)), b'{"rounds":@}'
     ),
     "rounds.store.AggregatorStore._json": Reader(in_a_store, raises=SecureFdaError, takes=True),
     "cli.run._summary": Reader(in_file("summary.json", run._summary)),

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from securefda.config import FederationConfig, aggregator_toml, child_environment, site_policy, source_toml
 from securefda.cores import usable_cores
-from securefda.errors import ConfigError, ExitCode, RunEnded, SecureFdaError
+from securefda.errors import ExitCode, RunEnded, SecureFdaError
 from securefda.federation.endpoints import Address
 from securefda.federation.enrolment import init_federation
 from securefda.federation.sites import SiteSpec
@@ -29,7 +29,7 @@ from securefda.policy import default_policy_text
 from securefda.rounds.composition import make_ledgers
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import RoundLine, Summary
-from securefda.rounds.run_folder import METRICS_FILE, SUMMARY_FILE, RunFolder, read_object, replace_file
+from securefda.rounds.run_folder import METRICS_FILE, ROUND, SUMMARY, SUMMARY_FILE, RunFolder, read_object, replace_file
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.1
@@ -78,10 +78,7 @@ def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Repo
 
 
 def _summary(file: Path) -> Summary:
-    try:
-        return Summary(**read_object(file, 1, file.read_bytes()))
-    except TypeError as error:
-        raise ConfigError(str(file), "is no summary of a run") from error
+    return Summary(**read_object(file, 1, file.read_bytes(), SUMMARY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +209,7 @@ def _report_rounds(metrics: Path, shown: int, rounds: int, reporter: Reporter) -
     if not metrics.exists():
         return 0
     whole = metrics.read_bytes().split(b"\n")[:-1]
-    lines = [cast(RoundLine, read_object(metrics, number, line)) for number, line in enumerate(whole, start=1)]
+    lines = [cast(RoundLine, read_object(metrics, number, line, ROUND)) for number, line in enumerate(whole, start=1)]
     for line in lines[shown:]:
         reporter.round_started(line["round"], rounds)
         reporter.round_finished(line)

@@ -97,7 +97,7 @@ class _Stopwatch(SilentReporter):
     def __init__(self) -> None:
         self.began = 0.0
         self.ended = 0.0
-        self.line: RoundLine = {}
+        self.line = RoundLine(round=0)
         self.cpu_seconds: defaultdict[str, float] = defaultdict(float)
         self._phase = ""
         self._cpu = 0.0
