@@ -58,8 +58,7 @@ def toml_table(data: str | bytes) -> dict[str, Any]:
     """Parse TOML in UTF-8.
 
     Raises:
-        BeyondBounds: it is nested more than ``MAX_NESTING`` deep, an integer does not fit 64 bits, or a text holds NUL,
-            which no path, name or option can.
+        BeyondBounds: it is nested more than ``MAX_NESTING`` deep, or an integer does not fit 64 bits.
         tomllib.TOMLDecodeError: it is no TOML; the text says where.
         UnicodeDecodeError: it is not UTF-8.
     """
@@ -101,13 +100,11 @@ def _require_bounded(table: Mapping[str, Any]) -> None:
         if isinstance(value, dict | list) and level > MAX_NESTING:
             raise BeyondBounds(_TOO_DEEP)
         if isinstance(value, dict):
-            left += [(part, level + 1) for pair in value.items() for part in pair]
+            left += [(part, level + 1) for part in value.values()]
         elif isinstance(value, list):
             left += [(part, level + 1) for part in value]
         elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
             raise BeyondBounds(_TOO_LARGE)
-        elif isinstance(value, str) and "\0" in value:
-            raise BeyondBounds("holds a text with a NUL in it")
 
 
 def _require_printable(text: str) -> None:

@@ -47,6 +47,8 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 def _beside_the_file(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, str):
         return value
+    if "\0" in value:
+        raise ValueError("must be a path, and none holds a NUL")
     base = (info.context or {}).get("base", Path())
     return Path(base) / Path(value).expanduser() if value else None
 
@@ -81,7 +83,7 @@ def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: it is not UTF-8, not TOML (with line and column), or holds what no setting takes: nesting without
-            end, an integer of more than 64 bits, a NUL.
+            end, or an integer of more than 64 bits.
     """
     try:
         return toml_table(data)
