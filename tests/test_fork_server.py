@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -30,11 +31,13 @@ def server() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def run(server: ForkServer, tmp_path: Path) -> Run:
-    """Runs the text of a module."""
+    """Runs the text of a module, each in a file of its own: a process may read it after the next has started."""
+    numbers = itertools.count(1)
 
     def start(text: str, *arguments: str, of: ForkServer = server, **environment: str) -> ForkedProcess:
-        (tmp_path / "program.py").write_text(text)
-        return of.start("program", arguments, cwd=tmp_path, env=surrounding() | environment)
+        name = f"program{next(numbers)}"
+        (tmp_path / f"{name}.py").write_text(text)
+        return of.start(name, arguments, cwd=tmp_path, env=surrounding() | environment)
 
     return start
 
@@ -84,7 +87,7 @@ def test_it_is_what_python_m_runs(run: Run, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     changes = {"PYTHONPATH": f"{tmp_path}/a b{os.pathsep}{tmp_path}/c", "TMPDIR": str(tmp_path / "tmp"), "NEW": "x"}
     copy = run(text, "one", "--two=3", **changes)
-    process = fork_server.start_by_exec("program", ["one", "--two=3"], cwd=tmp_path, env={**surrounding(), **changes})
+    process = fork_server.start_by_exec("program1", ["one", "--two=3"], cwd=tmp_path, env={**surrounding(), **changes})
     out, err = process.communicate(timeout=WAIT_S)
     assert (says(copy), copy.args) == (out, process.args)
     assert err == ""

@@ -1,7 +1,33 @@
 """What signed messages prove against their signer, to somebody who has only them and the roster. Pure.
 
-A claim holds where the messages alone show that the accused did what no honest site does. What shows only beside a log,
-a record that is missing or an epsilon that is wrong, is no claim: there the log itself is the evidence.
+A claim names messages that no honest site can have signed, whatever everybody else does. All of them carry the
+accused's own signature, and that signature binds them to one another. What somebody else chose binds nothing. The
+target chooses session ids, run ids, rounds, headers and key lists, and a source remembers them for each run folder
+only: in two folders an honest source does sign two messages with one session id.
+
+What binds messages of a *target*: it draws each session id itself, at random, and writes an attempt down before its
+header leaves. So two headers of one attempt, or two lists in one session, are two stories. A header counts only under
+the roster that the reader trusts and in the run that the claim is about, since its checkpoint is checked against those.
+
+What binds messages of a *source*: their context. From R1 on it is a digest over the header (and with it roster, run,
+round and attempt), the key list and the members. The list holds the source's own fresh keys, or it goes on with none
+(``KEY_OWN``), so each context belongs to one process and one session of it, and there every type is signed once. Two
+messages with one context are therefore of one roster, run, round and header; of which, says their session id.
+
+A site is taken to be honest only if it keeps its audit log, and if a target does not put its state back. A site that
+begins its log of a run anew has signed two logs, and one that was put back two stories of a run; the signatures do not
+show whether on purpose.
+
+What evidence cannot show, and is no claim:
+
+- Two ``Advertise`` or two ``Update`` under one header. Their context is the header's digest alone, which the target can
+  show a source again in another folder: it makes new keys there, and trains again.
+- Two releases of one round in different sessions, or in different views of one. The target can name an old run, or show
+  another list, to a source in another folder. A source that signs two views in one process passes for one of those.
+- That a message was never sent. Every message that a site has signed would show it.
+
+What shows only beside a log, a record that is missing or an epsilon that is wrong, is no claim either: there the log
+itself is the evidence.
 """
 
 from __future__ import annotations
@@ -14,29 +40,25 @@ from securefda.audit.members import Members
 from securefda.audit.notes import Checkpoint, Note, NoteError, NoteKey, Witnessed
 from securefda.audit.statements import (
     BROADCAST,
-    ONCE,
-    RELEASES,
+    ONCE_IN_A_VIEW,
     HeaderSaid,
     ResultSaid,
     Statement,
     SurvivorsSaid,
 )
 
-ClaimKind = Literal[
-    "equivocation", "double-release", "threshold", "broken-chain", "bad-checkpoint", "forked-log", "never-sent"
-]
+ClaimKind = Literal["equivocation", "double-release", "threshold", "broken-chain", "bad-checkpoint", "forked-log"]
 KINDS: Final[frozenset[str]] = frozenset(get_args(ClaimKind))
 """Kinds of claims.
 
-- equivocation: two different messages of one type in one session, or two headers of one attempt.
-- double-release: two releases of one source in one round.
+- equivocation: of a target, two headers of one attempt or in one session, or two lists or results in one session; of a
+  source, two different messages of one type in one view of a session.
+- double-release: two masked inputs of one source in one view of a session.
 - threshold: a header with an unsound threshold, or survivors that are fewer than the header allows.
 - broken-chain: a header that does not continue the last result.
 - bad-checkpoint: a header without a checkpoint of the target's log that enough others have cosigned.
 - forked-log: two checkpoints of one size with different roots.
-- never-sent: a message of which its signer's log may not know; that it does not is for that log to show.
 """
-
 
 _Item = TypeVar("_Item")
 
@@ -65,15 +87,17 @@ class Claim:
 def prove(claim: Claim, members: Members) -> str:
     """Check a claim from its evidence alone, and say in one line what is proved.
 
-    The messages, in this order: of an equivocation the two; of a double release the two, then what binds them to their
-    rounds (their headers and the source's ``Advertise``), in any order; of a threshold the header and, if the survivors
-    are too few, their list; of a broken chain the result, the header of its session, the header that should continue
-    it, and, if that continues an older result, this one and the header of its session; otherwise the one message.
+    The messages, in this order: of an equivocation and of a double release the two; of a threshold the header and, if
+    the survivors are too few, their list; of a broken chain the result, the header of its session, the header that
+    should continue it, and, if that continues an older result, this one and the header of its session; of a bad
+    checkpoint the header. A forked log has two notes instead.
 
     Raises:
         NotProved: the evidence does not show it.
     """
     proof = _PROOFS.get(claim.kind)
+    if claim.kind == "never-sent":  # files of earlier releases have it
+        raise NotProved("a message alone does not show that it was never sent: every site signs what it sends")
     if proof is None:
         raise NotProved(f"no claim is called {claim.kind[:40]!r}")
     if claim.accused not in members.keys:
@@ -83,50 +107,48 @@ def prove(claim: Claim, members: Members) -> str:
     return proof(claim, members)
 
 
+def same_view(one: Statement, other: Statement) -> bool:
+    """Whether two messages of a source are of one session and one view of it: header, key list and members alike."""
+    return one.session == other.session != "" and one.context == other.context != ""
+
+
 def _equivocation(claim: Claim, members: Members) -> str:
-    one, other = _exactly(claim.messages, 2)
-    _require(one.sender == other.sender == claim.accused, "the accused has not signed both messages")
-    _require(one.type == other.type and one.digest != other.digest, "it is no pair of different messages of one type")
+    one, other = _two_of_one_type(claim)
+    if claim.accused != members.target:
+        return _twice_in_a_view(one, other)
     said, again = one.said, other.said
     if isinstance(said, HeaderSaid) and isinstance(again, HeaderSaid) and one.session != other.session:
-        same = (said.run, said.place) == (again.run, again.place)
-        _require(same, "the two headers are of different attempts")
+        _require_of_run(said, members)
+        _require_of_run(again, members)
+        _require(said.place == again.place, "the two headers are of different attempts")
         return f"{claim.accused} signed two headers of round {said.round}, attempt {said.attempt}"
-    allowed = BROADCAST if claim.accused == members.target else ONCE
-    _require(one.type in allowed, f"several messages of type {one.type} are allowed")
+    _require(one.type in BROADCAST, f"several messages of type {one.type} are allowed")
     _require(one.session == other.session != "", "the two messages are not of one session")
     return f"{claim.accused} signed two different messages of type {one.type} in session {one.session[:12]}"
 
 
 def _double_release(claim: Claim, members: Members) -> str:
-    _require(len(claim.messages) >= 2, "two releases are needed")
-    one, other, *binding = claim.messages
-    _require(one.sender == other.sender == claim.accused, "the accused has not signed both releases")
-    _require({one.type, other.type} <= RELEASES and one.digest != other.digest, "it is no pair of different releases")
-    if one.session == other.session != "":
-        return f"{claim.accused} released twice in session {one.session[:12]}"
-    first, second = _bound_header(one, binding, members), _bound_header(other, binding, members)
-    _require((first.run, first.round) == (second.run, second.round), "the two releases are of different rounds")
-    return f"{claim.accused} released twice in round {first.round}: in attempts {first.attempt} and {second.attempt}"
+    _require(len(claim.messages) == 2, "releases in different sessions prove nothing, whatever comes with them")
+    one, other = _two_of_one_type(claim)
+    _require(claim.accused != members.target and one.type == "MaskedInput", "they are no masked inputs of a source")
+    return _twice_in_a_view(one, other)
 
 
-def _bound_header(release: Statement, binding: list[Statement], members: Members) -> HeaderSaid:
-    """The header that a release belongs to: its signer bound it, not only the target."""
-    contexts = (
-        {release.context}
-        if release.type == "Update"
-        else {
-            item.context
-            for item in binding
-            if (item.type, item.sender, item.session) == ("Advertise", release.sender, release.session)
-        }
+def _two_of_one_type(claim: Claim) -> tuple[Statement, Statement]:
+    one, other = _exactly(claim.messages, 2)
+    _require(one.sender == other.sender == claim.accused, "the accused has not signed both messages")
+    _require(one.type == other.type and one.digest != other.digest, "it is no pair of different messages of one type")
+    return one, other
+
+
+def _twice_in_a_view(one: Statement, other: Statement) -> str:
+    can_be_two = f"an honest source can have signed two messages of type {one.type} under one header"
+    _require(one.type in ONCE_IN_A_VIEW, can_be_two)
+    _require(same_view(one, other), "the two messages are of different views, which others chose")
+    return (
+        f"{one.sender} signed two different messages of type {one.type} in session {one.session[:12]}, "
+        "under one header, key list and set of members"
     )
-    for item in binding:
-        said = item.said
-        if isinstance(said, HeaderSaid) and item.sender == members.target and item.digest in contexts:
-            _require(item.session == release.session, "a release is not of its header's session")
-            return said
-    raise NotProved(f"nothing binds the release in session {release.session[:12]} to a round")
 
 
 def _threshold(claim: Claim, members: Members) -> str:
@@ -149,11 +171,12 @@ def _broken_chain(claim: Claim, members: Members) -> str:
     result, before, header, *older = claim.messages
     model, first = _result_of(result, before, claim, members)
     following = _header(header, claim, members)
-    _require(following.run == first.run, "the headers are of different runs")
-    _require(following.round > first.round, "the header is of no later round than the result")
+    _require(following.place > first.place, "the header is of no later attempt than the result")
     where = (
         f"the header of round {following.round} and the result of round {first.round}, both signed by {claim.accused}"
     )
+    if following.round == first.round:
+        return f"{where}: another attempt after the result"
     if following.previous_result == result.digest:
         _require(following.model != model, "the header continues the result")
         return f"{where}: another model than that of the result"
@@ -162,7 +185,7 @@ def _broken_chain(claim: Claim, members: Members) -> str:
     _require(len(older) == 2, "rounds between them may have had a result")
     _, earlier = _result_of(older[0], older[1], claim, members)
     _require(following.previous_result == older[0].digest, "the header continues another result")
-    _require(earlier.run == first.run and earlier.round < first.round, "the other result is not older")
+    _require(earlier.round < first.round, "the other result is not older")
     return f"{where}: the header continues the result of round {earlier.round}"
 
 
@@ -185,13 +208,7 @@ def _bad_checkpoint(claim: Claim, members: Members) -> str:
 def _forked_log(claim: Claim, members: Members) -> str:
     one, other = (_signed_head(note, claim.accused, members)[0] for note in _exactly(claim.notes, 2))
     _require(one.size == other.size and one.root != other.root, "the two checkpoints can be of one log")
-    return f"{claim.accused} signed two checkpoints of {one.size} records with different roots"
-
-
-def _never_sent(claim: Claim, members: Members) -> str:  # noqa: ARG001 - one of several
-    (message,) = _exactly(claim.messages, 1)
-    _require(message.sender == claim.accused, "the accused has not signed it")
-    return f"{claim.accused} signed this {message.type}; that its log has no record of it is for the log to show"
+    return f"{claim.accused} signed two checkpoints of {one.size} records of its log of this run with different roots"
 
 
 _PROOFS: Final[Mapping[str, Callable[[Claim, Members], str]]] = {
@@ -201,7 +218,6 @@ _PROOFS: Final[Mapping[str, Callable[[Claim, Members], str]]] = {
     "broken-chain": _broken_chain,
     "bad-checkpoint": _bad_checkpoint,
     "forked-log": _forked_log,
-    "never-sent": _never_sent,
 }
 
 
@@ -276,7 +292,18 @@ def _header(statement: Statement, claim: Claim, members: Members) -> HeaderSaid:
     if not isinstance(said, HeaderSaid) or statement.sender != claim.accused:
         raise NotProved("there is no header that the accused has signed")
     _require(claim.accused == members.target, "headers are the target's")
+    _require_of_run(said, members)
     return said
+
+
+def _require_of_run(header: HeaderSaid, members: Members) -> None:
+    """A header is judged by the run and the roster that it names itself, not by those that its accuser names."""
+    _require(is_of_run(header, members), "a header is of another run, or of another roster")
+
+
+def is_of_run(header: HeaderSaid, members: Members) -> bool:
+    """Whether a header is of this run, and of the very roster under which it is read."""
+    return header.run == members.run and header.roster == members.roster
 
 
 def _exactly(items: tuple[_Item, ...], count: int) -> tuple[_Item, ...]:

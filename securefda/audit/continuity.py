@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 
-from securefda.audit.claims import checkpoint_fault, header_fault, survivors_fault
+from securefda.audit.claims import checkpoint_fault, header_fault, is_of_run, survivors_fault
 from securefda.audit.drafts import Draft
 from securefda.audit.members import Members
 from securefda.audit.run_findings import Mark, RunFinding, RunKind
@@ -67,6 +68,11 @@ class Continuity:
     def _header(self, header: SignedHeader) -> Iterator[Draft]:
         digest, session = header.statement.digest, header.statement.session
         where = f"round {header.said.round}, attempt {header.said.attempt}"
+        if not is_of_run(header.said, self._members):  # whose numbers and cosignatures are for that roster to judge
+            what = f"the header of {where} is of another roster than the one that it is read under"
+            finding = self._finding("roster-differs", what, "Header", session, digest)
+            yield Draft(replace(finding, accused=()))
+            return
         faults: tuple[tuple[RunKind, str], ...] = (
             ("threshold", header_fault(header.said)),
             ("bad-checkpoint", checkpoint_fault(header.said, self._members)),
@@ -75,14 +81,11 @@ class Continuity:
             if fault:
                 finding = self._finding(kind, f"the header of {where} has {fault}", "Header", session, digest)
                 yield Draft(finding, self._members.target, kind, (digest,))
-        if header.said.roster != self._members.roster:
-            what = f"the header of {where} is of another roster"
-            yield Draft(self._finding("roster-differs", what, "Header", session, digest))
 
     def _survivors(self) -> Iterator[Draft]:
         for (kind, session), statements in self._spine.of_type.items():
             header = self._spine.headers.get(session)
-            if kind != "Survivors" or header is None:
+            if kind != "Survivors" or header is None or not is_of_run(header.said, self._members):
                 continue
             for digest, statement in statements.items():
                 said = statement.said
@@ -105,18 +108,23 @@ class Continuity:
                 yield from self._link(earlier[0], header, past)
             elif said.previous_result and not self._is_of_a_crash(header, 0):
                 what = f"the header of round {said.round} continues a result that is not there"
-                yield Draft(
-                    self._finding("broken-chain", what, "Header", header.statement.session, header.statement.digest)
+                finding = self._finding(
+                    "broken-chain", what, "Header", header.statement.session, header.statement.digest
                 )
+                yield Draft(replace(finding, accused=()))
             if header.statement.session in self._spine.results:
                 past.append(header)
 
     def _link(self, before: SignedHeader, header: SignedHeader, past: list[SignedHeader]) -> Iterator[Draft]:
         result, said = self._spine.results[before.statement.session]
         digest = header.statement.digest
+        if before.said.place == header.said.place:
+            return  # two headers of one attempt, which is said of them already
         if before.said.round == header.said.round:
             what = f"round {header.said.round} has another attempt after its result"
-            yield Draft(self._finding("broken-chain", what, "Header", header.statement.session, digest, result.digest))
+            finding = self._finding("broken-chain", what, "Header", header.statement.session, digest, result.digest)
+            evidence = [result.digest, before.statement.digest, digest]
+            yield Draft(replace(finding, accused=()), self._members.target, "broken-chain", tuple(evidence))
             return
         if (header.said.previous_result, header.said.model) == (result.digest, said.model):
             return
@@ -131,7 +139,8 @@ class Continuity:
                 what += f", but that of round {one.said.round}"
                 evidence += [older.digest, one.statement.digest]
         finding = self._finding("broken-chain", what, "Header", header.statement.session, digest)
-        yield Draft(finding, self._members.target, "broken-chain", tuple(evidence))
+        # Nobody, unless the messages prove it: the result that it continues may be one that was not kept.
+        yield Draft(replace(finding, accused=()), self._members.target, "broken-chain", tuple(evidence))
 
     def _is_of_a_crash(self, header: SignedHeader, before: int) -> bool:
         """A target that was killed between a round's result and sending it goes on with a result that nobody has.

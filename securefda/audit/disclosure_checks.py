@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from securefda.audit.drafts import Draft
+from securefda.audit.headers_taken import HeadersTaken
 from securefda.audit.members import Members
 from securefda.audit.records import Disclosure, Record
 from securefda.audit.run_findings import Mark, RunFinding, RunKind
 from securefda.audit.spine import Spine
 from securefda.audit.statements import RELEASES, HeaderSaid
-
-_OF_ONE_HEADER = frozenset({"Header", "Refusal"})
 
 
 class Disclosures:
@@ -20,10 +19,11 @@ class Disclosures:
     Args:
         members: of the federation.
         spine: the messages that were kept.
+        headers: that the parties took.
     """
 
-    def __init__(self, members: Members, spine: Spine) -> None:
-        self._members, self._spine = members, spine
+    def __init__(self, members: Members, spine: Spine, headers: HeadersTaken) -> None:
+        self._members, self._spine, self._headers = members, spine, headers
         self._drafts: list[Draft] = []
         self.checked = self.unknown = 0
 
@@ -41,12 +41,10 @@ class Disclosures:
         entry = record.entry
         if not entry.session or entry.direction == "event":
             return
-        header = self._spine.headers.get(entry.session)
+        header = self._headers.of(record.party, entry.session)
         if header is None:
             self.unknown += entry.type in RELEASES
             return
-        if entry.type in _OF_ONE_HEADER and entry.digest != header.statement.digest:
-            return  # a second header of the session, or a refusal that may be of one: both headers are an equivocation
         if entry.round and (entry.round, entry.attempt) != header.said.place:  # 0: a site had forgotten the attempt
             what = (
                 f"{record.party} has a {entry.type} in round {entry.round}, attempt {entry.attempt}; its header says "

@@ -83,13 +83,14 @@ class Openings:
             self._add("roster-differs", f"the log of {record.party} begins twice", record)
         log.began = True
         if record.entry.facts["roster"] != self._members.roster:
-            self._add("roster-differs", f"the log of {record.party} is of another roster", record)
+            what = f"the log of {record.party} is of another roster than the one that it is read under"
+            self._add("roster-differs", what, record, accused=())
 
-    def _add(self, kind: RunKind, what: str, record: Record) -> None:
+    def _add(self, kind: RunKind, what: str, record: Record, accused: tuple[str, ...] | None = None) -> None:
         finding = RunFinding(
             kind=kind,
             what=what,
-            accused=(record.party,),
+            accused=(record.party,) if accused is None else accused,
             sides=(record.party, ""),
             step=record.entry.type,
             records=(Mark.of(record),),

@@ -93,7 +93,7 @@ def _never_sent(sender: str, receiver: str, kind: str, digest: str, half: _Half)
     _, number, attempt, session = half.numbers
     finding = RunFinding(
         kind="never-sent",
-        what=f"{receiver} received a {kind} from {sender}, whose log has not sent it",
+        what=f"the log of {receiver} has received a {kind} from {sender}, whose log has not sent it",
         accused=tuple(sorted((sender, receiver))),
         sides=(sender, receiver),
         step=kind,
@@ -103,7 +103,7 @@ def _never_sent(sender: str, receiver: str, kind: str, digest: str, half: _Half)
         records=(Mark(receiver, half.place),),
         digests=(digest,),
     )
-    return Draft(finding, sender, "never-sent", (digest,))
+    return Draft(finding)
 
 
 def _differ(key: tuple[str, str, str, str], one: _Half, other: _Half) -> Draft:

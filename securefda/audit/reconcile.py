@@ -4,13 +4,16 @@ What it shows, where nothing is found: what one site says it sent, the other say
 no source released twice in a round; no sum was opened over fewer than the headers allow; models, epsilons and
 checkpoints continue each other. A log says what its party wrote; two that lie alike are not found out by comparison,
 but by the signed messages, and by whoever else got these.
+
+One site is accused where its own signatures settle it (`securefda.audit.claims`), or its own log. What one site says
+of another is a disagreement of the two.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
@@ -18,6 +21,7 @@ from securefda.audit.continuity import Continuity
 from securefda.audit.disclosure_checks import Disclosures
 from securefda.audit.drafts import Draft, settle
 from securefda.audit.findings import Verification
+from securefda.audit.headers_taken import HeadersTaken
 from securefda.audit.members import Members
 from securefda.audit.openings import Openings
 from securefda.audit.pairing import Pairing
@@ -94,16 +98,18 @@ class _Checks:
 
     def __init__(self, logs: Sequence[PartyLog], members: Members, spine: Spine, epsilon: Epsilon) -> None:
         self.pairing = Pairing({log.party for log in logs}, {log.party: log.size for log in logs})
-        self.sameness = Sameness(members, spine)
-        self.steps = StepsTaken(members, spine)
-        self.disclosures = Disclosures(members, spine)
-        self.vouching = Vouching(members, spine)
+        self.headers = HeadersTaken(members, spine)
+        self.sameness = Sameness(members, spine, self.headers)
+        self.steps = StepsTaken(members, spine, self.headers)
+        self.disclosures = Disclosures(members, spine, self.headers)
+        self.vouching = Vouching(members, spine, self.headers)
         self.openings = Openings(members)
         self.spending = Spending(epsilon)
         self.continuity = Continuity(members, spine, self.sameness.mark_of, self.openings.has_restarted)
 
     def see(self, record: Record) -> None:
         """Show a record to all that want it."""
+        self.headers.see(record)
         if record.entry.direction == "event":
             self.openings.see(record)
             self.spending.see(record)
@@ -170,14 +176,18 @@ def reconcile(
 
 
 def _alone(logs: Sequence[PartyLog], broken: dict[str, str], completed: Collection[str]) -> Iterator[Draft]:
-    """Logs that fail by themselves. What an honest crash leaves is for `_notices`."""
+    """Logs that fail by themselves. What an honest crash leaves is for `_notices`.
+
+    Cosignatures are for others to give: where they lack, nobody is accused.
+    """
     for log in logs:
         found = log.verification.finding
         if log.is_unsigned:
             continue
         if found is not None and (found.kind != "missing-cosignature" or log.party in completed):
             what = f"the log of {log.party}: {found.kind}, {found.what}"
-            yield Draft(_of_log(log, "forked-log" if found.kind == "forked" else "unverified-log", what, found.index))
+            finding = _of_log(log, "forked-log" if found.kind == "forked" else "unverified-log", what, found.index)
+            yield Draft(finding if found.kind != "missing-cosignature" else replace(finding, accused=()))
         elif log.party in broken:
             yield Draft(_of_log(log, "unverified-log", broken[log.party], 0))
 
@@ -223,6 +233,6 @@ def _notices(logs: Sequence[PartyLog], members: Members, checks: _Checks, whole:
 
 def _unkept(spine: Spine, checks: _Checks) -> Iterator[str]:
     if checks.disclosures.unknown:
-        yield f"{checks.disclosures.unknown} records of releases are of sessions whose header nobody kept"
+        yield f"{checks.disclosures.unknown} records of releases are of sessions without one header that was kept"
     if spine.ignored:
         yield f"{spine.ignored} kept messages are of another run, or not their sender's to send; they were left out"

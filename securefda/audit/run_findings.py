@@ -35,11 +35,12 @@ RunKind = Literal[
 - roster-differs: a log, or a header, is of another roster.
 - policy-not-logged: a source took part without a record of its policy since it started.
 - equivocation: two different messages of one type where there must be one.
-- double-release: two releases of one source in a round.
+- double-release: two releases of one source in a round; proved only of one view of a session.
 - threshold: numbers of a header, or of survivors, signatures or shares, with which no sum may be opened.
 - broken-chain: a header does not continue the last result.
 - bad-checkpoint: a header without the target's cosigned checkpoint, or another one than its receiver had cosigned.
-- never-sent: one log has a message as received that its sender's log has not as sent.
+- never-sent: one log has a message as received that its sender's log has not as sent; which of the two is wrong, the
+  message does not show: it may be of another run.
 - records-differ: both ends have the message, with other numbers.
 - missing-record: a party went on as only somebody does who has a message, or has burnt the fuse, and its log has no
   record of it.
@@ -104,7 +105,8 @@ class RunFinding:
     Attributes:
         kind: one of `RunKind`.
         what: one line of words.
-        accused: who did it, sorted: one site where that is settled, else one of these.
+        accused: who did it, sorted: one site where its own signatures or its own log settle that, else one of these,
+            who disagree; empty where nobody can be named.
         sides: the two that it is between; the second is empty where it is about one alone.
         step: type of the message or event that it is about.
         round, attempt, session: where; 0, 0 and empty outside rounds.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from securefda.audit.drafts import Draft
+from securefda.audit.headers_taken import HeadersTaken
 from securefda.audit.members import Members
 from securefda.audit.records import Record
 from securefda.audit.run_findings import Mark, RunFinding
@@ -47,10 +48,11 @@ class Sameness:
     Args:
         members: of the federation.
         spine: the messages that were kept.
+        headers: that the parties took.
     """
 
-    def __init__(self, members: Members, spine: Spine) -> None:
-        self._members, self._spine = members, spine
+    def __init__(self, members: Members, spine: Spine, headers: HeadersTaken) -> None:
+        self._members, self._spine, self._headers = members, spine, headers
         self._slots: dict[tuple[str, str, str], _Slot] = {}
         self._rounds: dict[tuple[str, int], _Slot] = {}
         self._releases: dict[str, _Release] = {}
@@ -95,7 +97,7 @@ class Sameness:
 
     def _see_release(self, record: Record, source: str, mark: Mark) -> None:
         entry = record.entry
-        header = self._spine.headers.get(entry.session)
+        header = self._headers.of(record.party, entry.session)
         number = entry.round if header is None else header.said.round
         self._releases.setdefault(entry.digest, _Release(entry.session, entry.type))
         slot = self._rounds.get((source, number))
@@ -112,7 +114,7 @@ class Sameness:
         finding = RunFinding(
             kind="equivocation",
             what=f"there are two different messages of type {kind} of {sender} in one session",
-            accused=_blamed(sender, slot, marks),
+            accused=self._blamed(sender, slot, marks),
             sides=(sender, other),
             step=kind,
             round=place[0],
@@ -125,11 +127,11 @@ class Sameness:
 
     def _double_release(self, source: str, number: int, slot: _Slot, digest: str, marks: list[Mark]) -> Draft:
         releases = [self._releases[one] for one in (slot.first, digest)]
-        header = self._spine.headers.get(releases[1].session)
+        header = self._headers.of(source, releases[1].session)
         finding = RunFinding(
             kind="double-release",
-            what=f"{source} released two updates in round {number}: {releases[0].type} and {releases[1].type}",
-            accused=_blamed(source, slot, marks),
+            what=f"there are two releases of {source} in round {number}: {releases[0].type} and {releases[1].type}",
+            accused=self._blamed(source, slot, marks),
             sides=(source, self._members.target),
             step=releases[1].type,
             round=number,
@@ -138,24 +140,15 @@ class Sameness:
             records=(slot.mark, *marks),
             digests=(slot.first, digest),
         )
-        binding = self._binding(source, releases)
-        return Draft(finding, source, "double-release", (slot.first, digest, *binding))
+        return Draft(finding, source, "double-release", (slot.first, digest))
 
-    def _binding(self, source: str, releases: list[_Release]) -> tuple[str, ...]:
-        """Digests of the messages that show of which rounds the releases are."""
-        if releases[0].session == releases[1].session:
-            return ()
-        found = []
-        for release in releases:
-            header = self._spine.headers.get(release.session)
-            slot = self._slots.get((release.session, "Advertise", source))
-            found += [] if header is None else [header.statement.digest]
-            found += [] if slot is None or release.type == "Update" else [slot.first]
-        return tuple(found)
+    def _blamed(self, sender: str, slot: _Slot, marks: list[Mark]) -> tuple[str, ...]:
+        """The target, if its own log has both messages; else the sender and those whose logs say so, who disagree.
 
-
-def _blamed(sender: str, slot: _Slot, marks: list[Mark]) -> tuple[str, ...]:
-    """The sender, if its own log has both messages; else it, or one of those whose logs say so."""
-    of_sender = [any(mark.party == sender for mark in some) for some in ([slot.mark], marks)]
-    others = {mark.party for mark in (slot.mark, *marks)}
-    return (sender,) if all(of_sender) else tuple(sorted({sender, *others}))
+        A source's own log can have two where the target has shown it one session, or one round, in two run folders.
+        """
+        target, others = self._members.target, {mark.party for mark in marks}
+        if sender == slot.mark.party == target and target in others:
+            return (target,)
+        parties = {sender, slot.mark.party, *others}
+        return tuple(sorted(parties if len(parties) > 1 else {sender, target}))

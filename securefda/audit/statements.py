@@ -14,6 +14,8 @@ BROADCAST: Final = ("Header", "KeyList", "Survivors", "Consistency", "Result")
 """What the target says in a session once, to all participants alike."""
 ONCE: Final = ("Advertise", "ShareBundle", "MaskedInput", "Update", "SurvivorSignature", "Unmask")
 """What a source says in a session once, to the target."""
+ONCE_IN_A_VIEW: Final = ("ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask")
+"""Of these, what it says under a context that holds its own fresh keys: two under one context are never honest."""
 RELEASES: Final = frozenset({"MaskedInput", "Update"})
 
 
@@ -95,8 +97,9 @@ class Statement:
         type: name of the message type.
         digest: of the signed bytes; what records of the message hold.
         session: id, 64 hex digits; empty outside sessions.
-        context: what the message is bound to, 64 hex digits; the header's digest in ``Advertise``, ``Update`` and
-            ``Result``. Empty where it is bound to nothing.
+        context: what the message is bound to, 64 hex digits; the header's digest in ``Advertise``, ``KeyList``,
+            ``Update`` and ``Result``, a digest over header and key list in ``ShareBundle``, and over these and the
+            members from ``MaskedInput`` on. Empty where it is bound to nothing.
         valid: whether the signature is the sender's over these bytes, as a message of this type.
         said: what it says, of the types that are looked into.
         data: the message as it was kept.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from securefda.audit.drafts import Draft
+from securefda.audit.headers_taken import HeadersTaken
 from securefda.audit.members import Members
 from securefda.audit.records import Record
 from securefda.audit.run_findings import Mark, RunFinding, RunKind
@@ -46,14 +47,15 @@ class StepsTaken:
     Args:
         members: of the federation.
         spine: the messages that were kept.
+        headers: that the parties took.
     """
 
-    def __init__(self, members: Members, spine: Spine) -> None:
-        self._members, self._spine = members, spine
+    def __init__(self, members: Members, spine: Spine, headers: HeadersTaken) -> None:
+        self._members, self._spine, self._headers = members, spine, headers
         self._has: dict[tuple[str, str, str], int] = {}
         self._senders: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._judged: set[tuple[str, str]] = set()
-        self._shown: dict[tuple[str, str], str] = {}
+        self._shown: dict[tuple[str, str], list[str]] = {}
         self._caps: dict[str, tuple[str, Mark]] = {}
         self._drafts: list[Draft] = []
         self.steps = self.lists = 0
@@ -78,7 +80,7 @@ class StepsTaken:
         if entry.direction == "event":
             self._event(record)
         elif entry.type == "Survivors":
-            self._shown[entry.session, record.party] = entry.digest
+            self._shown.setdefault((entry.session, record.party), []).append(entry.digest)
         bit = _BITS.get((entry.direction, entry.type))
         if bit is not None:
             self._note(record, bit)
@@ -116,9 +118,11 @@ class StepsTaken:
     def _judge_target(self, record: Record) -> None:
         """Once per session and type: the target had what it takes from enough sources."""
         entry = record.entry
-        header = self._spine.headers.get(entry.session)
+        header = self._headers.of(record.party, entry.session)
         counted = _QUORUMS.get(entry.type)
-        if header is not None and counted is not None and self._needs_quorum(record):
+        if header is None:
+            return
+        if counted is not None and self._needs_quorum(record):
             have, needed = self._senders[entry.session, counted], header.said.threshold
             if have < needed:
                 what = (
@@ -147,20 +151,21 @@ class StepsTaken:
             self._caps_event(record)
         if entry.type not in ("survivors-signed", "unmask-shares-released"):
             return
-        lists = self._spine.survivors.get(self._shown.get((entry.session, record.party), ""))
-        if lists is None:
+        digests = self._shown.get((entry.session, record.party), [])
+        lists = [self._spine.survivors[digest] for digest in digests if digest in self._spine.survivors]
+        if not digests or len(lists) < len(digests) or self._headers.of(record.party, entry.session) is None:
             return
         self.lists += 1
-        shown = {"survivors": sorted(lists.survivors)}
+        shown = [{"survivors": sorted(one.survivors)} for one in lists]
         if entry.type == "unmask-shares-released":
-            shown["dropped"] = sorted(lists.dropped)
-        if shown != entry.facts:
+            shown = [{"survivors": sorted(one.survivors), "dropped": sorted(one.dropped)} for one in lists]
+        if entry.facts not in shown:
             done = "signed" if entry.type == "survivors-signed" else "released shares for"
             what = f"{record.party} {done} other survivors than those that it was shown"
-            self._add(record, "unmask-differs", what, digest=self._shown[entry.session, record.party])
+            self._add(record, "unmask-differs", what, digest=digests[-1])
 
     def _caps_event(self, record: Record) -> None:
-        """All sources work out the same caps from the same energies."""
+        """All sources work out the same caps from the same energies, which the target shows them."""
         caps = str(record.entry.facts["caps"])
         first, mark = self._caps.setdefault(record.entry.session, (caps, Mark.of(record)))
         if first == caps:
@@ -168,7 +173,8 @@ class StepsTaken:
         both = tuple(sorted((mark.party, record.party)))
         what = f"{mark.party} and {record.party} have worked out different caps from the energies of one session"
         draft = self._draft(record, "records-differ", what)
-        finding = replace(draft.finding, accused=both, sides=(both[0], both[1]), records=(mark, Mark.of(record)))
+        accused, marks = tuple(sorted({*both, self._members.target})), (mark, Mark.of(record))
+        finding = replace(draft.finding, accused=accused, sides=(both[0], both[1]), records=marks)
         self._drafts.append(replace(draft, finding=finding))
 
     def _add(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from securefda.audit.drafts import Draft
+from securefda.audit.headers_taken import HeadersTaken
 from securefda.audit.members import Members
 from securefda.audit.names import LogName
 from securefda.audit.notes import Checkpoint, Note, NoteError
 from securefda.audit.records import Record
 from securefda.audit.run_findings import Mark, RunFinding, RunKind
-from securefda.audit.spine import Spine
+from securefda.audit.spine import SignedHeader, Spine
 
 _Head = tuple[str, int]  # origin and size
 
@@ -21,15 +22,15 @@ class Vouching:
     Args:
         members: of the federation.
         spine: the messages that were kept, with their notes.
+        headers: that the parties took.
     """
 
-    def __init__(self, members: Members, spine: Spine) -> None:
-        self._members, self._spine = members, spine
+    def __init__(self, members: Members, spine: Spine, headers: HeadersTaken) -> None:
+        self._members, self._spine, self._headers = members, spine, headers
         self._signed: dict[_Head, tuple[str, Mark | None]] = {}
         self._unsigned: dict[tuple[_Head, str], Mark] = {}
         self._last: dict[str, tuple[int, str]] = {}
         self._heads: dict[str, tuple[int, str] | None] = {}
-        self._stale: set[tuple[str, str]] = set()
         self._drafts: list[Draft] = []
         self._target_origin = members.log_of(members.target).origin
         self.cosigned = 0
@@ -49,11 +50,8 @@ class Vouching:
             self._own_head(head, str(entry.facts["root"]), record)
         elif entry.type == "checkpoint-cosigned":
             self._cosigned(record)
-        elif entry.type == "Header" and entry.direction == "received":
-            self._header(record)
-        elif (record.party, entry.session) in self._stale and entry.type in ("Advertise", "Update"):
-            what = f"{record.party} took part under a header with another checkpoint than it had cosigned last"
-            self._drafts.append(Draft(self._finding("bad-checkpoint", what, (record.party,), record)))
+        elif entry.type in ("Advertise", "Update") and entry.direction == "sent":
+            self._takes_part(record)
 
     def drafts(self, whole: Collection[str]) -> Iterator[Draft]:
         """Forks, and heads that are in no log; only a log that is ``whole`` lacks one for certain."""
@@ -93,21 +91,24 @@ class Vouching:
         if known is None or known[0] != root:
             self._unsigned.setdefault(((origin, size), root), Mark.of(record))
 
-    def _header(self, record: Record) -> None:
-        head = self._head_in(record.entry.session)
+    def _takes_part(self, record: Record) -> None:
+        """A source goes on only from the checkpoint that it cosigned last."""
+        header = self._headers.of(record.party, record.entry.session)
+        head = None if header is None else self._head_in(header)
         if head is not None and self._last.get(record.party) != head:
-            self._stale.add((record.party, record.entry.session))
+            what = f"{record.party} took part under a header with another checkpoint than it had cosigned last"
+            self._drafts.append(Draft(self._finding("bad-checkpoint", what, (record.party,), record)))
 
-    def _head_in(self, session: str) -> tuple[int, str] | None:
-        """Size and root of the checkpoint in a session's header; None where there is none, which another check says."""
-        header = self._spine.headers.get(session)
-        if session not in self._heads and header is not None:
+    def _head_in(self, header: SignedHeader) -> tuple[int, str] | None:
+        """Size and root of the checkpoint in a header; None where there is none, which another check says."""
+        digest = header.statement.digest
+        if digest not in self._heads:
             try:
                 head = Checkpoint.parse(Note.parse(header.said.previous_checkpoint).text)
-                self._heads[session] = head.size, head.root.hex()
+                self._heads[digest] = head.size, head.root.hex()
             except NoteError:
-                self._heads[session] = None
-        return self._heads.get(session)
+                self._heads[digest] = None
+        return self._heads[digest]
 
     def _fork(self, head: _Head, party: str, mark: Mark | None) -> Draft:
         size = head[1]

@@ -34,7 +34,10 @@ def reconcile(
     ] = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Hold the logs of all sites of a run against each other, and name who is to blame; exit code 13 on a finding.
+    """Hold the logs of all sites of a run against each other; exit code 13 on a finding.
+
+    A site is accused alone where its own signatures or its own log settle it. What one site says of another is a
+    disagreement of the two.
 
     Every log is verified first, also with the checkpoints that other sites hold of it. With fewer logs than sites, what
     could not be checked is said.

@@ -107,9 +107,11 @@ def _where(one: RunFinding) -> str:
 def _accused(one: RunFinding) -> str:
     if one.claim is not None:
         return f"{one.accused[0]}, by its own signature"
+    if not one.accused:
+        return "nobody: it does not show who is to blame"
     if len(one.accused) == 1:
         return f"{one.accused[0]}, by its own log"
-    return f"one of {', '.join(one.accused)}: no signed message settles which"
+    return f"nobody alone: {', '.join(one.accused)} disagree, and no signed message settles who is right"
 
 
 def _json(found: ReconciledRun, shown: tuple[RunFinding, ...], evidence: Path | None) -> dict[str, Any]:
@@ -146,7 +148,8 @@ def _finding_json(one: RunFinding) -> dict[str, Any]:
     return {
         "kind": one.kind,
         "what": one.what,
-        "accused": list(one.accused),
+        "accused": list(one.accused) if len(one.accused) == 1 else [],
+        "disagree": list(one.accused) if len(one.accused) > 1 else [],
         "proved_by": "messages" if one.claim is not None else "log" if len(one.accused) == 1 else None,
         "sides": [side for side in one.sides if side],
         "step": one.step,

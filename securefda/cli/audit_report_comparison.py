@@ -74,9 +74,11 @@ def _finding_text(one: RunFinding) -> str:
     if one.claim is not None:
         blamed = f"{names(one.accused)}, by its own signature"
     elif len(one.accused) == 1:
-        blamed = f"{one.accused[0]}, by what the logs say"
+        blamed = f"{one.accused[0]}, by its own log"
+    elif one.accused:
+        blamed = f"nobody alone: {names(one.accused)} disagree, and no signed message settles who is right"
     else:
-        blamed = f"one of {names(one.accused)}, and no signed message settles which" if one.accused else "nobody"
+        blamed = "nobody"
     return f"{one.kind}, {where}: {one.what}. Accused: {blamed}."
 
 

@@ -187,9 +187,18 @@ def _about_incidents(sources: Sources) -> Said:
     unended = f" No end of the run is recorded by {going}: it goes on, or it was killed." if going else ""
     if not any(counts.values()):
         return Said(f"No alarm, no abort and no refusal is recorded.{unended}", bool(unended))
-    accused = sorted({site for party in sources.tables for incident in party.incidents for site in incident.accused})
     said = ", ".join(count_of(number, kind) for kind, number in counts.items() if number)
-    return Said(f"Recorded: {said}.{f' Accused: {names(accused)}.' if accused else ''}{unended}", care=True)
+    return Said(f"Recorded: {said}.{_blamed(sources)}{unended}", care=True)
+
+
+def _blamed(sources: Sources) -> str:
+    """Whom the logs blame, and whose logs: one site's word is no proof against another."""
+    by: dict[str, set[str]] = {}
+    for party in sources.tables:
+        for site in {site for incident in party.incidents for site in incident.accused}:
+            by.setdefault(site, set()).add(party.party)
+    said = "; ".join(f"{site} is blamed by {names(sorted(parties))}" for site, parties in sorted(by.items()))
+    return f" By their own word, which proves nothing: {said}." if said else ""
 
 
 def _incident_counts(sources: Sources) -> dict[str, int]:

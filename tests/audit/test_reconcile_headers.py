@@ -65,10 +65,16 @@ def test_a_header_that_does_not_continue_the_last_result_accuses_the_target(prev
     assert first(findings) == ("broken-chain", "Header", 3, (TARGET,), True)
 
 
-def test_a_header_of_another_roster_accuses_the_target(tmp_path: Path) -> None:
+def test_a_first_header_that_continues_a_result_accuses_nobody(tmp_path: Path) -> None:
+    findings = with_header(tmp_path, 1, previous_result_digest=digest("no result"))
+
+    assert first(findings) == ("broken-chain", "Header", 1, (), False)
+
+
+def test_a_header_of_another_roster_is_found_and_accuses_nobody(tmp_path: Path) -> None:
     findings = with_header(tmp_path, 2, roster_digest=digest("roster"))
 
-    assert first(findings) == ("roster-differs", "Header", 2, (TARGET,), False)
+    assert first(findings) == ("roster-differs", "Header", 2, (), False)
 
 
 def test_a_header_without_a_checkpoint_accuses_the_target(tmp_path: Path) -> None:
@@ -230,6 +236,7 @@ def test_a_log_that_nobody_cosigned_is_a_finding_where_the_run_was_completed(
     found = read_together(tmp_path)
 
     assert [one.kind for one in found.findings] == kinds
+    assert all(one.accused == () for one in found.findings)  # it was for the target to cosign it
     assert any("whoever has its key" in notice for notice in found.notices) != bool(kinds)
 
 
@@ -252,4 +259,5 @@ def test_a_result_that_nobody_has_is_a_finding_unless_the_target_was_started_ane
     found = read_together(Unsent(tmp_path).write())
 
     assert [one.kind for one in found.findings] == kinds
+    assert all(one.accused == () for one in found.findings)  # it may be a result that was not kept
     assert any("a result that nobody has" in notice for notice in found.notices) == restarted

@@ -34,10 +34,10 @@ def test_logs_of_an_honest_run_give_no_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Advertise", "MaskedInput", "SurvivorSignature"])
-def test_a_message_that_its_sender_did_not_log_is_found_and_the_signature_accuses_it(kind: str, tmp_path: Path) -> None:
+def test_a_message_that_its_sender_did_not_log_sets_two_logs_against_each_other(kind: str, tmp_path: Path) -> None:
     findings = lying(tmp_path, kind, but(logs_sent=False), number=2, sender=B)
 
-    assert first(findings) == ("never-sent", kind, 2, (B,), True)
+    assert first(findings) == ("never-sent", kind, 2, (B, TARGET), False)
     assert len(findings) == 1
     assert [mark.party for mark in findings[0].records] == [TARGET]
 

@@ -96,7 +96,19 @@ def test_all_lists_what_comes_after_the_first(tmp_path: Path, roster: Path, caps
     _, every = audit_json(capsys, "reconcile", tmp_path / "run", "--roster", roster, "--all")
 
     assert (len(one["data"]["findings"]), one["data"]["findings_total"]) == (1, 3)
-    assert [found["accused"] for found in every["data"]["findings"]] == [sorted((site, TARGET)) for site in SOURCES]
+    assert [found["disagree"] for found in every["data"]["findings"]] == [sorted((site, TARGET)) for site in SOURCES]
+    assert all((found["accused"], found["proved_by"]) == ([], None) for found in every["data"]["findings"])
+
+
+def test_what_one_log_says_of_another_site_is_a_disagreement(tmp_path: Path, roster: Path, capsys: Capture) -> None:
+    lie = Lie(tmp_path / "run")
+    lie.kind, lie.sender, lie.change = "MaskedInput", B, but(logs_sent=False)  # type: ignore[method-assign]
+    code, out, err = audit(capsys, "reconcile", lie.write(), "--roster", roster)
+
+    lines = {" ".join(line.split()) for line in out.splitlines()}
+    said = f"accused nobody alone: {B}, {TARGET} disagree, and no signed message settles who is right"
+    assert (code, said in lines) == (13, True)
+    assert err.startswith(f"error: never-sent: the log of {TARGET} has received a MaskedInput from {B}")
 
 
 def evidence_of(run: Path, roster: Path, capsys: Capture) -> Path:
@@ -153,6 +165,25 @@ def test_a_changed_message_in_evidence_proves_nothing(equivocation: Path, roster
             assert audit(capsys, "verify-evidence", changed(file, messages=forged), "--roster", roster)[0] == 13
             raw[at] ^= 1
     assert audit(capsys, "verify-evidence", changed(file, messages=messages), "--roster", roster)[0] == 0
+
+
+def test_a_file_of_an_earlier_release_that_proves_nothing_is_one_clear_line(
+    equivocation: Path, roster: Path, capsys: Capture
+) -> None:
+    file = evidence_of(equivocation, roster, capsys)
+    messages = json.loads(file.read_bytes())["claims"][0]["messages"]
+
+    alone = audit(
+        capsys, "verify-evidence", changed(file, kind="never-sent", messages=messages[:1]), "--roster", roster
+    )
+    bound = audit(
+        capsys, "verify-evidence", changed(file, kind="double-release", messages=messages * 2), "--roster", roster
+    )
+
+    for code, _, err in (alone, bound):
+        assert (code, err.splitlines()[1:]) == (13, ["hint: accuse nobody by it"])
+    assert "a message alone does not show that it was never sent" in alone[2]
+    assert "releases in different sessions prove nothing" in bound[2]
 
 
 def test_one_message_twice_is_no_equivocation(equivocation: Path, roster: Path, capsys: Capture) -> None:

@@ -122,7 +122,7 @@ def test_a_policy_file_that_is_not_the_one_of_the_run_is_not_explained(tmp_path:
     assert page.row("epsilons", "source-1")[2] == "not known here"
 
 
-def test_alarms_aborts_and_refusals_stand_with_the_accused(tmp_path: Path) -> None:
+def test_alarms_aborts_and_refusals_stand_with_who_blames_whom(tmp_path: Path) -> None:
     logs = Logs(tmp_path / "run")
     logs.begin()
     logs.round(1)
@@ -138,7 +138,8 @@ def test_alarms_aborts_and_refusals_stand_with_the_accused(tmp_path: Path) -> No
         ["refusal", "k-min", "–", "source-2"],
         ["refusal sent", "k-min", "–", "source-2"],
     ]
-    assert "Recorded: 1 alarm, 1 abort, 1 refusal. Accused: source-2, source-3, target." in page.text
+    said = "source-2 is blamed by target; source-3 is blamed by target; target is blamed by source-1"
+    assert f"Recorded: 1 alarm, 1 abort, 1 refusal. By their own word, which proves nothing: {said}." in page.text
     assert "No end of the run is recorded by target, source-1, source-2, source-3" in page.text
     assert any("Alarm: header.previous-checkpoint; accused: target." in row[1] for row in page.tables["events"])
 

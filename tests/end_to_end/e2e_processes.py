@@ -155,10 +155,13 @@ class Kits:
         role = "aggregator" if site == self.target else "source"
         return self.start_command(role, (kit or self.kit(site)) / "local" / "settings.toml", *settings, **options)
 
-    def start_command(self, role: str, config: Path, *settings: str, **options: Any) -> Process:
+    def start_command(
+        self, role: str, config: Path, *settings: str, flags: Iterable[str] = (), **options: Any
+    ) -> Process:
         """Start ``securefda aggregator`` or ``source`` with a settings file."""
         sets = [part for text in settings for part in ("--set", text)]
-        process = Process([role, "start", "--config", str(config), *sets], **{"by_exec": self.by_exec, **options})
+        command = [role, "start", "--config", str(config), *sets, *flags]
+        process = Process(command, **{"by_exec": self.by_exec, **options})
         self.processes.append(process)
         return process
 

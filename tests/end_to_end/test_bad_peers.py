@@ -110,6 +110,30 @@ def test_a_source_leaves_an_aggregator_that_breaks_the_protocol_and_names_it(
             assert "aggregator fails check DEADLINE: no word in time (round 1, advertise)" in source.text
 
 
+@pytest.mark.threat("T38")
+def test_a_source_that_was_asked_in_one_run_joins_no_other_until_its_operator_says_so(tmp_path: Path) -> None:
+    """F1: one question in each run, and then the aggregator hangs up."""
+    settings = ("privacy.visibility=individual", "strategy.warm-up-rounds=0")
+    with kits(tmp_path, 1, settings=settings) as federation:
+        with Peers(federation) as peers:
+            peers.aggregator(first_header_only(), "first.sqlite")
+            source = federation.start("source-1").until("round 1, ")
+        with Peers(federation) as peers:
+            peers.aggregator(state="second.sqlite")
+            assert_one_clear_line(source, ExitCode.CONFIG, "belongs to run", hint="--out FOLDER")
+            again = federation.start("source-1", f"source.out={tmp_path / 'again'}")
+            assert_one_clear_line(
+                again, ExitCode.POLICY, "release.max-runs", "after 1 in 24 hours", hint="--accept-run"
+            )
+            told = federation.start_command(
+                "source",
+                federation.kit("source-1") / "local" / "settings.toml",
+                f"source.out={tmp_path / 'again'}",
+                flags=["--accept-run"],
+            )
+            told.until("round 1, ")
+
+
 def test_a_source_gives_up_on_an_aggregator_that_falls_silent(tmp_path: Path) -> None:
     with kits(tmp_path) as federation:
         aggregator = federation.start("target").until("listens on")
