@@ -6,7 +6,6 @@ The models of a configuration or a policy derive from :class:`Settings`. Every w
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,8 +16,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, Va
 from pydantic_core import ErrorDetails
 
 from securefda.errors import ConfigError
+from securefda.parse import BeyondBounds, toml_table
 
 _SHOWN_CHARACTERS = 60
+_MAX_FILE_BYTES = 4 * 1024 * 1024
 
 
 def kebab_case(name: str) -> str:
@@ -46,6 +47,8 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 def _beside_the_file(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, str):
         return value
+    if "\0" in value:
+        raise ValueError("must be a path, and none holds a NUL")
     base = (info.context or {}).get("base", Path())
     return Path(base) / Path(value).expanduser() if value else None
 
@@ -58,20 +61,37 @@ OptionalSettingsPath = Annotated[Path | None, BeforeValidator(_beside_the_file)]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file.
+    """Parse a TOML file of at most 4 MiB.
 
     Raises:
-        ConfigError: the file is not there, cannot be read, is not UTF-8 or not TOML (with line and column).
+        ConfigError: the file is not there, cannot be read, or is larger; or as :func:`parse_toml`.
     """
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
         raise ConfigError(str(path), "file not found", hint="check the path") from error
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise ConfigError(str(path), f"is larger than {_MAX_FILE_BYTES} bytes", hint="check the path")
+    return parse_toml(data, path)
+
+
+def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
+    """Parse TOML that was read from ``path``.
+
+    Raises:
+        ConfigError: it is not UTF-8, not TOML (with line and column), or holds what no setting takes: nesting without
+            end, or an integer of more than 64 bits.
+    """
+    try:
+        return toml_table(data)
     except UnicodeDecodeError as error:
         raise ConfigError(str(path), "is not UTF-8 text", hint="save it as UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
+    except BeyondBounds as error:
+        raise ConfigError(str(path), str(error), hint="no setting takes that; look at who wrote the file") from error
+    except ValueError as error:
         raise ConfigError(str(path), f"not valid TOML: {error}", hint="text values need quotes") from error
 
 

@@ -505,3 +505,13 @@ def test_sections_convert_to_what_rules_and_training_take(file: Path) -> None:
     settings = training_settings(config.training.source)
     assert isinstance(settings, TrainingSettings)
     assert (settings.optimizer, settings.batch_size) == ("sgd", 16)
+
+
+@pytest.mark.parametrize("key", ["kit", "out"])
+def test_a_path_with_a_nul_in_it_is_named(key: str, tmp_path: Path) -> None:
+    values = {"kit": "kit", "out": "run"} | {key: "a\\u0000b"}
+    process = "".join(f'{name} = "{value}"\n' for name, value in values.items())
+    (tmp_path / "source.toml").write_text(f'[source]\n{process}[task]\nfactory = "a:B"\n')
+    with pytest.raises(ConfigError, match=rf"source\.{key}: must be a path, and none holds a NUL") as caught:
+        load_source(tmp_path / "source.toml")
+    assert str(caught.value).isprintable()

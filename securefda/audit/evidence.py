@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from securefda.audit.run_findings import RunFinding
+from securefda.parse import BeyondBounds, json_value
 
 FORMAT: Final = "securefda-evidence/1"
 MAX_EVIDENCE_BYTES: Final = 256 * 1024 * 1024
@@ -84,8 +85,10 @@ class Evidence:
         if len(data) > MAX_EVIDENCE_BYTES:
             raise EvidenceError(f"it is longer than {MAX_EVIDENCE_BYTES} bytes")
         try:
-            fields = json.loads(data.decode("ascii"))
-        except (ValueError, RecursionError) as error:
+            fields = json_value(data.decode("ascii"))
+        except BeyondBounds as error:
+            raise EvidenceError(f"it {error}") from error
+        except ValueError as error:
             raise EvidenceError("it is no JSON of ASCII") from error
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise EvidenceError(f"it does not say that it is {FORMAT}")

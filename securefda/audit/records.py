@@ -28,6 +28,7 @@ from securefda.audit.facts import (
     require,
 )
 from securefda.audit.names import is_name
+from securefda.parse import json_value
 
 VERSION: Final = 1
 MAX_RECORD_BYTES: Final = 65_535
@@ -328,8 +329,8 @@ by itself. One pattern, for this is most of what a verification takes."""
 def _not_in_form(data: bytes) -> RecordError:
     """Say what is wrong with bytes that are no record of this version."""
     try:
-        fields = json.loads(data.decode("ascii"))
-    except (ValueError, RecursionError):
+        fields = json_value(data.decode("ascii"))
+    except ValueError:
         return RecordError("the record is no JSON of ASCII")
     version = fields.get("v") if isinstance(fields, dict) else None
     if type(version) is int and version > VERSION:
@@ -348,8 +349,8 @@ def _dp_from(text: str) -> DpSpent:
 def _object_from(text: str) -> dict[str, Any]:
     """A flat object in its one form."""
     try:
-        value: dict[str, Any] = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value: dict[str, Any] = json_value(text)
+    except ValueError as error:
         raise RecordError("dp or facts are no JSON") from error
     require(type(value) is dict and _WRITER.encode(value) == text, "dp or facts (their one form)")
     return value

@@ -185,7 +185,7 @@ def _privacy_chart(rounds: Sequence[RoundLine]) -> Chart | None:
     """What the target's rows have cost after each round."""
     from securefda.cli.figures import lines_figure
 
-    points = [(line["round"], line["target_epsilon"]) for line in rounds if "target_epsilon" in line]
+    points = [(line["round"], line["target_epsilon"]) for line in rounds if line.get("target_epsilon") is not None]
     if not points:
         return None
     caption = (

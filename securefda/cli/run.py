@@ -6,7 +6,6 @@ between them but this machine's loopback interface and the folder of each site.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -17,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from securefda.config import FederationConfig, aggregator_toml, child_environment, site_policy, source_toml
 from securefda.cores import usable_cores
@@ -25,11 +24,12 @@ from securefda.errors import ExitCode, RunEnded, SecureFdaError
 from securefda.federation.endpoints import Address
 from securefda.federation.enrolment import init_federation
 from securefda.federation.sites import SiteSpec
+from securefda.parse import json_value
 from securefda.policy import default_policy_text
 from securefda.rounds.composition import make_ledgers
 from securefda.rounds.progress import Reporter
 from securefda.rounds.records import RoundLine, Summary
-from securefda.rounds.run_folder import METRICS_FILE, SUMMARY_FILE, RunFolder, replace_file
+from securefda.rounds.run_folder import METRICS_FILE, ROUND, SUMMARY, SUMMARY_FILE, RunFolder, read_object, replace_file
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.1
@@ -74,7 +74,11 @@ def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Repo
         _watch(processes, config, folder.path / METRICS_FILE, reporter)
     finally:
         _stop(processes)
-    return Summary(**json.loads((folder.path / SUMMARY_FILE).read_bytes()))
+    return _summary(folder.path / SUMMARY_FILE)
+
+
+def _summary(file: Path) -> Summary:
+    return Summary(**read_object(file, 1, file.read_bytes(), SUMMARY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ class _Site:
     def result(self) -> dict[str, Any]:
         """The envelope that the process printed; of one that was killed, an envelope that says so."""
         try:
-            envelope = json.loads((self.folder / _RESULT).read_bytes())
+            envelope = json_value((self.folder / _RESULT).read_bytes())
         except ValueError:
             envelope = None
         if isinstance(envelope, dict):
@@ -204,7 +208,8 @@ def _report_rounds(metrics: Path, shown: int, rounds: int, reporter: Reporter) -
     """Report the lines behind the first ``shown``; returns how many there were."""
     if not metrics.exists():
         return 0
-    lines: list[RoundLine] = [json.loads(line) for line in metrics.read_bytes().split(b"\n")[:-1]]
+    whole = metrics.read_bytes().split(b"\n")[:-1]
+    lines = [cast(RoundLine, read_object(metrics, number, line, ROUND)) for number, line in enumerate(whole, start=1)]
     for line in lines[shown:]:
         reporter.round_started(line["round"], rounds)
         reporter.round_finished(line)

@@ -42,13 +42,18 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
 
 
 def aggregator_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:
-    """Return the text of aggregator.toml for the target of ``config``; paths become absolute."""
-    return _as_toml(_aggregator(config, ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed)))
+    """Return the text of aggregator.toml for the target of ``config``; paths become absolute, training repeats."""
+    return _as_toml(_aggregator(config, _here(kit, out, seed)))
 
 
 def source_toml(config: FederationConfig, kit: Path, out: Path, seed: int, *, site: str = "") -> str:
-    """Return the text of source.toml for one source of ``config``; paths become absolute."""
-    return _as_toml(_source(config, site, ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed)))
+    """Return the text of source.toml for one source of ``config``; paths become absolute, training repeats."""
+    return _as_toml(_source(config, site, _here(kit, out, seed)))
+
+
+def _here(kit: Path, out: Path, seed: int) -> ProcessSection:
+    """Of a process in a federation whose sites are all on this machine, under one hand: its seed says all."""
+    return ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed, repeatable_training=True)
 
 
 def kit_settings_toml(config: FederationConfig, site: str, address: str) -> str:

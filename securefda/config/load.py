@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from securefda.config.files import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.errors import ConfigError
+from securefda.parse import MAX_NESTING, BeyondBounds, toml_table
 from securefda.settings import Settings, SettingsT, known_keys, parse_settings, read_toml
 
 ENVIRONMENT_PREFIX = "SECUREFDA_"
@@ -57,7 +57,10 @@ def _load(model: type[SettingsT], path: Path, overrides: Iterable[str], env: Map
     annotations = known_keys(model)
     origins: dict[str, str] = {}
     for key, text, origin in (*_from_environment(model, env), *map(_from_flag, overrides)):
-        _put(data, key, _parse_value(text, annotations.get(key)), origin)
+        try:
+            _put(data, key, _parse_value(text, annotations.get(key)), origin)
+        except BeyondBounds as error:
+            raise ConfigError(key, f"{error} ({origin})", hint="no setting takes that") from error
         origins[key] = origin
     return parse_settings(model, data, file=path, origins=origins)
 
@@ -66,6 +69,8 @@ def _from_flag(override: str) -> tuple[str, str, str]:
     key, equals, text = override.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise ConfigError(f"--set {override}", "is not KEY=VALUE", hint="for example --set strategy.rounds=3")
+    if key.count(".") >= MAX_NESTING:
+        raise ConfigError("--set", f"a key of more than {MAX_NESTING} parts", hint="no setting is nested so deep")
     return key.strip(), text.strip(), "--set"
 
 
@@ -99,10 +104,16 @@ def _put(data: dict[str, Any], key: str, value: object, origin: str) -> None:
 
 
 def _parse_value(text: str, annotation: object) -> object:
-    """Read an override as TOML where that is possible, else as plain text; a text field always gets text."""
+    """Read an override as TOML where that is possible, else as plain text; a text field always gets text.
+
+    Raises:
+        BeyondBounds: it is nested without end, say; or it was given in bytes that are not UTF-8.
+    """
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        parsed = toml_table(f"value = {text}")
+    except BeyondBounds:
+        raise
+    except ValueError:
         parsed = {}
     value = parsed["value"] if parsed.keys() == {"value"} else text
     if _takes(annotation, Path):

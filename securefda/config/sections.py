@@ -253,6 +253,10 @@ class TransportSection(Settings):
 class ProcessSection(Settings):
     """One site's process: the startup kit, the folder for its state and results, and the seed of the run.
 
+    Data split and first model follow from ``seed``. The order of batches and what layers draw follow from a secret in
+    the kit's ``local``; with ``repeatable_training`` from ``seed`` as well, so that two runs are alike: for studies,
+    since everybody who knows the seed can then repeat the training. Training with noise takes neither.
+
     ``data_set`` names the rows that the site trains on: with DP-SGD all that is trained on them is charged to the
     ledger of this name, in the kit's ``local/ledgers``.
     """
@@ -260,6 +264,7 @@ class ProcessSection(Settings):
     kit: SettingsPath
     out: SettingsPath = Path("run")
     seed: Natural = 0
+    repeatable_training: bool = False
     data_set: SiteId = DEFAULT_DATA_SET
 
 

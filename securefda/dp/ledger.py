@@ -389,11 +389,15 @@ def _clear_errors(path: Path, wait_s: float) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+        code = getattr(error, "sqlite_errorcode", None)
+        if code == sqlite3.SQLITE_BUSY:
             what = f"another process has been writing to it for {wait_s:g} seconds"
             raise LedgerError(path, what, hint="wait for it, or stop it, and start again") from error
         hint = "free disk space and check the permissions; if the file is damaged, put the newest copy back"
-        raise LedgerError(path, f"cannot be used: {error}", hint=hint) from error
+        # Of a text that is not UTF-8 the message holds the text, and Python gives it no code.
+        not_text = code is None and isinstance(error, sqlite3.OperationalError)
+        what = f"cannot be used: {'a text in it is not UTF-8' if not_text else error}"
+        raise LedgerError(path, what, hint=hint) from error
     except OSError as error:
         hint = "check the folder, its permissions and the free disk space"
         raise LedgerError(path, f"cannot be used: {error.strerror or error}", hint=hint) from error

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 from securefda.dp.events import DpEvent, require
 from securefda.errors import ExitCode, SecureFdaError
+from securefda.parse import json_value
 
 Kind = Literal["opened", "reserved", "committed", "charged", "accepted", "reset"]
 _BOUND = frozenset({"site", "data", "fingerprint", "samples", "file"})
@@ -193,7 +194,7 @@ def _parse_event(fields: Mapping[str, Any]) -> DpEvent:
 
 def _parse_row(number: int, body: str, digest: bytes) -> Row:
     try:
-        fields = json.loads(body)
+        fields = json_value(body)
         kind, time = fields.pop("kind"), fields.pop("time")
         if fields.keys() != _FIELDS[kind] or type(time) is not int:
             raise ValueError(f"is not what a row of kind {kind!r} holds")

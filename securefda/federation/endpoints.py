@@ -6,10 +6,10 @@ import difflib
 import ipaddress
 import json
 import re
-import tomllib
 from dataclasses import dataclass
 
 from securefda.errors import ConfigError
+from securefda.parse import toml_table
 
 _DNS_LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
 _DNS_NAME = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
@@ -99,7 +99,7 @@ class Endpoints:
     def from_toml(cls, data: bytes) -> Endpoints:
         """Parse the file. Raises ConfigError for bad TOML, unknown or missing keys and malformed values."""
         try:
-            tables = tomllib.loads(data.decode("utf-8"))
+            tables = toml_table(data)
         except ValueError as error:
             raise ConfigError(_FILE, "is not valid TOML") from error
         _check_keys("", tables, ("aggregator",))

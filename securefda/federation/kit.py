@@ -33,6 +33,7 @@ from securefda.federation.endpoints import Endpoints
 from securefda.federation.files import FileContent, read_file
 from securefda.federation.policy_signature import read_signed_policy
 from securefda.federation.roster_memory import check_not_older, remember
+from securefda.federation.training_secret import read_training_secret
 from securefda.secagg.roster import Role, Roster, RosterEntry, SignedRoster, is_name
 from securefda.secagg.secret import Secret
 from securefda.secagg.signatures import sign_bytes, signature_is_valid
@@ -203,7 +204,8 @@ def load_kit(
     """Read a startup kit and check all of it. Nothing is written; a process that goes on with it calls :func:`use_kit`.
 
     Guarantees: one CA signed manifest, certificate and roster; every member signed the roster; both private keys
-    are readable by their owner alone and are this site's; nothing is expired at ``now``; the roster is not older than
+    are readable by their owner alone and are this site's, and so is the secret for training, once the site has made
+    one; nothing is expired at ``now``; the roster is not older than
     one that the site has used. That the CA is the right one follows only if the kit came over a trusted way or
     ``expected_ca`` is given.
 
@@ -224,6 +226,7 @@ def load_kit(
     files = {name: read_file(folder / name) for name in STARTUP_FILES}
     kit = open_kit(path, files, now, expected_ca=expected_ca)
     check_not_older(kit.local, kit.ca.fingerprint, kit.roster)
+    read_training_secret(kit.local)
     if expected_site not in (None, kit.site_id):
         raise ConfigError(
             str(path), f"is the kit of {kit.site_id}, not of {expected_site}", hint="use the site's own kit"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -16,7 +15,7 @@ from securefda.errors import ConfigError
 from securefda.secagg.messages import Granularity, Visibility
 from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.roster import Roster
-from securefda.settings import Settings, parse_settings, read_toml
+from securefda.settings import Settings, parse_settings, parse_toml, read_toml
 
 SELECTION = Rule.AUTO.value
 """What a policy lists in order to hand in estimated errors, from which the rule of the next round is chosen."""
@@ -264,10 +263,4 @@ def parse_policy(data: bytes, file: Path) -> SourcePolicy:
     Raises:
         ConfigError: as :func:`load_policy` does.
     """
-    try:
-        table = tomllib.loads(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(file), "is not UTF-8 text", hint="save it as UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(file), f"not valid TOML: {error}", hint="text values need quotes") from error
-    return parse_settings(SourcePolicy, table, file=file)
+    return parse_settings(SourcePolicy, parse_toml(data, file), file=file)

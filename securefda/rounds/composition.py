@@ -58,7 +58,7 @@ from securefda.rounds.witness import Witness, WitnessMemory
 from securefda.secagg.messages import Body, Envelope, Granularity, Signer, Visibility
 from securefda.secagg.roster import Roster
 from securefda.tasks import Samples, Task, TaskSettings, load_task, task_code
-from securefda.training import PersonalMemory, require_steps
+from securefda.training import PersonalMemory, SecretSeed, require_steps
 
 Encode = Callable[[Envelope[Body]], bytes]
 
@@ -175,9 +175,14 @@ def rows_of_site(config: AggregatorConfig | SourceConfig, roster: Roster, site_i
 
 
 def target_site(
-    config: AggregatorConfig, member: Member, traffic: Callable[[], ByteCounts], store: AggregatorStore
+    config: AggregatorConfig,
+    member: Member,
+    traffic: Callable[[], ByteCounts],
+    store: AggregatorStore,
+    *,
+    secret: SecretSeed | None,
 ) -> TargetSite:
-    """The target's side of a run.
+    """The target's side of a run. Training draws from ``secret``; None: from the run's seed, which everybody knows.
 
     Raises:
         ConfigError, DataError, TrainingError: the task, its data or its model are unfit.
@@ -193,7 +198,7 @@ def target_site(
     witness = witness_of(logs_folder(config.aggregator.kit.resolve()), member, store, opening)
     told = witness.journal.charged
     trainer, notes = trainer_at(
-        config.aggregator, config.training, member, task, data, budget=budget, told=told, memory=store
+        config.aggregator, config.training, member, task, data, secret=secret, budget=budget, told=told, memory=store
     )
     return TargetSite(
         signer=member.signer,
@@ -206,7 +211,7 @@ def target_site(
         witness=witness,
         notes=notes,
         trains_on=trainer.trains_on,
-        personal=personal_model(config, task, site_id, data, store),
+        personal=personal_model(config, task, site_id, data, store, secret=secret),
     )
 
 
@@ -217,6 +222,7 @@ def trainer_at(
     task: Task,
     rows: Samples,
     *,
+    secret: SecretSeed | None,
     budget: Budget,
     told: Callable[[Budget, DpEvent, Reservation], None] = lambda *_: None,
     memory: PersonalMemory | None = None,
@@ -229,6 +235,7 @@ def trainer_at(
         member: the site.
         task: the site's own instance.
         rows: that it trains on.
+        secret: what training without noise draws from; None: the run's seed.
         budget: what its policy lets them cost.
         told: hears of every charge before it is trained for: the audit log does.
         memory: keeps the layers that stay at the site.
@@ -244,7 +251,8 @@ def trainer_at(
     if settings.dp is None:
         require_unledgered(file, process.data_set, data)
         ahead = partial(require_no_ledger_at, file, process.data_set)  # one that is made while the run goes on, too
-        return SiteTrainer(task, member.site_id, rows, settings, process.seed, before_round=ahead, memory=memory), ()
+        seed, site = process.seed, member.site_id
+        return SiteTrainer(task, site, rows, settings, seed, secret=secret, before_round=ahead, memory=memory), ()
     from securefda.rounds.private_site import PrivateTrainer  # noqa: PLC0415 - it imports Opacus
 
     known = data()
@@ -352,10 +360,13 @@ def source_site(
     member: Member,
     store: SourceStore,
     *,
+    secret: SecretSeed | None,
     policy_file: bytes | None = None,
 ) -> SourceSite:
     """A source's side of a run.
 
+    Training draws from ``secret`` and from which folder the state is in: the aggregator chooses the run's id, and two
+    folders that were given one id do not train alike. None: it draws from the run's seed, which everybody knows.
     ``policy_file`` is the policy as it was signed, whose digest the audit log has; without one, its default text.
 
     Raises:
@@ -378,7 +389,15 @@ def source_site(
     witness = witness_of(logs_folder(config.source.kit.resolve()), member, store, opening)
     budget, told = policy.dp.budget, witness.journal.charged
     trainer, notes = trainer_at(
-        config.source, config.training, member, task, data, budget=budget, told=told, memory=store
+        config.source,
+        config.training,
+        member,
+        task,
+        data,
+        secret=None if secret is None else secret.of("folder", store.file_id),
+        budget=budget,
+        told=told,
+        memory=store,
     )
     return SourceSite.under_policy(
         policy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from securefda.adaptation import Rule, Strategy
 from securefda.config import AggregatorConfig, strategy_of, training_settings
 from securefda.tasks import Samples, Task
-from securefda.training import OwnRows, PersonalMemory, PersonalModel
+from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed
 from securefda.training.heads import OwnHead
 from securefda.training.mixture import Mixture
 from securefda.training.neighbours import Neighbours
@@ -13,9 +13,17 @@ from securefda.training.personal import Drawn, FineTuned
 
 
 def personal_model(
-    config: AggregatorConfig, task: Task, site_id: str, data: Samples, memory: PersonalMemory
+    config: AggregatorConfig,
+    task: Task,
+    site_id: str,
+    data: Samples,
+    memory: PersonalMemory,
+    *,
+    secret: SecretSeed | None,
 ) -> PersonalModel | None:
     """What the target is measured with; None under a strategy that has the common model alone.
+
+    It is trained with what ``secret`` gives, or without one the run's seed.
 
     Raises:
         TrainingError: it cannot be had of this task.
@@ -25,7 +33,7 @@ def personal_model(
     if not strategy.rule.is_personal:
         return None
     settings = training_settings(config.training)
-    return personal_of(strategy, OwnRows(task, site_id, data, settings, config.aggregator.seed), memory)
+    return personal_of(strategy, OwnRows(task, site_id, data, settings, config.aggregator.seed, secret), memory)
 
 
 def personal_of(strategy: Strategy, rows: OwnRows, memory: PersonalMemory) -> PersonalModel | None:

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from statistics import fmean, median
-from typing import Any, Literal, Protocol, TypedDict
+from typing import (
+    Any,
+    Literal,
+    Protocol,
+    Required,  # typing's cannot be checked before Python 3.12
+)
+
+from typing_extensions import TypedDict
 
 from securefda import __version__
 from securefda.dp.events import Budget
@@ -57,7 +64,7 @@ class RoundLine(TypedDict, total=False):
     ``model_digest`` does not name. A lost round keeps the last model and has no accuracy.
     """
 
-    round: int
+    round: Required[int]
     rule: str
     accuracy: float
     loss: float
@@ -90,7 +97,7 @@ class SiteLine(TypedDict, total=False):
     line with ``refused`` is of a header that this site's policy refused: the key, what was asked and what is allowed.
     """
 
-    round: int
+    round: Required[int]
     attempt: int
     level: str
     rule: str

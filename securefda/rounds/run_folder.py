@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import TypeAdapter, ValidationError
+
 from securefda.disk import write_file
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.parse import BeyondBounds, json_value
 from securefda.rounds.records import RoundLine, SiteLine, Summary
 
 SUMMARY_FILE = "summary.json"
@@ -27,6 +30,9 @@ MODEL_FILE = "model.safetensors"
 REPORT_FILE = "report.html"
 SITES_FOLDER = "sites"
 REFUSED_FOLDER = "refused"
+ROUND, _SITE, SUMMARY = TypeAdapter(RoundLine), TypeAdapter(SiteLine), TypeAdapter(Summary)
+"""The forms of what is in a run folder."""
+
 _FILE_MODE = 0o666  # less the umask
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -96,10 +102,10 @@ def read_run(path: Path) -> RunRecord:
     if not (path / METRICS_FILE).exists() and not (path / SUMMARY_FILE).exists():
         raise ConfigError(str(path), "is no run folder", hint=f"a run folder holds {METRICS_FILE}")
     sites = {
-        file.parent.name: tuple(cast(list[SiteLine], _read_lines(file)))
+        file.parent.name: tuple(cast(list[SiteLine], _read_lines(file, _SITE)))
         for file in sorted((path / SITES_FOLDER).glob(f"*/{METRICS_FILE}"))
     }
-    rounds = cast(list[RoundLine], _read_lines(path / METRICS_FILE))
+    rounds = cast(list[RoundLine], _read_lines(path / METRICS_FILE, ROUND))
     return RunRecord(path, _read_summary(path / SUMMARY_FILE), tuple(rounds), sites)
 
 
@@ -173,22 +179,36 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path, form: TypeAdapter[Any]) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end is a line that a crash tore
-    return [_object(path, number, line) for number, line in enumerate(lines, start=1)]
+    return [read_object(path, number, line, form) for number, line in enumerate(lines, start=1)]
 
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
-    return _object(path, 1, path.read_bytes()) if path.exists() else None
+    return read_object(path, 1, path.read_bytes(), SUMMARY) if path.exists() else None
 
 
-def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
+def read_object(path: Path, number: int, text: bytes, form: TypeAdapter[Any]) -> dict[str, Any]:
+    """Parse a line of a file of JSON lines, or a file that is one object, of this form.
+
+    Raises:
+        ConfigError: it is no object of the form, or holds what nothing here writes: nesting without end, say.
+    """
     try:
-        value = json.loads(text)
+        value = json_value(text)
+    except BeyondBounds as error:
+        raise ConfigError(str(path), f"line {number} {error}") from error
     except ValueError as error:
         raise ConfigError(str(path), f"line {number} is not JSON") from error
     if not isinstance(value, dict):
         raise ConfigError(str(path), f"line {number} is not a JSON object")
+    try:
+        form.validate_json(text, strict=True)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            if detail["type"] != "float_type" or detail["input"] is not None:  # null is a figure that was not finite
+                key = ".".join(map(str, detail["loc"]))[:100]
+                raise ConfigError(str(path), f"line {number}: {key} is not as a run writes it") from None
     return value

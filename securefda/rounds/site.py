@@ -15,6 +15,7 @@ from securefda.training import (
     LayerTable,
     LocalResult,
     PersonalMemory,
+    SecretSeed,
     TrainingSettings,
     Vector,
     build_model,
@@ -30,6 +31,7 @@ from securefda.training import (
 )
 from securefda.training.heads import head_size, train_with_head
 from securefda.training.personal import vector_of
+from securefda.training.seeds import Seed, round_seed
 from securefda.training.threads import choose_threads, multiply_adds
 
 
@@ -66,7 +68,7 @@ class Trainer(Protocol):
 
 
 class SiteTrainer:
-    """Trains at one site. The rows are read once; what is computed depends on (seed, site, round) alone.
+    """Trains at one site. The rows are read once; what is computed depends on (secret, run, site, round) alone.
 
     ``repeatable`` says whether training the same again gives the same to the last bit; a GPU does not promise that.
     ``trains_on`` says for people on what: "cpu (1 thread)".
@@ -76,7 +78,8 @@ class SiteTrainer:
         site: site id.
         data: the rows that it trains on.
         settings: how it trains, before the round's learning rate factor.
-        seed: seed of the run.
+        seed: seed of the run, from which its first model follows.
+        secret: what training draws from; None: the run's seed, so that whoever knows it can repeat the training.
         before_round: called before each round; what it raises ends the round before the rows are touched.
         memory: keeps the layers that stay at this site, where the settings name any.
 
@@ -93,6 +96,7 @@ class SiteTrainer:
         settings: TrainingSettings,
         seed: int,
         *,
+        secret: SecretSeed | None = None,
         before_round: Callable[[], None] | None = None,
         memory: PersonalMemory | None = None,
     ) -> None:
@@ -101,6 +105,7 @@ class SiteTrainer:
         self._data = data
         self._settings = settings
         self._seed = seed
+        self._draws_from: Seed = seed if secret is None else secret
         self._before_round = before_round
         self._memory = memory if settings.personal_layers else None
         if settings.personal_layers and memory is None:
@@ -156,7 +161,7 @@ class SiteTrainer:
             self._before_round()
         torch.set_num_threads(self._threads)
         settings, memory = self._settings.with_learning_rate_factor(factor), self._memory
-        seed = derive_seed(self._seed, self._site, round_number)
+        seed = round_seed(self._draws_from, self._site, run_id, round_number)
         if memory is None:
             return train_local(
                 self._task,

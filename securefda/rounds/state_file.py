@@ -89,7 +89,7 @@ class StateFile:
             with self._one_at_a_time:
                 yield
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
                 raise self._disk_error(error) from error
             raise ConfigError(str(self._path), "another process uses it", hint=self._busy) from error
         except sqlite3.DatabaseError as error:
@@ -101,7 +101,9 @@ class StateFile:
 
     def _disk_error(self, error: sqlite3.DatabaseError) -> SecureFdaError:
         hint = "free disk space and check the folder's permissions, then start again"
-        return SecureFdaError(f"{self._path}: {error}", hint=hint)
+        # Of a text that is not UTF-8 the message holds the text, and Python gives it no code.
+        not_text = isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
+        return SecureFdaError(f"{self._path}: {'a text in it is not UTF-8' if not_text else error}", hint=hint)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from securefda.adaptation import ServerState
 from securefda.errors import ConfigError
+from securefda.parse import json_value
 from securefda.rounds.restore_guard import ReleaseMarker
 from securefda.rounds.run_book import RunBook
 from securefda.rounds.state_file import StateFile
@@ -126,6 +127,11 @@ class SourceStore(_Store):
     def _before_next_use(self) -> None:
         (number,) = self._database.execute("SELECT file_number FROM origin").fetchone()
         self._marker.check(self._releases(), number, self._file_number)
+
+    @property
+    def file_id(self) -> str:
+        """What the file system calls the file: another one for every folder, the same as long as this one is used."""
+        return self._file_number
 
     def _releases(self) -> int:
         (count,) = self._database.execute("SELECT count(*) FROM fuses").fetchone()
@@ -305,7 +311,7 @@ class AggregatorStore(_Store):
         """Every release of g_T in this run, in order."""
         with self._clear_errors():
             rows = self._database.execute("SELECT * FROM target_releases ORDER BY round, attempt").fetchall()
-        return [TargetRelease(row[0], row[1], row[2], json.loads(row[3]), row[4]) for row in rows]
+        return [TargetRelease(row[0], row[1], row[2], self._json(row[3]), row[4]) for row in rows]
 
     def mark_released(self) -> None:
         """Write that sources may release now; after a crash this round is not tried again."""
@@ -337,7 +343,14 @@ class AggregatorStore(_Store):
         """One record per round that ended, in order."""
         with self._clear_errors():
             rows = self._database.execute("SELECT record FROM rounds ORDER BY round").fetchall()
-        return [json.loads(row[0]) for row in rows]
+        return [self._json(row[0]) for row in rows]
+
+    def _json(self, text: str) -> Any:
+        try:
+            return json_value(text)
+        except ValueError as error:
+            hint = "put the folder back as it was, or name another --out folder"
+            raise ConfigError(str(self._path), "holds a record that is damaged", hint=hint) from error
 
     @staticmethod
     def _insert_record(database: sqlite3.Connection, record: dict[str, Any]) -> None:

@@ -149,7 +149,7 @@ def check_header(
 
 
 def _check_freshness(header: Header, history: History) -> None:
-    # Training repeats: a second run from the same model over one source less would tell that source's update apart.
+    # Training varies little: a second run from the same model over one source less would tell much of its update.
     require(not history.other_run, "HEADER_RUN", "updates of another run left this folder; a new run needs another one")
     require(not history.session_seen, "HEADER_REPLAY", "this session id was used before")
     position = (header.round, header.attempt)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from securefda.parse import json_value
+
 
 def canonical_json(fields: Mapping[str, object]) -> bytes:
     """ASCII JSON with sorted keys and no blanks. The caller keeps floats out."""
@@ -17,10 +19,7 @@ def load_object(data: bytes, *keys: str) -> dict[str, object]:
     Raises:
         ValueError: anything else, however deeply nested.
     """
-    try:
-        return object_with(json.loads(data.decode("ascii")), *keys)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    return object_with(json_value(data.decode("ascii")), *keys)
 
 
 def object_with(value: object, *keys: str) -> dict[str, object]:

@@ -11,7 +11,7 @@ from securefda.training.local import (
     train_local,
 )
 from securefda.training.personal import OwnRows, PersonalMemory, PersonalModel
-from securefda.training.seeds import derive_seed
+from securefda.training.seeds import SecretSeed, derive_seed
 from securefda.training.settings import NoiseSettings, TrainingSettings
 from securefda.training.vectors import (
     LayerTable,
@@ -32,6 +32,7 @@ __all__ = [
     "OwnRows",
     "PersonalMemory",
     "PersonalModel",
+    "SecretSeed",
     "StepObserver",
     "TrainingSettings",
     "Vector",

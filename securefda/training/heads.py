@@ -12,7 +12,7 @@ from securefda.errors import ConfigError
 from securefda.tasks import Samples, Task
 from securefda.training.local import Evaluation, LocalResult, StepObserver, train_local
 from securefda.training.personal import OwnRows, PersonalMemory, vector_of
-from securefda.training.seeds import derive_seed
+from securefda.training.seeds import Seed, derive_seed
 from securefda.training.settings import TrainingSettings
 from securefda.training.vectors import Vector, layer_sizes, layer_table
 
@@ -37,7 +37,7 @@ def train_with_head(
     data: Samples,
     *,
     settings: TrainingSettings,
-    seed: int,
+    seed: Seed,
     site: str,
     fewest_steps: int = 1,
     on_step: StepObserver | None = None,

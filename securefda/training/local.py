@@ -14,7 +14,7 @@ from securefda.errors import TrainingError
 from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
 from securefda.training.optimizers import new_optimizer
-from securefda.training.seeds import derive_seed, seeded_torch
+from securefda.training.seeds import Seed, derive_seed, generator_of, seeded_torch
 from securefda.training.settings import TrainingSettings
 from securefda.training.vectors import FlatModel, Vector
 
@@ -77,7 +77,7 @@ def train_local(
     data: Samples,
     *,
     settings: TrainingSettings,
-    seed: int,
+    seed: Seed,
     site: str,
     fewest_steps: int = 1,
     on_step: StepObserver | None = None,
@@ -97,7 +97,7 @@ def train_local(
         received: the global model, (m,) float32; not changed.
         data: the site's training rows.
         settings: how to train, learning rate as it is to be used.
-        seed: of this site in this round, see ``derive_seed``.
+        seed: of this site in this round, see ``round_seed``.
         site: site id, for messages.
         fewest_steps: refuse to train with fewer; ``FEWEST_TARGET_STEPS`` at the target.
         on_step: called after each step, in order.
@@ -192,7 +192,7 @@ def _run_steps(
     data: Samples,
     *,
     settings: TrainingSettings,
-    seed: int,
+    seed: Seed,
     site: str,
     on_step: StepObserver | None,
     part: slice,
@@ -223,9 +223,9 @@ def _run_steps(
     return steps, seen
 
 
-def batches(samples: int, settings: TrainingSettings, seed: int) -> Iterator[Tensor]:
+def batches(samples: int, settings: TrainingSettings, seed: Seed) -> Iterator[Tensor]:
     """Yield row numbers, step by step: every epoch in a new order, the same order on every device."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_of(seed)
     for _ in range(settings.epochs):
         yield from torch.split(torch.randperm(samples, generator=generator), settings.batch_size)
 

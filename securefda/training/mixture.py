@@ -44,7 +44,7 @@ class Mixture:
         alpha, own = self._kept(self._memory.personal(run_id, round_number), received)
         rows = self._rows
         settings = rows.settings.with_learning_rate_factor(factor)
-        seed = derive_seed(rows.seed, rows.site, round_number)  # that of the round's own training
+        seed = rows.seed_of(run_id, round_number)  # that of the round's own training
         steps = _Steps(rows, received, own, alpha, settings)
         with seeded_torch(derive_seed(seed, "layers"), steps.device), task_code(type(rows.task), "training"):
             for batch in batches(len(rows.data), settings, derive_seed(seed, "batches")):

@@ -16,7 +16,7 @@ from securefda.errors import TrainingError
 from securefda.tasks import Samples, Task
 from securefda.training.device import choose_device
 from securefda.training.local import Evaluation, Pull, evaluate, train_local
-from securefda.training.seeds import derive_seed
+from securefda.training.seeds import SecretSeed, Seed, derive_seed, round_seed
 from securefda.training.settings import TrainingSettings
 from securefda.training.vectors import Vector, build_model, vector_to_model
 
@@ -51,6 +51,7 @@ class OwnRows:
         data: the rows.
         settings: how it trains, before the round's learning rate factor.
         seed: of the run.
+        secret: what its training draws from; None: the run's seed.
         model: to compute with; its parameters are overwritten.
     """
 
@@ -59,14 +60,26 @@ class OwnRows:
     data: Samples
     settings: TrainingSettings
     seed: int
+    secret: SecretSeed | None = None
     model: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
         model = build_model(self.task, derive_seed(self.seed, "model"))
         object.__setattr__(self, "model", model.to(choose_device(self.settings.device)))
 
+    def seed_of(self, run_id: str, round_number: int, *purpose: str) -> Seed:
+        """The seed of the target's training in a round, and of what else it trains there."""
+        return round_seed(self.seed if self.secret is None else self.secret, self.site, run_id, round_number, *purpose)
+
     def trained(
-        self, start: Vector, round_number: int, *, epochs: int, factor: float = 1.0, pull: Pull | None = None
+        self,
+        start: Vector,
+        run_id: str,
+        round_number: int,
+        *,
+        epochs: int,
+        factor: float = 1.0,
+        pull: Pull | None = None,
     ) -> Vector:
         """The model after ``epochs`` from ``start``, float32 (m,).
 
@@ -74,7 +87,7 @@ class OwnRows:
             TrainingError: as for ``train_local``.
         """
         settings = replace(self.settings.with_learning_rate_factor(factor), epochs=epochs)
-        seed = derive_seed(self.seed, self.site, round_number, "personal")
+        seed = self.seed_of(run_id, round_number, "personal")
         result = train_local(
             self.task, self.model, start, self.data, settings=settings, seed=seed, site=self.site, pull=pull
         )
@@ -95,9 +108,9 @@ class FineTuned:
     def train(self, received: Vector, run_id: str, round_number: int, factor: float) -> None:
         """Nothing: it begins with the model of each round."""
 
-    def evaluate(self, model: Vector, run_id: str, round_number: int, data: Samples) -> Evaluation:  # noqa: ARG002
+    def evaluate(self, model: Vector, run_id: str, round_number: int, data: Samples) -> Evaluation:
         """Of the model after its epochs at the target."""
-        return self._rows.evaluated(self._rows.trained(model, round_number, epochs=self._epochs), data)
+        return self._rows.evaluated(self._rows.trained(model, run_id, round_number, epochs=self._epochs), data)
 
 
 class Drawn:
@@ -119,7 +132,7 @@ class Drawn:
             gradient.add_(values - common, alpha=self._strength)
 
         own = vector_of(self._memory.personal(run_id, round_number), received)
-        own = self._rows.trained(own, round_number, epochs=self._epochs, factor=factor, pull=pull)
+        own = self._rows.trained(own, run_id, round_number, epochs=self._epochs, factor=factor, pull=pull)
         self._memory.keep_personal(run_id, round_number, own.astype("<f4").tobytes())
 
     def evaluate(self, model: Vector, run_id: str, round_number: int, data: Samples) -> Evaluation:

@@ -102,7 +102,8 @@ def simulate(
     Args:
         config: the federation.
         out: run folder.
-        seed: of the run: data, first model and training. Keys, masks and nonces are fresh every time.
+        seed: of the run: data, first model and, unlike where sites are apart, training. Keys, masks and nonces are
+            fresh every time.
         reporter: shows progress.
         delivers: which messages arrive; all of them by default.
 
@@ -167,8 +168,9 @@ class _Federation:
         return cls(config, folder, seed, reporter, roster, keys, settings, store, stores, {})
 
     def aggregator(self, recording: RecordingReporter, meter: TrafficMeter) -> AggregatorRun:
-        site = target_site(self.settings, self._member(self.config.federation.target), meter.counts, self.store)
-        self._show(self.config.federation.target, (f"all sites in one process, on {site.trains_on}", *site.notes))
+        target = self.config.federation.target
+        site = target_site(self.settings, self._member(target), meter.counts, self.store, secret=None)
+        self._show(target, (f"all sites in one process, on {site.trains_on}", *site.notes))
         run = AggregatorRun(site, run_settings(self.settings, self.roster), self.store, recording)
         self._record(site, run.run_id, meter)
         return run
@@ -187,7 +189,7 @@ class _Federation:
         policy, folder = site_policy(config, site_id), self.folder.site(site_id)
         runs = RunBook(run_book_file(folder), policy.release)
         store = self.stores.enter_context(closing(SourceStore(folder / "state.sqlite", runs)))
-        site = source_site(settings, policy, self._member(site_id), store)
+        site = source_site(settings, policy, self._member(site_id), store, secret=None)
         self._show(site_id, site.notes)
         self._record(site)
         return SourceRounds(site, _SiteRecorder(self.folder, site_id, self.reporter))

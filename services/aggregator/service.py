@@ -20,6 +20,7 @@ from securefda.rounds.records import RoundLine, Summary
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_folder import RunFolder
 from securefda.rounds.store import AggregatorStore
+from securefda.rounds.training_secret import secret_of_site
 from securefda.transport.driver import RunDriver
 from securefda.transport.meter import TrafficMeter
 from securefda.transport.process import run_until_told
@@ -48,9 +49,10 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     watching = watch_target(reporter, config.logging, config.metrics, out=folder.path, roster=kit.roster)
     with watching as watch, closing(AggregatorStore(folder.path / STATE_FILE)) as store:
         recording = RecordingReporter(folder, watch)
-        site = target_site(config, member, meter.counts, store)
+        secret, about_secret = secret_of_site(config.aggregator, config.training, kit.local)
+        site = target_site(config, member, meter.counts, store, secret=secret)
         watch.note(f"{kit.site_id} trains on {site.trains_on}")
-        for note in (*site.notes, *([TERMS] if site.notes else [])):
+        for note in (*about_secret, *site.notes, *([TERMS] if site.notes else [])):
             watch.note(note)
         run = AggregatorRun(site, settings, store, recording)
         _catch_up(recording, run, store, settings.config_digest)

@@ -21,6 +21,7 @@ from securefda.rounds.run_book import RunBook, run_book_file
 from securefda.rounds.run_folder import METRICS_FILE, append_line, keep_refused
 from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import SourceStore
+from securefda.rounds.training_secret import secret_of_site
 from securefda.secagg.messages import Header, Signed
 from securefda.transport.client import SourceChannel
 from securefda.transport.driver import SourceDriver
@@ -56,9 +57,10 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
     watching = watch_source(reporter, config.logging, config.metrics, out=out, roster=kit.roster, site=site_id)
     with closing(store), watching as watch:
         shown = _SourceReporter(kit.site_id, config.source.out, reporter)
-        site = source_site(config, policy, member, store, policy_file=kit.signed_policy()[1])
+        secret, about_secret = secret_of_site(config.source, config.training, kit.local)
+        site = source_site(config, policy, member, store, secret=secret, policy_file=kit.signed_policy()[1])
         watch.note(f"{site_id} trains on {site.trains_on}")
-        for note in (*site.notes, *([TERMS] if site.notes else [])):
+        for note in (*about_secret, *site.notes, *([TERMS] if site.notes else [])):
             watch.note(note)
         rounds = SourceRounds(site, watch.rounds(shown))
         with closing(site.witness.journal) as journal:

@@ -31,7 +31,6 @@ def test_evidence_reads_back_as_it_was_written() -> None:
         DATA + b"\n",
         DATA.replace(b",", b", ", 1),
         json.dumps(dict(reversed(json.loads(DATA).items())), separators=(",", ":")).encode() + b"\n",
-        DATA.replace(b'"roster":', b'"roster":"","roster":'),
         compact(note=""),
         compact(roster="cm9zdGV="),  # the base64 of b"roste" with a bit in its padding
     ],
@@ -40,3 +39,8 @@ def test_evidence_in_another_form_is_refused(data: bytes) -> None:
     assert data != DATA
     with pytest.raises(EvidenceError, match="it is not in its one form"):
         Evidence.parse(data)
+
+
+def test_evidence_that_says_a_thing_twice_is_refused() -> None:
+    with pytest.raises(EvidenceError, match="it holds an object with a key twice"):
+        Evidence.parse(DATA.replace(b'"roster":', b'"roster":"","roster":'))

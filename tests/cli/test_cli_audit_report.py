@@ -14,6 +14,8 @@ from audit_report_pages import Page, page_of
 from securefda.audit.kept import FILE
 from securefda.audit.records import Decision
 from securefda.cli import main
+from securefda.rounds.records import summarise
+from securefda.rounds.run_folder import RunFolder
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
@@ -293,7 +295,8 @@ def test_a_run_folder_with_damaged_figures_costs_the_figures_only(line: str, tmp
 
 def test_figures_of_another_run_are_not_shown(tmp_path: Path) -> None:
     Logs(tmp_path / "run").write(1)
-    (tmp_path / "run" / "summary.json").write_text(json.dumps({"run_id": "ff" * 16}))
+    other = summarise((), run_id="ff" * 16, task="a:B", strategy={}, visibility={}, rounds_planned=1, status="finished")
+    RunFolder(tmp_path / "run").write_summary(other)
     assert f"the run folder's figures are of another run, {'ff' * 16}" in page_of(tmp_path / "run").text
 
 

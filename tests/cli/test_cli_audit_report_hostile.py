@@ -16,6 +16,8 @@ from audit_report_pages import Page, page_of
 from securefda.audit.facts import EVENTS, RecordError
 from securefda.audit.records import Decision, Disclosure, Entry
 from securefda.cli import main
+from securefda.rounds.records import summarise
+from securefda.rounds.run_folder import RunFolder
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
@@ -118,7 +120,8 @@ def test_what_figures_are_called_cannot_become_markup(tmp_path: Path) -> None:
     line = {"round": 1, "mean_beta": 0.5, "survivors": ["a"], "levels": {"a": "sum"}, "status": "finished"}
     energy = {"layers": 1, "zeroed": [PLANTED], "capped": {PLANTED: 1}}
     (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(line | {"energy": energy}) + "\n")
-    (tmp_path / "run" / "summary.json").write_text(json.dumps({"run_id": RUN, "task": PLANTED}))
+    summary = summarise((), run_id=RUN, task=PLANTED, strategy={}, visibility={}, rounds_planned=1, status="finished")
+    RunFolder(tmp_path / "run").write_summary(summary)
     site = tmp_path / "run" / "sites" / PLANTED.replace("/", "")
     site.mkdir(parents=True)
     (site / "metrics.jsonl").write_text(json.dumps({"round": 1, "beta": 0.5}) + "\n")

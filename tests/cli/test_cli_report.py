@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -404,3 +406,50 @@ def test_estimated_errors_are_drawn_with_how_often_each_rule_was_chosen(tmp_path
     assert "Estimated errors" in text
     assert "fedda_auto in 2, fedgp_auto in 1" in text
     assert "target_only" in text
+
+
+FULL = line(
+    2,
+    metrics={"accuracy": 0.5},
+    target_cosine=0.5,
+    delta_errors={"fedgp": 1.0},
+    target_epsilon=1.0,
+    levels=dict.fromkeys(SITES, "sum"),
+    seen=[{"level": "sum", "members": SITES, "rows": 9, "loss": 1.0, "accuracy": 0.5}],
+    energy={"layers": 1, "zeroed": ["w"], "capped": {"source-1": 1}},
+    target_update_to=SITES,
+    attempts=1,
+    model_digest="ab",
+)
+OTHER = {
+    "a list": [[[1]]],
+    "a table": {"a": {"b": 1}},
+    "a text": "x",
+    "a large number": 2**62,
+    "yes": True,
+    "null": None,
+}
+
+
+@pytest.mark.parametrize("other", OTHER)
+@pytest.mark.parametrize("key", FULL)
+def test_a_value_of_another_form_is_shown_or_refused_whatever_it_is(key: str, other: str, tmp_path: Path) -> None:
+    write_run(tmp_path, [line(1), FULL | {key: OTHER[other]}], summary=False)  # type: ignore[list-item]
+    with suppress(ConfigError):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["round", "rule", "survivors", "seconds", "bytes_up", "seen", "energy"])
+def test_a_list_where_a_line_has_none_is_named(key: str, tmp_path: Path) -> None:
+    write_run(tmp_path, [line(1), FULL | {key: [[[1]]]}], summary=False)  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match=rf"metrics\.jsonl: line 2: {key}\S* is not as a run writes it"):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["task", "strategy", "visibility", "energy", "target_releases", "bytes_up", "versions"])
+def test_a_summary_of_another_form_is_named(key: str, tmp_path: Path) -> None:
+    write_run(tmp_path, [line(1)])
+    file = tmp_path / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: [[[1]]]}))
+    with pytest.raises(ConfigError, match=rf"summary\.json: line 1: {key}\S* is not as a run writes it"):
+        write_report(tmp_path)

@@ -212,7 +212,7 @@ class Peers:
         kit, member = self._kit(site)
         config = load_source(kit.local / "settings.toml")
         with closing(store_at(self._federation.root / f"{site}.sqlite")) as store:
-            source = source_site(config, load_signed_policy(kit), member, store)
+            source = source_site(config, load_signed_policy(kit), member, store, secret=None)
             rounds = SourceRounds(source, _Unheard())
             channel = _Channel(
                 endpoint_of(kit),
@@ -233,7 +233,7 @@ class Peers:
         kit, member = self._kit(self._federation.target)
         config = load_aggregator(kit.local / "settings.toml")
         with closing(AggregatorStore(self._federation.root / state)) as store:
-            site = target_site(config, member, TrafficMeter().counts, store)
+            site = target_site(config, member, TrafficMeter().counts, store, secret=None)
             run = AggregatorRun(site, run_settings(config, kit.roster), store, SilentReporter())
             journal = site.witness.journal
             server = _Server(

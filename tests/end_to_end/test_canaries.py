@@ -23,10 +23,12 @@ from securefda.audit.kept import read_kept
 from securefda.audit.reading import find_logs, open_log
 from securefda.cli import main
 from securefda.federation.kit import SECRET_FILES
+from securefda.federation.training_secret import TRAINING_KEY_FILE
 from securefda.transport.wire import decode_signed
 
 POLICY_COMMENT = "canary-0c59: the ward is afraid of the insurer"
-PLANTED_IN = {"federation.toml", "settings.toml", "aggregator.toml", "source.toml", "policy.toml", *SECRET_FILES}
+KEY_FILES = (*SECRET_FILES, TRAINING_KEY_FILE)
+PLANTED_IN = {"federation.toml", "settings.toml", "aggregator.toml", "source.toml", "policy.toml", *KEY_FILES}
 """Names of files that hold a canary because it was put there; and what the CA's folder holds."""
 SETTINGS = (
     "strategy.rounds=2",
@@ -95,7 +97,7 @@ def key_in(der: bytes) -> bytes:
 
 def key_files(root: Path) -> list[Path]:
     files = [file for file in root.rglob("*") if file.is_file()]
-    return [file for file in files if file.name in SECRET_FILES or b"PRIVATE KEY" in file.read_bytes()]
+    return [file for file in files if file.name in KEY_FILES or b"PRIVATE KEY" in file.read_bytes()]
 
 
 def canaries_of(root: Path) -> dict[str, set[bytes]]:
@@ -225,12 +227,19 @@ def as_bytes(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else text
 
 
+def test_secrets_for_training_are_among_the_canaries(in_clear: Path) -> None:
+    """One at each site that trains without noise, made by its process."""
+    made = {Path(name).parents[1].name for name in canaries_of_keys(in_clear) if name.endswith(TRAINING_KEY_FILE)}
+    assert made == {"target", "source-2", "source-3"}
+
+
+@pytest.mark.parametrize("key", [f"startup/{SECRET_FILES[0]}", f"local/{TRAINING_KEY_FILE}"])
 @pytest.mark.parametrize("form", ["raw", "hex", "base64", "decimal"])
 def test_control_a_key_that_leaks_is_found_in_a_file_and_in_a_data_base(
-    form: str, in_clear: Path, tmp_path: Path
+    form: str, key: str, in_clear: Path, tmp_path: Path
 ) -> None:
     canaries = canaries_of_keys(in_clear)
-    file = next(name for name in canaries if name.endswith(f"source-2/startup/{SECRET_FILES[0]}"))
+    file = next(name for name in canaries if name.endswith(f"source-2/{key}"))
     data = Path(file).read_bytes()
     secret = key_in(base64.b64decode(b"".join(data.splitlines()[1:-1])) if b"-----" in data else data)
     said = {

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from e2e_processes import Kits, kits
 from safetensors.numpy import load_file
 
+from securefda.cli import main
 from securefda.errors import ExitCode
-from securefda.rounds.run_folder import read_run
+from securefda.federation.training_secret import TRAINING_KEY_FILE
+from securefda.rounds.run_folder import RunRecord, read_run
 
 ROUNDS = 12
+ONE_ROUND = ("strategy.rounds=1", "strategy.warm-up-rounds=0")
 SETTINGS = (f"strategy.rounds={ROUNDS}", "strategy.warm-up-rounds=1")
 
 
@@ -129,3 +132,49 @@ def test_a_killed_aggregator_resumes_and_its_sources_rejoin_by_themselves(tmp_pa
         assert rounds[-1]["survivors"] == federation.names
         assert sum(line["status"] == "lost" for line in rounds) <= 1
         assert federation.summary()["model_digest"] == rounds[-1]["model_digest"]
+
+
+def test_sources_draw_from_their_secret_and_only_a_study_from_the_seed(tmp_path: Path) -> None:
+    """What everybody can compute who knows the seed, and has the rows, is what the simulator does."""
+    settings = (*ONE_ROUND, "strategy.rule=fedavg")
+    with kits(tmp_path, settings=settings) as federation:
+        simulated = simulate(federation, settings).sites
+        processes = {
+            site: federation.start(site, *(["source.repeatable-training=true"] if site == "source-1" else []))
+            for site in federation.names
+        }
+        processes["target"] = federation.start("target")
+        for process in processes.values():
+            assert process.end() == 0, process.text
+        losses = {site: json.loads(line_of(federation, site))["loss"] for site in federation.names}
+        alike = {site for site in federation.names if losses[site] == simulated[site][0]["loss"]}
+        assert alike == {"source-1"}
+        noted = {site for site, process in processes.items() if "repeatable-training is on" in process.text}
+        assert noted == {"source-1"}
+        made = {site for site in processes if (federation.kit(site) / "local" / TRAINING_KEY_FILE).exists()}
+        assert made == {"source-2", "source-3", "target"}
+
+
+def simulate(federation: Kits, settings: Iterable[str]) -> RunRecord:
+    out, sets = federation.root / "simulated", [part for text in settings for part in ("--set", text)]
+    assert main(["simulate", str(federation.file), *sets, "--out", str(out)]) == 0
+    return read_run(out)
+
+
+def line_of(federation: Kits, site: str) -> str:
+    return (federation.kit(site) / "local" / "run" / "metrics.jsonl").read_text()
+
+
+def test_the_target_draws_from_its_secret_and_only_a_study_from_the_seed(tmp_path: Path) -> None:
+    settings = (*ONE_ROUND, "strategy.rule=target_only")
+    with kits(tmp_path, settings=settings) as federation:
+        digests = {"simulated": simulate(federation, settings).rounds[0]["model_digest"]}
+        for name, repeatable in (("secret", "false"), ("again", "false"), ("study", "true")):
+            out = tmp_path / name
+            process = federation.start(
+                "target", f"aggregator.repeatable-training={repeatable}", f"aggregator.out={out}"
+            )
+            assert process.end() == 0, process.text
+            digests[name] = read_run(out).rounds[0]["model_digest"]
+    assert digests["study"] == digests["simulated"]
+    assert len({digests[name] for name in ("secret", "again", "study")}) == 3

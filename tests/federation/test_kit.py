@@ -22,6 +22,7 @@ from securefda.federation.enrolment import renew_site, revoke_site
 from securefda.federation.files import FileContent, read_file, write_file
 from securefda.federation.kit import LISTED_FILES, SECRET_FILES, STARTUP_FILES, Kit, load_kit, make_manifest, open_kit
 from securefda.federation.sites import SiteSpec
+from securefda.federation.training_secret import TRAINING_KEY_FILE, make_training_secret
 from securefda.secagg.roster import Roster, SignedRoster, sign_roster
 from securefda.secagg.signatures import sign_bytes, signature_is_valid
 
@@ -86,6 +87,29 @@ def test_private_key_open_to_others_is_refused_with_the_mend(federation: Path, n
     assert caught.value.hint == f"run: chmod 600 {path}"
     path.chmod(0o400)
     assert load_kit(federation / "lyon", NOW).site_id == "lyon"
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o601, 0o620])
+def test_secret_for_training_open_to_others_is_refused_with_the_mend(federation: Path, mode: int) -> None:
+    """The site makes it at its first start; until then there is none."""
+    _, path = make_training_secret(federation / "lyon" / "local")
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match="open to others") as caught:
+        load_kit(federation / "lyon", NOW)
+    assert caught.value.hint == f"run: chmod 600 {path}"
+    path.chmod(0o400)
+    assert load_kit(federation / "lyon", NOW).site_id == "lyon"
+
+
+def test_new_keys_leave_the_secret_for_training_as_it_is(federation: Path) -> None:
+    _, path = make_training_secret(federation / "lyon" / "local")
+    before = path.read_bytes()
+    renew_site(federation, "lyon", now=NOW)
+    assert path.read_bytes() == before
+
+
+def test_who_makes_the_kits_makes_no_secret_for_training(federation: Path) -> None:
+    assert list(federation.rglob(TRAINING_KEY_FILE)) == []
 
 
 @pytest.mark.parametrize("name", [name for name in STARTUP_FILES if name not in SECRET_FILES])

@@ -41,9 +41,9 @@ def test_a_policy_that_a_header_could_use_to_count_rows_is_refused_at_the_start(
     config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS)
     store = store_at(tmp_path / "state.sqlite")
     with pytest.raises(ConfigError, match="below its") as caught:
-        source_site(config, default_policy(max_samples=10), member_of(federation), store)
+        source_site(config, default_policy(max_samples=10), member_of(federation), store, secret=None)
     assert caught.value.key == "quantisation.max-samples-min"
-    site = source_site(config, default_policy(max_samples=1000), member_of(federation), store)
+    site = source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
     assert 10 < site.trainer.samples <= 1000
     store.close()
     federation.close()
@@ -59,7 +59,7 @@ def test_a_site_that_trains_by_dp_sgd_hands_in_no_loss_and_no_accuracy(
     if noise:
         make_ledger(tmp_path, federation)
     with closing(store_at(tmp_path / "state.sqlite")) as store:
-        site = source_site(config, default_policy(max_samples=1000), member_of(federation), store)
+        site = source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
         assert site.permits.metrics is handed_in
     federation.close()
 
@@ -75,7 +75,7 @@ def test_a_device_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> N
         closing(store_at(tmp_path / "state.sqlite")) as store,
         pytest.raises(ConfigError, match=f"no usable {missing}"),
     ):
-        source_site(config, default_policy(max_samples=1000), member_of(federation), store)
+        source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
     federation.close()
 
 
@@ -85,7 +85,7 @@ def test_a_site_says_on_how_many_threads_it_trains(tmp_path: Path, threads: int,
     training = TrainingSection(device="cpu", threads=threads)
     config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
     with closing(store_at(tmp_path / "state.sqlite")) as store:
-        site = source_site(config, default_policy(max_samples=1000), member_of(federation), store)
+        site = source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
         assert site.trains_on == said
     federation.close()
 

@@ -36,10 +36,10 @@ def made(kit: Path, index: int, training: TrainingSection, data_set: str = DEFAU
     if index == TARGET:
         config = AggregatorConfig(aggregator=process, task=DIGITS, training=training)
         with closing(AggregatorStore(kit / "state.sqlite")) as store:
-            return target_site(config, member, lambda: ({}, {}), store)
+            return target_site(config, member, lambda: ({}, {}), store, secret=None)
     source = SourceConfig(source=process, task=DIGITS, training=training)
     with closing(store_at(kit / "state.sqlite")) as store:
-        return source_site(source, default_policy(max_samples=1000), member, store)
+        return source_site(source, default_policy(max_samples=1000), member, store, secret=None)
 
 
 @pytest.mark.parametrize("index", [TARGET, 1], ids=["target", "source"])

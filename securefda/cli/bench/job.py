@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securefda.errors import ConfigError
+from securefda.parse import json_value
 from securefda.secagg.parameters import default_threshold
 
 K_MIN = 2
@@ -86,8 +87,15 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What :meth:`to_json` wrote."""
-        return cls(**json.loads(text))
+        """What :meth:`to_json` wrote.
+
+        Raises:
+            ConfigError: it is anything else.
+        """
+        try:
+            return cls(**json_value(text))
+        except (ValueError, TypeError) as error:
+            raise ConfigError("job", "is not what `securefda bench secagg` hands to its processes") from error
 
 
 def update_of(site_id: str, params: int) -> NDArray[np.float32]:

@@ -97,7 +97,7 @@ class _Stopwatch(SilentReporter):
     def __init__(self) -> None:
         self.began = 0.0
         self.ended = 0.0
-        self.line: RoundLine = {}
+        self.line = RoundLine(round=0)
         self.cpu_seconds: defaultdict[str, float] = defaultdict(float)
         self._phase = ""
         self._cpu = 0.0
@@ -298,8 +298,8 @@ async def _serve_sources(job: Job, site_ids: Sequence[str]) -> None:
 def main(role: str, job_text: str, *site_ids: str) -> None:
     """Be one process of the measurement."""
     map_large_blocks()
-    job = Job.from_json(job_text)
     try:
+        job = Job.from_json(job_text)
         asyncio.run(_Aggregator(job).serve() if role == "aggregator" else _serve_sources(job, site_ids))
     except SecureFdaError as error:
         raise SystemExit(f"{role}: {error}") from None

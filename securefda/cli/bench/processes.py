@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import subprocess
@@ -20,6 +19,7 @@ from securefda.config import child_environment
 from securefda.errors import SecureFdaError
 from securefda.federation.enrolment import init_federation
 from securefda.federation.sites import SiteSpec
+from securefda.parse import json_value
 from securefda.policy import default_policy, default_policy_text
 
 _MODULE = "securefda.cli.bench.party"
@@ -105,8 +105,7 @@ class Parties:
         if not line:
             said = self._log.read_text(errors="replace").strip().splitlines()
             raise SecureFdaError(f"the measurement broke off: {said[-1] if said else 'a process ended'}")
-        figures: dict[str, Any] = json.loads(line)
-        return figures
+        return _figures(line)
 
     def _next_line(self) -> str:
         """The aggregator's next line; none where it, or a source that stays, has ended."""
@@ -171,3 +170,13 @@ def _enrol(job: Job) -> None:
         settings_text="",
         now=datetime.now(UTC),
     )
+
+
+def _figures(line: str) -> dict[str, Any]:
+    try:
+        figures = json_value(line)
+    except ValueError as error:
+        raise SecureFdaError(f"the measurement broke off: the aggregator printed {line[:60]!r}") from error
+    if not isinstance(figures, dict):
+        raise SecureFdaError(f"the measurement broke off: the aggregator printed {line[:60]!r}")
+    return figures

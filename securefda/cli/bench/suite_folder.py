@@ -23,6 +23,7 @@ from securefda.cli.bench.plan import Planned, Request, common_settings
 from securefda.cli.bench.results import Results, RunKey
 from securefda.cli.bench.suites import SUITES
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.parse import BeyondBounds, json_value
 from securefda.rounds.run_folder import append_line, replace_file
 
 SETTINGS_FILE = "settings.json"
@@ -98,7 +99,7 @@ def read_folder(path: Path) -> tuple[Mapping[str, Any], Results]:
         ConfigError: there is no suite in it, or a file is damaged.
     """
     settings = _read_settings(path / SETTINGS_FILE)
-    if settings is None or settings.get("suite") not in SUITES:
+    if settings is None or settings.get("suite") not in list(SUITES):
         raise ConfigError(str(path), "holds no suite of this release")
     runs = {key: result for key, _, result in _runs(path / RUNS_FILE)}
     return settings, Results(SUITES[settings["suite"]], runs)
@@ -212,14 +213,18 @@ def _runs(file: Path) -> Iterator[tuple[RunKey, str, RunResult]]:
     for number, text in enumerate(whole, start=1):
         line = _object(file, number, text)
         try:
-            yield _key_of(line), line["digest"], result_from(line)
+            key = _key_of(line)
+            hash(key)  # a list in it has none
+            yield key, line["digest"], result_from(line)
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(str(file), f"line {number} is no run", hint=_ANOTHER) from error
 
 
 def _object(file: Path, number: int, text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json_value(text)
+    except BeyondBounds as error:
+        raise ConfigError(str(file), f"line {number} {error}", hint=_ANOTHER) from error
     except ValueError as error:
         raise ConfigError(str(file), f"line {number} is not JSON", hint=_ANOTHER) from error
     if not isinstance(value, dict):

@@ -137,6 +137,7 @@ def _check_data(path: Path, settings: Path) -> str:
     from securefda.federation.kit import load_kit
     from securefda.policy import load_signed_policy
     from securefda.rounds.composition import Member, task_of, trainer_at, training_rows
+    from securefda.rounds.training_secret import REPEATABLE
     from securefda.transport.wire import encode
 
     kit, config = load_kit(path, now()), _load(path, settings)
@@ -147,7 +148,9 @@ def _check_data(path: Path, settings: Path) -> str:
     task = task_of(config.task, kit.roster, process.seed)
     rows = training_rows(task, kit.site_id)
     member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
-    _, notes = trainer_at(process, config.training, member, task, rows, budget=budget)
+    _, notes = trainer_at(process, config.training, member, task, rows, secret=None, budget=budget)
+    if process.repeatable_training and not config.training.dp.noise_multiplier:
+        notes = (*notes, REPEATABLE)
     return "; ".join([f"{config.task.factory}: {len(rows)} training rows at {kit.site_id}", *notes])
 
 

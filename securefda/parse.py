@@ -1,0 +1,130 @@
+"""TOML and JSON that somebody else wrote: parsed within bounds, or refused with one line.
+
+Python's parsers recurse for every level of nesting, and so does most of what walks over their result. Long before that,
+``tomllib`` takes minutes over a dotted key of 100,000 parts. So brackets and dots are counted first, by one pass over
+the text that does not recurse. Nothing of this project is nested more than eight levels deep.
+
+Nothing else in the package calls ``tomllib`` or ``json`` to parse; a test holds that. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+MAX_NESTING: Final = 32
+"""Levels of tables and arrays, the outermost one included."""
+
+_TOO_DEEP = f"is nested more than {MAX_NESTING} levels deep"
+_TOO_LARGE = "holds an integer of more than 64 bits"
+_MOST_BITS = 63
+_JSON_MARK = re.compile(r'"(?:[^"\\]++|\\.)*+"?|(?P<open>[\[{])|(?P<close>[\]}])', re.DOTALL)
+_TOML_MARK = re.compile(
+    r'''"""(?:[^"\\]++|\\.|"(?!""))*+(?:"{3,5})?'''
+    r"""|'''(?:[^']++|'(?!''))*+(?:'{3,5})?"""
+    r"""|"(?:[^"\\\n]++|\\.)*+"?|'[^'\n]*+'?|#[^\n]*+"""
+    r"|(?P<open>[\[{])|(?P<close>[\]}])|(?P<dot>\.)|(?P<end>[=,\n])",
+    re.DOTALL,
+)
+# A text that does not end is a text up to the end of the file: to begin again behind each quote would take n^2 steps.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class BeyondBounds(ValueError):
+    """The text is well formed as far as it was read, and holds what this project never writes; the text says what."""
+
+
+def json_value(data: str | bytes) -> Any:
+    """Parse JSON in UTF-8. ``NaN`` and the infinities are let through, as Python writes them.
+
+    Raises:
+        BeyondBounds: it is nested more than ``MAX_NESTING`` deep, an integer does not fit 64 bits, an object has a
+            key twice, or a text holds half of a surrogate pair, which nothing could print or write.
+        ValueError: it is no JSON, or not UTF-8.
+    """
+    text = data.decode("utf-8") if isinstance(data, bytes) else data
+    _require_printable(text)
+    _count(_JSON_MARK.finditer(text))
+    value = _DECODER.decode(text)
+    if _SURROGATE.search(text):
+        _require_printable(json.dumps(value, ensure_ascii=False))
+    return value
+
+
+def toml_table(data: str | bytes) -> dict[str, Any]:
+    """Parse TOML in UTF-8.
+
+    Raises:
+        BeyondBounds: it is nested more than ``MAX_NESTING`` deep, or an integer does not fit 64 bits.
+        tomllib.TOMLDecodeError: it is no TOML; the text says where.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    text = data.decode("utf-8") if isinstance(data, bytes) else data
+    _require_printable(text)
+    _count(_TOML_MARK.finditer(text))
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python converts no more than 4300 digits
+        raise BeyondBounds(_TOO_LARGE) from None
+    _require_bounded(table)
+    return table
+
+
+def _count(marks: Iterator[re.Match[str]]) -> None:
+    """Raise BeyondBounds at the bracket, or the dot of a key, that is one too many."""
+    depth = dots = 0
+    for mark in marks:
+        match mark.lastgroup:
+            case "open":
+                depth += 1
+            case "close":
+                depth -= 1
+            case "dot":
+                dots += 1
+            case "end":
+                dots = 0
+        if depth > MAX_NESTING or dots > MAX_NESTING:
+            raise BeyondBounds(_TOO_DEEP)
+
+
+def _require_bounded(table: Mapping[str, Any]) -> None:
+    """Check the values of a table. Brackets and dots add up: each was within bounds, their sum need not be."""
+    left: list[tuple[object, int]] = [(table, 1)]
+    while left:
+        value, level = left.pop()
+        if isinstance(value, dict | list) and level > MAX_NESTING:
+            raise BeyondBounds(_TOO_DEEP)
+        if isinstance(value, dict):
+            left += [(part, level + 1) for part in value.values()]
+        elif isinstance(value, list):
+            left += [(part, level + 1) for part in value]
+        elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise BeyondBounds(_TOO_LARGE)
+
+
+def _require_printable(text: str) -> None:
+    try:
+        text.isascii() or text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BeyondBounds("holds half of a surrogate pair") from None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > len(str(-(2**_MOST_BITS))) or (value := int(digits)).bit_length() > _MOST_BITS:
+        raise BeyondBounds(_TOO_LARGE)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise BeyondBounds("holds an object with a key twice")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)

@@ -1,0 +1,469 @@
+"""Every reader of TOML and JSON in the package is given what nobody writes by accident, and answers with one line.
+
+The readers are found in the source: one that is missing below, or that parses by itself, fails a test.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import securefda
+from securefda.audit.evidence import FORMAT, Evidence, EvidenceError
+from securefda.audit.facts import RecordError
+from securefda.audit.records import Record
+from securefda.cli import budget_site, main, run
+from securefda.cli.bench import processes, suite_folder
+from securefda.cli.bench.job import Job
+from securefda.cli.threats import load_last_run, load_register
+from securefda.config import aggregator_toml, kit_settings_toml, load_aggregator, load_federation
+from securefda.dp.ledger import Ledger, fingerprints_of
+from securefda.dp.ledger_rows import DataSet, LedgerError, _digest
+from securefda.errors import ConfigError, ExitCode, SecureFdaError
+from securefda.federation.endpoints import Address, Endpoints
+from securefda.federation.enrolment import init_federation
+from securefda.federation.files import write_file
+from securefda.federation.kit import load_kit
+from securefda.federation.roster_memory import check_not_older
+from securefda.federation.sites import SiteSpec
+from securefda.parse import MAX_NESTING, BeyondBounds, json_value, toml_table
+from securefda.policy import load_policy
+from securefda.policy.model import parse_policy
+from securefda.rounds.composition import run_settings
+from securefda.rounds.progress import SilentReporter
+from securefda.rounds.run_folder import read_run
+from securefda.rounds.store import AggregatorStore
+from securefda.secagg.roster import Roster, SignedRoster
+
+PACKAGE = Path(securefda.__file__).parent
+PARSERS = {
+    *("json_value", "toml_table", "parse_toml", "read_toml", "load_object", "read_object"),
+    "model_validate_json",
+}
+WRAPPERS = {
+    *("settings.read_toml", "settings.parse_toml", "secagg.strict_json.load_object"),
+    "rounds.run_folder.read_object",
+}
+SERVICES = PACKAGE.parent / "services"
+NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
+FEDERATION = b"""[federation]
+name = "study"
+sources = ["source-1", "source-2", "source-3"]
+[task]
+factory = "securefda.tasks.digits:Digits"
+"""
+RECORD = (
+    b'{"attempt":0,"bytes":0,"decision":{},"digest":"","direction":"local","disclosure":{},"dp":{},"facts":{"x":@},'
+    b'"party":"a","peer":"","round":0,"run":"r","seq":0,"session":"","time":"2026-01-01T00:00:00.000000Z",'
+    b'"type":"alarm","v":1}'
+)
+KIT: list[Path] = []
+"""A kit, which is made once; it is copied before a file of it is changed."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader of JSON: how it is given a text, and what it raises.
+
+    ``around`` is a document with ``@`` where a value of any kind can stand. ``takes`` says that the reader itself is
+    content with every value there: what reads on is the judge of it.
+    """
+
+    read: Callable[[Path, bytes], object]
+    around: bytes = b'{"x":@}'
+    raises: type[Exception] = ConfigError
+    takes: bool = False
+
+    def nested(self, shape: str, levels: int) -> bytes:
+        return self.around.replace(b"@", JSON_SHAPES[shape](levels))
+
+    def malformed(self, kind: str) -> bytes:
+        return self.around.replace(b"@", JSON_MALFORMED[kind])
+
+
+@dataclass(frozen=True)
+class Quoted(Reader):
+    """The same, where ``inner`` is JSON within a text of ``around``."""
+
+    inner: bytes = b"@"
+
+    def nested(self, shape: str, levels: int) -> bytes:
+        return self._quoted(JSON_SHAPES[shape](levels))
+
+    def malformed(self, kind: str) -> bytes:
+        return self._quoted(JSON_MALFORMED[kind])
+
+    def _quoted(self, value: bytes) -> bytes:
+        inner = self.inner.replace(b"@", value).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+        return self.around.replace(b"@", b'"' + inner + b'"')
+
+
+@dataclass(frozen=True)
+class TomlReader(Reader):
+    """A reader of TOML; hostile lines about the key ``x`` stand before what is ``around``."""
+
+    def nested(self, shape: str, levels: int) -> bytes:
+        return TOML_SHAPES[shape](levels) + b"\n" + self.around
+
+    def malformed(self, kind: str) -> bytes:
+        return TOML_MALFORMED[kind] + b"\n" + self.around
+
+
+JSON_SHAPES: dict[str, Callable[[int], bytes]] = {
+    "arrays": lambda levels: b"[" * levels + b"]" * levels,
+    "tables": lambda levels: b'{"a":' * levels + b"1" + b"}" * levels,
+    "both": lambda levels: b'[{"a":' * (levels // 2) + b"1" + b"}]" * (levels // 2),
+    "without end": lambda levels: b"[" * levels,
+}
+TOML_SHAPES: dict[str, Callable[[int], bytes]] = {
+    "arrays": lambda levels: b"x=" + b"[" * levels + b"]" * levels,
+    "tables": lambda levels: b"x=" + b"{a=" * levels + b"1" + b"}" * levels,
+    "both": lambda levels: b"x.a.b=" + b"[{a.b=" * (levels // 2) + b"1" + b"}]" * (levels // 2),
+    "without end": lambda levels: b"x=" + b"[" * levels,
+    "dotted keys": lambda levels: b"x" + b" . a.'b'" * (levels // 2) + b" = 1",
+    "headers": lambda levels: b"[[x" + b".'a'" * levels + b"]]",
+    "dotted keys in tables": lambda levels: b"x=" + b"{a.b.c.d.e=" * (levels // 5) + b"1" + b"}" * (levels // 5),
+}
+JSON_MALFORMED = {
+    "an integer of 5000 digits": b"9" * 5000,
+    "an integer of 65 bits": b"%d" % 2**64,
+    "half of a surrogate pair": b'"\\ud800"',
+    "a NUL": b'"\0"',
+    "no UTF-8": b'"\xff"',
+    "a key twice": b'{"a":1,"a":1}',
+    "a text without end": b'"' + b'\\"' * 100_000,
+}
+TOML_MALFORMED = {
+    "an integer of 5000 digits": b"x=" + b"9" * 5000,
+    "an integer of 65 bits": b"x=%d" % 2**64,
+    "half of a surrogate pair": b'x="\\ud800"',
+    "no UTF-8": b'x="\xff"',
+    "a key twice": b"x=1\nx=1",
+    "a text without end": b'x="' + b'\\"' * 100_000,
+    "a long text without end": b'x="""' + b'\\"' * 100_000 + b"'''" * 100_000,
+}
+
+
+def in_file(name: str, read: Callable[[Path], object]) -> Callable[[Path, bytes], object]:
+    """A reader of a file, which lies in a folder of its own under this name."""
+
+    def given(folder: Path, data: bytes) -> object:
+        (folder / name).write_bytes(data)
+        return read(folder / name)
+
+    return given
+
+
+def in_kit(name: str) -> Callable[[Path, bytes], object]:
+    def given(folder: Path, data: bytes) -> object:
+        kit = shutil.copytree(KIT[0], folder / "kit", dirs_exist_ok=True)
+        write_file(kit / name, data, 0o644)
+        return load_kit(kit, NOW).signed_policy()
+
+    return given
+
+
+def as_text(data: bytes) -> str:
+    """As Python hands over what came as an argument."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def with_set(folder: Path, data: bytes) -> object:
+    (folder / "federation.toml").write_bytes(FEDERATION)
+    key, _, value = as_text(data).partition("=")
+    return load_federation(folder / "federation.toml", [f"task.options.{key.strip()}={value}"])
+
+
+def in_a_ledger(folder: Path, data: bytes) -> object:
+    """In place of a row, by somebody who also knows how to digest it."""
+    file = folder / "ledger.sqlite"
+    if not file.exists():
+        Ledger.create(file, DataSet("hospital-a", "hearts", "ab" * 32, 300), now=1_800_000_000)
+    digest = _digest(bytes(32), 1, data.decode("utf-8", "replace"))
+    with closing(sqlite3.connect(file)) as base:
+        base.execute("UPDATE rows SET body = CAST(? AS TEXT), digest = ? WHERE number = 1", (data, digest))
+        base.commit()
+    return fingerprints_of(file)
+
+
+def in_a_store(folder: Path, data: bytes) -> object:
+    file = folder / "state.sqlite"
+    with closing(AggregatorStore(file)) as store:
+        store.begin_run(b"r" * 16, b"", np.zeros(1, np.float32))
+    with closing(sqlite3.connect(file)) as base:
+        base.execute("INSERT OR REPLACE INTO rounds VALUES (1, CAST(? AS TEXT))", (data,))
+        base.commit()
+    with closing(AggregatorStore(file)) as store:
+        return store.records()
+
+
+def as_the_result_of_a_process(folder: Path, data: bytes) -> object:
+    (folder / "result.json").write_bytes(data)
+    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+    ended.wait()
+    failure = run._Site("hospital", ended, folder).failure()
+    assert failure is not None
+    raise failure
+
+
+READERS = {
+    "config.load._load": TomlReader(in_file("f.toml", load_federation), FEDERATION),
+    "config.load._parse_value": TomlReader(with_set, b"", takes=True),
+    "policy.model.load_policy": TomlReader(in_file("policy.toml", load_policy), b"k-min = 2"),
+    "policy.model.parse_policy": TomlReader(
+        lambda folder, data: parse_policy(data, folder / "policy.toml"), b"k-min = 2"
+    ),
+    "cli.budget_site._config": TomlReader(
+        in_file("source.toml", lambda file: budget_site._config(file, [], {})), b"[source]\nkit = 'x'"
+    ),
+    "cli.threats.load_register": TomlReader(in_file("threats.toml", lambda file: load_register(file.parent)), b""),
+    "cli.threats.load_last_run": Reader(
+        in_file(".last-run.json", lambda file: load_last_run(file.parent)), b'{"tests":{"x":@}}'
+    ),
+    "federation.endpoints.Endpoints.from_toml": TomlReader(
+        lambda _, data: Endpoints.from_toml(data), b"[aggregator]\naddress = 'a:1'\nserver-name = 'a'"
+    ),
+    "federation.roster_memory._read": Reader(
+        in_file("rosters.json", lambda file: check_not_older(file.parent, "ab", load_kit(KIT[0], NOW).roster)),
+        b'{"rosters":{"ab":@},"version":1}',
+    ),
+    "federation.kit.Manifest.from_signed_bytes": Reader(
+        in_kit("startup/kit.json"), b'{"ca_signature":@,"manifest":""}'
+    ),
+    "federation.kit.Manifest._parse": Quoted(
+        in_kit("startup/kit.json"), b'{"ca_signature":"","manifest":@}', inner=b'{"version":@}'
+    ),
+    "federation.policy_signature._parse": Reader(in_kit("local/policy.sig"), b'{"policy":"","site_signature":@}'),
+    "federation.policy_signature._Statement.parse": Quoted(
+        in_kit("local/policy.sig"), b'{"policy":@,"site_signature":""}', inner=b'{"version":@}'
+    ),
+    "secagg.roster.SignedRoster.from_bytes": Reader(
+        lambda _, data: SignedRoster.from_bytes(data), b'{"roster":"","ca_signature":"","member_signatures":@}'
+    ),
+    "secagg.roster.Roster.from_canonical_bytes": Reader(
+        lambda _, data: Roster.from_canonical_bytes(data), b'{"version":1,"federation_id":"a","epoch":1,"sites":@}'
+    ),
+    "audit.records._not_in_form": Reader(lambda _, data: Record.parse(data), b'{"v":@}', RecordError),
+    "audit.records._object_from": Reader(lambda _, data: Record.parse(data), RECORD, RecordError),
+    "audit.evidence.Evidence.parse": Reader(
+        lambda _, data: Evidence.parse(data), b'{"format":"%s","claims":@}' % FORMAT.encode(), EvidenceError
+    ),
+    "dp.ledger_rows._parse_row": Reader(in_a_ledger, b'{"kind":"opened","time":1,"ledger":@}', LedgerError),
+    "rounds.run_folder._read_lines": Reader(
+        in_file("metrics.jsonl", lambda file: read_run(file.parent)), b'{"round":@}\n'
+    ),
+    "rounds.run_folder._read_summary": Reader(
+        in_file("summary.json", lambda file: read_run(file.parent)), b'{"rounds":@}'
+    ),
+    "rounds.store.AggregatorStore._json": Reader(in_a_store, raises=SecureFdaError, takes=True),
+    "cli.run._summary": Reader(in_file("summary.json", run._summary)),
+    "cli.run._Site.result": Reader(as_the_result_of_a_process, b"[@]", SecureFdaError),
+    "cli.run._report_rounds": Reader(
+        in_file("metrics.jsonl", lambda file: run._report_rounds(file, 0, 1, SilentReporter())),
+        b'{"round":1,"x":@}\n',
+        takes=True,
+    ),
+    "cli.bench.processes._figures": Reader(
+        lambda _, data: processes._figures(as_text(data)), raises=SecureFdaError, takes=True
+    ),
+    "cli.bench.job.Job.from_json": Reader(lambda _, data: Job.from_json(as_text(data))),
+    "cli.bench.suite_folder._object": Reader(
+        in_file("runs.jsonl", lambda file: list(suite_folder._runs(file))),
+        b'{"data":@,"column":"","target":"","rule":"","seed":0}\n',
+    ),
+}
+"""Every function of the package that parses, by its place in it, but for ``WRAPPERS``."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    root = tmp_path_factory.mktemp("federation") / "kits"
+    hospitals = [SiteSpec(f"hospital-{name}", "source", f"Hospital {name}") for name in "abc"]
+    sites = [SiteSpec("clinic", "target", "Clinic", ("127.0.0.1",)), *hospitals]
+    here = Address("127.0.0.1", 1)
+    init_federation(root, "study", sites, aggregator=here, policy_text="k-min = 2\n", settings_text="", now=NOW)
+    KIT.append(root / "hospital-a")
+    yield
+    KIT.clear()
+
+
+def refused(name: str, folder: Path, data: bytes) -> str:
+    """Have it read, which must not take long; returns the one line."""
+    began = time.monotonic()
+    with pytest.raises(READERS[name].raises) as caught:
+        READERS[name].read(folder, data)
+    assert time.monotonic() - began < 5
+    return one_line(caught.value)
+
+
+def one_line(error: Exception) -> str:
+    line = str(error)
+    assert line.isprintable(), line
+    assert len(line) < 500, line
+    if isinstance(error, SecureFdaError):
+        assert error.hint.isprintable() or not error.hint
+        assert error.exit_code in (ExitCode.FAILED, ExitCode.CONFIG, ExitCode.BUDGET)
+    return line
+
+
+def shapes(name: str) -> Iterable[str]:
+    return TOML_SHAPES if isinstance(READERS[name], TomlReader) else JSON_SHAPES
+
+
+def kinds(name: str) -> Iterable[str]:
+    return TOML_MALFORMED if isinstance(READERS[name], TomlReader) else JSON_MALFORMED
+
+
+@pytest.mark.parametrize("levels", [1000, 100_000])
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name in READERS for shape in shapes(name)])
+def test_nesting_without_bounds_is_refused_in_one_line(name: str, shape: str, levels: int, tmp_path: Path) -> None:
+    refused(name, tmp_path, READERS[name].nested(shape, levels))
+
+
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name in READERS for shape in shapes(name)])
+def test_ten_levels_are_taken_or_refused_in_one_line(name: str, shape: str, tmp_path: Path) -> None:
+    reader = READERS[name]
+    if reader.takes and shape not in ("without end", "headers"):
+        reader.read(tmp_path, reader.nested(shape, 10))
+    elif not reader.takes or not isinstance(reader, TomlReader):
+        refused(name, tmp_path, reader.nested(shape, 10))
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in READERS for kind in kinds(name)])
+def test_malformed_values_are_refused_in_one_line(name: str, kind: str, tmp_path: Path) -> None:
+    data = READERS[name].malformed(kind)
+    if name == "config.load._parse_value" and kind in AS_TEXT:
+        READERS[name].read(tmp_path, data)
+    else:
+        refused(name, tmp_path, data)
+
+
+AS_TEXT = ("a key twice", "a text without end", "a long text without end", "half of a surrogate pair")
+"""An override that is no TOML is a plain text."""
+
+
+def test_deepest_options_of_a_task_go_all_the_way(tmp_path: Path) -> None:
+    """What the reader lets through, no part of the package that walks over it stumbles on: from a file to a process."""
+    file = tmp_path / "federation.toml"
+    levels = MAX_NESTING - 2  # [task] and options are two
+    file.write_bytes(FEDERATION + b"options.x = " + b"[" * (levels - 1) + b"]" * (levels - 1))
+    config = load_federation(file)
+
+    text = aggregator_toml(config, tmp_path / "kit", tmp_path / "out", 0)
+    assert kit_settings_toml(config, "source-1", "127.0.0.1:1")
+    (tmp_path / "aggregator.toml").write_text(text)
+    read = load_aggregator(tmp_path / "aggregator.toml")
+    assert read.task.options == config.task.options
+    run_settings(read, load_kit(KIT[0], NOW).roster)
+
+    file.write_bytes(FEDERATION + b"options.x = " + b"[" * levels + b"]" * levels)
+    refused("config.load._load", tmp_path, file.read_bytes())
+
+
+@pytest.mark.parametrize("levels", [MAX_NESTING, MAX_NESTING + 1])
+@pytest.mark.parametrize("shape", ["arrays", "tables"])
+def test_the_bound_is_the_same_for_json_and_toml(shape: str, levels: int) -> None:
+    parses = [
+        lambda: json_value(JSON_SHAPES[shape](levels)),
+        lambda: toml_table(TOML_SHAPES[shape](levels - 1)),  # the document is a table itself
+        lambda: toml_table(b"x" + b".a" * (levels - 1) + b" = 1"),
+    ]
+    for parse in parses:
+        if levels <= MAX_NESTING:
+            parse()
+        else:
+            with pytest.raises(BeyondBounds, match="nested more than 32 levels deep"):
+                parse()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'a = """x""""\nb = "[[#"\nc = \'[[\' # [[[[\n',
+        "d = '''it's [[\"\"\"'''\ne = [1.5, 2.5]\n",
+        'f = """[[\\"""[[[["""\n' + "[a.b]\nc.d = 1\n" * 1,
+        "g = [" + "{x.y.z = 1.5}, " * 100 + "]\n",
+        "h = '" + "." * 100 + "[" * 100 + "'\n" + '"' + "." * 100 + '" = 1\n',
+        "i = '''" + "[" * 100 + "'''''\n",
+    ],
+)
+def test_brackets_and_dots_in_texts_and_comments_do_not_count(text: str) -> None:
+    assert toml_table(text) == tomllib.loads(text)
+
+
+def test_every_reader_of_the_package_is_in_the_table() -> None:
+    found = {place for place, name in called() if name.rpartition(".")[2] in PARSERS}
+    assert found - WRAPPERS == set(READERS)
+
+
+def test_nothing_parses_but_by_the_bounded_parser() -> None:
+    """``model_validate_json`` counts levels itself."""
+    parsing = ("json.loads", "json.load", "json.JSONDecoder", "tomllib.loads", "tomllib.load", "ast.literal_eval")
+    assert {place for place, name in called() if name in parsing} == {"parse.toml_table", "parse"}
+    modules = ("tomllib", "tomli", "tomlkit", "yaml", "pickle", "marshal", "plistlib", "from json")
+    assert {place for place, name in imported() if name in modules} == {"parse"}
+
+
+def called() -> Iterator[tuple[str, str]]:
+    """Where in the package something is called, and its name."""
+    for file in sources():
+        yield from calls_below(ast.parse(file.read_text()), place_of(file))
+
+
+def calls_below(node: ast.AST, place: str) -> Iterator[tuple[str, str]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call):
+            yield place, ast.unparse(child.func)
+        inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        yield from calls_below(child, f"{place}.{child.name}" if inner else place)  # type: ignore[attr-defined]
+
+
+def imported() -> Iterator[tuple[str, str]]:
+    for file in sources():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                yield from ((place_of(file), alias.name.partition(".")[0]) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield place_of(file), node.module.partition(".")[0]
+                yield place_of(file), f"from {node.module}"
+
+
+def sources() -> list[Path]:
+    return [file for file in sorted([*PACKAGE.rglob("*.py"), *SERVICES.rglob("*.py")]) if "v1" not in file.parts]
+
+
+def place_of(file: Path) -> str:
+    root = PACKAGE if file.is_relative_to(PACKAGE) else SERVICES.parent
+    return ".".join(file.relative_to(root).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("command", ["simulate", "run", "policy explain", "threats --register"])
+def test_a_command_ends_with_one_line_and_exit_code_4(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / ("threats.toml" if command.startswith("threats") else "given.toml")
+    file.write_bytes(TOML_SHAPES["both"](100_000))
+    before = sorted(tmp_path.iterdir())
+
+    assert main([*command.split(), str(tmp_path if command.startswith("threats") else file)]) == ExitCode.CONFIG
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    first, *hint = said.err.splitlines()
+    assert first.startswith("error: ")
+    assert "nested more than 32 levels deep" in first
+    assert len(hint) <= 1
+    assert sorted(tmp_path.iterdir()) == before
