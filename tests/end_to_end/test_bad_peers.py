@@ -21,7 +21,7 @@ from bad_peers import (
     of_suite_2,
     stalled,
 )
-from e2e_processes import assert_one_clear_line, kits
+from e2e_processes import assert_one_clear_line, kits, until_free
 
 from securefda.errors import ExitCode
 
@@ -118,6 +118,7 @@ def test_a_source_that_was_asked_in_one_run_joins_no_other_until_its_operator_sa
         with Peers(federation) as peers:
             peers.aggregator(first_header_only(), "first.sqlite")
             source = federation.start("source-1").until("round 1, ")
+        until_free(federation.port)
         with Peers(federation) as peers:
             peers.aggregator(state="second.sqlite")
             assert_one_clear_line(source, ExitCode.CONFIG, "belongs to run", hint="--out FOLDER")
