@@ -279,11 +279,6 @@ UPDATE_AT_THE_CLIP = replaced(
 )
 """A source clips and lets any number of coordinates be at the clip."""
 
-UPDATE_ROUNDED_AWAY = replaced(
-    "keeping back an update that rounding leaves nothing of", terms, "require_above_rounding", lambda _: lambda *_: None
-)
-"""A source hands in whatever is left of its update once it is encoded."""
-
 
 _NOTHING_CAPPED = energies.AppliedCaps(0, sha256(b"").hexdigest(), 0, 0)
 ENERGY_RULE = replaced("scaling to the caps", energies, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED)

@@ -31,7 +31,6 @@ from securefda.rounds.terms import (
     figures_of,
     metrics_of,
     plan_of,
-    require_above_rounding,
     require_few_at_the_clip,
     weight_of,
 )
@@ -235,10 +234,8 @@ def _open_session(
 ) -> tuple[SourceRound, Parcel]:
     clipped = clip_contribution(header.body, contribution)
     require_few_at_the_clip(header.body, clipped)
-    at_sum = header.body.level_of(site.signer.index) is Visibility.SUM
-    if not at_sum:
-        require_above_rounding(header.body, contribution.vector, figures.samples)
     record["beta"], record["clipped"] = contribution.beta, sum(clipped)
+    at_sum = header.body.level_of(site.signer.index) is Visibility.SUM
     energy = row_of(header.body, contribution, figures.samples) if at_sum else ()
     session = session_steps.Session(site.signer, site.roster, site.limits, header, available_threads())
     phase, advertise = session_steps.advertise(session, site.random_bytes, energy)

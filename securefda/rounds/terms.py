@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -185,30 +184,6 @@ def require_few_at_the_clip(header: Header, clipped: Iterable[int]) -> None:
     for layer, count in zip(header.layers, clipped, strict=True):
         if count > max(1, layer.size // MOST_CLIPPED):
             raise FaultyAggregatorError("CLIPPED", f"{count} of {layer.size} coordinates of layer {layer.name}")
-
-
-def require_above_rounding(header: Header, update: Vector64, weight: float) -> None:
-    """Refuse to release, at ``cohort``, an update of which the encoding leaves next to nothing in some layer.
-
-    The aggregator chooses clips and ``max_samples``, and the target's learning rate scales every update. Made small
-    enough, all updates of a cohort vanish in rounding but the largest, which is then alone in the sum. At ``sum`` the
-    floors of the energy rule say so of parts (:mod:`securefda.rounds.energies`).
-
-    Args:
-        header: of the attempt.
-        update: aligned and clipped, float64 (m,).
-        weight: in units of the header's ``max_samples``.
-
-    Raises:
-        FaultyAggregatorError: ROUNDED, the root mean square of a layer that is not zero is below one step.
-    """
-    encoding, start = quantisation(header), 0
-    for number, layer in enumerate(header.layers):
-        part = update[start : start + layer.size]
-        length = weight * math.sqrt(float(part @ part) / layer.size)
-        if 0 < length < encoding.step(number):
-            raise FaultyAggregatorError("ROUNDED", f"layer {layer.name} of this update is shorter than one step")
-        start += layer.size
 
 
 def _clip_in_place(part: Vector64, clip: float) -> int:

@@ -43,7 +43,6 @@ from securefda.secagg.messages import (
 )
 from securefda.secagg.transcript import architecture_digest
 from threat_model.adversaries.sign_header import LayerSigns, SignHeader
-from threat_model.adversaries.tiny_rate import TinyRate
 from threat_model.scores import cosine
 from threat_model.sites import (
     CLIP,
@@ -63,7 +62,7 @@ from threat_model.sites import (
     witness_at,
 )
 from threat_model.stage import MakesStage, Stage, run_settings
-from threat_model.switches import ONE_RUN, POLICY, UPDATE_AT_THE_CLIP, UPDATE_ROUNDED_AWAY, switched_off
+from threat_model.switches import ONE_RUN, POLICY, UPDATE_AT_THE_CLIP, switched_off
 
 N = 3
 CLIPS = (1e-9, 1e-4, 0.05, 0.1, 0.2, 0.3, 0.4, 0.46, 0.48, 1.0)
@@ -118,42 +117,6 @@ def test_sum_under_a_tiny_clip_tells_every_sign_of_every_source(staged: MakesSta
     assert np.all(signs.certain)
     for index in range(1, N + 1):
         np.testing.assert_array_equal(signs.of[index], true_signs(stage, index))
-
-
-# Rounding that leaves one source alone.
-
-
-def uneven(index: int, round_number: int, received: np.ndarray) -> np.ndarray:
-    """The second source's update is a hundred times as long as those of the others."""
-    return known_update(index, round_number, received) * np.float32(1.0 if index == 2 else 0.01)
-
-
-def rounding_stage(staged: MakesStage) -> Stage:
-    settings = {"strategy": Strategy(rule="fedda", beta=0.0, rounds=1)}  # type: ignore[arg-type]
-    adversary = partial(TinyRate, learning_rate=2e-8)
-    return staged(N, aggregator=adversary, settings=settings, visibility=Visibility.COHORT, updates=uneven)
-
-
-@pytest.mark.threat("T15")
-def test_update_that_rounding_leaves_nothing_of_does_not_leave_and_no_sum_is_over_the_largest_alone(
-    staged: MakesStage,
-) -> None:
-    stage = rounding_stage(staged).play()
-    assert [stage.refusals(index) for index in (1, 2, 3)] == [["ROUNDED"], [], ["ROUNDED"]]
-    assert not any(stage.said(index, MaskedInput) for index in (1, 2, 3))
-    assert stage.adversary.attack() is None
-
-
-@pytest.mark.threat("T15")
-@pytest.mark.control
-def test_sum_at_a_tiny_learning_rate_is_the_largest_update_where_nothing_is_kept_back(staged: MakesStage) -> None:
-    stage = rounding_stage(staged)
-    with switched_off(UPDATE_ROUNDED_AWAY, roster=stage.roster):
-        stage.play()
-    opened = stage.adversary.attack()
-    left = np.flatnonzero(opened)
-    assert len(left) > 1000
-    assert cosine(opened[left], stage.update(2)[left]) > 0.998
 
 
 # One layer alone.
