@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from securefda.errors import FaultyAggregatorError
-from securefda.rounds.run_book import UNFINISHED
 
 MOST_BROKEN_IN_A_ROW = 3
 """After so many headers and sessions in a row that failed a check the source leaves: the cause does not pass."""
@@ -31,7 +30,7 @@ class Patience:
         error.hint = error.hint or HINT
         self._broken += error.suspect is None
         self.last = error
-        if self._broken >= MOST_BROKEN_IN_A_ROW or error.check == UNFINISHED:
+        if self._broken >= MOST_BROKEN_IN_A_ROW:
             self.failure = error
 
     def kept(self) -> None:

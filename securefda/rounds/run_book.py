@@ -16,8 +16,8 @@ from securefda.policy.model import ReleaseLimits
 from securefda.rounds.state_file import StateFile
 from securefda.secagg.messages import Header, Signed
 
-UNFINISHED = "UNFINISHED"
-"""Check that ends a source's part in the run at once: round after round took something and came to no result."""
+UNFINISHED = "release.max-unfinished"
+"""Key of the policy whose refusal ends a source's part in the run: round after round came to no result."""
 
 ACCEPT_RUN = "securefda source start --accept-run"
 _DAY_S = 86_400
@@ -60,7 +60,8 @@ class RunBook(StateFile):
         self._limits, self._unix_time = limits, unix_time
         self._may_begin_one_more = accept_run
         if accept_run:
-            self.result_accepted()
+            with self._transaction() as database:
+                database.execute("DELETE FROM unfinished")
 
     def has_session(self, session_id: bytes) -> bool:
         """Whether a header of this session was accepted before, in any run."""
@@ -78,8 +79,9 @@ class RunBook(StateFile):
             round_number: of the round that is asked for; None before the first header, when the site joins.
 
         Raises:
-            PolicyRefusal: release.max-runs, it would be one run more in a day than the policy permits.
-            FaultyAggregatorError: UNFINISHED; HEADER_RUN where the run began in another folder.
+            PolicyRefusal: release.max-runs, it would be one run more in a day than the policy permits;
+                release.max-unfinished.
+            FaultyAggregatorError: HEADER_RUN, the run began in another folder.
         """
         self._process.require_original()
         with self._clear_errors():
@@ -89,20 +91,30 @@ class RunBook(StateFile):
         """Write down that an attempt begins, before anything of it leaves.
 
         Raises:
-            PolicyRefusal, FaultyAggregatorError: as :meth:`require_open`.
+            PolicyRefusal, FaultyAggregatorError: as :meth:`require_open`; HEADER_REPLAY where the session was accepted
+                meanwhile, by another process of the site.
         """
-        run_id, number = header.body.run_id, header.body.round
+        run_id, number, session = header.body.run_id, header.body.round, header.envelope.session_id
         with self._transaction() as database:
             is_one_more = self._require_open(database, run_id, state, number)
             database.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", (run_id, state, self._unix_time()))
-            database.execute("INSERT OR IGNORE INTO sessions VALUES (?)", (header.envelope.session_id,))
+            if database.execute("INSERT OR IGNORE INTO sessions VALUES (?)", (session,)).rowcount == 0:
+                raise FaultyAggregatorError("HEADER_REPLAY", "this session id was used before")
             database.execute("INSERT OR IGNORE INTO unfinished VALUES (?, ?)", (run_id, number))
         self._may_begin_one_more = self._may_begin_one_more and not is_one_more
 
-    def result_accepted(self) -> None:
-        """Write down that what was asked so far has come to a result."""
+    def result_accepted(self, run_id: bytes, round_number: int) -> None:
+        """Write down that a round came to a result. It pays for one that did not, the oldest: not for all of them."""
         with self._transaction() as database:
-            database.execute("DELETE FROM unfinished")
+            database.execute("DELETE FROM unfinished WHERE (run_id, round) = (?, ?)", (run_id, round_number))
+            database.execute("DELETE FROM unfinished WHERE rowid = (SELECT min(rowid) FROM unfinished)")
+
+    def knows(self, run_id: bytes) -> bool:
+        """Whether the site took part in this run."""
+        self._process.require_original()
+        with self._clear_errors():
+            query = "SELECT 1 FROM runs WHERE run_id = ?"
+            return self._database.execute(query, (run_id,)).fetchone() is not None
 
     def _require_open(self, database: sqlite3.Connection, run_id: bytes, state: str, round_number: int | None) -> bool:
         """Whether it is the operator's word alone that opens the run; raises where nothing does."""
@@ -111,10 +123,9 @@ class RunBook(StateFile):
             others = "SELECT count(*) FROM unfinished WHERE (run_id, round) != (?, ?)"
             (unfinished,) = database.execute(others, (run_id, round_number or 0)).fetchone()
             if unfinished >= self._limits.max_unfinished:
-                what = f"{unfinished} rounds in a row took something from this site and came to no result"
-                error = FaultyAggregatorError(UNFINISHED, what)
-                error.hint = f"ask the target's site; where it was this site that was stopped or too slow: {ACCEPT_RUN}"
-                raise error
+                asked = f"one more round after {unfinished} that came to no result"
+                hint = f"ask the target's site; where it was this site that was stopped or too slow: {ACCEPT_RUN}"
+                raise PolicyRefusal(UNFINISHED, asked, f"{self._limits.max_unfinished} of them", hint=hint)
         if known is not None:
             if known[0] != state:
                 error = FaultyAggregatorError("HEADER_RUN", "this site has begun this run in another folder")

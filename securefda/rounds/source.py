@@ -24,6 +24,7 @@ from securefda.rounds.journal import site_ids
 from securefda.rounds.patience import Patience
 from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.progress import SourceReporter
+from securefda.rounds.run_book import UNFINISHED
 from securefda.rounds.source_round import SourceRound, begin_round, check_opening, check_result, continue_round
 from securefda.rounds.source_site import Permits, SourceSite
 from securefda.rounds.witness import MOST_SHOWN, CheckpointError
@@ -80,8 +81,8 @@ class SourceRounds:
 
         Raises:
             ConfigError: the folder belongs to another run.
-            PolicyRefusal: it would be one run more in a day than this site's policy permits.
-            FaultyAggregatorError: UNFINISHED, round after round came to no result.
+            PolicyRefusal: it would be one run more in a day than this site's policy permits, or round after round came
+                to no result.
             AuditError: the log of the run cannot be written, or is not what was signed.
         """
         self._process.require_original()
@@ -271,6 +272,8 @@ class SourceRounds:
     def _refuse_by_policy(self, parcel: Parcel, refusal: PolicyRefusal) -> list[Parcel]:
         """Tell the operator everything and the aggregator the key; a session that was open is over."""
         self.refusal = without_frames(refusal)
+        if refusal.key == UNFINISHED:
+            self.failure = self.refusal
         message = parcel.message
         self._log("refused", self._header, check=refusal.key)
         if not isinstance(message.body, Header):

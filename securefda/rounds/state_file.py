@@ -55,6 +55,11 @@ class StateFile:
                 self._database.close()
                 raise
 
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return self._path
+
     def _prepare(self, tables: str, exclusive: bool) -> None:
         if exclusive:
             self._database.execute("PRAGMA locking_mode = EXCLUSIVE")

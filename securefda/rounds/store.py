@@ -127,6 +127,13 @@ class SourceStore(_Store):
     def _before_next_use(self) -> None:
         (number,) = self._database.execute("SELECT file_number FROM origin").fetchone()
         self._marker.check(self._releases(), number, self._file_number)
+        for (run_id,) in self._database.execute("SELECT run_id FROM positions").fetchall():
+            if not self._runs.knows(run_id):  # it is written there first
+                raise ConfigError(
+                    str(self._runs.path),
+                    f"was deleted or put back from a backup: it lacks run {run_id.hex()[:12]}, which this site joined",
+                    hint="put the newest copy of it back; without one, name a new --out folder",
+                )
 
     @property
     def file_id(self) -> str:
@@ -210,7 +217,7 @@ class SourceStore(_Store):
         with self._transaction() as database:
             row = (run_id, result.round, result.digest, result.model_digest)
             database.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", row)
-        self._runs.result_accepted()
+        self._runs.result_accepted(run_id, result.round)
 
 
 @dataclass(frozen=True, slots=True)

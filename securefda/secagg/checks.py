@@ -83,7 +83,7 @@ class History:
         last_position: (round, attempt) of the last header that was accepted in this run.
         released: a masked input or an update of this (run, round) may have left already.
         results: accepted results of this run, oldest first.
-        other_run: a masked input or an update of another run may have left already.
+        other_run: a header of another run was accepted already.
         last_terms: what the last header that was accepted asked for, see ``round_terms``; None where there is none.
     """
 
@@ -150,7 +150,7 @@ def check_header(
 
 def _check_freshness(header: Header, history: History) -> None:
     # Training varies little: a second run from the same model over one source less would tell much of its update.
-    require(not history.other_run, "HEADER_RUN", "updates of another run left this folder; a new run needs another one")
+    require(not history.other_run, "HEADER_RUN", "this folder belongs to another run; a new run needs another one")
     require(not history.session_seen, "HEADER_REPLAY", "this session id was used before")
     position = (header.round, header.attempt)
     rising = history.last_position is None or position > history.last_position

@@ -195,10 +195,10 @@ class Peers:
         """Start a source."""
         self._start(self._source(site, lie))
 
-    def aggregator(self, lie: Lie = honest, state: str = "target.sqlite") -> None:
-        """Start the aggregator; returns when it listens. With another state it is in another run."""
+    def aggregator(self, lie: Lie = honest) -> None:
+        """Start the aggregator; returns when it listens."""
         listens = threading.Event()
-        self._start(self._aggregator(lie, listens, state))
+        self._start(self._aggregator(lie, listens))
         assert listens.wait(60)
 
     def _start(self, peer: Coroutine[Any, Any, None]) -> None:
@@ -229,10 +229,10 @@ class Peers:
                 await channel.close(1.0)
                 source.witness.journal.close()
 
-    async def _aggregator(self, lie: Lie, listens: threading.Event, state: str) -> None:
+    async def _aggregator(self, lie: Lie, listens: threading.Event) -> None:
         kit, member = self._kit(self._federation.target)
         config = load_aggregator(kit.local / "settings.toml")
-        with closing(AggregatorStore(self._federation.root / state)) as store:
+        with closing(AggregatorStore(self._federation.root / "target.sqlite")) as store:
             site = target_site(config, member, TrafficMeter().counts, store, secret=None)
             run = AggregatorRun(site, run_settings(config, kit.roster), store, SilentReporter())
             journal = site.witness.journal

@@ -21,7 +21,7 @@ from bad_peers import (
     of_suite_2,
     stalled,
 )
-from e2e_processes import assert_one_clear_line, kits, until_free
+from e2e_processes import assert_one_clear_line, kits
 
 from securefda.errors import ExitCode
 
@@ -112,27 +112,19 @@ def test_a_source_leaves_an_aggregator_that_breaks_the_protocol_and_names_it(
 
 @pytest.mark.threat("T38")
 def test_a_source_that_was_asked_in_one_run_joins_no_other_until_its_operator_says_so(tmp_path: Path) -> None:
-    """F1: one question in each run, and then the aggregator hangs up."""
-    settings = ("privacy.visibility=individual", "strategy.warm-up-rounds=0")
+    """F1: a question in one run, and then the aggregator hangs up and names another."""
+    settings = ("privacy.visibility=individual", "strategy.warm-up-rounds=0", "strategy.rounds=5000")
     with kits(tmp_path, 1, settings=settings) as federation:
-        with Peers(federation) as peers:
-            peers.aggregator(first_header_only(), "first.sqlite")
-            source = federation.start("source-1").until("round 1, ")
-        until_free(federation.port)
-        with Peers(federation) as peers:
-            peers.aggregator(state="second.sqlite")
-            assert_one_clear_line(source, ExitCode.CONFIG, "belongs to run", hint="--out FOLDER")
-            again = federation.start("source-1", f"source.out={tmp_path / 'again'}")
-            assert_one_clear_line(
-                again, ExitCode.POLICY, "release.max-runs", "after 1 in 24 hours", hint="--accept-run"
-            )
-            told = federation.start_command(
-                "source",
-                federation.kit("source-1") / "local" / "settings.toml",
-                f"source.out={tmp_path / 'again'}",
-                flags=["--accept-run"],
-            )
-            told.until("round 1, ")
+        aggregator = federation.start("target")
+        source = federation.start("source-1").until("round 1, ")
+        aggregator.kill()
+        federation.start("target", f"aggregator.out={tmp_path / 'other-run'}")
+        assert_one_clear_line(source, ExitCode.CONFIG, "belongs to run", hint="--out FOLDER")
+        new_folder = f"source.out={tmp_path / 'again'}"
+        again = federation.start("source-1", new_folder)
+        assert_one_clear_line(again, ExitCode.POLICY, "release.max-runs", "after 1 in 24 hours", hint="--accept-run")
+        settings_file = federation.kit("source-1") / "local" / "settings.toml"
+        federation.start_command("source", settings_file, new_folder, flags=["--accept-run"]).until("round 1, ")
 
 
 def test_a_source_gives_up_on_an_aggregator_that_falls_silent(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rounds_federation import TARGET, is_header, signer, until
 from rounds_private import PrivateFederation
 
-from securefda.errors import FaultyAggregatorError
+from securefda.errors import PolicyRefusal
 from securefda.policy import ReleaseLimits
 from securefda.rounds.run import MOST_LOST_IN_A_ROW
 from securefda.secagg.messages import Advertise, Header, Parcel, Refusal, Update, Visibility
@@ -54,11 +54,10 @@ def test_aggregator_that_finishes_no_round_is_left_after_three_that_were_charged
     answers = [ask(federation, header, round=number) for number in (1, 2, 3, 4)]
 
     assert [type(answer) for answer in answers[:3]] == [Advertise] * 3
-    assert answers[3] == Refusal("UNFINISHED")
+    assert answers[3] == Refusal("release.max-unfinished")
     assert federation.charged(ME) == [(1, 1), (2, 1), (3, 1)]
     failure = federation.sources[ME].failure
-    assert isinstance(failure, FaultyAggregatorError)
-    assert failure.check == "UNFINISHED"
+    assert isinstance(failure, PolicyRefusal)
     assert "--accept-run" in (failure.hint or "")
 
 
@@ -69,7 +68,7 @@ def test_a_round_that_is_aborted_after_the_release_counts_too(build: Callable[..
         ask(federation, header, round=number)
         federation.stores[ME].burn_fuse(header.message.body.run_id, number)
 
-    assert ask(federation, header, round=4) == Refusal("UNFINISHED")
+    assert ask(federation, header, round=4) == Refusal("release.max-unfinished")
     assert len(federation.charged(ME)) == 3
 
 
@@ -80,7 +79,7 @@ def test_updates_in_clear_count_where_no_result_follows(build: Callable[..., Pri
     answers = [ask(federation, header, round=number) for number in (1, 2, 3, 4)]
 
     assert [type(answer) for answer in answers[:3]] == [Update] * 3
-    assert answers[3] == Refusal("UNFINISHED")
+    assert answers[3] == Refusal("release.max-unfinished")
 
 
 def test_an_honest_aggregator_gives_up_before_a_source_does() -> None:
@@ -96,7 +95,7 @@ def test_count_of_rounds_that_came_to_nothing_outlives_the_process_of_the_source
         assert isinstance(ask(federation, header, round=number), Advertise)
         federation.sources[ME] = federation.source(ME)
 
-    assert ask(federation, header, round=4) == Refusal("UNFINISHED")
+    assert ask(federation, header, round=4) == Refusal("release.max-unfinished")
     assert len(federation.charged(ME)) == 3
 
 
@@ -129,7 +128,7 @@ def test_rounds_of_a_source_without_noise_count_likewise(build: Callable[..., Pr
     answers = [ask(federation, header, round=number) for number in (1, 2, 3, 4)]
 
     assert [type(answer) for answer in answers[:3]] == [Advertise] * 3
-    assert answers[3] == Refusal("UNFINISHED")
+    assert answers[3] == Refusal("release.max-unfinished")
 
 
 LIES: dict[str, Callable[[Any], Any]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from securefda.errors import FaultyAggregatorError
 from securefda.rounds.patience import MOST_BROKEN_IN_A_ROW, Patience
-from securefda.rounds.run_book import UNFINISHED
 
 
 def test_a_source_leaves_after_so_many_failed_checks_in_a_row() -> None:
@@ -30,10 +29,3 @@ def test_what_another_source_may_have_done_is_not_held_against_the_aggregator() 
         patience.broken(FaultyAggregatorError("SHARE_BOX", suspect=2))
     assert patience.failure is None
     assert patience.last is not None
-
-
-def test_a_source_leaves_at_once_when_rounds_come_to_nothing() -> None:
-    patience = Patience()
-    patience.broken(FaultyAggregatorError(UNFINISHED))
-    assert patience.failure is not None
-    assert patience.failure.check == UNFINISHED

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from rounds_federation import TARGET, Federation, signer, until
-from source_stores import book_beside
+from source_stores import book_beside, store_at
 
-from securefda.errors import FaultyAggregatorError, PolicyRefusal, SecureFdaError
+from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError
 from securefda.policy import ReleaseLimits
 from securefda.rounds.run_book import RunBook, run_book_file
 from securefda.secagg.messages import NO_CONTEXT, Header, Parcel, Refusal, Signed
@@ -30,7 +30,7 @@ def header(tmp_path: Path) -> Iterator[Callable[..., Signed[Header]]]:
 
     def make(run: bytes, number: int = 1, attempt: int = 1, session: bytes = b"") -> Signed[Header]:
         body = replace(first.body, run_id=run, round=number, attempt=attempt)
-        return signer(TARGET).sign(session or bytes([number, attempt]) * 16, NO_CONTEXT, body)
+        return signer(TARGET).sign(session or run + bytes([number, attempt]) * 8, NO_CONTEXT, body)
 
     yield make
     federation.close()
@@ -69,7 +69,7 @@ def book(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., RunBook]]:
 
 def finish(book: RunBook, header: Signed[Header], folder: str = FOLDER) -> None:
     book.begin_attempt(header, folder)
-    book.result_accepted()
+    book.result_accepted(header.body.run_id, header.body.round)
 
 
 def is_open(book: RunBook, run: bytes, folder: str = FOLDER, number: int | None = None) -> bool:
@@ -190,9 +190,10 @@ def test_after_three_rounds_without_a_result_a_fourth_is_refused_until_the_opera
     for number in (1, 2, 3):
         book().begin_attempt(header(A, number), FOLDER)
 
-    with pytest.raises(FaultyAggregatorError) as refused:
+    with pytest.raises(PolicyRefusal) as refused:
         book().begin_attempt(header(A, 4, session=b"s" * 32), FOLDER)
-    assert refused.value.check == "UNFINISHED"
+    assert refused.value.key == "release.max-unfinished"
+    assert refused.value.hint.endswith("securefda source start --accept-run")
     assert not book().has_session(b"s" * 32)
     assert is_open(book(accept_run=True), A, number=4)
     assert is_open(book(), A, number=4)
@@ -210,16 +211,60 @@ def test_another_attempt_at_the_third_round_is_open(
     assert not is_open(own, A, number=4)
 
 
-def test_a_result_sets_the_count_back(book: Callable[..., RunBook], header: Callable[..., Signed[Header]]) -> None:
+def test_a_result_pays_for_one_round_without_one(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    """Were it all of them, every result would buy as many questions as the policy lets pass in a row."""
     own = book()
     for number in (1, 2):
         own.begin_attempt(header(A, number), FOLDER)
     finish(own, header(A, 3))
-
-    assert is_open(own, A, number=6)
-    for number in (4, 5, 6):
+    for number in (4, 5):
         own.begin_attempt(header(A, number), FOLDER)
-    assert not is_open(own, A, number=7)
+    assert not is_open(own, A, number=6)
+
+    own.result_accepted(A, 5)
+    own.begin_attempt(header(A, 6), FOLDER)
+    own.begin_attempt(header(A, 7), FOLDER)
+    assert not is_open(own, A, number=8)
+
+
+def test_a_run_of_which_every_second_round_is_lost_goes_on(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    own = book()
+    for number in range(1, 40, 2):
+        own.begin_attempt(header(A, number), FOLDER)
+        finish(own, header(A, number + 1))
+
+
+def test_of_two_processes_that_take_one_session_one_is_refused(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]], tmp_path: Path, clock: Clock
+) -> None:
+    own = book(max_runs=2)
+    other = RunBook(run_book_file(tmp_path), ReleaseLimits(max_runs=2), unix_time=clock)
+    assert not own.has_session(b"s" * 32)
+    other.begin_attempt(header(A, session=b"s" * 32), FOLDER)
+    other.close()
+
+    with pytest.raises(FaultyAggregatorError) as refused:
+        own.begin_attempt(header(B, session=b"s" * 32), OTHER_FOLDER)
+    assert refused.value.check == "HEADER_REPLAY"
+    assert not own.knows(B)
+
+
+def test_a_folder_whose_run_the_book_lacks_is_refused(tmp_path: Path) -> None:
+    """Whoever deletes the book would have the site forget what it took part in."""
+    federation = Federation(tmp_path)
+    federation.sources[ME].handle(until(federation.open(), ME, Header))
+    federation.close()
+    state = tmp_path / f"source-{ME}.sqlite"
+    for file in tmp_path.glob(f"{book_beside(state).stem}*"):
+        file.unlink()
+
+    with pytest.raises(ConfigError, match=r"runs\.sqlite: was deleted or put back .* it lacks run") as refused:
+        store_at(state)
+    assert "--out" in refused.value.hint
 
 
 def test_a_new_run_does_not_set_the_count_back(
@@ -228,7 +273,7 @@ def test_a_new_run_does_not_set_the_count_back(
     for run in (A, B, C):
         book(max_runs=10).begin_attempt(header(run, session=run * 2), FOLDER)
 
-    with pytest.raises(FaultyAggregatorError, match="3 rounds in a row"):
+    with pytest.raises(PolicyRefusal, match=r"release\.max-unfinished"):
         book(max_runs=10).require_open(b"D" * 16, FOLDER)
 
 
