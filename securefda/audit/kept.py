@@ -37,7 +37,7 @@ _NAME = re.compile(r"messages(?:-([0-9]{4,16}))?\.bin")
 
 
 class KeptMessages:
-    """Writes the messages of one log.
+    """Writes the messages of one log. After an error of the disk it keeps none: no message is left out before others.
 
     Args:
         folder: the log's.
@@ -46,6 +46,7 @@ class KeptMessages:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._file = -1
+        self._error: OSError | None = None
         self._is_on_disk, self._is_new = True, False
 
     def keep(self, message: bytes) -> None:
@@ -56,6 +57,7 @@ class KeptMessages:
         """
         data = len(message).to_bytes(_LENGTH_BYTES, "big") + message
         try:
+            self._require_no_error()
             if self._file < 0:
                 self._open()
             self._is_on_disk = False
@@ -63,17 +65,20 @@ class KeptMessages:
                 os.ftruncate(self._file, os.fstat(self._file).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
+            self._error = error
             raise disk_error(self._path, "written", error) from error
 
     def sync(self) -> None:
         """Force what was kept to the disk, with the name of the file. Raises AuditError."""
-        if self._is_on_disk:
+        if self._is_on_disk and self._error is None:
             return
         try:
+            self._require_no_error()
             os.fsync(self._file)
             if self._is_new:
                 sync_folder(self._path.parent)
         except OSError as error:
+            self._error = error
             raise disk_error(self._path, "written", error) from error
         self._is_on_disk, self._is_new = True, False
 
@@ -84,6 +89,10 @@ class KeptMessages:
                 self.sync()
             os.close(self._file)
             self._file, self._is_on_disk = -1, True
+
+    def _require_no_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _open(self) -> None:
         make_folder(self._path.parent)

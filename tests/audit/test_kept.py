@@ -129,3 +129,24 @@ def test_a_pipe_or_a_link_in_place_of_a_file_is_refused_and_not_waited_for(tmp_p
 
     with pytest.raises(AuditError):
         list(read_kept(tmp_path))
+
+
+def test_after_a_message_that_found_no_room_none_is_kept_until_the_log_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A smaller one might fit: then the first would be missing before it, as if somebody had taken it out."""
+    kept = KeptMessages(tmp_path)
+    kept.keep(b"first")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: 0)
+        with pytest.raises(AuditError):
+            kept.keep(b"too much")
+    for act in (lambda: kept.keep(b"x"), kept.sync):
+        with pytest.raises(AuditError, match="No space left"):
+            act()
+    kept.close()
+
+    again = KeptMessages(tmp_path)
+    again.keep(b"next")
+    again.close()
+    assert list(read_kept(tmp_path)) == [b"first", b"next"]
