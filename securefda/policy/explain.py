@@ -159,8 +159,9 @@ def _always_seen(facts: _Facts) -> tuple[str, ...]:
     release, site = facts.policy.release, facts.site
     return (
         f"Over a run: up to {release.max_rounds} rounds of this, in each round one release at most whatever the number "
-        f"of attempts ({release.max_attempts}). {_runs(facts)} After {release.max_unfinished} rounds in a row that "
-        f"came to no result {site} leaves. Sums over different sets of sources can be subtracted from each other: "
+        f"of attempts ({release.max_attempts}). {_runs(facts)} After {release.max_unfinished} rounds that came to no "
+        f"result, of which each result pays for one, {site} leaves. Sums over different sets of sources can be "
+        "subtracted from each other: "
         f"what differs then is of few sources, or of {site} alone where it was the one that stayed away.",
         f"That {site} takes part and when, how long it takes, the digest of its model's architecture, its software "
         "version, its max-visibility, and of a refusal the key.",
