@@ -77,8 +77,8 @@ How often a round may be tried again, each time with new keys, after sources wer
     "release.max-runs": """\
 How many runs may begin within 24 hours. With 0 each takes the operator's word: securefda source start --accept-run""",
     "release.max-unfinished": """\
-How many rounds may be begun with this site (a charge to its budget, lengths of its update, a masked input) and come to
-no result; a result pays for one of them. After so many it leaves; its operator has it go on with --accept-run.""",
+How many rounds may be begun with this site (a charge to its budget, lengths of its update, a masked input) and come
+to no result; a result pays for one of them. After so many it leaves; its operator has it go on with --accept-run.""",
     "metadata.may-leave": """\
 What may leave in clear beside an update at level "individual": "samples", "loss", "accuracy" of the training rows.
 At the other two levels these numbers travel inside the sum, and never of one site alone. In rounds in which anybody
