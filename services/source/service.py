@@ -60,6 +60,8 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
         secret, about_secret = secret_of_site(config.source, config.training, kit.local)
         site = source_site(config, policy, member, store, secret=secret, policy_file=kit.signed_policy()[1])
         watch.note(f"{site_id} trains on {site.trains_on}")
+        if accept_run:
+            watch.note("--accept-run: one run beyond release.max-runs may begin; rounds without a result are forgiven")
         for note in (*about_secret, *site.notes, *([TERMS] if site.notes else [])):
             watch.note(note)
         rounds = SourceRounds(site, watch.rounds(shown))
