@@ -24,7 +24,7 @@ _DAY_S = 86_400
 _SCHEMA_VERSION = 1
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (run_id BLOB PRIMARY KEY, state TEXT NOT NULL, began_unix_s REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS sessions (session_id BLOB PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS sessions (session_id BLOB PRIMARY KEY, run_id BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS unfinished (run_id BLOB NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (run_id, round));
 """
 
@@ -91,15 +91,17 @@ class RunBook(StateFile):
         """Write down that an attempt begins, before anything of it leaves.
 
         Raises:
-            PolicyRefusal, FaultyAggregatorError: as :meth:`require_open`; HEADER_REPLAY where the session was accepted
-                meanwhile, by another process of the site.
+            PolicyRefusal, FaultyAggregatorError: as :meth:`require_open`; HEADER_REPLAY where another process of the
+                site has accepted the session meanwhile, in another run.
         """
         run_id, number, session = header.body.run_id, header.body.round, header.envelope.session_id
         with self._transaction() as database:
             is_one_more = self._require_open(database, run_id, state, number)
             database.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", (run_id, state, self._unix_time()))
-            if database.execute("INSERT OR IGNORE INTO sessions VALUES (?)", (session,)).rowcount == 0:
-                raise FaultyAggregatorError("HEADER_REPLAY", "this session id was used before")
+            database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?)", (session, run_id))
+            (owner,) = database.execute("SELECT run_id FROM sessions WHERE session_id = ?", (session,)).fetchone()
+            if owner != run_id:
+                raise FaultyAggregatorError("HEADER_REPLAY", "this session id was used before, in another run")
             database.execute("INSERT OR IGNORE INTO unfinished VALUES (?, ?)", (run_id, number))
         self._may_begin_one_more = self._may_begin_one_more and not is_one_more
 

@@ -11,6 +11,7 @@ import pytest
 from rounds_federation import TARGET, AnySigned, Federation
 
 from securefda.errors import FaultyAggregatorError, QuorumLost
+from securefda.policy import ReleaseLimits
 from securefda.rounds.patience import HINT, MOST_BROKEN_IN_A_ROW
 from securefda.secagg.messages import Header, KeyList, Refusal, ShareBundle
 
@@ -135,6 +136,8 @@ def test_a_source_leaves_after_three_broken_sessions_in_a_row(build: Callable[..
 
 def test_a_finished_round_starts_the_count_of_broken_sessions_anew(build: Callable[..., Federation]) -> None:
     federation = build(4, rounds=2 * MOST_BROKEN_IN_A_ROW)
+    patient = federation.policy(VICTIM, release=ReleaseLimits(max_unfinished=100))
+    federation.sources[VICTIM] = federation.source(VICTIM, policy=patient)
     broken = unsigned(KeyList, by=TARGET, to=VICTIM)
 
     def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
