@@ -111,7 +111,9 @@ def test_process_killed_with_minus_nine_has_charged_every_round_that_it_began(tm
     lines = [process.stdout.readline() for _ in range(9)]
 
     process.kill()
-    lines += process.communicate()[0].splitlines()
+    lines += process.stdout.read().splitlines()  # not communicate, which knows nothing of what readline has read ahead
+    process.wait()
+    process.stdin.close()
 
     assert process.returncode == -signal.SIGKILL
     began = sum(line.startswith("reserved") for line in lines)
