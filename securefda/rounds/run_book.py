@@ -17,7 +17,7 @@ from securefda.rounds.state_file import StateFile
 from securefda.secagg.messages import Header, Signed
 
 UNFINISHED = "release.max-unfinished"
-"""Key of the policy whose refusal ends a source's part in the run: round after round came to no result."""
+"""Key of the policy whose refusal ends a source's part in the run: too many rounds came to no result."""
 
 ACCEPT_RUN = "securefda source start --accept-run"
 _DAY_S = 86_400
@@ -46,7 +46,7 @@ class RunBook(StateFile):
     """
 
     _other_release = "use the release that made it"
-    _busy = "wait until it has begun its round, then start again"
+    _busy = "start again; if it happens again, stop the other processes of this site"
 
     def __init__(
         self,

@@ -152,7 +152,7 @@ def check_opening(site: SourceSite, header: Signed[Header], parcel: Parcel) -> t
     plan_of(body.rule)
     level = body.level_of(site.signer.index)
     model, target_update = checked_vectors(body, level, parcel)
-    site.store.require_open(body.run_id, body.round)
+    site.store.require_open(body.run_id, body.round)  # and once more when it is written down, beside other processes
     require_worth_charging(site.trainer, body, level, target_update)
     return model, target_update
 

@@ -320,6 +320,22 @@ def test_a_source_that_refuses_a_run_says_so_and_trains_nothing(tmp_path: Path) 
     federation.close()
 
 
+def test_a_run_counts_before_its_folder_is_bound(tmp_path: Path, header: Callable[..., Signed[Header]]) -> None:
+    """A process that dies between the two has asked for nothing that is not counted."""
+    state = tmp_path / "state.sqlite"
+    store = store_at(state)
+    store._database.execute("PRAGMA query_only = 1")  # as where the folder cannot be written
+    with pytest.raises(SecureFdaError, match="readonly"):
+        store.accept_header(header(A, session=b"s" * 32))
+    store.close()
+
+    book = RunBook(book_beside(state), ReleaseLimits())
+    assert book.knows(A)
+    assert book.has_session(b"s" * 32)
+    book.close()
+    store_at(state).close()
+
+
 def test_a_book_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     path = run_book_file(tmp_path)
     path.parent.mkdir()
