@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from securefda.adaptation import energy_caps, energy_row, scale_to_caps
+from securefda.adaptation import energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
 
 SEED = 20240517
 WARM_UP_RUNS = 5
@@ -56,11 +56,16 @@ def _cases(sources: int, layers: int, parameters: int) -> dict[str, Callable[[],
     generator = np.random.default_rng(SEED)
     # lognormal and wide, so that most layers have a cap
     rows = np.exp(generator.normal(scale=2, size=(sources, layers))).astype(np.float32)
-    wire_rows = [tuple(row) for row in rows.tolist()]
     vector = generator.normal(size=parameters)
     sizes = [len(part) for part in np.array_split(np.arange(parameters), layers)]
     row = energy_row(vector, sizes, 0.5)
     few = max(1, sources // 2)
+    limits = [100.0 * max(row.max(), rows.max())] * layers
+    codes = [energy_codes(one, sizes, limits) for one in rows]
+
+    def caps_of_codes() -> object:
+        """As a source computes them from the boxes of all."""
+        return energy_caps([energies_of(one, sizes, limits) for one in codes], kappa=KAPPA, others=sources - 1)
 
     def scale() -> object:
         """Under caps that hardly change the vector, so that every run does the same work."""
@@ -68,9 +73,9 @@ def _cases(sources: int, layers: int, parameters: int) -> dict[str, Callable[[],
 
     return {
         "caps": lambda: energy_caps(rows, kappa=KAPPA, others=sources - 1),
-        "caps, rows as they are parsed": lambda: energy_caps(wire_rows, kappa=KAPPA, others=sources - 1),
+        "caps, rows as codes": caps_of_codes,
         "caps, half of the others count": lambda: energy_caps(rows, kappa=KAPPA, others=few),
-        "row of a contribution": lambda: energy_row(vector, sizes, 0.5),
+        "row of a contribution, with its codes": lambda: energy_codes(energy_row(vector, sizes, 0.5), sizes, limits),
         "scaling of a contribution": scale,
     }
 

@@ -18,11 +18,12 @@ from securefda.cli.bench.federated import Job
 from securefda.config import FederationConfig, load_federation
 from securefda.errors import SecureFdaError
 from securefda.rounds.progress import SilentReporter
-from securefda.rounds.records import REPORTED_ROUNDS, RoundLine
-from securefda.rounds.run_folder import MODEL_FILE, RunFolder, read_run
-from securefda.tasks import TaskSettings, load_task
+from securefda.rounds.records import REPORTED_ROUNDS
+from securefda.rounds.run_folder import MODEL_FILE, RunFolder, RunRecord, read_run
+from securefda.secagg.messages import Visibility
+from securefda.tasks import Task, TaskSettings, load_task
 from securefda.tasks.fed_heart import HOSPITALS
-from securefda.training import vector_to_model
+from securefda.training import layer_table, vector_to_model
 from securefda.transport.memory import simulate
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -198,13 +199,16 @@ def run_cell(job: Job) -> Figures:
             simulate(job.config, folder, job.seed, SilentReporter())
         except SecureFdaError as error:
             raise RuntimeError(str(error)) from None
-        return _figures(list(read_run(folder).rounds), _predictions(job, RunFolder(folder)))
+        return _figures(job.config, read_run(folder), _predictions(job, RunFolder(folder)))
 
 
-def _figures(lines: list[RoundLine], predictions: str) -> Figures:
-    caps = [(line["energy"], len(line["survivors"])) for line in lines if line.get("energy")]
-    layers = sum(energy["layers"] for energy, _ in caps if energy)
-    parts = sum(energy["layers"] * sources for energy, sources in caps if energy)
+def _figures(config: FederationConfig, record: RunRecord, predictions: str) -> Figures:
+    lines, capped, zeroed = list(record.rounds), 0.0, 0.0
+    if config.privacy.kappa and Visibility.SUM in config.levels.values():
+        layers = len(layer_table(_task(config, 0).model()))
+        zeroed = fmean(len(line["emptied"]) / layers for line in lines)
+        of_site = layers if config.privacy.energy_granularity == "layer" else 1
+        capped = fmean(line["capped"] / of_site for own in record.sites.values() for line in own)
     cosines = [cosine for line in lines if (cosine := line.get("target_cosine")) is not None]
     return Figures(
         accuracy=100 * fmean(line["accuracy"] for line in lines[-REPORTED_ROUNDS:]),
@@ -213,26 +217,27 @@ def _figures(lines: list[RoundLine], predictions: str) -> Figures:
         model=lines[-1]["model_digest"],
         seconds=median(sum(line["seconds"].values()) for line in lines),
         bytes=fmean(sum(line["bytes_up"].values()) + sum(line["bytes_down"].values()) for line in lines),
-        zeroed=sum(len(energy["zeroed"]) for energy, _ in caps if energy) / layers if layers else 0.0,
-        capped=sum(sum(energy["capped"].values()) for energy, _ in caps if energy) / parts if parts else 0.0,
+        zeroed=zeroed,
+        capped=capped,
         cosine=median(cosines) if cosines else None,
         chosen=dict(Counter(line["rule"] for line in lines)),
     )
 
 
+def _task(config: FederationConfig, seed: int) -> Task:
+    sites, task = config.federation, config.task
+    return load_task(task.factory, TaskSettings(sites.target, tuple(sites.sources), seed, task.data_dir, task.options))
+
+
 def _predictions(job: Job, folder: RunFolder) -> str:
     """Digest of what the final model says of the target's test rows."""
-    config: FederationConfig = job.config
-    sites, task = config.federation, config.task
-    made = load_task(
-        task.factory, TaskSettings(sites.target, tuple(sites.sources), job.seed, task.data_dir, task.options)
-    )
+    made = _task(job.config, job.seed)
     model = made.model()
     tensors = load_file(folder.path / MODEL_FILE)
     vector_to_model(
         torch.cat([torch.from_numpy(tensors[name]).flatten() for name, _ in model.named_parameters()]).numpy(), model
     )
     with torch.no_grad():
-        outputs = model(made.test_data(sites.target).features)
+        outputs = model(made.test_data(job.config.federation.target).features)
     classes = outputs.argmax(1) if outputs.ndim > 1 and outputs.shape[1] > 1 else outputs.flatten() > 0
     return hashlib.sha256(classes.to(torch.int64).numpy().tobytes()).hexdigest()

@@ -12,13 +12,22 @@ that the sources hand in are counted, and the next round begins from the sum of 
 from __future__ import annotations
 
 import argparse
+import math
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from offline_rounds import OfflineSites
 
-from securefda.adaptation import Contribution, energy_caps, energy_row, round_plan, scale_to_caps
+from securefda.adaptation import (
+    Contribution,
+    energies_of,
+    energy_caps,
+    energy_codes,
+    energy_row,
+    round_plan,
+    scale_to_caps,
+)
 from securefda.config import FederationConfig, load_federation
 from securefda.rounds.expected import expected_header
 from securefda.rounds.target import train_target
@@ -58,6 +67,7 @@ class _Rounds(OfflineSites):
     def __init__(self, config: FederationConfig, seed: int) -> None:
         super().__init__(config, seed)
         self._max_samples, self._energy = config.session.max_samples, expected_header(config).energy
+        self._clip = config.session.clip
 
     def contributors(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Play a round; how many sources contribute to each layer before the caps and after them.
@@ -79,12 +89,14 @@ class _Rounds(OfflineSites):
         if self._energy is None:
             return
         sizes = [self.model.size] if self._energy.granularity is Granularity.MODEL else self.target.sizes
-        table = [
+        norms = [
             energy_row(part.vector, sizes, result.samples / self._max_samples)
             for part, result in zip(parts, results, strict=True)
         ]
-        caps = energy_caps(table, kappa=self._energy.kappa, others=self._energy.others)
-        for part, row in zip(parts, table, strict=True):
+        limits = [self._clip * math.sqrt(size) for size in sizes]
+        told = [energies_of(energy_codes(row, sizes, limits), sizes, limits) for row in norms]
+        caps = energy_caps(told, kappa=self._energy.kappa, others=self._energy.others)
+        for part, row in zip(parts, norms, strict=True):
             scale_to_caps(part.vector, sizes, row, caps)
 
     def _with_something(self, parts: list[Contribution]) -> np.ndarray:

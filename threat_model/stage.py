@@ -192,6 +192,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
             kappa=wanted.kappa,
             granularity=granularity,
             unfiltered_projection=not wanted.strategy.filter,
+            norm_rows="colluders-may-see",
         )
         release = policy.release.model_copy(update={"max_unfinished": self.max_unfinished})
         return policy.model_copy(update={"release": release})

@@ -36,7 +36,7 @@ from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.restore_guard import ReleaseMarker
 from securefda.rounds.run_book import RunBook
 from securefda.rounds.store import SourceStore
-from securefda.secagg import checks, masking, parameters
+from securefda.secagg import agreement, checks, masking, parameters
 from securefda.secagg import roster as roster_module
 from securefda.secagg import source as source_steps
 from securefda.secagg.checks import History
@@ -264,7 +264,7 @@ ONE_RUN = all_of(
 
 POLICY = all_of(
     "the policy of the site",
-    replaced("headers within the policy", verdict, "check_header", lambda _: lambda *_: None),
+    replaced("headers within the policy", verdict, "check_header", lambda _: lambda *_, **__: None),
     replaced("updates within the policy", verdict, "check_metadata", lambda _: lambda *_: None),
 )
 """A source does not compare headers, or its update in clear, with its policy; what the session checks it checks."""
@@ -282,7 +282,30 @@ UPDATE_AT_THE_CLIP = replaced(
 
 _NOTHING_CAPPED = energies.AppliedCaps(0, sha256(b"").hexdigest(), 0, 0)
 ENERGY_RULE = replaced("scaling to the caps", energies, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED)
-"""Energies are signed and listed, and no source scales its part of the sum down."""
+"""Energy rows are exchanged, and no source scales its part of the sum down."""
+
+
+def _with_bare_row(original: Callable[..., bytes]) -> Callable[..., bytes]:
+    def seal_box(key: Secret, address: Any, shares: Any, random_bytes: Any, row: Secret | None = None) -> bytes:
+        return original(key, address, shares, random_bytes) + (row.reveal() if row else b"")
+
+    return seal_box
+
+
+def _of_bare_row(original: Callable[..., Any]) -> Callable[..., Any]:
+    def open_box(key: Secret, address: Any, box: bytes, row_bytes: int = 0) -> Any:
+        shares, _ = original(key, address, box[: len(box) - row_bytes])
+        return shares, Secret(box[-row_bytes:]) if row_bytes else None
+
+    return open_box
+
+
+SEALED_ROWS = all_of(
+    "sealing energy rows",
+    replaced("sealing energy rows into boxes", agreement, "seal_box", _with_bare_row),
+    replaced("opening boxes with energy rows", agreement, "open_box", _of_bare_row),
+)
+"""An energy row stands bare beside the sealed shares; its commitment and what is made of it stay as they are."""
 
 
 def _counting_all(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -319,9 +342,9 @@ STATE_PUT_BACK = method_replaced("the count of releases beside the state", Relea
 def _with_secrets_on_disk(original: Callable[..., Any]) -> Callable[..., Any]:
     """The first step, with secrets that are the same whenever the session is begun again: as good as read back."""
 
-    def advertise(session: Any, _: object, energy: tuple[float, ...] = ()) -> Any:
+    def advertise(session: Any, _: object, row: bytes = b"") -> Any:
         numbers, name = count(), session.header.envelope.session_id + bytes([session.signer.index])
-        return original(session, lambda length: shake_256(name + bytes([next(numbers)])).digest(length), energy)
+        return original(session, lambda length: shake_256(name + bytes([next(numbers)])).digest(length), row)
 
     return advertise
 

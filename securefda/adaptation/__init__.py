@@ -12,7 +12,7 @@ ICLR 2024.
 from securefda.adaptation.alignment import align_update, alignment_factor
 from securefda.adaptation.beta import BetaRule, Estimator, auto_beta
 from securefda.adaptation.contribution import Contribution, ContributionSum, combine, contribute
-from securefda.adaptation.energy import CapEffect, energy_caps, energy_row, scale_to_caps
+from securefda.adaptation.energy import CapEffect, energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
 from securefda.adaptation.projection import Projection, cosine, project
 from securefda.adaptation.rules import fedda, fedgp
 from securefda.adaptation.selection import DeltaErrors, delta_errors, mean_errors, source_errors
@@ -45,7 +45,9 @@ __all__ = [
     "contribute",
     "cosine",
     "delta_errors",
+    "energies_of",
     "energy_caps",
+    "energy_codes",
     "energy_row",
     "fedda",
     "fedgp",

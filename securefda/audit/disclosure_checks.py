@@ -99,8 +99,6 @@ def _expected(record: Record, header: HeaderSaid, members: Members) -> Disclosur
         return Disclosure(level, "update", header.cohort_quorum if level == "cohort" else header.sum_quorum)
     if kind in RELEASES:  # a vector that nobody else masks is in clear, whatever its type
         return Disclosure("individual", "update", 1)
-    if kind == "Advertise" and header.energy and level == "sum":
-        return Disclosure("individual", "energy-row", 1)
     return None
 
 

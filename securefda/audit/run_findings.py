@@ -51,7 +51,7 @@ RunKind = Literal[
   record of it.
 - unmask-differs: a source signed, or released shares for, other survivors than it was shown.
 - disclosure-differs: a record says of a message that it discloses something else than its header makes it disclose.
-- not-allowed: an update, or energies, left without a decision of the policy that allows it.
+- not-allowed: an update left without a decision of the policy that allows it.
 - wrong-epsilon: epsilon is not what the charges in the log come to.
 - ledger-went-back: a privacy ledger has no more rows than before.
 - evidence-...: a message that a site keeps beside its log is not what its record says, see `kept_check`. The log itself
@@ -69,9 +69,9 @@ STEPS: Final[Mapping[str, int]] = {
             ("ledger-updated",),
             ("Advertise",),
             ("KeyList",),
-            ("caps-computed", "ShareBundle"),
+            ("ShareBundle",),
             ("ShareDelivery",),
-            ("release-fuse-burnt",),
+            ("caps-computed", "release-fuse-burnt"),
             ("MaskedInput", "Update"),
             ("Survivors",),
             ("survivors-signed", "SurvivorSignature"),

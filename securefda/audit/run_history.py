@@ -32,7 +32,6 @@ CHARGES: Final = "charges to the ledger"
 _NO_ANSWER: Final = frozenset({"Refusal", "Abort", "Join", "Checkpoint", "Cosigned", "Goodbye"})
 """What a source sends without having accepted a header, or after it has left the session."""
 _WORDS: Final[Mapping[str, str]] = {
-    "energy-row": "norm rows",
     "model": "models",
     "model-and-target-update": "models with g_T",
 }

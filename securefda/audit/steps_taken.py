@@ -165,13 +165,13 @@ class StepsTaken:
             self._add(record, "unmask-differs", what, digest=digests[-1])
 
     def _caps_event(self, record: Record) -> None:
-        """All sources work out the same caps from the same energies, which the target shows them."""
+        """All sources of a sum work out the same caps from the same rows, to each of which its source committed."""
         caps = str(record.entry.facts["caps"])
         first, mark = self._caps.setdefault(record.entry.session, (caps, Mark.of(record)))
         if first == caps:
             return
         both = tuple(sorted((mark.party, record.party)))
-        what = f"{mark.party} and {record.party} have worked out different caps from the energies of one session"
+        what = f"{mark.party} and {record.party} have worked out different caps in one session"
         draft = self._draft(record, "records-differ", what)
         accused, marks = tuple(sorted({*both, self._members.target})), (mark, Mark.of(record))
         finding = replace(draft.finding, accused=accused, sides=(both[0], both[1]), records=marks)

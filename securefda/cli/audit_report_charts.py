@@ -10,7 +10,7 @@ from securefda.cli.audit_report_sections import Cell, Table
 from securefda.cli.audit_report_sources import LogState, Sources
 from securefda.cli.audit_report_words import count_of
 from securefda.cli.report import beta_chart
-from securefda.cli.report_levels import Chart, energy_chart
+from securefda.cli.report_levels import Chart
 
 MOST_LINES: Final = 8
 MOST_POINTS: Final = 300
@@ -69,7 +69,7 @@ def epsilon_limit(sources: Sources, party: str) -> float:
 
 
 def run_charts(sources: Sources) -> tuple[tuple[Chart, ...], str]:
-    """Beta and energies, which only the target's run folder has; and why there are none, where its figures are wrong.
+    """Beta, which only the target's run folder has; and why there is no figure, where its figures are wrong.
 
     Nobody signs these figures, and the file may hold anything.
     """
@@ -77,7 +77,7 @@ def run_charts(sources: Sources) -> tuple[tuple[Chart, ...], str]:
         return (), sources.record_problem
     try:
         rounds = _thinned(list({line["round"]: line for line in sources.record.rounds}.values()))
-        charts = (beta_chart(sources.record, rounds), energy_chart(rounds)) if rounds else ()
+        charts = (beta_chart(sources.record, rounds),) if rounds else ()
     except (KeyError, TypeError, ValueError, AttributeError):
         return (), "the run folder's figures are not of the form that a run writes"
     return tuple(chart for chart in charts if chart is not None), ""

@@ -88,7 +88,6 @@ def render_page(sources: Sources, made: datetime) -> str:
         matrix=matrix_table(sources),
         flows=flows_table(sources),
         rounds=rounds_table(sources),
-        relayed=any(flow.what == "energy-row" for flow in all_flows(sources.tables)),
         events=timeline_table(sources),
         epsilon_chart=epsilon_chart(sources),
         epsilons=epsilon_table(sources),

@@ -291,7 +291,7 @@ def shows_update(flow: Flow) -> bool:
 
 
 def is_of_rows(flow: Flow) -> bool:
-    """Whether it is made of the discloser's rows in that round, alone or in a sum: all but the model and energies."""
+    """Whether it is made of the discloser's rows in that round, alone or in a sum: all but the model."""
     return _is_update(flow.what)
 
 
@@ -312,7 +312,7 @@ def _in_words(found: Explanation, sites: tuple[str, ...]) -> PolicyWords:
 
 
 def _is_update(what: str) -> bool:
-    return what not in ("model", "energy-row")
+    return what != "model"
 
 
 def _log_row(log: LogState) -> tuple[Cell, ...]:

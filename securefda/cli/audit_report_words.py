@@ -15,11 +15,10 @@ _NAMED_SITES = 8
 _MOST_RANGES = 6
 _WHAT: Final[Mapping[str, str]] = {
     "update": "update",
-    "energy-row": "energies (one number per layer, or one in all)",
     "model": "the model",
     "model-and-target-update": "the model and the target's own update g_T",
 }
-_SHORT: Final[Mapping[str, str]] = {"energy-row": "energies", "model-and-target-update": "model and g_T"}
+_SHORT: Final[Mapping[str, str]] = {"model-and-target-update": "model and g_T"}
 OF_HEADERS: Final = "the-headers"
 """What a source's log has in place of a strategy: it does what the headers say."""
 _KINDS: Final[Mapping[str, str]] = {

@@ -103,7 +103,7 @@ def round_text(line: RoundLine, rounds: int) -> str:
     if line.get("delta_errors"):
         parts.append(line["rule"])
     parts.append(f"{len(line.get('survivors', []))} sources")
-    if (energy := line.get("energy")) and (emptied := energy["zeroed"]):
+    if emptied := line.get("emptied"):
         parts.append(f"{len(emptied)} layer{'s' if len(emptied) > 1 else ''} emptied")
     if line.get("dropped"):
         parts.append(f"dropped {some_of(line['dropped'])}")

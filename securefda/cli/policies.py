@@ -148,8 +148,9 @@ class Question:
             check_task(policy, self.factory)
         if self.noise is not None:
             check_training(policy, *self.noise)
+        with_noise = self.noise is None or self.noise[0] > 0
         for header in self.headers:
-            check_header(policy, header, own, limits)
+            check_header(policy, header, own, limits, with_noise=with_noise)
         return self.headers[0].level_of(own).label
 
 

@@ -73,7 +73,6 @@ def render_report(record: RunRecord) -> str:
         tiles=_tiles(summary, rounds),
         charts=_charts(record, rounds),
         seen=seen_rows(rounds),
-        has_rows=any(line.get("energy") for line in rounds),
         rows=[_row(line) for line in rounds],
     )
 
@@ -245,7 +244,7 @@ def _row(line: RoundLine) -> dict[str, str]:
         remarks.append(f"{line['attempts']} attempts")
     if cohorts := [seen["members"] for seen in line.get("seen", []) if seen["level"] == "cohort"]:
         remarks.append(f"cohorts of {_listed(str(len(members)) for members in cohorts)}")
-    if (energy := line.get("energy")) and (emptied := energy["zeroed"]):
+    if emptied := line.get("emptied"):
         remarks.append(f"emptied {listed(emptied, 3)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
     remarks.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())

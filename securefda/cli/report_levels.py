@@ -1,4 +1,4 @@
-"""The part of a report that is about levels: what was seen of whom, the energy rule, g_T, how a rule was chosen."""
+"""The part of a report that is about levels: what was seen of whom, g_T, how a rule was chosen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Chart:
 
 def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
     """The figures for which these rounds have something to show."""
-    makers = (_trained_chart, energy_chart, _cosine_chart, _errors_chart, _privacy_chart)
+    makers = (_trained_chart, _cosine_chart, _errors_chart, _privacy_chart)
     return [chart for maker in makers if (chart := maker(rounds))]
 
 
@@ -114,33 +114,6 @@ def _means(line: RoundLine) -> dict[str, float]:
         for figure, values in told.items()
         if totals[figure]
     }
-
-
-def energy_chart(rounds: Sequence[RoundLine]) -> Chart | None:
-    """What the caps did, where they did anything."""
-    from securefda.cli.figures import lines_figure
-
-    lines: dict[str, list[tuple[int, float]]] = {"parts scaled down": [], "layers emptied": []}
-    emptied: Counter[str] = Counter()
-    for line in rounds:
-        energy = line.get("energy")
-        if not energy or not line.get("survivors"):
-            continue
-        parts = energy["layers"] * sum(level == "sum" for level in line.get("levels", {}).values())
-        lines["parts scaled down"].append((line["round"], 100 * sum(energy["capped"].values()) / max(parts, 1)))
-        lines["layers emptied"].append((line["round"], 100 * len(energy["zeroed"]) / energy["layers"]))
-        emptied.update(energy["zeroed"])
-    if not any(value for points in lines.values() for _, value in points):
-        return None
-    caption = (
-        "A source's part of a layer is scaled down where the others together hold too little beside it; a layer to "
-        "which too few contribute, as where FedGP's filter leaves the others out, is left out of the round's sum, and "
-        "the model gets nothing from the sources there."
-    )
-    if emptied:
-        most = ", ".join(f"{layer} ({count})" for layer, count in emptied.most_common(4))
-        caption += f" Rounds in which a layer was emptied: {most}{' and others' if len(emptied) > 4 else ''}."
-    return Chart("Caps of the energy rule", caption, lines_figure(lines, "% of all", "energy"))
 
 
 def _cosine_chart(rounds: Sequence[RoundLine]) -> Chart | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from securefda.cli.output import aligned
-from securefda.rounds.records import EnergyTotals, PrivacySpent, Summary, TargetReleases
+from securefda.rounds.records import EnergyRule, PrivacySpent, Summary, TargetReleases
 from securefda.rounds.run_folder import REPORT_FILE
 
 _NAMED = 10
@@ -52,15 +52,9 @@ def levels_text(visibility: Mapping[str, str]) -> str:
     return "; ".join(f"{level}: {_some(sites)}" for level, sites in by_level.items())
 
 
-def energy_text(energy: EnergyTotals) -> str:
-    """What the energy rule asked for and what it did."""
-    whole = energy["granularity"] == "model"
-    text = f"kappa {energy['kappa']:g} {'for the whole model' if whole else 'per layer'}"
-    if energy["zeroed"] is None:
-        return f"{text}; no round had a sum"
-    unit = "rounds" if whole else "layers of all rounds"
-    capped = [f"{site} {count}" for site, count in energy["capped"].items()]
-    return f"{text}; emptied {percent(energy['zeroed'])} of the {unit}; scaled down: {_some(capped) or 'none'}"
+def energy_text(energy: EnergyRule) -> str:
+    """What the energy rule asked for; what it did to a part, only that part's source knows."""
+    return f"kappa {energy['kappa']:g} {'for the whole model' if energy['granularity'] == 'model' else 'per layer'}"
 
 
 def releases_text(releases: TargetReleases) -> str:

@@ -128,7 +128,10 @@ def _of_the_sum(rule: str, filtered: bool, energy: Mapping[str, Any] | None) -> 
         shown = "nothing bounded how much of a sum is one source's part"
     else:
         per = "per layer" if by_layer else "for the model as a whole"
-        shown = f"the aggregator and the sources at sum saw how large each one's part of the sum was, one number {per}"
+        shown = (
+            "the sources at sum saw of each other how large a part of the sum was, to within a factor, one number "
+            f"{per}; one that colludes could tell the aggregator"
+        )
     if not (rule.startswith("fedgp") or rule == "auto"):
         return shown
     if filtered and not by_layer:

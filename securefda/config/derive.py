@@ -35,6 +35,7 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
         kappa=privacy.kappa,
         granularity=privacy.energy_granularity,
         unfiltered_projection=not config.strategy.filter,
+        norm_rows=privacy.norm_rows,
         budget=budget_of(privacy.budget),
         required=dp.noise_multiplier > 0,
         max_grad_norm=dp.max_grad_norm,

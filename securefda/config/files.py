@@ -50,7 +50,17 @@ class FederationConfig(Settings):
             _require_large_sums(self.privacy, self.session)
             _require_sound_threshold(len(self.federation.sources), self.privacy, self.session)
         plan_levels(self.levels, self.privacy.smallest_sum)
+        self._require_a_word_on_norm_rows()
         return self
+
+    def _require_a_word_on_norm_rows(self) -> None:
+        """The sources' policies would refuse every header of this file."""
+        privacy, noise = self.privacy, self.training.source.dp.noise_multiplier
+        hidden = privacy.n_c > 0 and privacy.kappa > 0 and privacy.norm_rows == "hidden"
+        if hidden and not noise and Visibility.SUM in self.levels.values():
+            why = f"of n-c = {privacy.n_c} colluders each would see how large the others' parts of a sum are"
+            hint = 'set "colluders-may-see", or training.source.dp.noise-multiplier'
+            raise ConfigError("privacy.norm-rows", why, hint=hint)
 
     @model_validator(mode="after")
     def _the_sites_train_as_the_strategy_needs(self) -> Self:

@@ -176,7 +176,8 @@ class PrivacySection(Settings):
 
     ``site_visibility`` is what the policies of single sites permit where one file makes all of them; the others permit
     ``visibility``, and nobody is asked for more than that, whatever it permits. ``kappa`` is of the energy rule at
-    ``sum``, 0 for none; ``energy_granularity``, what it holds for.
+    ``sum``, 0 for none; ``energy_granularity``, what it holds for. ``norm_rows`` is what policies say of its rows where
+    one file makes all of them.
     ``budget`` is that of the target's rows and, where one file makes all policies, of every source's.
     ``cohort_size``, for visibility ``cohort`` alone, is the fewest members of a cohort when it forms; 0 means one more
     than the ``k_min + n_c + 1`` over which its sum may be opened, so that a cohort can lose one source.
@@ -188,6 +189,7 @@ class PrivacySection(Settings):
     cohort_size: Natural = 0
     kappa: Annotated[float, Field(ge=0)] = 1.0
     energy_granularity: Literal["layer", "model"] = "layer"
+    norm_rows: Literal["hidden", "colluders-may-see"] = "hidden"
     budget: BudgetSection = BudgetSection()
     site_visibility: Annotated[Mapping[str, Level], Field(strict=False)] = Field(default_factory=dict)
 

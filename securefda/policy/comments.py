@@ -38,6 +38,10 @@ that only this site's agrees with it, or where FedGP's filter (strategy.filter) 
 Whether FedGP may run at level "sum" without its filter (strategy.filter = false). The target's update then decides
 the sign of each part as well, and one that is made for it can let the other sites' parts cancel each other, so that
 the sum is this site's update although all energies are as asked.""",
+    "energy.norm-rows": """\
+For the caps, the other sources of a sum see how large this site's part is, per layer and on a coarse grid; the
+aggregator does not. With n-c above 0, some of them may tell it. "hidden": then this site takes part only if it trains
+with noise. "colluders-may-see": it takes part anyway.""",
     "quantisation.modulus-bits-min": "Bits of the ring in which sums are taken: 32 or 64.",
     "quantisation.clip-min": """\
 Bounds on the largest absolute coordinate that travels: a tiny one would let only signs through,

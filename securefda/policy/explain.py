@@ -138,19 +138,25 @@ _LENGTHS_WITHOUT_DIRECTION = ("source_only", "fedavg", "fedda")
 
 
 def _energy_row(facts: _Facts) -> str:
-    site = facts.site
-    condition = "Where the header carries an energy rule" if facts.policy.energy.kappa == 0 else "At level sum"
-    count = "one number per layer" if facts.policy.energy.granularity == "layer" else "one number, or one per layer"
+    """What the other sources of a sum see for the caps, and what a colluding one of them could pass on."""
+    site, policy = facts.site, facts.policy
+    condition = "Where the header carries an energy rule" if policy.energy.kappa == 0 else "At level sum"
+    count = "one number per layer" if policy.energy.granularity == "layer" else "one number, or one per layer"
     line = (
-        f"{condition}: how large {site}'s part of the sum is, {count} and round (the norm, weighted by rows). The "
-        "other sources of the session see these numbers too."
+        f"{condition}: nothing more by itself. But the other sources of the sum see how large {site}'s part is, "
+        f"{count} and round (the norm, weighted by rows, rounded down to a step of 2^(1/4), or of 2^(1/2) in a "
+        "layer of fewer than 256 parameters), and one that colludes can tell the aggregator."
     )
-    choosing = [name for name in facts.policy.allowed_rules if name not in _LENGTHS_WITHOUT_DIRECTION]
+    if not policy.n_c:
+        return line
+    if policy.energy.norm_rows == "hidden":
+        return f'{line} So {site} takes part only if it trains with noise (n-c = {policy.n_c}, norm-rows = "hidden").'
+    line += f' {site}\'s policy accepts that (norm-rows = "colluders-may-see").'
+    choosing = [name for name in policy.allowed_rules if name not in _LENGTHS_WITHOUT_DIRECTION]
     if choosing:
         line += (
-            f" With the rules {', '.join(choosing)} these lengths depend on the target's update. A target that makes "
-            f"it up reads from them how far {site}'s update points in a direction of its choice, and its row count "
-            "with it, also in rounds that it never finishes."
+            f" With the rules {', '.join(choosing)} these numbers depend on the target's update: one that is made up "
+            f"turns them into how far {site}'s update points in a direction of its choice."
         )
     return line
 

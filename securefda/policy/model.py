@@ -42,6 +42,7 @@ def _factory(value: str) -> str:
     return value
 
 
+NormRows = Literal["hidden", "colluders-may-see"]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 
@@ -55,11 +56,15 @@ class EnergyBounds(Settings):
         granularity: ``"layer"``: the ratio must hold in each layer; ``"model"``: for the model as a whole at least.
         unfiltered_projection: whether FedGP may run without its filter. Its multiples can then be negative, and a
             target that lies about its update can make the others' parts cancel, energies and all.
+        norm_rows: whether a source that colludes may see how large this site's parts are. The other sources of a sum
+            see it for the caps, and ``n_c`` of them may collude. ``"hidden"``: then this site takes part in such a sum
+            only if it trains with noise.
     """
 
     kappa: Annotated[float, Field(ge=0)] = 1.0
     granularity: Literal["layer", "model"] = "layer"
     unfiltered_projection: bool = False
+    norm_rows: NormRows = "hidden"
 
     @property
     def terms(self) -> Granularity:

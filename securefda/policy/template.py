@@ -15,6 +15,7 @@ from securefda.policy.model import (
     DpPolicy,
     EnergyBounds,
     MetadataPolicy,
+    NormRows,
     QuantisationBounds,
     ReleaseLimits,
     SourcePolicy,
@@ -38,6 +39,7 @@ def default_policy(
     kappa: float = 1.0,
     granularity: Literal["layer", "model"] = "layer",
     unfiltered_projection: bool = False,
+    norm_rows: NormRows = "hidden",
     budget: Budget | None = None,
     required: bool = False,
     max_grad_norm: float | None = None,
@@ -60,7 +62,9 @@ def default_policy(
         k_min=k_min,
         n_c=n_c,
         allowed_rules=RULES_OF_SOURCES,
-        energy=EnergyBounds(kappa=kappa, granularity=granularity, unfiltered_projection=unfiltered_projection),
+        energy=EnergyBounds(
+            kappa=kappa, granularity=granularity, unfiltered_projection=unfiltered_projection, norm_rows=norm_rows
+        ),
         quantisation=QuantisationBounds.model_validate(around),
         dp=_dp(budget, required, max_grad_norm),
         release=ReleaseLimits(max_attempts=max_attempts),

@@ -15,6 +15,7 @@ _MENDS = {
     "trusted-peers": "raise privacy.n-c at the aggregator by the number of sources that this site does not trust",
     "energy.kappa": "raise privacy.kappa at the aggregator",
     "energy.granularity": 'set privacy.energy-granularity = "layer" at the aggregator',
+    "energy.norm-rows": 'set training.dp.noise-multiplier, or energy.norm-rows = "colluders-may-see" in policy.toml',
     "energy.unfiltered-projection": "set strategy.filter = true at the aggregator",
     "allowed-rules": "set a strategy.rule at the aggregator that every source allows",
     "quantisation.modulus-bits-min": "set session.modulus-bits = 64 at the aggregator",
@@ -38,7 +39,14 @@ def _refusal(key: str, asked: object, allowed: object) -> PolicyRefusal:
     return PolicyRefusal(key, asked, allowed, hint=_MENDS.get(key, _OWNER))
 
 
-def check_header(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None = None) -> None:
+def check_header(
+    policy: SourcePolicy,
+    header: Header,
+    own_index: int,
+    limits: SessionLimits | None = None,
+    *,
+    with_noise: bool = False,
+) -> None:
     """Accept a header that asks for no more than ``policy`` permits.
 
     This compares the header with the policy alone. Signatures, roster, freshness and the site's own model are the
@@ -50,6 +58,7 @@ def check_header(policy: SourcePolicy, header: Header, own_index: int, limits: S
         own_index: roster index of this site.
         limits: the policy over the site's roster; with it ``trusted-peers`` refuses under its own name. Without it,
             or in a cohort, whose members are known later, the session's checks refuse.
+        with_noise: whether this site trains by DP-SGD.
 
     Raises:
         PolicyRefusal: names the first key, what the header asks and what is allowed.
@@ -58,6 +67,8 @@ def check_header(policy: SourcePolicy, header: Header, own_index: int, limits: S
     if own_index not in header.participants:
         raise FaultyAggregatorError("HEADER_PARTICIPANTS", "the header does not name this site")
     _check_visibility(policy, header, own_index, limits)
+    if header.energy is not None and header.level_of(own_index) is Visibility.SUM:
+        _check_rows(policy, with_noise=with_noise)
     _check_what_is_trained(policy, header)
     _check_encoding(policy, header)
     _check_work(policy, header)
@@ -83,13 +94,23 @@ def check_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm:
         max_grad_norm: clip norm of a row's gradient; it means nothing without noise.
 
     Raises:
-        PolicyRefusal: ``dp.required`` or ``dp.max-grad-norm``.
+        PolicyRefusal: ``dp.required`` or ``dp.max-grad-norm``; or ``energy.norm-rows``, where every header would be
+            refused for it.
     """
     with_noise, largest = noise_multiplier > 0, policy.dp.max_grad_norm
     if policy.dp.required and not with_noise:
         raise _refusal("dp.required", "training without noise", "DP-SGD alone")
     if with_noise and not max_grad_norm <= largest:
         raise _refusal("dp.max-grad-norm", f"{max_grad_norm:g}", f"at most {largest:g}")
+    if policy.visibility is Visibility.SUM and policy.energy.kappa > 0:
+        _check_rows(policy, with_noise=with_noise)
+
+
+def _check_rows(policy: SourcePolicy, *, with_noise: bool) -> None:
+    """A source that colludes tells the aggregator the rows that it got; only noise bounds what they tell."""
+    if policy.n_c and not with_noise and policy.energy.norm_rows == "hidden":
+        asked = f"an energy row that n-c = {policy.n_c} colluders would see"
+        raise _refusal("energy.norm-rows", asked, "such a row only of training with noise")
 
 
 def check_metadata(policy: SourcePolicy, update: Update) -> None:

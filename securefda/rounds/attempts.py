@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from securefda.errors import FaultySourceError, ProtocolError, QuorumLost, SecureFdaError
-from securefda.rounds.energies import EnergyReport
 from securefda.rounds.tail import Figures, Vector64
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.checks import envelope_fault
@@ -52,12 +51,10 @@ class RoundSum:
     Attributes:
         parts: the sums, over disjoint sets of sources.
         digest: SHA-256 of the opened ring sums; empty where all updates travelled in clear.
-        energy: what the energy rule did, where there is one.
     """
 
     parts: tuple[PartialSum, ...]
     digest: bytes
-    energy: EnergyReport | None = None
 
     @property
     def survivors(self) -> frozenset[int]:

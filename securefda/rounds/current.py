@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
+import numpy as np
+
 from securefda.adaptation import RoundPlan, Rule, cosine
 from securefda.rounds.attempts import PartialSum, RoundSum
-from securefda.rounds.energies import EnergyReport
-from securefda.rounds.records import EnergyLine, RoundLine, SeenLine
+from securefda.rounds.records import RoundLine, SeenLine
 from securefda.rounds.run_settings import ByteCounts, TargetSite
 from securefda.rounds.site import vector_to_wire
 from securefda.rounds.store import Asked
@@ -85,8 +86,8 @@ class CurrentRound:
         line["target_cosine"] = self.target_cosine
         if outcome is not None:
             parts = outcome.parts
+            line["emptied"] = _emptied(site, parts)
             line["seen"] = [seen for part in parts for seen in _seen(site, part, max_samples, metrics=self.metrics)]
-            line["energy"] = _energy_line(site, outcome.energy)
         if total and total.errors and self.target and self.target.statistics:
             errors = total.errors.by_rule(self.target.statistics.mean_variance)
             line["delta_errors"] = {str(rule): error for rule, error in errors.items()}
@@ -149,12 +150,16 @@ def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, metrics: bool
     )
 
 
-def _energy_line(site: TargetSite, report: EnergyReport | None) -> EnergyLine | None:
-    if report is None:
-        return None
-    names = [name for name, _ in site.trainer.layers] if report.layers > 1 else ["model"]
-    capped = {site.name(index): count for index, count in sorted(report.capped.items()) if count}
-    return EnergyLine(layers=report.layers, zeroed=[names[layer] for layer in report.zeroed], capped=capped)
+def _emptied(site: TargetSite, parts: Iterable[PartialSum]) -> list[str]:
+    """Layers in which the sum at ``sum`` is zero: too few had a part there, or too small a one, and all were cut."""
+    sums = [part.vector for part in parts if part.level is Visibility.SUM]
+    edges = np.cumsum(site.trainer.sizes)[:-1]
+    return [
+        name
+        for vector in sums
+        for (name, _), layer in zip(site.trainer.layers, np.split(vector, edges), strict=True)
+        if not layer.any()
+    ]
 
 
 def last_errors(records: Sequence[Mapping[str, Any]]) -> dict[Rule, float] | None:

@@ -1,37 +1,30 @@
-"""The energy rule between a header and the rule's own mathematics: whose rows count, and what the caps do."""
+"""The energy rule between a header and its mathematics: what a source tells of its part, and what the caps do."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
 import numpy as np
 
-from securefda.adaptation import Contribution, energy_caps, energy_row, scale_to_caps
+from securefda.adaptation import Contribution, energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
 from securefda.errors import FaultyAggregatorError
 from securefda.rounds.tail import Vector64
 from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Advertise, Granularity, Header, Visibility
+from securefda.secagg.messages import Granularity, Header, Visibility
 
 LEAST_STEPS = 8.0
 """Fewest steps of the encoding that a part must be long per coordinate, in root mean square, to count for the caps."""
 
 
-@dataclass(frozen=True, slots=True)
-class EnergyReport:
-    """What the energy rule did in a round, as anyone sees it who has the rows.
+@dataclass(frozen=True, slots=True, repr=False)
+class EnergyRow:
+    """The norms of a source's part: ``exact``, float64, which stay here, and the ``codes`` that the others are told."""
 
-    Attributes:
-        layers: number of layers that it holds for; 1 for the model as a whole.
-        zeroed: numbers of those that contribute nothing, because too few sources have a part in them.
-        capped: roster index -> number of layers in which the source was scaled down.
-    """
-
-    layers: int
-    zeroed: tuple[int, ...]
-    capped: Mapping[int, int]
+    exact: Vector64
+    codes: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,52 +37,44 @@ class AppliedCaps:
     zeroed: int
 
 
-def row_of(header: Header, contribution: Contribution, weight: float) -> tuple[float, ...]:
-    """The energy row of a source at ``sum``, for its Advertise message; empty without an energy rule.
+def row_of(header: Header, own: int, contribution: Contribution, weight: float) -> EnergyRow | None:
+    """The energy row of a source at ``sum``; None at another level, or without an energy rule.
 
     Raises:
-        FaultyAggregatorError: HEADER_ENERGY, with these clips a row is beyond float32.
+        FaultyAggregatorError: HEADER_ENERGY, with these clips a norm is beyond float32.
     """
-    if header.energy is None:
-        return ()
+    if header.energy is None or header.level_of(own) is not Visibility.SUM:
+        return None
+    sizes = _sizes(header)
     try:
-        row = energy_row(contribution.vector, _sizes(header), weight)
+        exact = energy_row(contribution.vector, sizes, weight)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_ENERGY", str(error)) from None
-    return tuple(float(value) for value in row)
+    return EnergyRow(exact, energy_codes(exact, sizes, _limits(header)))
 
 
-def apply_caps(header: Header, own: int, u1: Mapping[int, Advertise], contribution: Contribution) -> AppliedCaps | None:
-    """Scale a source's contribution in place to the caps that follow from everyone's rows; None without a rule."""
-    if header.energy is None or own not in header.at(Visibility.SUM):
+def apply_caps(
+    header: Header, row: EnergyRow | None, rows: Mapping[int, bytes], contribution: Contribution
+) -> AppliedCaps | None:
+    """Scale a source's contribution in place to the caps; None without an energy rule.
+
+    Args:
+        header: of the attempt.
+        row: of this source.
+        rows: codes of all members of the sum that have shared, this source's among them, by roster index.
+        contribution: of this source, clipped.
+    """
+    if row is None:
         return None
-    caps = _caps(header, _rows(header, u1))
-    effect = scale_to_caps(contribution.vector, _sizes(header), u1[own].energy, caps)
+    sizes, limits = _sizes(header), _limits(header)
+    caps = _caps(header, np.array([energies_of(codes, sizes, limits) for codes in rows.values()]))
+    effect = scale_to_caps(contribution.vector, sizes, row.exact, caps)
     return AppliedCaps(
         len(caps), sha256(caps.astype("<f8").tobytes()).hexdigest(), len(effect.capped), len(effect.zeroed)
     )
 
 
-def energy_report(header: Header, u1: Mapping[int, Advertise], survivors: Collection[int]) -> EnergyReport | None:
-    """What the caps did to each member of the sum that was opened; None without an energy rule or without members.
-
-    The caps follow from everyone's rows; what they did is said of those in the sum.
-    """
-    everyone = _rows(header, u1)
-    rows = {index: row for index, row in everyone.items() if index in survivors}
-    if header.energy is None or not rows:
-        return None
-    caps = _caps(header, everyone)
-    zeroed = np.flatnonzero((caps == 0) & (np.max([*rows.values()], axis=0) > 0))
-    capped = {index: int(np.count_nonzero((np.array(row) > caps) & (caps > 0))) for index, row in rows.items()}
-    return EnergyReport(len(caps), tuple(zeroed.tolist()), capped)
-
-
-def _rows(header: Header, u1: Mapping[int, Advertise]) -> dict[int, tuple[float, ...]]:
-    return {index: u1[index].energy for index in header.at(Visibility.SUM) if index in u1}
-
-
-def _caps(header: Header, rows: Mapping[int, tuple[float, ...]]) -> Vector64:
+def _caps(header: Header, table: Vector64) -> Vector64:
     """The caps of those parts that are still there once they are rounded to the ring.
 
     The aggregator chooses the steps. Parts that are spread out vanish below them sooner than one that is concentrated,
@@ -98,10 +83,8 @@ def _caps(header: Header, rows: Mapping[int, tuple[float, ...]]) -> Vector64:
     """
     if header.energy is None:
         raise ValueError("the header has no energy rule")
-    table = np.array([*rows.values()])
     counted = np.where(table < _floors(header), 0.0, table)
-    caps = energy_caps(counted, kappa=header.energy.kappa, others=header.energy.others)
-    return np.where(np.max(counted, axis=0) > 0, caps, 0.0)
+    return energy_caps(counted, kappa=header.energy.kappa, others=header.energy.others)
 
 
 def _floors(header: Header) -> Vector64:
@@ -110,6 +93,12 @@ def _floors(header: Header) -> Vector64:
     steps = (encoding.step(number) for number in range(len(header.layers)))
     floors = [LEAST_STEPS * step * math.sqrt(layer.size) for step, layer in zip(steps, header.layers, strict=True)]
     return np.array([math.hypot(*floors)] if len(_sizes(header)) == 1 else floors)
+
+
+def _limits(header: Header) -> Vector64:
+    """The most that the clips let a norm be at full weight, of each layer or of the model as a whole."""
+    squares = [layer.clip**2 * layer.size for layer in header.layers]
+    return np.sqrt([math.fsum(squares)] if len(_sizes(header)) == 1 else squares)
 
 
 def _sizes(header: Header) -> list[int]:

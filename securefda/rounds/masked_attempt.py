@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
 from securefda.rounds.attempts import Members, PartialSum, RoundSum, Send
-from securefda.rounds.energies import energy_report
 from securefda.rounds.tail import ErrorUnits, decode_figures
 from securefda.secagg import aggregator as steps
 from securefda.secagg.aggregator_session import AggregatorSession
@@ -202,7 +201,7 @@ class MaskedAttempt:
                 self._state, consistency = steps.close_signatures(signatures)
                 return self._to_all(self._state.asked, consistency)
             case steps.CollectingUnmask() as unmask:
-                self._finish(steps.close_unmask(unmask), unmask.u1)
+                self._finish(steps.close_unmask(unmask))
         return []
 
     def _give_up(self, members: set[int], step: Step) -> list[Send]:
@@ -213,7 +212,7 @@ class MaskedAttempt:
     def _to_all(self, members: Any, message: Signed[Body]) -> list[Send]:
         return [Send(index, Parcel(message)) for index in sorted(members) if index not in self._members.gone]
 
-    def _finish(self, opened: steps.Opened, u1: Mapping[int, Advertise]) -> None:
+    def _finish(self, opened: steps.Opened) -> None:
         self.alarms.extend(opened.faults)
         header = self.header.body
         parts = tuple(
@@ -225,5 +224,4 @@ class MaskedAttempt:
             )
             for one in opened.sums
         )
-        survivors = frozenset().union(*(part.members for part in parts))
-        self._outcome = RoundSum(parts, opened.sum_digest, energy_report(header, u1, survivors))
+        self._outcome = RoundSum(parts, opened.sum_digest)

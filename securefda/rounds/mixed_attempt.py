@@ -69,7 +69,7 @@ class MixedAttempt:
             return clear if isinstance(clear, RoundSum) else masked
         if not isinstance(clear, RoundSum):
             return masked
-        return RoundSum((*masked.parts, *clear.parts), masked.digest, masked.energy)
+        return RoundSum((*masked.parts, *clear.parts), masked.digest)
 
     @property
     def phase(self) -> str:

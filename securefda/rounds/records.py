@@ -22,7 +22,7 @@ from securefda.dp.events import Budget
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.secagg.messages import Header, Signed, Visibility
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 REPORTED_ROUNDS = 5
 """The reported accuracy is the mean over this many last rounds, as in the paper's tables."""
 
@@ -43,14 +43,6 @@ class SeenLine(TypedDict):
     accuracy: float | None
 
 
-class EnergyLine(TypedDict):
-    """What the energy rule did to the sum: which of ``layers`` contribute nothing, and how many each source had cut."""
-
-    layers: int
-    zeroed: list[str]
-    capped: dict[str, int]
-
-
 class RoundLine(TypedDict, total=False):
     """One line of ``metrics.jsonl``, written by the aggregator when a round ends.
 
@@ -61,7 +53,8 @@ class RoundLine(TypedDict, total=False):
     model, and ``delta_errors`` maps rule to estimated error, in squared units of the parameters, where the rule of the
     next round is chosen by it. ``target_epsilon`` is what the target's rows have cost with this round, where it trains
     with DP-SGD. ``evaluated`` is there where accuracy, loss and metrics are those of a model of the target's own, which
-    ``model_digest`` does not name. A lost round keeps the last model and has no accuracy.
+    ``model_digest`` does not name. ``emptied`` are the layers in which the sum of those at
+    ``sum`` is zero. A lost round keeps the last model and has no accuracy.
     """
 
     round: Required[int]
@@ -77,7 +70,7 @@ class RoundLine(TypedDict, total=False):
     survivors: list[str]
     levels: dict[str, str]
     seen: list[SeenLine]
-    energy: EnergyLine | None
+    emptied: list[str]
     target_update_to: list[str]
     dropped: list[str]
     refused: dict[str, str]
@@ -134,21 +127,11 @@ class Release(Protocol):
         """What it carried."""
 
 
-class EnergyTotals(TypedDict):
-    """The energy rule over a run.
-
-    Attributes:
-        kappa: of the run's settings, and ``granularity`` likewise.
-        rounds: finished rounds in which it held.
-        zeroed: share of (layer, round) that contributed nothing, among these rounds; None without one.
-        capped: source id -> number of (layer, round) in which it was scaled down; only those that ever were.
-    """
+class EnergyRule(TypedDict):
+    """The energy rule of a run's settings. What it did to a part, only that part's source knows."""
 
     kappa: float
     granularity: str
-    rounds: int
-    zeroed: float | None
-    capped: dict[str, int]
 
 
 class TargetReleases(TypedDict):
@@ -191,7 +174,7 @@ class Summary:
         strategy: the strategy's settings by kebab-case key.
         visibility: source id -> the level of the round in which the aggregator was to see most of it; for a source that
             no round had, what the settings permit.
-        energy: the energy rule over the run; None where there is none.
+        energy: the energy rule of the run; None where there is none.
         target_releases: how often g_T was sent to sources.
         target_privacy: what the target's rows have cost; None where it trains without noise.
         target_cosine: of g_T and the update of the model, over the finished rounds that had both; None without one.
@@ -213,7 +196,7 @@ class Summary:
     task: str
     strategy: Mapping[str, Any]
     visibility: Mapping[str, str]
-    energy: EnergyTotals | None
+    energy: EnergyRule | None
     target_releases: TargetReleases
     target_privacy: PrivacySpent | None
     target_cosine: Spread | None
@@ -273,7 +256,7 @@ def summarise(
         task=task,
         strategy=dict(strategy),
         visibility={**visibility, **_most_seen(rounds)},
-        energy=_energy_totals(finished, kappa, granularity) if kappa else None,
+        energy=EnergyRule(kappa=kappa, granularity=granularity) if kappa else None,
         target_releases=_release_totals(releases),
         target_privacy=None if target_budget is None else _spent(rounds, target_budget),
         target_cosine=_spread([cosine for line in finished if (cosine := line.get("target_cosine")) is not None]),
@@ -310,18 +293,6 @@ def _most_seen(rounds: Iterable[RoundLine]) -> dict[str, str]:
             level = Visibility[label.upper()]
             least[site] = min(level, least.get(site, level))
     return {site: level.label for site, level in least.items()}
-
-
-def _energy_totals(finished: Iterable[RoundLine], kappa: float, granularity: str) -> EnergyTotals:
-    lines = [energy for line in finished if (energy := line.get("energy"))]
-    layers = sum(energy["layers"] for energy in lines)
-    return EnergyTotals(
-        kappa=kappa,
-        granularity=granularity,
-        rounds=len(lines),
-        zeroed=sum(len(energy["zeroed"]) for energy in lines) / layers if layers else None,
-        capped=_total(energy["capped"] for energy in lines),
-    )
 
 
 def _release_totals(releases: Sequence[Release]) -> TargetReleases:

@@ -14,7 +14,7 @@ from securefda.errors import FaultyAggregatorError
 from securefda.policy.verdict import check_metrics
 from securefda.rounds.attempts import name_of
 from securefda.rounds.charges import require_worth_charging
-from securefda.rounds.energies import apply_caps, row_of
+from securefda.rounds.energies import EnergyRow, apply_caps, row_of
 from securefda.rounds.journal import site_ids
 from securefda.rounds.records import SiteLine
 from securefda.rounds.site import vector_to_wire
@@ -83,8 +83,7 @@ class SourceRound:
         header: that opened it.
         phase: of the masking session; or, at ``individual``, the wait for the result.
         record: this site's line of the round.
-        contribution: waits with its ``figures`` for everyone's energies; None before and after.
-        encoded: what becomes of it, until it is masked.
+        contribution: waits with its ``figures`` and its energy ``row`` for the rows of the others; None afterwards.
     """
 
     header: Signed[Header]
@@ -92,7 +91,7 @@ class SourceRound:
     record: SiteLine
     contribution: Contribution | None = None
     figures: Figures | None = None
-    encoded: RingVector | None = None
+    row: EnergyRow | None = None
 
     @property
     def step(self) -> Step:
@@ -192,9 +191,14 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
     match phase, message.body:
         case steps.AwaitingKeyList(), KeyList():
             state, shares = steps.receive_key_list(phase, message, site.random_bytes)  # type: ignore[arg-type]
-            return replace(_encoded(site, current, state), phase=state), Parcel(shares)
+            return replace(current, phase=state), Parcel(shares)
         case steps.AwaitingShares(), ShareDelivery():
-            return _release_masked(site, current, steps.receive_shares(phase, message))  # type: ignore[arg-type]
+            ready = steps.receive_shares(phase, message)  # type: ignore[arg-type]
+            try:
+                return release_masked(site, current, ready, capped_input(site, current, ready))
+            except BaseException:
+                steps.erase(ready)  # the round still holds the phase before, whose shares these no longer are
+                raise
         case steps.AwaitingSurvivors(), Survivors():
             return _sign_survivors(site, current, *steps.receive_survivors(phase, message))  # type: ignore[arg-type]
         case steps.AwaitingConsistency(), Consistency():
@@ -235,11 +239,10 @@ def _open_session(
     clipped = clip_contribution(header.body, contribution)
     require_few_at_the_clip(header.body, clipped)
     record["beta"], record["clipped"] = contribution.beta, sum(clipped)
-    at_sum = header.body.level_of(site.signer.index) is Visibility.SUM
-    energy = row_of(header.body, contribution, figures.samples) if at_sum else ()
+    row = row_of(header.body, site.signer.index, contribution, figures.samples)
     session = session_steps.Session(site.signer, site.roster, site.limits, header, available_threads())
-    phase, advertise = session_steps.advertise(session, site.random_bytes, energy)
-    return SourceRound(header, phase, record, contribution, figures), Parcel(advertise)
+    phase, advertise = session_steps.advertise(session, site.random_bytes, row.codes if row else b"")
+    return SourceRound(header, phase, record, contribution, figures, row), Parcel(advertise)
 
 
 def _release_in_clear(
@@ -260,29 +263,25 @@ def _release_in_clear(
     return SourceRound(header, AwaitingClearResult(header), record), Parcel(signed, (vector,))
 
 
-def _encoded(site: SourceSite, current: SourceRound, state: session_steps.AwaitingShares) -> SourceRound:
-    """Everyone's energies are known: cap the contribution and make it the vector that will be masked."""
+def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask) -> RingVector:
+    """Everyone's energy rows are known: scale this source's part down to the caps, and encode it."""
     if current.contribution is None or current.figures is None:
-        raise FaultyAggregatorError("ORDER", "nothing to encode")
+        raise FaultyAggregatorError("ORDER", "nothing to mask")
     header, contribution = current.header.body, current.contribution
-    applied = apply_caps(header, site.signer.index, state.u1, contribution)
+    applied = apply_caps(header, current.row, ready.rows, contribution)
     if applied is not None:
         current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
         site.witness.journal.event("caps-computed", current.header, **asdict(applied))
-    encoded = encode_contribution(header, contribution, current.figures, error_units_of(header))
-    return replace(current, contribution=None, figures=None, encoded=encoded)
+    return encode_contribution(header, contribution, current.figures, error_units_of(header))
 
 
-def _release_masked(
-    site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask
+def release_masked(
+    site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask, encoded: RingVector
 ) -> tuple[SourceRound, Parcel]:
     """Mask, then burn the fuse before anything is handed out: from there on the update may have left."""
-    if current.encoded is None:
-        raise FaultyAggregatorError("ORDER", "nothing to mask")
-    phase, message = session_steps.masked_input(ready, current.encoded)
+    phase, message = session_steps.masked_input(ready, encoded)
     _burn_fuse(site, current.header)
-    vector = current.encoded.data.cast("B")
-    return replace(current, phase=phase, encoded=None), Parcel(message, (vector,))
+    return SourceRound(current.header, phase, current.record), Parcel(message, (encoded.data.cast("B"),))
 
 
 def _sign_survivors(

@@ -80,7 +80,7 @@ class SourceSite:
             signer=signer,
             roster=roster,
             limits=limits,
-            check_policy=lambda header: check_header(policy, header, signer.index, limits),
+            check_policy=lambda header: check_header(policy, header, signer.index, limits, with_noise=not metrics),
             check_update=lambda update: check_metadata(policy, update),
             permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave), metrics),
             trainer=trainer,

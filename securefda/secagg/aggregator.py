@@ -17,7 +17,7 @@ from securefda.errors import FaultySourceError
 from securefda.secagg import agreement
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.agreement import KeyAgreementError
-from securefda.secagg.checks import energy_fault, quantisation
+from securefda.secagg.checks import quantisation, row_bytes, row_fault, row_readers
 from securefda.secagg.cohorts import able_to_open, cohorts_of, nonce_fits, quorum_of
 from securefda.secagg.fixed_point import Decoded, RangeAlarm
 from securefda.secagg.masking import accumulate, unmask
@@ -179,8 +179,8 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
 
     Raises:
         FaultySourceError: the envelope is not right, a key repeats one of another source (KEY_DUPLICATE), or a key
-            gives no shared secret (KEY_INVALID), or the energy row is none that fits the header (KEY_ENERGY): every
-            other source would refuse to go on with them.
+            gives no shared secret (KEY_INVALID), or a commitment to an energy row is missing or not asked for
+            (KEY_ROW): every other source would refuse to go on with them.
     """
     session = state.session
     header = session.header.body
@@ -193,9 +193,9 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
             agreement.check_public_key(key)
     except KeyAgreementError as error:
         raise FaultySourceError(session.name(signed.sender), "KEY_INVALID", str(error)) from None
-    fault = energy_fault(signed.sender, signed.body, header)
+    fault = row_fault(signed.sender, signed.body, header)
     if fault:
-        raise FaultySourceError(session.name(signed.sender), "KEY_ENERGY", fault)
+        raise FaultySourceError(session.name(signed.sender), "KEY_ROW", fault)
     return replace(state, received={**state.received, signed.sender: signed})
 
 
@@ -224,7 +224,9 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
     recipients = [box.peer for box in signed.body.boxes]
     if sorted(recipients) != sorted(set(state.u1) - {signed.sender}):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_RECIPIENTS")
-    if any(len(box.box) != agreement.BOX_BYTES for box in signed.body.boxes):
+    header = state.session.header.body
+    readers, row = row_readers(header, signed.sender), row_bytes(header)
+    if any(len(box.box) != agreement.BOX_BYTES + row * (box.peer in readers) for box in signed.body.boxes):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_BOX", "a box of another length")
     committed = state.u1[signed.sender].nonce_commitment
     if not nonce_fits(signed.body.nonce, committed, owner=signed.sender, ctx=state.session.ctx):

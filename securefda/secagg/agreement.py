@@ -27,7 +27,10 @@ NONCE_BYTES = 12
 TAG_BYTES = 16
 PLAINTEXT_BYTES = HASH_BYTES + 2 * INDEX_BYTES + 2 * SHARE_BYTES
 BOX_BYTES = NONCE_BYTES + PLAINTEXT_BYTES + TAG_BYTES
-"""Length of every sealed box: nonce 12, plaintext 106, tag 16."""
+"""Length of a sealed box without an energy row: nonce 12, plaintext 106, tag 16."""
+
+ROW_OPENING_BYTES = 32
+"""Random bytes in front of an energy row, which keep its commitment from being guessed."""
 
 
 class Label(Enum):
@@ -38,6 +41,7 @@ class Label(Enum):
     SELF_MASK = b"securefda/1/self-mask"
     SHARE_BOX = b"securefda/1/share-box"
     SELF_COMMITMENT = b"securefda/1/self-commitment"
+    ROW_COMMITMENT = b"securefda/1/row-commitment"
 
 
 class KeyAgreementError(ValueError):
@@ -186,9 +190,22 @@ def commitment(self_secret: Secret, *, own: int, ctx: bytes) -> bytes:
 
     It hides because b_i has 256 random bits, and binds because SHA-256 has no known collisions.
     """
+    return _commitment(Label.SELF_COMMITMENT, self_secret, own=own, ctx=ctx)
+
+
+def row_commitment(row: Secret, *, own: int, ctx: bytes) -> bytes:
+    """Commit to an energy row: SHA-256 over (label, ctx, own, row), 32 bytes.
+
+    ``row`` begins with :data:`ROW_OPENING_BYTES` random bytes, without which it could be guessed. All that open their
+    box see the same row, or notice.
+    """
+    return _commitment(Label.ROW_COMMITMENT, row, own=own, ctx=ctx)
+
+
+def _commitment(label: Label, secret: Secret, *, own: int, ctx: bytes) -> bytes:
     _require_hash(ctx)
     digest = hashes.Hash(hashes.SHA256())
-    digest.update(encode_fields(Label.SELF_COMMITMENT.value, ctx, own, self_secret.reveal()))
+    digest.update(encode_fields(label.value, ctx, own, secret.reveal()))
     return digest.finalize()
 
 
@@ -273,22 +290,28 @@ def box_key(own_pair: KeyPair, peer_public: bytes, address: BoxAddress) -> Secre
     return derive(own_pair.exchange(peer_public), salt=address.ctx1, label=Label.SHARE_BOX, parties=parties)
 
 
-def seal_box(key: Secret, address: BoxAddress, shares: SharePair, random_bytes: RandomBytes) -> bytes:
-    """Encrypt a pair of shares to its recipient: random nonce, ciphertext, tag; ``BOX_BYTES`` in all."""
+def seal_box(
+    key: Secret, address: BoxAddress, shares: SharePair, random_bytes: RandomBytes, row: Secret | None = None
+) -> bytes:
+    """Encrypt a pair of shares, and an energy row where there is one, to their recipient: nonce, ciphertext, tag."""
     nonce = draw(random_bytes, NONCE_BYTES)
     plaintext = address.header() + shares.master.reveal() + shares.self_secret.reveal()
+    plaintext += row.reveal() if row else b""
     return nonce + AESGCM(key.reveal()).encrypt(nonce, plaintext, address.associated_data())
 
 
-def open_box(key: Secret, address: BoxAddress, box: bytes) -> SharePair:
-    """Decrypt a box and check that it is what ``address`` says.
+def open_box(key: Secret, address: BoxAddress, box: bytes, row_bytes: int = 0) -> tuple[SharePair, Secret | None]:
+    """Decrypt a box and check that it is what ``address`` says; ``row_bytes`` is the length of the row in it.
+
+    Returns:
+        The shares, and the energy row with its opening; None where none is due.
 
     Raises:
         BoxError: wrong length, not authentic under this key and address, another address inside, or a share
             outside the field. The message does not tell more than that, and never shows content.
     """
-    if len(box) != BOX_BYTES:
-        raise BoxError(f"a share box has {BOX_BYTES} bytes, not {len(box)}")
+    if len(box) != BOX_BYTES + row_bytes:
+        raise BoxError(f"a share box has {BOX_BYTES + row_bytes} bytes here, not {len(box)}")
     try:
         plaintext = AESGCM(key.reveal()).decrypt(box[:NONCE_BYTES], box[NONCE_BYTES:], address.associated_data())
     except InvalidTag as error:
@@ -296,9 +319,10 @@ def open_box(key: Secret, address: BoxAddress, box: bytes) -> SharePair:
     header = address.header()
     if not constant_time.bytes_eq(plaintext[: len(header)], header):
         raise BoxError("a share box was made for another place")
-    master, self_secret = plaintext[len(header) : -SHARE_BYTES], plaintext[-SHARE_BYTES:]
+    content = plaintext[len(header) :]
+    master, self_secret, row = content[:SHARE_BYTES], content[SHARE_BYTES:][:SHARE_BYTES], content[2 * SHARE_BYTES :]
     try:
-        return SharePair(Secret(master), Secret(self_secret))
+        return SharePair(Secret(master), Secret(self_secret)), Secret(row) if row else None
     except ShareError as error:
         raise BoxError("a share box holds a malformed share") from error
 

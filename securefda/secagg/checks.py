@@ -7,13 +7,13 @@ error vectors. Functions for the source blame the aggregator, since every byte r
 from __future__ import annotations
 
 import hmac
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 from securefda.errors import FaultyAggregatorError
 from securefda.secagg import fixed_point
+from securefda.secagg.agreement import ROW_OPENING_BYTES
 from securefda.secagg.cohorts import Cohorts, cohort_with, nonce_fits, quorum_at, quorum_of
 from securefda.secagg.messages import (
     NO_CONTEXT,
@@ -22,7 +22,6 @@ from securefda.secagg.messages import (
     Body,
     Consistency,
     DeliveredBox,
-    Granularity,
     Header,
     KeyList,
     MaskedInput,
@@ -155,7 +154,7 @@ def _check_freshness(header: Header, history: History) -> None:
     position = (header.round, header.attempt)
     rising = history.last_position is None or position > history.last_position
     require(rising, "HEADER_ORDER", f"round {header.round} attempt {header.attempt} after {history.last_position}")
-    # Energy rows leave before the fuse. What a later attempt makes of the same round must tell nothing new.
+    # Energy rows leave before the fuse, to the other sources. A later attempt at the round must tell them nothing new.
     again = history.last_position is not None and history.last_position[0] == header.round
     same = history.last_terms in (None, round_terms(header))
     require(same or not again, "HEADER_ORDER", f"another attempt at round {header.round} asks for something else")
@@ -237,9 +236,6 @@ def _check_smallest_sum(
     require(others >= limits.k_min, check, detail)
 
 
-ENERGY_SLACK = 1e-6
-"""Relative rounding of energies, which are float32."""
-
 LEAST_RATE_FACTOR = 1e-6
 """Smallest factor on a site's own learning rate: no schedule is near it, and far below it training breaks down."""
 
@@ -288,7 +284,7 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
     """R0': U1 is a subset of U0, every key is signed by its owner, all keys differ, mine are the ones I sent.
 
     Raises:
-        FaultyAggregatorError: KEY_MEMBER, KEY_SIGNATURE, KEY_DUPLICATE, KEY_OWN, KEY_QUORUM or KEY_ENERGY.
+        FaultyAggregatorError: KEY_MEMBER, KEY_SIGNATURE, KEY_DUPLICATE, KEY_OWN, KEY_QUORUM or KEY_ROW.
     """
     items = key_list.advertisements
     members = [item.sender for item in items]
@@ -307,25 +303,27 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
     require(mine[0].signed_bytes == own.signed_bytes and mine[0].signature == own.signature, "KEY_OWN")
     require(len(members) >= header.threshold, "KEY_QUORUM", f"{len(members)} of at least {header.threshold} sources")
     for item in items:
-        fault = energy_fault(item.sender, item.body, header)
-        require(fault is None, "KEY_ENERGY", f"of {roster.by_index(item.sender).site_id}: {fault}")
+        fault = row_fault(item.sender, item.body, header)
+        require(fault is None, "KEY_ROW", f"of {roster.by_index(item.sender).site_id}: {fault}")
 
 
-def energy_fault(sender: int, advertise: Advertise, header: Header) -> str | None:
-    """What is wrong with the energy row of a source, or None.
+def row_fault(sender: int, advertise: Advertise, header: Header) -> str | None:
+    """What is wrong with a source's commitment to its energy row, or None: those of the sum have one, under a rule."""
+    due = sender in row_readers(header, sender)
+    if bool(advertise.row_commitment) is due:
+        return None
+    return "no commitment to an energy row" if due else "a commitment to an energy row that is not asked for"
 
-    A row is there for the sources of the sum, if a rule of energies holds, and within what the clips let a source
-    contribute at full weight: more would only keep the others' parts from being scaled down.
-    """
-    row, level = advertise.energy, header.level_of(sender)
-    length = header.energy_row_length if level is Visibility.SUM else 0
-    if len(row) != length:
-        return f"a row of {len(row)} energies, not {length}"
-    limits = [layer.clip * math.sqrt(layer.size) for layer in header.layers]
-    if header.energy is not None and header.energy.granularity is Granularity.MODEL:
-        limits = [math.hypot(*limits)]
-    beyond = any(value > limit * (1 + ENERGY_SLACK) for value, limit in zip(row, limits, strict=False))
-    return "beyond what the clip allows" if beyond else None
+
+def row_readers(header: Header, sender: int) -> frozenset[int]:
+    """Whose share boxes hold the energy row of ``sender``: under an energy rule all at ``sum``, if it is there too."""
+    members = frozenset(header.at(Visibility.SUM)) if header.energy else frozenset()
+    return members if sender in members else frozenset()
+
+
+def row_bytes(header: Header) -> int:
+    """Length of an energy row and its opening, by which a share box with one is longer."""
+    return ROW_OPENING_BYTES + header.energy_row_length
 
 
 def check_share_senders(

@@ -14,7 +14,6 @@ in :mod:`securefda.secagg.header`, and what belongs to a run rather than a sessi
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -22,6 +21,7 @@ from enum import IntEnum
 from securefda.secagg.envelope import NO_CONTEXT, NO_SESSION, SUITE, BodyT, Envelope, Signed, Signer
 from securefda.secagg.fields import (
     DIGEST_BYTES,
+    MAX_BOX_BYTES,
     MAX_LINE_CHARACTERS,
     MAX_NOTE_BYTES,
     MAX_PROOF_HASHES,
@@ -37,6 +37,7 @@ from securefda.secagg.run_messages import Checkpoint, Cosigned, Goodbye, Join
 
 __all__ = [
     "DIGEST_BYTES",
+    "MAX_BOX_BYTES",
     "MAX_LINE_CHARACTERS",
     "MAX_NOTE_BYTES",
     "MAX_PROOF_HASHES",
@@ -101,23 +102,21 @@ class Step(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Advertise:
-    """R0: the source's two X25519 public keys of this session, and commitments to its self secret and its nonce.
+    """R0: the source's two X25519 public keys of this session, and commitments to what it reveals or shares later.
 
-    ``energy`` is, where a rule of energies holds, the length of the source's part of the sum in each layer (or as a
-    whole): float32 numbers, in units of the clip and the header's ``max_samples``.
+    ``row_commitment`` is to its energy row, which its share boxes hold; empty where it sends none.
     """
 
     mask_key: bytes
     box_key: bytes
     self_mask_commitment: bytes
     nonce_commitment: bytes
-    energy: tuple[float, ...] = ()
+    row_commitment: bytes = b""
 
     def __post_init__(self) -> None:
         for name in ("mask_key", "box_key", "self_mask_commitment", "nonce_commitment"):
             expect_bytes(getattr(self, name), 32, name)
-        for value in self.energy:
-            expect(math.isfinite(value) and value >= 0, "energies must be finite and not negative")
+        expect(len(self.row_commitment) in (0, 32), "row_commitment must be empty or 32 bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +128,13 @@ class KeyList:
 
 @dataclass(frozen=True, slots=True)
 class ShareBox:
-    """One encrypted pair of shares for the recipient ``peer``."""
+    """One encrypted pair of shares for the recipient ``peer``, and the sender's energy row where both are of a sum."""
 
     peer: int
     box: bytes
 
     def __post_init__(self) -> None:
-        expect(0 < len(self.box) <= 1024, "a share box has 1 to 1024 bytes")
+        expect(0 < len(self.box) <= MAX_BOX_BYTES, f"a share box has 1 to {MAX_BOX_BYTES} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +150,14 @@ class ShareBundle:
 
 @dataclass(frozen=True, slots=True)
 class DeliveredBox:
-    """What the member ``peer`` of U2 sent: an encrypted pair of shares for the recipient, and its nonce."""
+    """What the member ``peer`` of U2 sent: a share box for the recipient, and its nonce."""
 
     peer: int
     box: bytes
     nonce: bytes
 
     def __post_init__(self) -> None:
-        expect(0 < len(self.box) <= 1024, "a share box has 1 to 1024 bytes")
+        expect(0 < len(self.box) <= MAX_BOX_BYTES, f"a share box has 1 to {MAX_BOX_BYTES} bytes")
         expect_bytes(self.nonce, 32, "nonce")
 
 

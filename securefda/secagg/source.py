@@ -9,8 +9,9 @@ Bonawitz et al. 2017, Figure 4, with the malicious-model rounds; the checks are 
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from securefda.errors import FaultyAggregatorError
@@ -25,6 +26,8 @@ from securefda.secagg.checks import (
     check_survivors,
     envelope_fault,
     require,
+    row_bytes,
+    row_readers,
 )
 from securefda.secagg.cohorts import Cohorts, cohort_with, cohorts_of, nonce_commitment
 from securefda.secagg.masking import mask
@@ -52,7 +55,7 @@ from securefda.secagg.messages import (
 from securefda.secagg.parameters import SessionLimits
 from securefda.secagg.prg import RingVector
 from securefda.secagg.roster import Roster
-from securefda.secagg.secret import RandomBytes, Secret
+from securefda.secagg.secret import RandomBytes, Secret, draw
 from securefda.secagg.shamir import split, x_of
 from securefda.secagg.transcript import header_context, key_list_context, members_context, survivors_digest
 
@@ -91,7 +94,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingKeyList:
-    """R0 is sent."""
+    """R0 is sent; ``row`` is this source's energy row behind its opening, if it has one."""
 
     session: Session
     own: Signed[Advertise]
@@ -99,6 +102,7 @@ class AwaitingKeyList:
     self_secret: Secret
     channel: KeyPair
     nonce: Secret
+    row: Secret | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +117,16 @@ class AwaitingShares:
     channel: KeyPair
     own_shares: SharePair
     nonce: bytes
+    row: Secret | None
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyToMask:
-    """Everyone's shares are here, and with U2 the cohorts; nothing of the input has left yet."""
+    """Everyone's shares are here, and with U2 the cohorts; nothing of the input has left yet.
+
+    ``rows`` are the energy rows of all members of the sum, this source's among them, without their openings; empty
+    where this source has none.
+    """
 
     session: Session
     ctx2: bytes
@@ -126,6 +135,7 @@ class ReadyToMask:
     master: Secret
     self_secret: Secret
     shares: Mapping[int, SharePair]
+    rows: Mapping[int, bytes] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +182,12 @@ Phase = (
 
 
 def advertise(
-    session: Session, random_bytes: RandomBytes, energy: tuple[float, ...] = ()
+    session: Session, random_bytes: RandomBytes, row: bytes = b""
 ) -> tuple[AwaitingKeyList, Signed[Advertise]]:
-    """R0: fresh keys for this session, and commitments to the self secret and to the nonce that R1 reveals.
+    """R0: fresh keys for this session, and commitments to the self secret, to the nonce that R1 reveals, and to a row.
 
-    ``energy`` is this source's row, float32 numbers, where the header has an energy rule and its level is ``sum``.
+    ``row`` is this source's energy row, ``header.energy_row_length`` bytes, where the header has an energy rule and
+    its level is ``sum``. The other sources of the sum get it in R1; nobody can choose its own row by theirs.
 
     The masking key pair follows from ``master``, the only secret whose shares can be asked for when this source
     drops out, so a reconstructed master is checked against the public key.
@@ -184,6 +195,7 @@ def advertise(
     index = session.signer.index
     master, self_secret = Secret.random(random_bytes), Secret.random(random_bytes)
     channel, nonce = agreement.channel_pair(random_bytes), Secret.random(random_bytes)
+    opened_row = Secret(draw(random_bytes, agreement.ROW_OPENING_BYTES) + row) if row else None
     own = session.sign(
         session.ctx,
         Advertise(
@@ -191,34 +203,38 @@ def advertise(
             box_key=channel.public,
             self_mask_commitment=agreement.commitment(self_secret, own=index, ctx=session.ctx),
             nonce_commitment=nonce_commitment(nonce.reveal(), own=index, ctx=session.ctx),
-            energy=energy,
+            row_commitment=agreement.row_commitment(opened_row, own=index, ctx=session.ctx) if opened_row else b"",
         ),
     )
-    return AwaitingKeyList(session, own, master, self_secret, channel, nonce), own
+    return AwaitingKeyList(session, own, master, self_secret, channel, nonce, opened_row), own
 
 
 def receive_key_list(
     state: AwaitingKeyList, signed: Signed[KeyList], random_bytes: RandomBytes
 ) -> tuple[AwaitingShares, Signed[ShareBundle]]:
-    """R0' checked, R1 made: one encrypted pair of shares for each other source, and the nonce."""
+    """R0' checked, R1 made: one encrypted pair of shares for each other source, with the row, and the nonce."""
     session, me = state.session, state.session.signer.index
     session.authenticate(signed, KeyList, session.ctx)
     header, roster = session.header.body, session.roster
     check_key_list(signed.body, own=state.own, header=header, roster=roster)
     u1 = {item.sender: item.body for item in signed.body.advertisements}
     ctx1 = key_list_context(session.ctx, signed.body.advertisements)
-    pairs = _deal(state, sorted(u1), random_bytes)
-    boxes = tuple(
-        ShareBox(peer, _seal(state.channel, u1[peer], BoxAddress(ctx1, me, peer), pairs[peer], random_bytes))
-        for peer in sorted(u1)
-        if peer != me
-    )
+    pairs, readers = _deal(state, sorted(u1), random_bytes), row_readers(header, me)
+    boxes = []
+    for peer in sorted(set(u1) - {me}):
+        address, row = BoxAddress(ctx1, me, peer), state.row if peer in readers else None
+        try:
+            key = agreement.box_key(state.channel, u1[peer].box_key, address)
+        except KeyAgreementError as error:
+            raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
+        boxes.append(ShareBox(peer, agreement.seal_box(key, address, pairs[peer], random_bytes, row)))
+        key.erase()
     own_shares = _moved(pairs[me])
     _erase_shares(pairs)
     nonce = state.nonce.reveal()
-    master, self_secret, channel = _moved_keys(state)
-    following = AwaitingShares(session, ctx1, u1, master, self_secret, channel, own_shares, nonce)
-    return following, session.sign(ctx1, ShareBundle(boxes, nonce))
+    master, self_secret, channel, row = _moved_keys(state)
+    following = AwaitingShares(session, ctx1, u1, master, self_secret, channel, own_shares, nonce, row)
+    return following, session.sign(ctx1, ShareBundle(tuple(boxes), nonce))
 
 
 def _deal(state: AwaitingKeyList, members: list[int], random_bytes: RandomBytes) -> dict[int, SharePair]:
@@ -227,16 +243,6 @@ def _deal(state: AwaitingKeyList, members: list[int], random_bytes: RandomBytes)
     master = split(state.master, threshold, xs, random_bytes)
     self_secret = split(state.self_secret, threshold, xs, random_bytes)
     return {member: SharePair(master[x_of(member)], self_secret[x_of(member)]) for member in members}
-
-
-def _seal(channel: KeyPair, peer: Advertise, address: BoxAddress, pair: SharePair, random_bytes: RandomBytes) -> bytes:
-    try:
-        key = agreement.box_key(channel, peer.box_key, address)
-    except KeyAgreementError as error:
-        raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
-    box = agreement.seal_box(key, address, pair, random_bytes)
-    key.erase()
-    return box
 
 
 def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> ReadyToMask:
@@ -254,24 +260,36 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     nonces = {me: state.nonce} | {box.peer: box.nonce for box in signed.body.boxes}
     cohorts = cohorts_of(header, state.ctx1, nonces)
     check_own_cohort(cohorts, own_index=me, header=header, limits=limits)
-    opened = {box.peer: _open(state, box, me) for box in signed.body.boxes}
-    shares = {me: _moved(state.own_shares), **opened}
+    readers = row_readers(header, me)  # whose boxes hold a row for me: the same
+    opened = {box.peer: _open(state, box, me, with_row=box.peer in readers) for box in signed.body.boxes}
+    rows = {peer: row for peer, (_, row) in opened.items() if row}
+    if state.row is not None:
+        rows[me] = state.row.reveal()[agreement.ROW_OPENING_BYTES :]
+        state.row.erase()
+    shares = {me: _moved(state.own_shares), **{peer: pair for peer, (pair, _) in opened.items()}}
     state.channel.private.erase()
     ctx2 = members_context(state.ctx1, shares)
-    return ReadyToMask(session, ctx2, state.u1, cohorts, state.master, state.self_secret, shares)
+    return ReadyToMask(session, ctx2, state.u1, cohorts, state.master, state.self_secret, shares, rows)
 
 
-def _open(state: AwaitingShares, box: DeliveredBox, me: int) -> SharePair:
-    address = BoxAddress(state.ctx1, box.peer, me)
+def _open(state: AwaitingShares, box: DeliveredBox, me: int, *, with_row: bool) -> tuple[SharePair, bytes]:
+    """The shares in a box, and the energy row without its opening."""
+    address, session = BoxAddress(state.ctx1, box.peer, me), state.session
+    name = session.roster.by_index(box.peer).site_id
     try:
         key = agreement.box_key(state.channel, state.u1[box.peer].box_key, address)
-        pair = agreement.open_box(key, address, box.box)
+        pair, row = agreement.open_box(key, address, box.box, row_bytes(session.header.body) if with_row else 0)
         key.erase()
-        return pair
     except (BoxError, KeyAgreementError):
-        name = state.session.roster.by_index(box.peer).site_id
         detail = f"the box of {name} does not open: {name} or the aggregator altered it"
         raise FaultyAggregatorError("SHARE_BOX", detail, suspect=box.peer) from None
+    if row is None:
+        return pair, b""
+    committed = agreement.row_commitment(row, own=box.peer, ctx=session.ctx)
+    if not hmac.compare_digest(committed, state.u1[box.peer].row_commitment):
+        detail = f"the energy row of {name} is not the one that it committed to"
+        raise FaultyAggregatorError("SHARE_ROW", detail, suspect=box.peer)
+    return pair, row.reveal()[agreement.ROW_OPENING_BYTES :]
 
 
 def masked_input(state: ReadyToMask, encoded: RingVector) -> tuple[AwaitingSurvivors, Signed[MaskedInput]]:
@@ -292,7 +310,6 @@ def masked_input(state: ReadyToMask, encoded: RingVector) -> tuple[AwaitingSurvi
             for peer in sorted(cohort_with(me, state.cohorts) - {me})
         }
     except KeyAgreementError as error:
-        _erase_shares(state.shares)  # the driver holds the phase before this one, whose shares these no longer are
         raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
     mask(encoded, own=me, self_seed=self_seed, pair_seeds=seeds, threads=session.threads)
     for secret in (self_seed, own_pair.private, *seeds.values(), state.master, state.self_secret):
@@ -354,6 +371,8 @@ def erase(state: Phase) -> None:
         state.self_secret.erase()
     if isinstance(state, AwaitingKeyList):
         state.nonce.erase()
+    if isinstance(state, (AwaitingKeyList, AwaitingShares)) and state.row is not None:
+        state.row.erase()
     if isinstance(state, AwaitingShares):
         _erase_shares({0: state.own_shares})
     if isinstance(state, (ReadyToMask, AwaitingSurvivors, AwaitingConsistency)):
@@ -374,10 +393,11 @@ def _moved(pair: SharePair) -> SharePair:
     return following
 
 
-def _moved_keys(state: AwaitingKeyList) -> tuple[Secret, Secret, KeyPair]:
-    """Likewise the secrets of a session: master, self secret and channel pair."""
+def _moved_keys(state: AwaitingKeyList) -> tuple[Secret, Secret, KeyPair, Secret | None]:
+    """Likewise the secrets of a session: master, self secret, channel pair and energy row."""
     old = (state.master, state.self_secret, state.channel.private)
     master, self_secret, private = (Secret(secret.reveal()) for secret in old)
-    for secret in (*old, state.nonce):
+    row = Secret(state.row.reveal()) if state.row else None
+    for secret in (*old, state.nonce, *([state.row] if state.row else [])):
         secret.erase()
-    return master, self_secret, KeyPair(private)
+    return master, self_secret, KeyPair(private), row

@@ -11,7 +11,6 @@ from securefda.errors import FaultyAggregatorError
 from securefda.rounds.journal import Journal, place_of
 from securefda.secagg.messages import (
     NO_SESSION,
-    Advertise,
     Body,
     Header,
     MaskedInput,
@@ -136,8 +135,6 @@ def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int,
         return Disclosure("individual", "model-and-target-update" if with_update else "model", 1)
     if isinstance(body, Update):
         return Disclosure("individual", "update", 1)
-    if isinstance(body, Advertise) and body.energy:
-        return Disclosure("individual", "energy-row", 1)
     if isinstance(body, MaskedInput) and header is not None:
         level = header.body.level_of(own)
         return Disclosure(level.label, "update", fewest_in_sum(header.body, level))
@@ -161,8 +158,6 @@ def _has_update(header: Header) -> bool:
 def _decision(body: Body) -> Decision | None:
     if isinstance(body, Update | MaskedInput):
         return Decision("allowed", "max-visibility")
-    if isinstance(body, Advertise) and body.energy:
-        return Decision("allowed", "energy.kappa")
     if isinstance(body, Refusal):
         return Decision("refused", body.key if body.key == body.key.lower() else "")
     return None

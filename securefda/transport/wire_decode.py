@@ -189,7 +189,7 @@ def _advertise(proto: pb.Advertise) -> m.Advertise:
         box_key=proto.box_key,
         self_mask_commitment=proto.self_mask_commitment,
         nonce_commitment=proto.nonce_commitment,
-        energy=tuple(_few(proto.energy, MAX_LAYERS, "energy")),
+        row_commitment=proto.row_commitment,
     )
 
 

@@ -119,7 +119,7 @@ def _advertise(body: m.Advertise) -> pb.Advertise:
         box_key=body.box_key,
         self_mask_commitment=body.self_mask_commitment,
         nonce_commitment=body.nonce_commitment,
-        energy=body.energy,
+        row_commitment=body.row_commitment,
     )
 
 

@@ -587,7 +587,7 @@ class Advertise(_message.Message):
     BOX_KEY_FIELD_NUMBER: _builtins.int
     SELF_MASK_COMMITMENT_FIELD_NUMBER: _builtins.int
     NONCE_COMMITMENT_FIELD_NUMBER: _builtins.int
-    ENERGY_FIELD_NUMBER: _builtins.int
+    ROW_COMMITMENT_FIELD_NUMBER: _builtins.int
     mask_key: _builtins.bytes
     """X25519 public key of the pairwise masks; 32 bytes."""
     box_key: _builtins.bytes
@@ -596,12 +596,10 @@ class Advertise(_message.Message):
     """Commitment to the self mask seed; 32 bytes."""
     nonce_commitment: _builtins.bytes
     """Commitment to the nonce that the source reveals in R1; 32 bytes."""
-    @_builtins.property
-    def energy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Length of the source's part of the sum, in each layer or as a whole; finite, not negative. Empty without a rule
-        of energies, or at another level than sum.
-        """
-
+    row_commitment: _builtins.bytes
+    """Commitment to the energy row in the share boxes; 32 bytes. Empty without an energy rule, or at another level than
+    sum.
+    """
     def __init__(
         self,
         *,
@@ -609,11 +607,11 @@ class Advertise(_message.Message):
         box_key: _builtins.bytes = ...,
         self_mask_commitment: _builtins.bytes = ...,
         nonce_commitment: _builtins.bytes = ...,
-        energy: _abc.Iterable[_builtins.float] | None = ...,
+        row_commitment: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_key", b"box_key", "energy", b"energy", "mask_key", b"mask_key", "nonce_commitment", b"nonce_commitment", "self_mask_commitment", b"self_mask_commitment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_key", b"box_key", "mask_key", b"mask_key", "nonce_commitment", b"nonce_commitment", "row_commitment", b"row_commitment", "self_mask_commitment", b"self_mask_commitment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -645,7 +643,7 @@ Global___KeyList: _TypeAlias = KeyList  # noqa: Y015
 
 @_typing.final
 class ShareBox(_message.Message):
-    """An encrypted pair of shares."""
+    """An encrypted pair of shares, and between two sources at sum the sender's energy row."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -654,7 +652,7 @@ class ShareBox(_message.Message):
     peer: _builtins.int
     """Roster index of the recipient."""
     box: _builtins.bytes
-    """AES-256-GCM: nonce, ciphertext and tag; 1 to 1024 bytes."""
+    """AES-256-GCM: nonce, ciphertext and tag; 1 to 8192 bytes."""
     def __init__(
         self,
         *,
@@ -709,7 +707,7 @@ class DeliveredBox(_message.Message):
     peer: _builtins.int
     """Roster index of the sender."""
     box: _builtins.bytes
-    """AES-256-GCM: nonce, ciphertext and tag; 1 to 1024 bytes."""
+    """AES-256-GCM: nonce, ciphertext and tag; 1 to 8192 bytes."""
     nonce: _builtins.bytes
     """The nonce that the sender revealed; 32 bytes."""
     def __init__(

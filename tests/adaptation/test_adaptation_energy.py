@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from securefda.adaptation import energy_caps, energy_row, scale_to_caps
+from securefda.adaptation import energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
 
 ROUNDING = Fraction(1, 10**12)
 ENERGIES = st.one_of(
@@ -51,12 +51,27 @@ def test_no_larger_cap_is_feasible(rule):
     rows, kappa, others = rule
 
     for column, cap in zip(rows.T, energy_caps(rows, kappa=kappa, others=others), strict=True):
+        if cap >= max(column):
+            continue  # the rows are below it
         if cap == 0:
             beyond = [min(float(value) for value in column if value > 0) / 1e9, 1.0, np.inf]
         else:
-            beyond = [cap * (1 + 1e-9), cap * 1.5, np.inf] if cap < np.inf else []
+            beyond = [cap * (1 + 1e-9), cap * 1.5, np.inf]
         for larger in beyond:
             assert not definitions.energy_holds(column, larger, kappa, others)
+
+
+@given(data=st.data(), rule=rules())
+def test_rule_holds_for_norms_that_are_larger_than_the_rows_say(data, rule):
+    """Rows are rounded down; a part is scaled to the cap by its own exact norm, however much above its row that is."""
+    rows, kappa, others = rule
+    norms = rows * (1 + data.draw(st_numpy.arrays(np.float64, rows.shape, elements=st.floats(0, 1))))
+
+    capped = np.minimum(norms, energy_caps(rows, kappa=kappa, others=others))
+
+    for column in capped.T:
+        squares = [Fraction(value) ** 2 for value in column.tolist()]
+        assert definitions.squares_hold(squares, kappa * (1 - ROUNDING), others)
 
 
 @given(rule=rules(), seed=st.integers(0, 10**6))
@@ -154,15 +169,16 @@ def test_one_liar_more_breaks_the_rule_among_the_rest():
 @pytest.mark.parametrize(
     ("rows", "kappa", "others", "expected"),
     [
-        ([0.0, 0.0, 0.0], 1.0, 2, np.inf),
+        ([0.0, 0.0, 0.0], 1.0, 2, 0.0),
         ([0.0, 0.0, 5.0], 1.0, 2, 0.0),
-        ([0.0, 5.0, 5.0], 1.0, 2, np.inf),
+        ([0.0, 5.0, 5.0], 1.0, 2, 5.0),
         ([0.0, 5.0, 5.0], 1.0, 1, 0.0),
-        ([2.0, 2.0, 2.0], 2.0, 2, np.inf),
+        ([2.0, 2.0, 2.0], 2.0, 2, 2.0),
+        ([2.0, 2.0, 2.0], 1.0, 2, np.sqrt(8)),
         ([2.0, 2.0, 2.0], 2.5, 2, 0.0),
-        ([0.0, 0.0, 0.0], 2.5, 2, np.inf),
+        ([0.0, 0.0, 0.0], 2.5, 2, 0.0),
         ([3.0, 4.0, 9.0], 1.0, 2, 5.0),
-        ([3.0, 4.0, 5.0], 1.0, 2, np.inf),
+        ([3.0, 4.0, 5.0], 1.0, 2, 5.0),
         ([3.0, 4.0, 5.0], 2.0, 2, 3.0),
         ([3.0, 4.0, 9.0], 1.5, 2, np.sqrt(50 / 3)),
         ([3.0, 4.0, 9.0], 1.875, 2, np.sqrt(9 / 0.875)),
@@ -188,9 +204,60 @@ def test_energies_are_the_norms_of_the_weighted_layers():
 
     row = energy_row(vector, (2, 1, 1), 0.5)
 
-    assert row.dtype == np.float32
+    assert row.dtype == np.float64
     assert row.tolist() == [2.5, 0.0, 1.0]
-    assert energy_row(vector, (4,), 1.0).tolist() == [np.float32(np.sqrt(29.0))]
+    assert energy_row(vector, (4,), 1.0).tolist() == [np.sqrt(29.0)]
+
+
+SIZES = st.sampled_from([1, 255, 256, 10**6])
+
+
+@given(size=SIZES, limit=st.floats(1e-3, 1e6), part=st.floats(0, 1))
+def test_codes_are_the_norm_rounded_down_by_less_than_a_step(size, limit, part):
+    (said,) = energies_of(energy_codes([part * limit], [size], [limit]), [size], [limit])
+
+    step = 2**0.5 if size < 256 else 2**0.25
+    smallest = limit * step**-254
+    assert said <= part * limit
+    assert part * limit < said * step * (1 + 1e-12) or part * limit < smallest * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("size", [255, 256])
+def test_every_code_is_that_of_the_norm_that_it_stands_for(size):
+    codes = bytes(range(256))
+    sizes, limits = [size] * 256, [3.7] * 256
+
+    norms = energies_of(codes, sizes, limits)
+
+    assert energy_codes(norms, sizes, limits) == codes
+    assert np.all(np.diff(norms) > 0)
+    assert (norms[0], norms[-1]) == (0, 3.7)
+
+
+def test_a_norm_above_its_limit_is_told_as_the_limit():
+    assert energy_codes([3.0, 4.0], [1, 1000], [2.0, 2.0]) == bytes([255, 255])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("row", {"row": [1.0]}),
+        ("row", {"row": [1.0, -1.0]}),
+        ("row", {"row": [1.0, np.nan]}),
+        ("limits", {"limits": [1.0]}),
+        ("limits", {"limits": [1.0, 0.0]}),
+        ("limits", {"limits": [1.0, np.inf]}),
+    ],
+)
+def test_bad_argument_of_the_codes_is_named(name, changes):
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        energy_codes(**({"row": [1.0, 1.0], "sizes": [1, 1000], "limits": [2.0, 2.0]} | changes))
+
+
+@pytest.mark.parametrize(("name", "codes", "limits"), [("codes", b"1", [1.0, 1.0]), ("limits", b"12", [1.0, -1.0])])
+def test_bad_argument_of_what_codes_stand_for_is_named(name, codes, limits):
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        energies_of(codes, [1, 1], limits)
 
 
 HASHED_ROW = """
@@ -231,14 +298,14 @@ def test_a_layer_within_its_cap_is_left_to_the_last_bit():
     before = vector.copy()
     row = energy_row(vector, (4, 6), 1.0)
 
-    effect = scale_to_caps(vector, (4, 6), row, row.astype(np.float64))
+    effect = scale_to_caps(vector, (4, 6), row, row)
 
     assert np.array_equal(vector, before)
     assert (effect.capped, effect.zeroed) == ((), ())
 
 
 def test_a_layer_with_cap_0_is_zeroed_even_where_its_energy_rounds_to_zero():
-    vector = np.array([1e-60, 1.0])
+    vector = np.array([1e-200, 1.0])
     row = energy_row(vector, (1, 1), 1.0)
 
     scale_to_caps(vector, (1, 1), row, [0.0, np.inf])
@@ -274,18 +341,18 @@ def test_the_bound_on_the_cosine_is_reached_without_slack():
 
     total = contributions.sum(axis=0)
 
-    assert caps.tolist() == [np.inf]
+    assert caps.tolist() == [1.0]
     assert contributions[0] @ total / np.linalg.norm(total) == pytest.approx(1 / np.sqrt(1 + 3.0))
 
 
 def test_correlated_contributions_are_beyond_what_the_rule_says():
-    """Equal energies in one direction need no cap, and their sum points along each of them."""
+    """Equal energies in one direction are below their cap, and their sum points along each of them."""
     contributions = np.ones((3, 4))
     rows = [energy_row(vector, (4,), 1.0) for vector in contributions]
 
     caps = energy_caps(rows, kappa=1.0, others=2)
 
-    assert caps.tolist() == [np.inf]
+    assert caps.tolist() == [pytest.approx(np.sqrt(8))]
 
 
 GOOD_CAPS = {"rows": np.ones((3, 2)), "kappa": 1.0, "others": 2}

@@ -302,8 +302,6 @@ class Run:
         adverts = [self.advertise(site, header, place) for site in SOURCES]
         self.to_all(sign(TARGET, m.KeyList(tuple(adverts)), session_id, ctx), place)
         for site in SOURCES:
-            if level is SUM:
-                self.event(site, "caps-computed", place, caps=digest("caps").hex(), layers=1, capped=0, zeroed=0)
             boxes = tuple(m.ShareBox(peer, b"box") for peer in (1, 2, 3) if SITES[peer] != site)
             self.send(Passing(site, TARGET, sign(site, m.ShareBundle(boxes, digest(site)), session_id, ctx), place))
         for site in SOURCES:
@@ -312,6 +310,8 @@ class Run:
         shown = Disclosure(level.label, "update", 3)
         inputs = []
         for site in SOURCES:
+            if level is SUM:
+                self.event(site, "caps-computed", place, caps=digest("caps").hex(), layers=1, capped=0, zeroed=0)
             inputs.append(
                 sign(site, m.MaskedInput(digest("input", site, place), 16), session_id, digest("ctx2", place))
             )
@@ -321,11 +321,9 @@ class Run:
     def advertise(self, site: str, header: m.Signed[m.Header], place: tuple[int, int, str]) -> m.Signed[m.Advertise]:
         level = header.body.levels[0]
         keys = [digest(kind, site, header.body.round) for kind in ("mask", "box", "self", "nonce")]
-        body = m.Advertise(*keys, energy=(0.5,) if level is SUM else ())  # type: ignore[misc]
+        body = m.Advertise(*keys, row_commitment=keys[0] if level is SUM else b"")  # type: ignore[misc]
         message = sign(site, body, header.envelope.session_id, header.digest())
-        shown = Disclosure("individual", "energy-row", 1) if level is SUM else None
-        decision = Decision("allowed", "max-visibility") if level is SUM else None
-        self.send(Passing(site, TARGET, message, place, disclosure=shown, decision=decision))
+        self.send(Passing(site, TARGET, message, place))
         return message
 
     def open(self, header: m.Signed[m.Header], place: tuple[int, int, str], inputs: list[m.Signed[Any]]) -> None:

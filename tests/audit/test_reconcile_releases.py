@@ -95,7 +95,7 @@ def test_a_target_that_invents_a_second_release_does_not_make_the_source_guilty(
         ("Update", 3, Disclosure("sum", "update", 3)),
         ("MaskedInput", 1, Disclosure("sum", "update", 2)),
         ("MaskedInput", 2, Disclosure("sum", "update", 3)),
-        ("Advertise", 1, None),
+        ("Advertise", 1, Disclosure("individual", "update", 1)),
         ("ShareBundle", 1, Disclosure("sum", "update", 3)),
         ("Header", 1, Disclosure("individual", "model-and-target-update", 1)),
     ],

@@ -15,7 +15,7 @@ from securefda.audit.run_history import Conduct, History, Left, SiteRun, judge, 
 
 SITE, TARGET = "hospital-a", "clinic"
 START = datetime(2026, 11, 21, 8, tzinfo=UTC)
-ROWS, INPUT = Disclosure("individual", "energy-row", 1), Disclosure("sum", "update", 3)
+INPUT = Disclosure("sum", "update", 3)
 MODEL = Disclosure("individual", "model", 1)
 CHARGE = DpSpent("dp-sgd", "rdp", "1.1", "0.1", "1.0", "1e-05", "0.5", 20, 1, "ab" * 32)
 
@@ -46,14 +46,15 @@ class Log:
         digest = text_digest(self.run, kind, number)
         self.add(Entry(way, kind, number, attempt, session, peer, 100, digest, decision, shown))
 
-    def rows(self, number: int, attempt: int = 1) -> Log:
-        """A header is accepted, and the norm rows leave."""
+    def asked(self, number: int, attempt: int = 1) -> Log:
+        """A header is accepted and answered, and no more."""
         self.message("received", "Header", number, attempt=attempt)
-        self.message("sent", "Advertise", number, ROWS, attempt)
+        self.message("sent", "Advertise", number, attempt=attempt)
         return self
 
-    def masked(self, number: int) -> Log:
-        self.rows(number).message("sent", "MaskedInput", number, INPUT)
+    def masked(self, number: int, attempt: int = 1) -> Log:
+        """A masked input leaves as well."""
+        self.asked(number, attempt).message("sent", "MaskedInput", number, INPUT, attempt)
         return self
 
     def finished(self, number: int) -> Log:
@@ -86,8 +87,8 @@ def kinds(*logs: Log) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def hung_up(number: int, hours: float) -> Log:
-    """A run whose target takes the norm rows of round 1, and hangs up."""
-    return Log(f"run-{number}", hours).rows(1)
+    """A run whose target takes a masked input of round 1, and hangs up."""
+    return Log(f"run-{number}", hours).masked(1)
 
 
 def test_a_run_is_told_by_its_own_log() -> None:
@@ -100,7 +101,6 @@ def test_a_run_is_told_by_its_own_log() -> None:
     assert [str(one) for one in run.left] == [
         "1 × charges to the ledger",
         "3 × masked inputs to clinic",
-        "3 × norm rows to clinic",
         "2 × unmask shares to clinic",
     ]
     assert (run.began, run.last) == (log.records[0].time, log.records[-1].time)
@@ -138,7 +138,7 @@ def test_a_result_that_an_alarm_follows_is_none() -> None:
 
 
 def test_a_round_that_a_later_attempt_finishes_is_finished() -> None:
-    log = Log().rows(1)
+    log = Log().masked(1)
     log.message("received", "Header", 1, attempt=2)
     log.message("sent", "MaskedInput", 1, INPUT, 2)
     log.message("received", "Result", 1, attempt=2)
@@ -200,10 +200,10 @@ def test_two_unfinished_runs_in_a_day_are_a_finding() -> None:
         found.what,
         ("run-1", "run-2"),
         (("run-1", 1), ("run-2", 1)),
-        (Left("norm rows", TARGET, 2),),
+        (Left("masked inputs", TARGET, 2),),
     )
     assert "2 runs of clinic took something from hospital-a and brought it no result" in found.what
-    assert "2 × norm rows to clinic" in found.what
+    assert "2 × masked inputs to clinic" in found.what
 
 
 def test_a_run_for_each_query_is_one_finding_that_counts_them() -> None:

@@ -27,7 +27,6 @@ TARGET = "target"
 SUM = Disclosure("sum", "update", 3)
 ALONE = Disclosure("individual", "update", 1)
 MODEL = Disclosure("individual", "model", 1)
-ENERGIES = Disclosure("individual", "energy-row", 1)
 
 
 def digest(*words: object) -> str:
@@ -112,7 +111,7 @@ class Logs:
                 self.charge(site, number)
         for site in self.sources:
             if site not in self.bare:
-                self.message(site, TARGET, "Advertise", number, attempt, ENERGIES, 600)
+                self.message(site, TARGET, "Advertise", number, attempt, None, 600)
                 self.event(site, "caps-computed", number, caps=digest("caps"), layers=4, capped=1, zeroed=0)
             self.event(site, "release-fuse-burnt", number)
             release = ("Update", ALONE) if site in self.bare else ("MaskedInput", SUM)

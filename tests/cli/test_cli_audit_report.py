@@ -70,7 +70,7 @@ def test_sums_and_updates_in_clear_are_told_apart_at_the_head(honest: Page) -> N
 def test_rounds_alike_are_one_row_with_a_range(tmp_path: Path) -> None:
     page = page_of(Logs(tmp_path / "run").write(7))
     assert [row[0] for row in page.tables["by-round"][1:]] == ["1 to 7"]
-    assert page.row("matrix", "source-1")[1] == "7 × energies, in clear 7 × update, in a sum of ≥ 3"
+    assert page.row("matrix", "source-1")[1] == "7 × update, in a sum of ≥ 3"
 
 
 def test_epsilon_stands_beside_the_limit_of_the_policy_that_was_loaded(tmp_path: Path) -> None:

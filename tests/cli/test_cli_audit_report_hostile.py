@@ -118,8 +118,7 @@ def test_markup_in_an_origin_never_comes_to_the_page(tmp_path: Path) -> None:
 def test_what_figures_are_called_cannot_become_markup(tmp_path: Path) -> None:
     Logs(tmp_path / "run").write(1)
     line = {"round": 1, "mean_beta": 0.5, "survivors": ["a"], "levels": {"a": "sum"}, "status": "finished"}
-    energy = {"layers": 1, "zeroed": [PLANTED], "capped": {PLANTED: 1}}
-    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(line | {"energy": energy}) + "\n")
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(line | {"emptied": [PLANTED]}) + "\n")
     summary = summarise((), run_id=RUN, task=PLANTED, strategy={}, visibility={}, rounds_planned=1, status="finished")
     RunFolder(tmp_path / "run").write_summary(summary)
     site = tmp_path / "run" / "sites" / PLANTED.replace("/", "")

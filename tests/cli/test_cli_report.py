@@ -277,9 +277,9 @@ def test_the_energy_rule_is_claimed_for_what_it_holds_and_its_numbers_are_said_t
     assert "Over all layers of the sum together" in protected(levels, "fedgp_auto", energy=on_model)
     assert "at least 2 times the energy of any one's part" in protected(levels, "fedgp_auto", energy=on_model)
     assert "not on directions" in protected(levels, "fedgp_auto", energy=on_model)
-    assert "how large each one's part of the sum was, one number per layer" in unprotected(
-        levels, "fedgp_auto", energy=by_layer
-    )
+    told = unprotected(levels, "fedgp_auto", energy=by_layer)
+    assert "the sources at sum saw of each other how large a part of the sum was" in told
+    assert "one number per layer; one that colludes could tell the aggregator" in told
     assert "nothing bounded how much of a sum is one source's part" in unprotected(levels, "fedgp_auto")
 
 
@@ -289,7 +289,7 @@ def test_the_energy_rule_is_not_claimed_where_nobody_was_at_sum(level: str) -> N
         {
             "visibility": dict.fromkeys(SITES, level),
             "strategy": {"rule": "fedgp_auto", "filter": True},
-            "energy": {"kappa": 1.0, "granularity": "layer", "rounds": 0, "zeroed": None, "capped": {}},
+            "energy": {"kappa": 1.0, "granularity": "layer"},
         }
     )
     assert "energy" not in " ".join(words)
@@ -370,17 +370,12 @@ def test_rounds_in_which_no_training_figures_travelled_have_none_in_the_page(tmp
     assert "Training at the sources" in page_of(tmp_path / "some").text
 
 
-def test_emptied_layers_are_named_and_caps_that_did_nothing_have_no_figure(tmp_path: Path) -> None:
+def test_emptied_layers_are_named(tmp_path: Path) -> None:
     levels = dict.fromkeys(SITES, "sum")
-    calm = {"layers": 4, "zeroed": [], "capped": {}}
-    busy = {"layers": 4, "zeroed": ["head.weight"], "capped": {"source-1": 2}}
-    write_run(tmp_path / "calm", [line(1, levels=levels, energy=calm)])
-    write_run(tmp_path / "busy", [line(1, levels=levels, energy=calm), line(2, levels=levels, energy=busy)])
-    assert "Caps of the energy rule" not in page_of(tmp_path / "calm").text
-    text = page_of(tmp_path / "busy").text
-    assert "Rounds in which a layer was emptied: head.weight (1)" in text
-    assert "emptied head.weight" in text
-    assert "emptied 12.5 % of the layers of all rounds; scaled down: source-1 2" in text
+    write_run(tmp_path / "calm", [line(1, levels=levels, emptied=[])])
+    write_run(tmp_path / "busy", [line(1, levels=levels, emptied=[]), line(2, levels=levels, emptied=["head.weight"])])
+    assert "emptied" not in page_of(tmp_path / "calm").text
+    assert "emptied head.weight" in page_of(tmp_path / "busy").text
 
 
 @pytest.mark.parametrize(
@@ -416,7 +411,7 @@ FULL = line(
     target_epsilon=1.0,
     levels=dict.fromkeys(SITES, "sum"),
     seen=[{"level": "sum", "members": SITES, "rows": 9, "loss": 1.0, "accuracy": 0.5}],
-    energy={"layers": 1, "zeroed": ["w"], "capped": {"source-1": 1}},
+    emptied=["w"],
     target_update_to=SITES,
     attempts=1,
     model_digest="ab",
@@ -439,7 +434,7 @@ def test_a_value_of_another_form_is_shown_or_refused_whatever_it_is(key: str, ot
         write_report(tmp_path)
 
 
-@pytest.mark.parametrize("key", ["round", "rule", "survivors", "seconds", "bytes_up", "seen", "energy"])
+@pytest.mark.parametrize("key", ["round", "rule", "survivors", "seconds", "bytes_up", "seen", "emptied"])
 def test_a_list_where_a_line_has_none_is_named(key: str, tmp_path: Path) -> None:
     write_run(tmp_path, [line(1), FULL | {key: [[[1]]]}], summary=False)  # type: ignore[list-item]
     with pytest.raises(ConfigError, match=rf"metrics\.jsonl: line 2: {key}\S* is not as a run writes it"):

@@ -28,7 +28,7 @@ POLICY = SourcePolicy(
     allowed_rules=("fedgp_auto", "source_only"),
     allowed_tasks=(FACTORY,),
     architectures=(ARCHITECTURE.hex(),),
-    energy=EnergyBounds(kappa=2.0, granularity="layer"),
+    energy=EnergyBounds(kappa=2.0, granularity="layer", norm_rows="colluders-may-see"),
     quantisation=QuantisationBounds(
         modulus_bits_min=64, clip_min=0.5, clip_max=2.0, n_max=8, max_samples_min=1000, max_samples_max=1000
     ),

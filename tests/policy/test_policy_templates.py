@@ -55,7 +55,7 @@ def plain_header(n: int, quorum: int, kappa: float | None) -> Header:
 
 def refused(policy: SourcePolicy, header: Header) -> str:
     with pytest.raises(PolicyRefusal) as caught:
-        check_header(policy, header, ME)
+        check_header(policy, header, ME, with_noise=policy.dp.required)
     return caught.value.key
 
 
@@ -103,7 +103,7 @@ def test_no_line_of_a_template_is_longer_than_120_columns(name: str) -> None:
 def test_strict_permits_sums_over_six_under_rules_that_the_target_cannot_steer(tmp_path: Path) -> None:
     policy = load("strict", tmp_path)
     header = plain_header(8, 6, kappa=2.0)
-    check_header(policy, header, ME)
+    check_header(policy, header, ME, with_noise=True)
     require_satisfiable(policy, "source-3", [f"source-{index}" for index in range(1, 7)])
     assert refused(policy, replace(header, sum_quorum=5)) == "k-min"
     assert refused(policy, plain_header(8, 6, kappa=1.9)) == "energy.kappa"

@@ -34,6 +34,12 @@ def asked_by(header: Header) -> Asks:
     return lambda policy: check_header(policy, header, ME, policy.session_limits(ROSTER))
 
 
+def asked_of_noise() -> Asks:
+    """The usual header, of a site that trains by DP-SGD."""
+    header = header_at_every_limit()
+    return lambda policy: check_header(policy, header, ME, policy.session_limits(ROSTER), with_noise=True)
+
+
 def asking(**changes: Any) -> Asks:
     return asked_by(replace(header_at_every_limit(), **changes))
 
@@ -86,6 +92,7 @@ TARGET = TargetTerms(steps=10, learning_rate=0.2501, update_digest=bytes(32))
 REQUIRING = changed(POLICY, "dp.required", True)
 TRUSTING = changed(POLICY, "trusted-peers", ())
 WITHOUT_ENERGIES = changed(POLICY, "energy.kappa", 0.0)
+HIDING = changed(POLICY, "energy.norm-rows", "hidden")
 LAYERS = header_at_every_limit().layers
 CASES = [
     Case("max-visibility", served_at(Visibility.INDIVIDUAL), "individual"),
@@ -110,6 +117,8 @@ CASES = [
     Case("energy.kappa", asking(energy=energies(kappa=1.9999)), 1.0),
     Case("energy.kappa", asking(energy=None), 0.0),
     Case("energy.granularity", asking(energy=energies(granularity=Granularity.MODEL)), "model"),
+    Case("energy.norm-rows", AT_EVERY_LIMIT, "colluders-may-see", at=asked_of_noise(), policy=HIDING),
+    Case("energy.norm-rows", trained_with(0.0), "colluders-may-see", at=trained_with(0.01), policy=HIDING),
     Case("energy.unfiltered-projection", asking(rule=rule("fedgp_auto", filtered=False)), True),
     Case("quantisation.modulus-bits-min", asking(modulus_bits=32), 32),
     Case("quantisation.clip-min", asking(layers=(LAYERS[0], Layer("bias", (3,), 0.4999))), 0.4),

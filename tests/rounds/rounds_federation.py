@@ -300,6 +300,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
             kappa=settings.kappa,
             granularity=settings.energy_granularity.label,
             unfiltered_projection=not settings.strategy.filter,
+            norm_rows="colluders-may-see",
         )
         return policy.model_copy(update=changes)
 

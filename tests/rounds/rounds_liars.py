@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from securefda.rounds.source import SourceRounds
+from securefda.rounds.source_round import capped_input, release_masked
 from securefda.secagg.checks import TAIL
-from securefda.secagg.messages import Header, KeyList, Parcel
+from securefda.secagg.messages import Header, Parcel
+from securefda.secagg.source import AwaitingShares, receive_shares
 
 KEPT, SAMPLES, LOSS, ACCURACY = range(-TAIL, 4 - TAIL)
 """Where w, n and the sums of metrics stand in an encoded vector."""
@@ -21,7 +23,11 @@ class Liar(SourceRounds):
         self._lie = lie
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        answers = super().handle(parcel)
-        if isinstance(parcel.message.body, KeyList) and self._round is not None:
-            self._lie(self._round.encoded, self._round.header.body)
-        return answers
+        current = self._round
+        if current is None or not isinstance(current.phase, AwaitingShares):
+            return super().handle(parcel)
+        ready = receive_shares(current.phase, parcel.message)  # type: ignore[arg-type]
+        encoded = capped_input(self._site, current, ready)
+        self._lie(encoded, current.header.body)
+        self._round, answer = release_masked(self._site, current, ready, encoded)
+        return [answer]

@@ -1,4 +1,4 @@
-"""The energy rule in a run: the same caps at every source and at the aggregator, and a sum of what they leave."""
+"""The energy rule in a run: the same caps at every source, a sum of what they leave, and nothing at the aggregator."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from rounds_definition import AUTO, Trained, Vector64, betas_of, trained
-from rounds_federation import TARGET, AnySigned, Federation, is_header, site_id
+from rounds_federation import TARGET, AnySigned, Federation, is_header
 from rounds_fixed import fix
 from rounds_liars import Liar
 
-from securefda.adaptation import energy_caps, energy_row, fedgp
+from securefda.adaptation import energies_of, energy_caps, energy_codes, energy_row, fedgp
 from securefda.policy import EnergyBounds
+from securefda.secagg.agreement import BOX_BYTES
 from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Advertise, Granularity, Header, KeyList, MaskedInput, Visibility
+from securefda.secagg.messages import Advertise, Granularity, Header, MaskedInput, ShareBundle, Visibility
 
 INDIVIDUAL, COHORT, SUM = Visibility
 N = 5
@@ -39,17 +40,22 @@ class Seen:
         return look
 
 
-def rows_in(federation: Federation) -> dict[int, tuple[float, ...]]:
-    """The energy rows that the key list of the only round holds."""
-    lists = {message.signed_bytes: message.body for *_, message in federation.passed if message.type_name == "KeyList"}
-    (key_list,) = lists.values()
-    assert isinstance(key_list, KeyList)
-    return {entry.sender: entry.body.energy for entry in key_list.advertisements}
+def sizes_of(header: Header, sites: Trained) -> tuple[int, ...]:
+    """Parameters behind each number of a row."""
+    return sites.layers if len(header.layers) == header.energy_row_length else (sum(sites.layers),)
 
 
-def caps_of(header: Header, rows: dict[int, tuple[float, ...]]) -> Vector64:
+def rounded_down(header: Header, sizes: tuple[int, ...], norms: Vector64) -> Vector64:
+    """A row as the other sources see it."""
+    squares = [layer.clip**2 * layer.size for layer in header.layers]
+    limits = np.sqrt(squares if len(sizes) > 1 else [sum(squares)])
+    return energies_of(energy_codes(norms, sizes, limits), sizes, limits)
+
+
+def caps_of(header: Header, sizes: tuple[int, ...], norms: dict[int, Vector64]) -> Vector64:
     assert header.energy is not None
-    return energy_caps(np.array([*rows.values()]), kappa=header.energy.kappa, others=header.energy.others)
+    rows = [rounded_down(header, sizes, one) for one in norms.values()]
+    return energy_caps(rows, kappa=header.energy.kappa, others=header.energy.others)
 
 
 def play(federation: Federation) -> Federation:
@@ -94,19 +100,18 @@ def capped_update(
     filtered: bool = True,
     lost: tuple[int, ...] = (),
 ) -> Vector64:
-    """The round's update by the definition, each source's part of a layer scaled down to the cap of all rows."""
-    sizes = sites.layers if len(header.layers) == header.energy_row_length else (sum(sites.layers),)
+    """The round's update by the definition, each source's part of a layer scaled down to the caps of all rows."""
+    sizes = sizes_of(header, sites)
     vectors, keep = contributions(rule, sites, filtered)
-    rows = {
-        index: tuple(energy_row(vector, sizes, sites.samples[index] / header.max_samples).tolist())
-        for index, vector in vectors.items()
+    norms = {
+        index: energy_row(vector, sizes, sites.samples[index] / header.max_samples) for index, vector in vectors.items()
     }
-    caps = caps_of(header, rows)
+    caps = caps_of(header, sizes, norms)
     members = sorted(set(vectors) - set(lost))
     total = sum(sites.samples[index] for index in members)
     update = sum(sites.samples[index] * keep[index] for index in members) / total * sites.target
     for index in members:
-        factors = np.minimum(1.0, caps / np.maximum(rows[index], 1e-300))
+        factors = np.minimum(1.0, caps / np.maximum(norms[index], 1e-300))
         scaled = np.concatenate([f * part for f, part in zip(factors, split(vectors[index], sizes), strict=True)])
         update = update + sites.samples[index] / total * scaled
     return update
@@ -134,33 +139,34 @@ def test_a_sum_under_caps_is_the_definition_over_capped_contributions(
     settings = {"energy_granularity": granularity, **FINE}
     federation = play(Federation(tmp_path, N, rule=rule, rounds=1, settings=settings, filter=filtered))
     sites, header = trained(federation), header_in(federation)
-    capped = federation.watch.lines[0]["energy"]
-    assert capped is not None
-    assert capped["capped"]
+    assert any(records[0]["capped"] for records in federation.watch.records.values())
     assert header.energy_row_length == (2 if granularity is LAYER else 1)
     expected = sites.model + capped_update(rule, sites, header, filtered=filtered)
     assert np.max(np.abs(federation.run.model - expected)) < 1e-6
 
 
-def test_every_source_scales_to_the_same_caps_and_the_aggregator_reports_them(tmp_path: Path) -> None:
+def test_every_source_scales_to_the_same_caps_and_the_aggregator_is_told_nothing_of_them(tmp_path: Path) -> None:
     federation = Federation(tmp_path, N, rule="fedda_auto", rounds=1, settings=FINE)
     seen = Seen(federation)
     play(federation)
-    header, rows = header_in(federation), rows_in(federation)
-    caps, sizes = caps_of(header, rows), tuple(layer.size for layer in header.layers)
-    assert sorted(seen.vectors) == sorted(rows) == list(range(1, N + 1))
-    for index, vector in seen.vectors.items():
-        assert lengths(vector, sizes) == pytest.approx(np.minimum(rows[index], caps), rel=1e-6)
-        (record,) = federation.watch.records[index]
-        assert record["capped"] == np.count_nonzero(rows[index] > caps)
-    (line,) = federation.watch.lines
-    capped = {site_id(index): int(np.count_nonzero(row > caps)) for index, row in rows.items()}
-    assert line["energy"] == {
-        "layers": 2,
-        "zeroed": [],
-        "capped": {site: count for site, count in capped.items() if count},
+    header, sites = header_in(federation), trained(federation)
+    sizes = sizes_of(header, sites)
+    vectors, _ = contributions("fedda_auto", sites, filtered=False)
+    norms = {
+        index: energy_row(vector, sizes, sites.samples[index] / header.max_samples) for index, vector in vectors.items()
     }
-    assert 0 < len(line["energy"]["capped"]) < N
+    caps = caps_of(header, sizes, norms)
+    assert sorted(seen.vectors) == list(range(1, N + 1))
+    capped = 0
+    for index, vector in seen.vectors.items():
+        assert lengths(vector, sizes) == pytest.approx(np.minimum(norms[index], caps), rel=1e-5)
+        (record,) = federation.watch.records[index]
+        assert record["capped"] == np.count_nonzero(norms[index] > caps)
+        capped += bool(record["capped"])
+    assert 0 < capped < N
+    (line,) = federation.watch.lines
+    assert not {"energy", "capped", "zeroed"} & set(line)
+    assert line["emptied"] == []
 
 
 def test_no_part_of_a_sum_holds_more_than_the_smallest_others_together(tmp_path: Path) -> None:
@@ -194,8 +200,7 @@ def test_a_layer_in_which_the_filter_leaves_one_source_alone_contributes_nothing
     before = federation.run.model.copy()
     play_on(federation)
     (line,) = federation.watch.lines
-    assert line["energy"] is not None
-    assert line["energy"]["zeroed"] == ["bias"]
+    assert line["emptied"] == ["bias"]
     assert np.all(seen.vectors[1][WEIGHT:] == 0)
     assert [federation.watch.records[index][0]["zeroed"] for index in range(1, N + 1)] == [1, 0, 0, 0, 0]
     moved = federation.run.model - before
@@ -207,7 +212,7 @@ def play_on(federation: Federation) -> None:
     federation.go().close()
 
 
-def test_who_is_lost_after_its_row_counts_for_the_caps_and_not_in_the_sum(tmp_path: Path) -> None:
+def test_who_is_lost_after_it_shared_counts_for_the_caps_and_not_in_the_sum(tmp_path: Path) -> None:
     federation = Federation(tmp_path, N, rule="source_only", rounds=1, settings=FINE)
     federation.sources[2] = federation.source(2, learning_rate=0.1)
 
@@ -217,30 +222,38 @@ def test_who_is_lost_after_its_row_counts_for_the_caps_and_not_in_the_sum(tmp_pa
     federation.link = link
     play(federation)
     (line,) = federation.watch.lines
-    assert (line["dropped"], rows_in(federation).keys()) == (["source-2"], set(range(1, N + 1)))
-    assert line["energy"] is not None
-    assert "source-2" not in line["energy"]["capped"]
+    assert line["dropped"] == ["source-2"]
     sites = trained(federation, others={2: {"learning_rate": 0.1}})
     expected = sites.model + capped_update("source_only", sites, header_in(federation), lost=(2,))
     assert np.max(np.abs(federation.run.model - expected)) < 1e-6
 
 
-def test_rows_travel_at_sum_alone(tmp_path: Path) -> None:
+def with_rows(federation: Federation) -> dict[int, set[int]]:
+    """For whom the boxes of each source have room for an energy row."""
+    return {
+        message.sender: {box.peer for box in message.body.boxes if len(box.box) > BOX_BYTES}
+        for *_, message in federation.passed
+        if isinstance(message.body, ShareBundle)
+    }
+
+
+def test_rows_travel_between_those_at_sum_alone(tmp_path: Path) -> None:
     permits = dict.fromkeys((3, 4, 5, 6), COHORT) | dict.fromkeys((7, 8, 9, 10), SUM)
     federation = play(Federation(tmp_path, 10, visibility=INDIVIDUAL, permits=permits, rule="fedgp_auto", rounds=1))
-    rows = {
-        message.sender: len(message.body.energy)
+    at_sum = {index for index, level in permits.items() if level is SUM}
+    assert with_rows(federation) == {index: at_sum - {index} if index in at_sum else set() for index in permits}
+    committed = {
+        message.sender: bool(message.body.row_commitment)
         for *_, message in federation.passed
         if isinstance(message.body, Advertise)
     }
-    assert rows == {index: 2 if permits[index] is SUM else 0 for index in permits}
+    assert committed == {index: index in at_sum for index in permits}
 
 
 def test_without_the_rule_there_are_no_rows_and_no_caps(tmp_path: Path) -> None:
     federation = play(Federation(tmp_path, N, rule="fedda_auto", rounds=1, settings={"kappa": 0.0}))
     assert header_in(federation).energy is None
-    assert set(rows_in(federation).values()) == {()}
-    assert federation.watch.lines[0]["energy"] is None
+    assert with_rows(federation) == {index: set() for index in range(1, N + 1)}
     assert {record["capped"] for records in federation.watch.records.values() for record in records} == {0}
 
 

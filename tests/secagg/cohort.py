@@ -205,11 +205,11 @@ class Cohort:
         """Roster indices of the sources of the session."""
         return list(self.header.body.masked)
 
-    def energy_of(self, index: int) -> tuple[float, ...]:
-        """The energy row of a source: any numbers, since a session adds up without looking at them."""
+    def row_of(self, index: int) -> bytes:
+        """The energy row of a source: any codes, since a session carries them without looking at them."""
         header = self.header.body
         length = header.energy_row_length if header.level_of(index) is Visibility.SUM else 0
-        return tuple((1 + (index + place) % 8) / 8 for place in range(length))
+        return bytes((240 + index + place) % 256 for place in range(length))
 
     def _accept(self, index: int) -> src.Session:
         header = over_the_wire(self.header)
@@ -243,7 +243,7 @@ class Cohort:
         phase = self.phases.get(index)
         match phase:
             case None:
-                return src.advertise(self.sessions[index], self.random[index], self.energy_of(index))
+                return src.advertise(self.sessions[index], self.random[index], self.row_of(index))
             case src.AwaitingKeyList():
                 return src.receive_key_list(phase, message, self.random[index])  # type: ignore[arg-type]
             case src.AwaitingShares():

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-from cohort import TARGET, AnySigned, Cohort, forged, resigned, signer
+from cohort import TARGET, AnySigned, Bytes, Cohort, forged, resigned, signer
 
+from securefda.secagg import agreement
+from securefda.secagg.agreement import BoxAddress, SharePair
+from securefda.secagg.checks import row_bytes
 from securefda.secagg.messages import (
     Abort,
     Advertise,
@@ -25,6 +28,7 @@ from securefda.secagg.messages import (
     SurvivorSignature,
     Visibility,
 )
+from securefda.secagg.secret import Secret
 
 VICTIM, COLLUDER = 2, 3
 STRANGER = sha256(b"something else").digest()
@@ -115,20 +119,20 @@ def _second_of_colluder(items: list[AnySigned]) -> AnySigned:
     return resigned(message, Advertise(*keys))
 
 
-def _row(*energy: float) -> Callable[[Cohort, AnySigned], AnySigned]:
-    """The colluder signs another energy row, which the aggregator lets pass."""
+def _committed(commitment: bytes) -> Callable[[Cohort, AnySigned], AnySigned]:
+    """The colluder signs another commitment to its energy row, which the aggregator lets pass."""
 
     def change(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
         message = _by(COLLUDER, items)
-        return _swapped(items, resigned(message, replace(message.body, energy=energy)))
+        return _swapped(items, resigned(message, replace(message.body, row_commitment=commitment)))
 
     return _keys(change)
 
 
-def _honest_row_lowered(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
-    """An honest source's row replaced, so that everyone's cap falls."""
+def _honest_row_replaced(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
+    """The commitment of an honest source to its row is another one."""
     honest = _by(4, items)
-    return _swapped(items, forged(honest, TARGET, body=replace(honest.body, energy=(0.0, 0.0))))
+    return _swapped(items, forged(honest, TARGET, body=replace(honest.body, row_commitment=STRANGER)))
 
 
 KEY_LIES = [
@@ -159,12 +163,8 @@ KEY_LIES = [
     ),
     Lie("KEY_QUORUM", "fewer than t", KEY_LIST, _keys(lambda c, a: _without({4, 5}, a))),
     Lie("KEY_INVALID", "box key of low order", KEY_LIST, _keys(lambda c, a: _of_colluder(a, box_key=bytes(32)))),
-    Lie("KEY_SIGNATURE", "energies substituted", KEY_LIST, _keys(_honest_row_lowered)),
-    Lie("KEY_ENERGY", "no row", KEY_LIST, _row()),
-    Lie("KEY_ENERGY", "a row of one layer too few", KEY_LIST, _row(1.0)),
-    Lie("KEY_ENERGY", "a row of one layer too many", KEY_LIST, _row(1.0, 1.0, 1.0)),
-    Lie("KEY_ENERGY", "beyond the clip of the first layer", KEY_LIST, _row(1.7321, 1.0)),
-    Lie("KEY_ENERGY", "beyond the clip of the last layer", KEY_LIST, _row(1.0, 4.0001)),
+    Lie("KEY_SIGNATURE", "commitment to a row substituted", KEY_LIST, _keys(_honest_row_replaced)),
+    Lie("KEY_ROW", "no commitment to a row", KEY_LIST, _committed(b"")),
 ]
 
 
@@ -193,6 +193,16 @@ def _exchanged(boxes: list[DeliveredBox], field: str = "box") -> list[DeliveredB
     return [*swapped, *rest]
 
 
+def _other_row(cohort: Cohort, boxes: list[DeliveredBox]) -> list[DeliveredBox]:
+    """The colluder seals to the victim another row than it committed to."""
+    phase = cohort.phases[COLLUDER]
+    address = BoxAddress(phase.ctx1, COLLUDER, VICTIM)
+    key = agreement.box_key(phase.channel, phase.u1[VICTIM].box_key, address)
+    nothing, row = SharePair(Secret(bytes(33)), Secret(bytes(33))), Secret(bytes(row_bytes(cohort.header.body)))
+    box = agreement.seal_box(key, address, nothing, Bytes("other row"), row)
+    return [replace(one, box=box) if one.peer == COLLUDER else one for one in boxes]
+
+
 SHARE_LIES = [
     Lie("SHARE_DUPLICATE", "one box twice", DELIVERY, _boxes(lambda c, b: [*b, b[0]])),
     Lie("SHARE_SENDER", "box from myself", DELIVERY, _boxes(lambda c, b: [*b, replace(b[0], peer=VICTIM)])),
@@ -207,6 +217,7 @@ SHARE_LIES = [
     Lie("SHARE_BOX", "cut short", DELIVERY, _boxes(lambda c, b: [replace(b[0], box=b[0].box[:-1]), *b[1:]])),
     Lie("SHARE_BOX", "box for another", DELIVERY, _boxes(_for_another)),
     Lie("SHARE_BOX", "two boxes exchanged", DELIVERY, _boxes(lambda c, b: _exchanged(b))),
+    Lie("SHARE_ROW", "another row than a colluder committed to", DELIVERY, _boxes(_other_row)),
 ]
 
 
@@ -275,7 +286,7 @@ LEVEL_LIES = [
     Lie("SHARE_QUORUM", "fewer in my sum than it opens over", DELIVERY, _boxes(_without_0), MIXED),
     Lie("SURVIVOR_COHORT", "fewer than the quorum of my sum", LISTS, _one_of(SUM), MIXED),
     Lie("SURVIVOR_COHORT", "fewer than the quorum of a cohort that I am not in", LISTS, _one_of(COHORT), MIXED),
-    Lie("KEY_ENERGY", "a row of a source in a cohort", KEY_LIST, _row(1.0, 1.0), MIXED),
+    Lie("KEY_ROW", "a commitment to a row of a source in a cohort", KEY_LIST, _committed(STRANGER), MIXED),
 ]
 
 

@@ -64,8 +64,8 @@ def _key_of_another(cohort: Cohort, message: AnySigned) -> bytes:
     return stolen
 
 
-def _row(*energy: float) -> Callable[[Cohort, AnySigned], AnySigned]:
-    return lambda c, m: resigned(m, replace(m.body, energy=energy))
+def _committed(commitment: bytes) -> Callable[[Cohort, AnySigned], AnySigned]:
+    return lambda c, m: resigned(m, replace(m.body, row_commitment=commitment))
 
 
 def _boxes(change: Callable[[list[Any]], list[Any]]) -> Callable[[Cohort, AnySigned], AnySigned]:
@@ -94,11 +94,7 @@ LIES = [
     SourceLie("KEY_DUPLICATE", "mask key of another as box key", KEYS, _keys(box_key=_key_of_another)),
     SourceLie("KEY_INVALID", "mask key of low order", KEYS, _keys(mask_key=lambda c, m: bytes(32))),
     SourceLie("KEY_INVALID", "box key of low order", KEYS, _keys(box_key=lambda c, m: b"\1" + bytes(31))),
-    SourceLie("KEY_ENERGY", "no row", KEYS, _row()),
-    SourceLie("KEY_ENERGY", "a row of one layer too few", KEYS, _row(1.0)),
-    SourceLie("KEY_ENERGY", "a row of one layer too many", KEYS, _row(1.0, 1.0, 1.0)),
-    SourceLie("KEY_ENERGY", "beyond the clip of the first layer", KEYS, _row(1.7321, 1.0)),
-    SourceLie("KEY_ENERGY", "beyond the clip of the last layer", KEYS, _row(1.0, 4.0001)),
+    SourceLie("KEY_ROW", "no commitment to a row", KEYS, _committed(b"")),
     SourceLie("SHARE_NONCE", "another nonce", SHARES, lambda c, m: resigned(m, replace(m.body, nonce=bytes(32)))),
     SourceLie("SHARE_BOX", "a box cut short", SHARES, _boxes(lambda b: [replace(b[0], box=b[0].box[:-1]), *b[1:]])),
     SourceLie("SHARE_RECIPIENTS", "no box for one", SHARES, _boxes(lambda b: b[1:])),

@@ -23,7 +23,8 @@ from securefda.audit.names import witness_name
 from securefda.rounds.store import AggregatorStore
 from securefda.secagg import agreement
 from securefda.secagg import source as src
-from securefda.secagg.agreement import BoxAddress, SharePair
+from securefda.secagg.agreement import BoxAddress, SharePair, row_commitment
+from securefda.secagg.checks import row_bytes, row_readers
 from securefda.secagg.cohorts import nonce_commitment
 from securefda.secagg.messages import (
     NO_CONTEXT,
@@ -47,7 +48,6 @@ from securefda.secagg.messages import (
     Survivors,
     SurvivorSignature,
     Unmask,
-    Visibility,
 )
 from securefda.secagg.secret import Secret
 from securefda.transport.memory_network import UnderWay
@@ -75,13 +75,20 @@ class Colluder:
         ctx = self.header.digest()
         commitment = nonce_commitment(self.nonce, own=self.index, ctx=ctx)
         header = self.header.body
-        row = (1.0,) * header.energy_row_length if header.level_of(self.index) is Visibility.SUM else ()
+        row = (
+            row_commitment(self._row, own=self.index, ctx=ctx) if self.index in row_readers(header, self.index) else b""
+        )
         return self._sign(ctx, Advertise(self.mask_pair.public, self.channel.public, bytes(32), commitment, row))
+
+    @property
+    def _row(self) -> Secret:
+        return Secret(bytes(row_bytes(self.header.body)))
 
     def box(self, ctx1: bytes, recipient: int, box_key: bytes) -> DeliveredBox:
         address = BoxAddress(ctx1, self.index, recipient)
         key = agreement.box_key(self.channel, box_key, address)
-        sealed = agreement.seal_box(key, address, NO_SHARES, Bytes("box", self.index, recipient, ctx1))
+        row = self._row if recipient in row_readers(self.header.body, self.index) else None
+        sealed = agreement.seal_box(key, address, NO_SHARES, Bytes("box", self.index, recipient, ctx1), row)
         return DeliveredBox(self.index, sealed, self.nonce)
 
     def input(self, ctx2: bytes, digest: bytes) -> AnySigned:

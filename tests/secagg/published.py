@@ -130,7 +130,7 @@ class SourceUnderTest:
 
     def start(self) -> dict[str, str]:
         """R0."""
-        row = tuple(float.fromhex(text) for text in self._fields["energy"])
+        row = bytes.fromhex(self._fields["row"])
         self.phase, message = src.advertise(self._session, self._random, row)
         return sent(message)
 

@@ -147,21 +147,23 @@ def chi_square(counts: Sequence[int]) -> float:
     return sum((count - expected) ** 2 for count in counts) / expected
 
 
-def largest_cap(rows: list[float], kappa: float, others: int) -> Fraction | None:
-    """The largest cap of a layer under the rule of energies, by halving; None where nothing needs one.
+def largest_cap(rows: list[float], kappa: float, others: int) -> Fraction:
+    """The largest cap of a layer under the energy rule, by halving.
 
-    It asks the rule itself at each cap, of every source, in exact numbers; the result is 2^-100 below at most.
+    It asks at each cap whether what the k smallest rows show is enough beside a part as long as the cap, in exact
+    numbers; the result is 2^-100 below at most.
     """
+    smallest = sorted(map(Fraction, rows))[:others]
 
     def holds(cap: Fraction) -> bool:
-        squares = [min(Fraction(row), cap) ** 2 for row in rows]
-        smallest = [sum(sorted(squares[:i] + squares[i + 1 :])[:others]) for i in range(len(squares))]
-        return all(rest >= Fraction(kappa) * own for own, rest in zip(squares, smallest, strict=True))
+        return sum(min(row, cap) ** 2 for row in smallest) >= Fraction(kappa) * cap**2
 
-    low, high = Fraction(0), Fraction(max(rows))
-    if len(rows) > others and holds(high):
-        return None
-    while len(rows) > others and high - low > Fraction(1, 2**100):
+    if len(rows) <= others:
+        return Fraction(0)
+    low, high = Fraction(0), Fraction(1)
+    while holds(high):
+        high *= 2
+    while high - low > Fraction(1, 2**100):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low

@@ -110,6 +110,12 @@ def public(private: bytes) -> bytes:
     return oracle.x25519(private, BASE_POINT)
 
 
+def energy_of(code: int, size: int, limit: float) -> float:
+    """The norm that a code of an energy row stands for."""
+    steps_to_double = 2 if size < 256 else 4
+    return limit * 2.0 ** ((code - 255) / steps_to_double) if code else 0.0
+
+
 @dataclass(frozen=True)
 class Terms:
     """What the header says that the session depends on."""
@@ -183,10 +189,13 @@ class Terms:
 class Source:
     """One source: its draws in order, and all that follows from them."""
 
-    def __init__(self, own: int, draws: list[bytes], ctx: bytes, energy: list[float]) -> None:
-        self.own, self.ctx, self.energy = own, ctx, energy
+    def __init__(self, own: int, draws: list[bytes], ctx: bytes, codes: bytes) -> None:
+        self.own, self.ctx = own, ctx
         self.master, self.self_secret, self.channel, self.nonce = draws[:4]
-        self.rest = draws[4:]
+        self.row = draws[4] + codes if codes else b""
+        self.rest = draws[5:] if codes else draws[4:]
+        preimage = oracle.fields(b"securefda/1/row-commitment", ctx, own, self.row)
+        self.row_commitment = hashlib.sha256(preimage).digest() if codes else b""
         self.mask_private = derive(self.master, ctx, "mask-sk", own)
         self.mask_key, self.box_key = public(self.mask_private), public(self.channel)
         preimage = oracle.fields(b"securefda/1/self-commitment", ctx, own, self.self_secret)
@@ -196,7 +205,7 @@ class Source:
     def advertise(self) -> bytes:
         keys = (self.mask_key, self.box_key, self.self_mask_commitment, self.nonce_commitment)
         body = b"".join(put(number, value) for number, value in enumerate(keys, start=1))
-        return body + put(5, struct.pack(f"<{len(self.energy)}f", *self.energy))
+        return body + put(6, self.row_commitment)
 
     def deal(self, threshold: int, u1: list[int]) -> dict[int, tuple[bytes, bytes]]:
         """For each holder its share of the master secret and of the self secret."""
@@ -219,7 +228,7 @@ class Source:
 
     def box(self, peer: Source, shares: tuple[bytes, bytes], ctx1: bytes) -> bytes:
         nonce = self.rest.pop(0)
-        plaintext = ctx1 + index(self.own) + index(peer.own) + shares[0] + shares[1]
+        plaintext = ctx1 + index(self.own) + index(peer.own) + shares[0] + shares[1] + (self.row if peer.row else b"")
         associated = oracle.fields(b"securefda/1/share-box", ctx1, self.own, peer.own)
         return nonce + oracle.aes_gcm(self.channel_key(peer, ctx1), nonce, plaintext, associated)
 
@@ -240,7 +249,7 @@ class Replica:
     """A whole session: every site of it, and the list of what they send.
 
     Args:
-        one: a session of ``sessions.json``; of its sources only ``random``, ``energy``, ``input`` and ``tail`` are
+        one: a session of ``sessions.json``; of its sources only ``random``, ``row``, ``input`` and ``tail`` are
             read.
         arrives: whether a message (type, sender) reaches the aggregator.
     """
@@ -265,9 +274,8 @@ class Replica:
         self._unmasking()
 
     @staticmethod
-    def _given(fields: Mapping[str, Any], ctx: bytes) -> tuple[list[bytes], bytes, list[float]]:
-        draws = [bytes.fromhex(draw) for draw in fields["random"]]
-        return draws, ctx, [float.fromhex(text) for text in fields["energy"]]
+    def _given(fields: Mapping[str, Any], ctx: bytes) -> tuple[list[bytes], bytes, bytes]:
+        return [bytes.fromhex(draw) for draw in fields["random"]], ctx, bytes.fromhex(fields["row"])
 
     def _send(self, kind: str, sender: int, to: list[int], context: bytes, body: bytes, **more: Any) -> bytes:
         """Sign and note a message; returns it as one travels, or nothing where it is lost."""

@@ -5,10 +5,11 @@
   beyond t are liars' (more of them can agree on errors that cancel, and right shares look wrong beside those). A
   secret that does not open is between its owner and its holders: with t honest answers it opens, unless its owner
   lies. A sum beyond the range is between all that are in it.
-- By the aggregator, for the outside of a message or its place: liars, and sources whose channel is bent. A channel is
+- By the aggregator, for the outside of a message or its place: liars, and sources with a bent channel. A channel is
   bent when the network repeats, reorders, alters or replays messages on it, which TLS keeps a network from.
-- By an honest source: whoever dealt a box that does not open, if that is a liar. The aggregator, which relays
-  everything, only where the source's own channel is bent or a deadline passed.
+- By an honest source: whoever dealt a box that does not open, or holds another row than its dealer committed to, if
+  that is a liar. The aggregator, which relays everything, only where the source's own channel is bent or a deadline
+  passed.
 
 Losing and delaying messages bends nothing, and nobody is accused for it but of a missed deadline.
 """
@@ -107,5 +108,5 @@ class Accusations:
         if isinstance(alarm, PolicyRefusal):
             must(index in self.bent, f"the policy of source {index} refuses an honest header: {alarm}")
         elif isinstance(alarm, FaultyAggregatorError):
-            fair = index in self.bent or (alarm.check == "SHARE_BOX" and alarm.suspect in self.liars)
+            fair = index in self.bent or (alarm.check in ("SHARE_BOX", "SHARE_ROW") and alarm.suspect in self.liars)
             must(fair or alarm.check == "DEADLINE", f"source {index} accuses an honest aggregator: {alarm}")

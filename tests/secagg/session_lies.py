@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from session_sites import WIDTH, Source
 
 from securefda.secagg import agreement
-from securefda.secagg.agreement import BoxAddress, KeyPair, SharePair
+from securefda.secagg.agreement import BoxAddress, KeyPair, SharePair, row_commitment
 from securefda.secagg.checks import TAIL
 from securefda.secagg.messages import (
     Abort,
@@ -52,12 +52,14 @@ class Liar:
         source: runs the honest code with the liar's real keys.
         channels: its channel pair in each session, kept from erasure, so that it can seal other boxes.
         key_lists: the key list that it was shown in each session.
+        rows: the energy row, behind its opening, that it tells in each session.
         added: what was added to its input, by digest of the masked input; WIDTH + TAIL numbers in the ring.
     """
 
     source: Source
     channels: dict[bytes, KeyPair] = field(default_factory=dict)
     key_lists: dict[bytes, Signed[KeyList]] = field(default_factory=dict)
+    rows: dict[bytes, Secret] = field(default_factory=dict)
     added: dict[bytes, Any] = field(default_factory=dict)
 
     def overhear(self, message: AnySigned) -> None:
@@ -67,6 +69,8 @@ class Liar:
             session = message.envelope.session_id
             self.channels[session] = KeyPair(Secret(phase.channel.private.reveal()))
             self.key_lists[session] = message
+            if phase.row is not None:
+                self.rows[session] = Secret(phase.row.reveal())
 
     def pretend(self, **changes: Any) -> None:
         """Change the phase of the honest code, so that it stands by a lie."""
@@ -105,7 +109,7 @@ Lie = Callable[[Scene], Parcel]
 def keys(scene: Scene) -> Parcel:
     """R0: keys or commitments that follow from no secret of the liar, are another's, or give no shared secret.
 
-    Or another energy: as much as the clip allows, less than it is, none, or what no row may say.
+    Or another energy row: as much as the clip allows, less than it is, or none; or a wrong commitment to it, or none.
     """
     body: Advertise = scene.message.body
     known = [message.body.mask_key for message in scene.heard if isinstance(message.body, Advertise)]
@@ -119,8 +123,15 @@ def keys(scene: Scene) -> Parcel:
         {"mask_key": body.box_key, "box_key": body.mask_key},
         *({name: key} for key in known for name in ("mask_key", "box_key")),
     ]
-    energies: list[dict[str, Any]] = [{"energy": row} for row in ((6.5,), (0.75,), (0.5,), (0.0,), (7.0,), (1.0, 1.0))]
-    lie = scene.with_body(replace(body, **scene.any_of(*scene.any_of(choices, energies))))
+    commitments: list[dict[str, Any]] = [{"row_commitment": value} for value in (b"", STRANGER)]
+    how = scene.any_of("keys", "row", "commitment")
+    if how == "row" and body.row_commitment:
+        row = Secret(STRANGER + bytes([scene.any_of(255, 252, 251, 0)]))
+        committed = row_commitment(row, own=scene.message.sender, ctx=scene.message.envelope.context)
+        lie = scene.with_body(replace(body, row_commitment=committed))
+        scene.liar.pretend(row=row)
+    else:
+        lie = scene.with_body(replace(body, **scene.any_of(*(commitments if how == "commitment" else choices))))
     scene.liar.pretend(own=lie.message)
     return lie
 
@@ -154,7 +165,8 @@ def _dealt_wrong(scene: Scene, box: Any) -> bytes:
     theirs = next(item.body.box_key for item in key_list.advertisements if item.sender == box.peer)
     wrong = SharePair(Secret(b"\0" + STRANGER), Secret(b"\0" + STRANGER))
     key = agreement.box_key(liar.channels[session], theirs, address)
-    return agreement.seal_box(key, address, wrong, Bytes("wrong box", box.peer))
+    row = liar.rows.get(session) if len(box.box) > agreement.BOX_BYTES else None
+    return agreement.seal_box(key, address, wrong, Bytes("wrong box", box.peer), row)
 
 
 def vector(scene: Scene) -> Parcel:

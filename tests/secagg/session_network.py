@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,15 +28,16 @@ from session_sites import (
     witness_at,
 )
 
-from securefda.adaptation import Strategy, energy_caps
+from securefda.adaptation import Strategy, energies_of, energy_caps, energy_codes
 from securefda.errors import FaultyAggregatorError
 from securefda.rounds.attempts import Attempt, PartialSum, RoundSum, Send
 from securefda.rounds.masked_attempt import MaskedAttempt
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.store import AggregatorStore
+from securefda.secagg.agreement import ROW_OPENING_BYTES
 from securefda.secagg.checks import TAIL, quantisation
-from securefda.secagg.messages import Abort, Advertise, Header, Parcel, Survivors, Visibility
+from securefda.secagg.messages import Abort, Header, Parcel, Survivors, Visibility
 from securefda.transport.memory_network import MemoryNetwork, Passed, UnderWay
 from securefda.transport.wire import WireError
 
@@ -246,7 +248,9 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
         header, lists = attempt.header.body, self._lists[attempt.header.envelope.session_id]
         digests = {item.index: item.input_digest for item in lists.survivors}
         must(set(digests) == outcome.survivors, "the sum is not over the survivors that signed")
-        factors = _factors(header, attempt._state.u1)  # type: ignore[attr-defined]
+        members = frozenset().union(*attempt._state.totals)  # type: ignore[attr-defined]
+        of_sum = [index for index in header.at(Visibility.SUM) if index in members]
+        factors = _factors(header, {index: self._codes_of(index, attempt) for index in of_sum})
         q_max = quantisation(header).q_max
         for part in outcome.parts:
             total = np.zeros(WIDTH + TAIL, np.int64)
@@ -258,6 +262,16 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
             self.events[f"opened {part.level.label} beside {len(outcome.parts) - 1}"] += 1
         if any(factor < 1 for factor in factors.values()):
             self.events["capped"] += 1
+
+    def _codes_of(self, member: int, attempt: Attempt) -> bytes:
+        """The energy row that a member told the others."""
+        header = attempt.header.body
+        most = [header.layers[0].clip * math.sqrt(WIDTH)]
+        if member in self.liars:
+            told = self.liars[member].rows.get(attempt.header.envelope.session_id)
+            if told is not None:
+                return told.reveal()[ROW_OPENING_BYTES:]
+        return energy_codes([1.0], [WIDTH], most)
 
     def _judge_part(self, attempt: Attempt, part: PartialSum, total: Any) -> None:
         """The ring sum is exact, and so is what it decodes to; at ``sum`` its length may be restored after that."""
@@ -277,10 +291,11 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
         return np.zeros(WIDTH + TAIL, np.int64)
 
 
-def _factors(header: Header, u1: Mapping[int, Advertise]) -> dict[int, float]:
-    """By what each source of the sum scales its only layer down, from the rows that were said."""
-    rows = {index: u1[index].energy[0] for index in header.at(Visibility.SUM) if index in u1}
-    if header.energy is None or not rows:
+def _factors(header: Header, said: Mapping[int, bytes]) -> dict[int, float]:
+    """By what each source of the sum scales its only layer, of length 1, down; from the codes that they said."""
+    if header.energy is None or not said:
         return {}
-    (cap,) = energy_caps([[row] for row in rows.values()], kappa=header.energy.kappa, others=header.energy.others)
-    return {index: 0.0 if cap == 0 else min(1.0, cap / row) if row else 1.0 for index, row in rows.items()}
+    most = [header.layers[0].clip * math.sqrt(WIDTH)]
+    rows = [energies_of(codes, [WIDTH], most) for codes in said.values()]
+    (cap,) = energy_caps(rows, kappa=header.energy.kappa, others=header.energy.others)
+    return dict.fromkeys(said, min(1.0, float(cap)))

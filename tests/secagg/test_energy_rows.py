@@ -1,28 +1,23 @@
-"""Energy rows: who hands one in, how long it is, what is the most that it may say, and that it is part of the masks."""
+"""Energy rows: who sends one, to whom it is sealed, and that everyone sees the row that was committed to."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
-from cohort import LAYERS, Cohort, header_body, over_the_wire, resigned
+from cohort import Cohort, header_body, over_the_wire, resigned
 from lies_of_aggregator import MIXED
 from test_session import assert_sum_is_exact
 
-from securefda.errors import FaultySourceError
-from securefda.secagg.checks import energy_fault
-from securefda.secagg.messages import Advertise, EnergyTerms, Granularity, Header, Visibility
-from securefda.transport import wire, wire_decode
-from securefda.v1 import messages_pb2
+from securefda.errors import FaultyAggregatorError, FaultySourceError
+from securefda.secagg import agreement
+from securefda.secagg import source as src
+from securefda.secagg.agreement import BOX_BYTES, ROW_OPENING_BYTES, BoxAddress, SharePair
+from securefda.secagg.checks import row_bytes, row_fault, row_readers
+from securefda.secagg.messages import Advertise, EnergyTerms, Granularity, Header, ShareBundle, Signed, Visibility
+from securefda.secagg.secret import Secret
 
-AT_SUM, IN_COHORT = 2, 4
-MOST = {
-    Granularity.LAYER: [layer.clip * math.sqrt(layer.size) for layer in LAYERS],
-    Granularity.MODEL: [math.hypot(*(layer.clip * math.sqrt(layer.size) for layer in LAYERS))],
-}
+AT_SUM, COLLUDER, IN_COHORT = 2, 0, 4
 
 
 def header(granularity: Granularity | None) -> Header:
@@ -30,86 +25,120 @@ def header(granularity: Granularity | None) -> Header:
     return header_body(5, **{**MIXED["changes"], "energy": energy})
 
 
-def with_row(*energy: float) -> Advertise:
-    return Advertise(*(bytes([number]) * 32 for number in range(4)), energy)
+def advertised(row_commitment: bytes) -> Advertise:
+    return Advertise(*(bytes([number]) * 32 for number in range(4)), row_commitment)
 
 
-@pytest.mark.parametrize("granularity", list(Granularity), ids=lambda one: one.label)
-def test_row_may_say_as_much_as_the_clip_allows_and_no_more(granularity: Granularity) -> None:
-    most = [float(np.float32(value)) for value in MOST[granularity]]
-    assert energy_fault(AT_SUM, with_row(*most), header(granularity)) is None
-    assert energy_fault(AT_SUM, with_row(*[0.0] * len(most)), header(granularity)) is None
-    for place in range(len(most)):
-        beyond = [value * (1 + 2e-6 * (place == at)) for at, value in enumerate(most)]
-        assert energy_fault(AT_SUM, with_row(*beyond), header(granularity)) == "beyond what the clip allows"
+@pytest.mark.parametrize("granularity", [*Granularity, None])
+def test_a_commitment_is_there_exactly_where_a_row_is_due(granularity: Granularity | None) -> None:
+    asked = header(granularity)
+    assert (row_fault(AT_SUM, advertised(bytes(32)), asked) is None) is (granularity is not None)
+    assert (row_fault(AT_SUM, advertised(b""), asked) is None) is (granularity is None)
+    assert row_fault(IN_COHORT, advertised(b""), asked) is None
+    assert row_fault(IN_COHORT, advertised(bytes(32)), asked) is not None
 
 
-@pytest.mark.parametrize(
-    ("granularity", "row", "accepted"),
-    [
-        (Granularity.LAYER, (1.0, 1.0), True),
-        (Granularity.LAYER, (1.0,), False),
-        (Granularity.LAYER, (1.0, 1.0, 1.0), False),
-        (Granularity.LAYER, (), False),
-        (Granularity.MODEL, (1.0,), True),
-        (Granularity.MODEL, (1.0, 1.0), False),
-        (Granularity.MODEL, (), False),
-        (None, (), True),
-        (None, (1.0, 1.0), False),
-    ],
-)
-def test_row_is_as_long_as_the_rule_has_it(granularity: Granularity | None, row: Any, accepted: bool) -> None:
-    assert (energy_fault(AT_SUM, with_row(*row), header(granularity)) is None) is accepted
-    assert (energy_fault(IN_COHORT, with_row(*row), header(granularity)) is None) is (row == ())
+@pytest.mark.parametrize("length", [1, 31, 33])
+def test_commitment_has_32_bytes_or_none(length: int) -> None:
+    with pytest.raises(ValueError, match="row_commitment must be empty or 32 bytes"):
+        advertised(bytes(length))
 
 
-@pytest.mark.parametrize("value", [-1.0, -1e-30, math.inf, math.nan])
-def test_energy_is_finite_and_not_negative(value: float) -> None:
-    with pytest.raises(ValueError, match="energies must be finite and not negative"):
-        with_row(1.0, value)
+def test_rows_are_sealed_to_the_sources_of_the_sum_alone_and_nobody_else_sees_a_byte() -> None:
+    cohort = Cohort(5, **MIXED).until(1)
+    asked = cohort.header.body
+    members = set(asked.at(Visibility.SUM))
+    sent: dict[int, Signed[ShareBundle]] = dict(cohort.outbox)
+    for index in cohort.indices:
+        own = cohort.row_of(index)
+        assert row_readers(asked, index) == (members if index in members else frozenset())
+        for box in sent[index].body.boxes:
+            with_row = {index, box.peer} <= members
+            assert len(box.box) == BOX_BYTES + with_row * row_bytes(asked)
+            assert not own or own not in box.box
+    ready = {index: ready_to_mask(cohort, index) for index in cohort.indices}
+    rows = {index: cohort.row_of(index) for index in members}
+    assert {index: dict(ready[index].rows) for index in cohort.indices} == {
+        index: rows if index in members else {} for index in cohort.indices
+    }
 
 
-@pytest.mark.parametrize("row", [(1.0, 1.0), (0.0,)])
-def test_aggregator_refuses_a_row_of_a_source_in_a_cohort_and_nothing_else_changes(row: tuple[float, ...]) -> None:
-    cohort = Cohort(5, **MIXED).until(0)
-    honest = cohort.outbox.pop(IN_COHORT)
+def ready_to_mask(cohort: Cohort, index: int) -> src.ReadyToMask:
+    """What a source knows once the aggregator has delivered the boxes that are under way; it goes no further."""
+    if cohort.outbox:
+        cohort.collect()
+        cohort.close()
+    return src.receive_shares(cohort.phases[index], over_the_wire(cohort.inbox[index]))
+
+
+@pytest.mark.parametrize("commitment", [bytes(32), b""])
+def test_aggregator_refuses_a_commitment_that_is_not_due_or_missing_and_nothing_else_changes(commitment: bytes) -> None:
+    cohort, liar = Cohort(5, **MIXED).until(0), IN_COHORT if commitment else AT_SUM
+    honest = cohort.outbox.pop(liar)
     cohort.collect()
     before = cohort.aggregator
     with pytest.raises(FaultySourceError) as refused:
-        cohort.add(over_the_wire(resigned(honest, replace(honest.body, energy=row))))
-    assert (refused.value.source_id, refused.value.check) == (f"source-{IN_COHORT}", "KEY_ENERGY")
+        cohort.add(over_the_wire(resigned(honest, replace(honest.body, row_commitment=commitment))))
+    assert (refused.value.source_id, refused.value.check) == (f"source-{liar}", "KEY_ROW")
     assert cohort.aggregator is before
     cohort.aggregator = cohort.add(honest)
     assert_sum_is_exact(cohort, {})
 
 
-def test_every_source_of_the_sum_is_shown_every_row_and_masks_under_it() -> None:
+def with_row(cohort: Cohort, bundle: Signed[ShareBundle], recipient: int, row: bytes) -> Signed[ShareBundle]:
+    """The bundle of a source with another row in the box for one recipient, sealed with its own key."""
+    phase, sender = cohort.phases[bundle.sender], bundle.sender
+    address = BoxAddress(phase.ctx1, sender, recipient)
+    key = agreement.box_key(phase.channel, phase.u1[recipient].box_key, address)
+    nothing = SharePair(Secret(bytes(33)), Secret(bytes(33)))
+    box = agreement.seal_box(key, address, nothing, cohort.random[sender], Secret(row))
+    boxes = tuple(replace(one, box=box) if one.peer == recipient else one for one in bundle.body.boxes)
+    return resigned(bundle, replace(bundle.body, boxes=boxes))
+
+
+def test_source_that_shows_one_of_the_others_another_row_than_it_committed_to_is_suspected_by_that_one() -> None:
     cohort = Cohort(5, **MIXED).until(1)
-    rows = {index: cohort.phases[AT_SUM].u1[index].energy for index in cohort.indices}
-    assert rows == {index: cohort.energy_of(index) for index in cohort.indices}
-    assert {index for index, row in rows.items() if row} == set(cohort.header.body.at(Visibility.SUM))
-    for phase in cohort.phases.values():
-        assert (phase.u1, phase.ctx1) == (cohort.phases[AT_SUM].u1, cohort.phases[AT_SUM].ctx1)
+    length = cohort.header.body.energy_row_length
+    lie = with_row(cohort, cohort.outbox[COLLUDER], AT_SUM, bytes(ROW_OPENING_BYTES + length))
+    cohort.outbox[COLLUDER] = lie
+    with pytest.raises(FaultyAggregatorError) as refused:
+        ready_to_mask(cohort, AT_SUM)
+    assert (refused.value.check, refused.value.suspect) == ("SHARE_ROW", COLLUDER)
+    others = [index for index in cohort.indices if index not in (AT_SUM, COLLUDER)]
+    assert all(ready_to_mask(cohort, index) for index in others)
 
 
-def test_row_of_more_numbers_than_a_model_may_have_layers_is_no_message() -> None:
-    most = resigned(Cohort(5).until(0).outbox[AT_SUM], with_row(*[1.0] * wire_decode.MAX_LAYERS))
-    envelope = messages_pb2.Envelope.FromString(most.signed_bytes)
-    envelope.advertise.energy.append(1.0)
-    longer = replace(most, signed_bytes=envelope.SerializeToString(deterministic=True))
-    assert len(over_the_wire(most).body.energy) == wire_decode.MAX_LAYERS
-    with pytest.raises(wire.WireError, match="energy has 4097 elements"):
-        over_the_wire(longer)
+@pytest.mark.parametrize("length", [-1, 1])
+def test_aggregator_refuses_a_box_with_a_row_of_another_length(length: int) -> None:
+    cohort = Cohort(5, **MIXED).until(1)
+    row = bytes(row_bytes(cohort.header.body) + length)
+    lie = with_row(cohort, cohort.outbox[COLLUDER], AT_SUM, row)
+    with pytest.raises(FaultySourceError) as refused:
+        cohort.add(over_the_wire(lie))
+    assert (refused.value.source_id, refused.value.check) == (f"source-{COLLUDER}", "SHARE_BOX")
 
 
 class OtherRow(Cohort):
-    """A session in which one source says another energy."""
+    """A session in which one source has another energy row."""
 
-    def energy_of(self, index: int) -> tuple[float, ...]:
-        return (0.5, 0.25) if index == AT_SUM else super().energy_of(index)
+    def row_of(self, index: int) -> bytes:
+        return bytes(2) if index == AT_SUM else super().row_of(index)
 
 
 def test_another_row_of_one_source_changes_the_transcript_of_all() -> None:
     one, other = (kind(5, **MIXED).until(1) for kind in (Cohort, OtherRow))
-    assert one.energy_of(AT_SUM) != other.energy_of(AT_SUM)
+    assert one.row_of(AT_SUM) != other.row_of(AT_SUM)
     assert all(one.phases[index].ctx1 != other.phases[index].ctx1 for index in one.indices)
+
+
+def test_a_row_is_forgotten_with_the_phase_that_held_it() -> None:
+    cohort = Cohort(5, **MIXED).until(0)
+    first = cohort.phases[AT_SUM]
+    cohort.collect()
+    cohort.close()
+    cohort.answer()
+    second = cohort.phases[AT_SUM]
+    assert (len(first.row), len(second.row)) == (0, row_bytes(cohort.header.body))
+    src.erase(second)
+    assert len(second.row) == 0
+    assert cohort.row_of(AT_SUM).hex() not in repr((first, second))

@@ -82,7 +82,9 @@ def test_every_key_share_and_seed_of_a_source_is_the_published_one(name: str) ->
             reals = [float.fromhex(x) for x in (*published["input"], *published["tail"])]
             found["encoded"] = other.terms.to_bytes(other.terms.encode(reals)).hex()
             found["masked"] = other.inputs[source.own].hex()
-        given = {"random", "energy", "input", "tail"}
+        if source.row:
+            found["row_commitment"] = source.row_commitment.hex()
+        given = {"random", "row", "norms", "input", "tail"}
         assert found == {field: value for field, value in published.items() if field not in given}
         assert source.rest == []
 
@@ -101,11 +103,24 @@ def test_every_sum_is_that_of_the_survivors_inputs_and_the_published_one(name: s
         assert [x.hex() for x in other.terms.decode(words)] == [*published["vector"], *published["tail"]]
 
 
+def grid_of(one: Any) -> list[tuple[int, float]]:
+    """Size and limit of each number of an energy row."""
+    layers = one["header_fields"]["layers"]
+    pairs = [(math.prod(layer["shape"]), layer["clip"]) for layer in layers]
+    if one["header_fields"]["energy"]["granularity"] == 1:
+        return [(size, clip * math.sqrt(size)) for size, clip in pairs]
+    return [(sum(size for size, _ in pairs), math.sqrt(sum(size * clip**2 for size, clip in pairs)))]
+
+
 def rows_of(one: Any) -> dict[int, list[float]]:
-    """The energy rows of those whose Advertise arrived."""
-    came = {entry["from"] for entry in one["messages"] if entry["type"] == "Advertise" and entry["arrives"]}
-    rows = {int(own): [float.fromhex(x) for x in fields["energy"]] for own, fields in one["sources"].items()}
-    return {own: row for own, row in rows.items() if row and own in came}
+    """What the energy rows of those say whose shares arrived."""
+    came = {entry["from"] for entry in one["messages"] if entry["type"] == "ShareBundle" and entry["arrives"]}
+    codes = {int(own): bytes.fromhex(fields["row"]) for own, fields in one["sources"].items()}
+    return {
+        own: [second_implementation.energy_of(code, *of) for code, of in zip(row, grid_of(one), strict=True)]
+        for own, row in codes.items()
+        if row and own in came
+    }
 
 
 @pytest.mark.parametrize("name", SESSIONS)
@@ -115,17 +130,27 @@ def test_caps_are_the_largest_under_which_no_source_dwarfs_the_others(name: str)
     assert len(one["caps"]) == len(columns)
     for text, column in zip(one["caps"], columns, strict=True):
         cap = secagg_oracles.largest_cap(list(column), terms["kappa"], terms["others"])
-        assert float.fromhex(text) == (math.inf if cap is None else pytest.approx(float(cap), rel=1e-12))
+        assert float.fromhex(text) == pytest.approx(float(cap), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", SESSIONS)
-def test_input_of_every_source_of_the_sum_is_within_its_row_and_the_caps(name: str) -> None:
+def test_rows_say_the_norms_rounded_down_by_less_than_a_step(name: str) -> None:
+    one = session(name)
+    for own, row in rows_of(one).items():
+        norms = [float.fromhex(text) for text in one["sources"][str(own)]["norms"]]
+        for said, norm, (size, _) in zip(row, norms, grid_of(one), strict=True):
+            assert said <= norm < said * 2 ** (1 / 2 if size < 256 else 1 / 4)
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_input_of_every_source_of_the_sum_is_within_its_norms_and_the_caps(name: str) -> None:
     one = session(name)
     sizes = [math.prod(layer["shape"]) for layer in one["header_fields"]["layers"]]
     caps = [float.fromhex(text) for text in one["caps"]]
-    for own, row in rows_of(one).items():
+    for own in rows_of(one):
         if "input" not in one["sources"][str(own)]:
             continue
+        row = [float.fromhex(text) for text in one["sources"][str(own)]["norms"]]
         numbers = [float.fromhex(text) for text in one["sources"][str(own)]["input"]]
         ends = list(itertools.accumulate(sizes if len(row) > 1 else [sum(sizes)]))
         parts = [numbers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
@@ -133,9 +158,13 @@ def test_input_of_every_source_of_the_sum_is_within_its_row_and_the_caps(name: s
 
 
 def test_sessions_cover_caps_that_bind_and_caps_that_do_not() -> None:
-    caps = [float.fromhex(text) for one in load("sessions")["valid"] for text in one["caps"]]
-    assert math.inf in caps
-    assert any(0 < cap < math.inf for cap in caps)
+    binding = set()
+    for one in load("sessions")["valid"]:
+        caps = [float.fromhex(text) for text in one["caps"]]
+        for fields in one["sources"].values():
+            norms = [float.fromhex(text) for text in fields.get("norms", ())]
+            binding |= {cap < norm for cap, norm in zip(caps, norms, strict=False)}
+    assert binding == {True, False}
 
 
 def test_sessions_cover_both_rings_cohorts_and_a_loss_in_every_phase() -> None:

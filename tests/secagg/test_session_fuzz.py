@@ -30,8 +30,10 @@ from securefda.rounds.witness import CheckpointError, Witness
 from securefda.secagg import aggregator, checks, masking
 from securefda.secagg import source as src
 from securefda.secagg.aggregator_session import AggregatorSession
+from securefda.secagg.agreement import ROW_OPENING_BYTES, row_commitment
 from securefda.secagg.checks import TAIL
 from securefda.secagg.messages import Advertise, Checkpoint, Parcel, ShareBundle, Visibility
+from securefda.secagg.secret import Secret
 from securefda.transport.memory_network import UnderWay
 
 SESSIONS = at_depth(20, 300)
@@ -229,8 +231,8 @@ def test_a_source_that_left_in_r1_is_sent_nothing_of_the_session_when_it_is_back
         net.finish()
 
 
-@pytest.mark.parametrize("row", [0.0, 0.5, 0.75, 6.5])
-def test_sum_is_that_of_all_parts_scaled_to_the_caps_of_a_row_that_is_not_true(row: float) -> None:
+@pytest.mark.parametrize("code", [0, 251, 252, 255])
+def test_sum_is_that_of_all_parts_scaled_to_the_caps_of_a_row_that_is_not_true(code: int) -> None:
     """The network judges every opened sum by the caps that follow from the rows as they were said."""
     terms, liar = Terms(5, 2, 1, 0, 3, 2), 3
     assert terms.level_of(liar) is Visibility.SUM
@@ -238,8 +240,10 @@ def test_sum_is_that_of_all_parts_scaled_to_the_caps_of_a_row_that_is_not_true(r
         until(net, Advertise)
         net.quiet = False
         message = net.up[liar].popleft().read().message
-        lie = resigned(message, replace(message.body, energy=(row,)))
-        net.liars[liar].pretend(own=lie)
+        row = Secret(bytes(ROW_OPENING_BYTES) + bytes([code]))
+        committed = row_commitment(row, own=liar, ctx=message.envelope.context)
+        lie = resigned(message, replace(message.body, row_commitment=committed))
+        net.liars[liar].pretend(own=lie, row=row)
         net.up[liar].appendleft(UnderWay.of(liar, TARGET, Parcel(lie)))
         net.finish()
         assert net.events["capped"] == 1

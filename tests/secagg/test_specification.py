@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from published import session
 from second_implementation import index, labelled
 
+from securefda.adaptation.energy import SMALL_LAYER
 from securefda.audit.facts import MAX_INTEGER
 from securefda.audit.names import LogName, witness_name
 from securefda.rounds import tail
@@ -153,11 +153,11 @@ def test_enums_have_the_numbers_of_the_code() -> None:
         f"have at most {roster.MAX_SITES} entries",
         f"list of 1 to {roster.MAX_SITES} entries",
         f"the layer table 1 to {wire_decode.MAX_LAYERS}",
-        f"an energy row at most {wire_decode.MAX_LAYERS} numbers",
+        f"a box has 1 to {messages.MAX_BOX_BYTES} bytes",
+        f"in a layer of fewer than {SMALL_LAYER} parameters",
         f"a vector has m + {checks.TAIL} elements",
         f"is not (m + {checks.TAIL}) · b/8",
         f"The masked input itself has (m + {checks.TAIL}) · b/8 bytes",
-        f"by a factor above 1 + 10^{round(math.log10(checks.ENERGY_SLACK))}",
         f"mean loss over the training rows / {tail.LOSS_BOUND:g}",
         f"`source_only` / ({tail.DISTANCE_BOUND:g} · mean_square)",
         f"at most {wire_decode.MAX_SIDES} sides",
@@ -175,7 +175,7 @@ def test_enums_have_the_numbers_of_the_code() -> None:
         f"a signature exactly {messages.SIGNATURE_BYTES}",
         f"Every roster index is below 2^{wire_decode.MAX_INDEX.bit_length() - 1}",
         f"A box has {agreement.BOX_BYTES} bytes",
-        f"32 + 4 + 4 + {shamir.SHARE_BYTES} + {shamir.SHARE_BYTES} bytes",
+        f"32 + 4 + 4 + {shamir.SHARE_BYTES} + {shamir.SHARE_BYTES} + r bytes",
         f"as {shamir.SHARE_BYTES} bytes, big-endian",
         f"p = 2^256 + {shamir.PRIME - 2**256}",
         f"t is at least {shamir.MINIMUM_THRESHOLD}",

@@ -109,7 +109,7 @@ def bodies_of_a_source() -> dict[str, Body]:
         "Update": Update(bytes(32), 4, 1),
         "MaskedInput": MaskedInput(bytes(32), 4),
         "Unmask": Unmask((SelfMaskShare(1, SECRET),)),
-        "Advertise": Advertise(*[bytes([n]) * 32 for n in range(4)], energy=(0.5,)),
+        "Advertise": Advertise(*[bytes([n]) * 32 for n in range(5)]),
         "ShareBundle": ShareBundle((ShareBox(2, SECRET),), bytes(32)),
         "Refusal": Refusal("k-min"),
     }
@@ -309,12 +309,7 @@ def test_messages_are_placed_by_the_header_that_their_site_took_for_their_sessio
     [
         (Update(bytes(32), 4, 1), Disclosure("individual", "update", 1), Decision("allowed", "max-visibility")),
         (MaskedInput(bytes(32), 4), Disclosure("sum", "update", 3), Decision("allowed", "max-visibility")),
-        (
-            Advertise(*[bytes([n]) * 32 for n in range(4)], energy=(0.5,)),
-            Disclosure("individual", "energy-row", 1),
-            Decision("allowed", "energy.kappa"),
-        ),
-        (Advertise(*[bytes([n]) * 32 for n in range(4)]), None, None),
+        (Advertise(*[bytes([n]) * 32 for n in range(5)]), None, None),
         (Refusal("k-min"), None, Decision("refused", "k-min")),
         (Refusal("HEADER_ORDER"), None, Decision("refused", "")),
     ],

@@ -65,7 +65,7 @@ def _signed_by(indices: Iterable[int], body: m.BodyT) -> tuple[m.Signed[m.BodyT]
 
 def _bodies() -> list[tuple[int, m.Body]]:
     """Sender and body, every type once."""
-    advertise = m.Advertise(_digest(10), _digest(11), _digest(12), _digest(13), (0.5, 0.0, 0.25))
+    advertise = m.Advertise(_digest(10), _digest(11), _digest(12), _digest(13), _digest(9))
     signature, masked = m.SurvivorSignature(_digest(14)), m.MaskedInput(_digest(20), 2604)
     boxes = (m.ShareBox(2, b"\x15" * 90), m.ShareBox(3, b"\x16" * 90))
     delivered = tuple(m.DeliveredBox(box.peer, box.box, _digest(17 + box.peer)) for box in boxes)
@@ -246,12 +246,11 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Advertise, "no box key", "box_key", _clear("box_key")),
     (m.Advertise, "a commitment of 33 bytes", "self_mask_commitment", _set("self_mask_commitment", bytes(33))),
     (m.Advertise, "no commitment to a nonce", "nonce_commitment", _clear("nonce_commitment")),
-    (m.Advertise, "an energy below 0", "energies", _set("energy.1", -0.5)),
-    (m.Advertise, "an energy that is no number", "energies", _set("energy.0", float("nan"))),
-    (m.Advertise, "an infinite energy", "energies", _set("energy.2", float("inf"))),
+    (m.Advertise, "a commitment to a row of 31 bytes", "row_commitment", _set("row_commitment", bytes(31))),
+    (m.Advertise, "a commitment to a row of 33 bytes", "row_commitment", _set("row_commitment", bytes(33))),
     (m.KeyList, "a signature of 63 bytes", "signature", _set("advertisements.0.signature", bytes(63))),
     (m.ShareBundle, "an empty box", "share box", _set("boxes.0.box", b"")),
-    (m.ShareBundle, "a box of 1025 bytes", "share box", _set("boxes.0.box", bytes(1025))),
+    (m.ShareBundle, "a box of 8193 bytes", "share box", _set("boxes.0.box", bytes(8193))),
     (m.ShareBundle, "a box for nobody", "peer", _set("boxes.0.peer", 2**31)),
     (m.ShareBundle, "a nonce of 31 bytes", "nonce", _set("nonce", bytes(31))),
     (m.ShareDelivery, "a nonce of 33 bytes", "nonce", _set("boxes.1.nonce", bytes(33))),

@@ -17,7 +17,7 @@ from lies_of_aggregator import MIXED
 from message_vectors import plain
 from numpy.typing import NDArray
 
-from securefda.adaptation import energy_caps, energy_row, scale_to_caps
+from securefda.adaptation import energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
 from securefda.secagg import agreement, shamir
 from securefda.secagg.agreement import BoxAddress, KeyPair
 from securefda.secagg.checks import quantisation
@@ -55,7 +55,7 @@ GIVEN_UP = {
 }
 
 PLANS = {
-    "three": Plan("three sources of which none needs a cap, nobody is lost", 3, {}, {"energy": LENIENT}),
+    "three": Plan("three sources whose caps are above their norms, nobody is lost", 3, {}, {"energy": LENIENT}),
     "four-64": Plan(
         "four sources in the 64-bit ring with energies of the model as a whole, one is lost in R2",
         4,
@@ -64,7 +64,7 @@ PLANS = {
     ),
     "five": Plan("five sources, nobody is lost", 5),
     "five-lost": Plan(
-        "five sources without a rule of energies, one is lost in R2 and one is silent in R4",
+        "five sources without an energy rule, one is lost in R2 and one is silent in R4",
         5,
         {3: 2, 5: 4},
         {"threshold": 3, "energy": None},
@@ -120,8 +120,8 @@ class VectorCohort(Cohort):
         """Input and tail of a source, as it encodes them: at ``sum`` scaled to the caps, if there are any."""
         encoding = quantisation(self.header.body)
         vector = self._contribution(index)
-        if row := self.energy_of(index):
-            scale_to_caps(vector, self._sizes, row, self.caps)
+        if self.row_of(index):
+            scale_to_caps(vector, self._sizes, self.norms_of(index), self.caps)
         tail = [self._number(index, place) for place in range(encoding.layer_length, encoding.length)]
         return vector, np.array(tail) / 2**16
 
@@ -139,18 +139,28 @@ class VectorCohort(Cohort):
         by_layer = [layer.size for layer in header.layers]
         return by_layer if header.energy_row_length > 1 else [sum(by_layer)]
 
-    def energy_of(self, index: int) -> tuple[float, ...]:
+    @property
+    def _limits(self) -> list[float]:
+        squares = [layer.clip**2 * layer.size for layer in self.header.body.layers]
+        return [square**0.5 for square in (squares if self.header.body.energy_row_length > 1 else [sum(squares)])]
+
+    def norms_of(self, index: int) -> list[float]:
+        """The exact norms of a source's contribution, which stay with it."""
+        return energy_row(self._contribution(index), self._sizes, 1.0).tolist()
+
+    def row_of(self, index: int) -> bytes:
         if self.header.body.energy is None or index not in self.header.body.at(SUM):
-            return ()
-        return tuple(energy_row(self._contribution(index), self._sizes, 1.0).tolist())
+            return b""
+        return energy_codes(self.norms_of(index), self._sizes, self._limits)
 
     @property
     def caps(self) -> list[float]:
-        """The largest energies that follow from the rows of all that advertise; none without a rule of energies."""
+        """The largest energies that follow from the rows of all that share; none without an energy rule."""
         header = self.header.body
-        rows = [self.energy_of(index) for index in header.at(SUM) if self.plan.drops.get(index, 1) > 0]
         if header.energy is None:
             return []
+        there = [index for index in header.at(SUM) if self.plan.drops.get(index, 2) > 1]
+        rows = [energies_of(self.row_of(index), self._sizes, self._limits) for index in there]
         return energy_caps(rows, kappa=header.energy.kappa, others=header.energy.others).tolist()
 
     def encoded(self, index: int) -> RingVector:
@@ -253,10 +263,16 @@ def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
         "box_key": box_pair.public.hex(),
         "self_mask_commitment": agreement.commitment(self_secret, own=index, ctx=view.ctx).hex(),
         "nonce_commitment": nonce_commitment(nonce.reveal(), own=index, ctx=view.ctx).hex(),
-        "energy": [value.hex() for value in cohort.energy_of(index)],
+        "row": cohort.row_of(index).hex(),
     }
+    after = 4
+    if cohort.row_of(index):
+        fields["norms"] = [value.hex() for value in cohort.norms_of(index)]
+        opened = Secret(drawn[4] + cohort.row_of(index))
+        fields["row_commitment"] = agreement.row_commitment(opened, own=index, ctx=view.ctx).hex()
+        after = 5
     if index in view.keys:
-        fields["shares"] = _shares(cohort, view, master, self_secret, drawn[4:])
+        fields["shares"] = _shares(cohort, view, master, self_secret, drawn[after:])
         fields["box_keys"] = _box_keys(view, index, box_pair)
     return {**fields, **(_masking(cohort, view, index, pair, self_secret) if index in view.u2 else {})}
 
@@ -279,7 +295,7 @@ def _masking(cohort: VectorCohort, view: _View, index: int, pair: KeyPair, self_
 
 
 def _shares(cohort: Cohort, view: _View, master: Secret, self_secret: Secret, drawn: list[bytes]) -> dict[str, Any]:
-    """Who gets which shares, from the draws after the first four."""
+    """Who gets which shares, from the draws after those of R0."""
     xs, threshold, rest = [shamir.x_of(peer) for peer in sorted(view.keys)], cohort.header.body.threshold, iter(drawn)
     of_master = shamir.split(master, threshold, xs, lambda _: next(rest))
     of_self_secret = shamir.split(self_secret, threshold, xs, lambda _: next(rest))

@@ -13,13 +13,17 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.adaptation import RoundPlan, TargetStatistics, energy_caps
+from securefda.adaptation import RoundPlan, TargetStatistics, energy_caps, energy_codes, energy_row
+from securefda.rounds.energies import EnergyRow
 from securefda.rounds.headers import Place
 from securefda.rounds.source import SourceReporter, SourceSite
 from securefda.rounds.target import TargetRound
+from securefda.rounds.terms import contribution_at_source
 from securefda.secagg import source as steps
+from securefda.secagg.agreement import ROW_OPENING_BYTES, row_commitment
 from securefda.secagg.cohorts import quorum_of
-from securefda.secagg.messages import Advertise, Parcel
+from securefda.secagg.messages import Advertise, Granularity, Parcel, Visibility
+from securefda.secagg.secret import Secret
 from securefda.training import LocalResult, Vector
 from threat_model.adversaries.colluders import SubtractsColluders
 from threat_model.adversaries.sources import ColludingSource
@@ -60,14 +64,26 @@ class CraftsTarget(SubtractsColluders):
         seat: of the target.
         victim: roster index.
         update: what it publishes as its update.
+        known: every source's update, by roster index.
+        weights: rows of each in units of ``max_samples``.
         scatter: S_x, as it publishes it.
     """
 
     threat = "T22"
 
-    def __init__(self, seat: AggregatorSeat, *, victim: int, update: Vector, scatter: float = 1.0) -> None:
+    def __init__(
+        self,
+        seat: AggregatorSeat,
+        *,
+        victim: int,
+        update: Vector,
+        known: Mapping[int, Vector],
+        weights: Mapping[int, float],
+        scatter: float = 1.0,
+    ) -> None:
         super().__init__(seat, victim=victim)
         self._update, self._scatter = update, scatter
+        self._known, self._weights = known, weights
 
     def train(self, place: Place, plan: RoundPlan) -> TargetRound | None:  # noqa: ARG002 - of the base
         """Nothing is trained: update and statistics are made up, such that they do not contradict each other."""
@@ -89,12 +105,20 @@ class CraftsTarget(SubtractsColluders):
         self.summed = set(cohort - self._lost)
 
     def _energies_after_caps(self) -> dict[int, float]:
-        """What each source's part of the sum holds, as far as it claims the truth."""
-        names, terms = sorted(self.heard.advertised), self.heard.header.energy
-        rows = np.array([self.heard.advertised[index].body.energy for index in names], np.float64)
-        if terms is not None:
-            rows = np.minimum(rows, energy_caps(rows, kappa=terms.kappa, others=terms.others))
-        return dict(zip(names, np.sum(rows**2, axis=1).tolist(), strict=True))
+        """What each source's part of the sum holds: it cannot read the rows, and knows the updates."""
+        header, left = self.heard.header, {}
+        sizes = [layer.size for layer in header.layers]
+        whole = header.energy is not None and header.energy.granularity is Granularity.MODEL
+        rows = []
+        for index in sorted(self.heard.advertised):
+            part = contribution_at_source(header, Visibility.SUM, self._update, self._known[index])
+            rows.append(energy_row(part.vector, [sum(sizes)] if whole else sizes, self._weights[index]))
+        table = np.array(rows)
+        if header.energy is not None:
+            table = np.minimum(table, energy_caps(table, kappa=header.energy.kappa, others=header.energy.others))
+        for index, row in zip(sorted(self.heard.advertised), table, strict=True):
+            left[index] = float(np.sum(row**2))
+        return left
 
 
 class ClaimsEnergy(ColludingSource):
@@ -122,13 +146,20 @@ class ClaimsEnergy(ColludingSource):
         current = self._round
         if current is None or not isinstance(current.phase, steps.AwaitingKeyList):
             return answers
+        if current.row is None:
+            return answers
         own, layers = current.phase.own, current.header.body.layers
-        most = [layer.clip * layer.size**0.5 for layer in layers]
-        limits = most if len(own.body.energy) == len(most) else [float(np.linalg.norm(most))]
-        row = tuple(min(self._factor * a, limit) for a, limit in zip(own.body.energy, limits, strict=False))
-        body: Advertise = replace(own.body, energy=row)
+        limits, sizes = [layer.clip * layer.size**0.5 for layer in layers], [layer.size for layer in layers]
+        if len(current.row.exact) == 1:
+            limits, sizes = [float(np.linalg.norm(limits))], [sum(sizes)]
+        claimed = np.minimum(self._factor * current.row.exact, limits)
+        codes = energy_codes(claimed, sizes, limits)
+        row = Secret(bytes(ROW_OPENING_BYTES) + codes)
+        committed = row_commitment(row, own=self.signer.index, ctx=own.envelope.context)
+        body: Advertise = replace(own.body, row_commitment=committed)
         signed = self.signer.sign(own.envelope.session_id, own.envelope.context, body)
-        self._round = replace(current, phase=replace(current.phase, own=signed))
+        phase = replace(current.phase, own=signed, row=row)
+        self._round = replace(current, phase=phase, row=EnergyRow(claimed, codes))
         return [Parcel(signed)]
 
 

@@ -10,8 +10,10 @@ import numpy as np
 
 from securefda.rounds.site import vector_from_wire, vector_to_wire
 from securefda.rounds.source import SourceReporter, SourceSite
+from securefda.rounds.source_round import capped_input, release_masked
+from securefda.secagg import source as steps
 from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Header, Parcel, ShareDelivery, Update
+from securefda.secagg.messages import Header, Parcel, Update
 from securefda.secagg.prg import RingVector
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
@@ -43,10 +45,14 @@ class FalseInput(MaliciousSource):
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
         """As an honest source; when the masks are due, its vector is another one."""
-        current = self._round
-        if isinstance(parcel.message.body, ShareDelivery) and current is not None and current.encoded is not None:
-            self._falsify(current.header.body, current.encoded)
-        return super().handle(parcel)
+        current, message = self._round, parcel.message
+        if current is None or not isinstance(current.phase, steps.AwaitingShares):
+            return super().handle(parcel)
+        ready = steps.receive_shares(current.phase, message)  # type: ignore[arg-type]
+        encoded = capped_input(self._site, current, ready)
+        self._falsify(current.header.body, encoded)
+        self._round, answer = release_masked(self._site, current, ready, encoded)
+        return [answer]
 
 
 def added(amount: int, coordinates: int) -> Falsify:

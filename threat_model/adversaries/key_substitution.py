@@ -122,7 +122,7 @@ class KeySubstitution(MaliciousAggregator):
         for box in self.heard.bundles[owner].body.boxes:
             address = BoxAddress(view.ctx1, owner, box.peer)
             key = agreement.box_key(self._impostors[box.peer].channel, view.keys[owner].box_key, address)
-            pair = agreement.open_box(key, address, box.box)
+            pair, _ = agreement.open_box(key, address, box.box, len(box.box) - agreement.BOX_BYTES)
             shares[box.peer] = (pair.master if kind is MasterShare else pair.self_secret).reveal()
         return shares
 

@@ -6,10 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from securefda.secagg.messages import Advertise, Signed
+from securefda.secagg.messages import Signed
 from securefda.transport.memory_network import Passed
 from threat_model.sites import TARGET
 
@@ -25,21 +22,16 @@ class ReadsMetadata:
 
     Attributes:
         numbers: everything that stands as a number in the messages of a source, by its roster index.
-        energies: the energy row of each source that sent one.
     """
 
     numbers: dict[int, set[float]] = field(default_factory=dict)
-    energies: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
     threat = "T18"
 
     def __call__(self, passed: Passed) -> list[Passed]:
         """Take note of what a source sends, and pass it on."""
-        body = passed.message.body
         if passed.sender != TARGET:
-            self.numbers.setdefault(passed.sender, set()).update(_numbers(body))
-        if isinstance(body, Advertise):
-            self.energies[passed.sender] = body.energy
+            self.numbers.setdefault(passed.sender, set()).update(_numbers(passed.message.body))
         return [passed]
 
     def attack(self, secrets: Mapping[int, Mapping[str, float]]) -> dict[int, set[str]]:
@@ -51,14 +43,6 @@ class ReadsMetadata:
         return {
             index: {name for name, number in numbers.items() if number in self.numbers.get(index, set())}
             for index, numbers in secrets.items()
-        }
-
-    def rows_from_energies(self, lengths: Mapping[int, NDArray[np.float64]], max_samples: int) -> dict[int, int]:
-        """The row count of each source, where the length of its contribution is known beforehand, layer by layer."""
-        return {
-            index: round(float(np.linalg.norm(row) / np.linalg.norm(lengths[index])) * max_samples)
-            for index, row in self.energies.items()
-            if row
         }
 
 

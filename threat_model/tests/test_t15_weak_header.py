@@ -170,7 +170,9 @@ def test_layer_at_its_clip_tells_the_signs_of_every_source_in_it(layer_stage: St
 # Every header: what the victim accepts, against inequalities that are written down here once more.
 
 ME, SITES = 2, 7
-PERMITS = default_policy("cohort", 2, 1, 2, clip=CLIP, max_samples=MAX_SAMPLES).model_copy(
+PERMITS = default_policy(
+    "cohort", 2, 1, 2, clip=CLIP, max_samples=MAX_SAMPLES, norm_rows="colluders-may-see"
+).model_copy(
     update={
         "trusted_peers": tuple(f"source-{index}" for index in range(1, SITES)),  # all but the last
         "release": ReleaseLimits(max_attempts=2, max_rounds=50),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from securefda.policy import MetadataPolicy, SourcePolicy, default_policy
@@ -97,13 +96,3 @@ def test_every_number_is_read_where_the_policy_lists_it(staged: MakesStage) -> N
     _, reader = mixed(staged, ALL)
     told = reader.attack(SECRETS)
     assert {index: told[index] for index in (1, 2, 3)} == {index: set(ALL) for index in (1, 2, 3)}
-
-
-@pytest.mark.threat("T18")
-@pytest.mark.control
-def test_energies_tell_the_row_count_of_a_source_whose_updates_length_is_known(staged: MakesStage) -> None:
-    """What remains under the energy rule: each source at ``sum`` signs the lengths of its weighted contribution."""
-    _, reader = mixed(staged, ALL)
-    lengths = {index: np.linalg.norm(known_update(index, 1, np.zeros(4096, np.float32))) for index in (7, 8, 9)}
-    rows = reader.rows_from_energies({index: np.array(length) for index, length in lengths.items()}, MAX_ROWS)
-    assert {index: rows[index] for index in lengths} == {index: ROWS[index] for index in lengths}

@@ -173,8 +173,8 @@ def test_nothing_but_the_masked_input_and_digests_of_it_depends_on_the_data(
 ) -> None:
     """Two plays with the same coins and other rows, losses, steps and updates, compared byte by byte.
 
-    Without a rule of energies, which sources sign in their first message. Checkpoints that follow on the input are of
-    logs that hold its digest.
+    Without an energy rule, whose rows go sealed from source to source. Checkpoints that follow on the input are of logs
+    that hold its digest.
     """
     options = {"visibility": visibility, "settings": {"strategy": Strategy(rule=rule, rounds=1), "kappa": 0.0}}
     one = sent_with_same_coins(staged, sites_with(*ROWS), updates=known_update, **options)
@@ -184,16 +184,16 @@ def test_nothing_but_the_masked_input_and_digests_of_it_depends_on_the_data(
 
 
 @pytest.mark.threat("T18")
-def test_of_the_first_message_the_energies_alone_depend_on_the_data(staged: MakesStage) -> None:
+def test_of_the_first_message_the_commitment_to_the_energy_row_alone_depends_on_the_data(staged: MakesStage) -> None:
     def first_messages(rows: Mapping[int, int], updates: Any) -> dict[int, Advertise]:
         watched_stage, _ = watched(staged, rows, updates=updates, same_coins=True, aggregator=same_target)
         return {index: watched_stage.said(index, Advertise)[0].message.body for index in rows}
 
     one = first_messages(sites_with(*ROWS), known_update)
     other = first_messages(sites_with(*reversed(ROWS)), unequal_update)
-    assert all(one[index].energy != other[index].energy for index in one)
-    assert {index: replace(one[index], energy=()) for index in one} == {
-        index: replace(other[index], energy=()) for index in other
+    assert all(one[index].row_commitment != other[index].row_commitment for index in one)
+    assert {index: replace(one[index], row_commitment=b"") for index in one} == {
+        index: replace(other[index], row_commitment=b"") for index in other
     }
 
 

@@ -45,11 +45,15 @@ def updates_of(n: int, updates: UpdatesOf = known_update) -> dict[int, Vector]:
     return {index: updates(index, 1, np.zeros(sum(SIZES), np.float32)) for index in range(1, n + 1)}
 
 
+def weights_of(n: int) -> dict[int, float]:
+    """Rows in units of ``max_samples``, likewise."""
+    return {index: samples_of(index) / MAX_SAMPLES for index in range(1, n + 1)}
+
+
 def search(n: int = N, *, updates: UpdatesOf = known_update, **how: Any) -> Search:
     """What the attacker plays through; by default of five sources, of whom one may be lost."""
-    weights = {index: samples_of(index) / MAX_SAMPLES for index in range(1, n + 1)}
     defaults: dict[str, Any] = {"kappa": 1.0, "others": LEFT, "kept": LEFT, "negative": False}
-    return Search(updates_of(n, updates), weights, SIZES, VICTIM, **(defaults | how))
+    return Search(updates_of(n, updates), weights_of(n), SIZES, VICTIM, **(defaults | how))
 
 
 def multiplied(*of_sources: float, layers: int = 2) -> Multiples:
@@ -68,11 +72,12 @@ def crafted(
 ) -> Stage:
     """A stage whose target publishes the update that gives the sources these multiples, under FedGP with beta = 1."""
     n = multiples.shape[1]
-    update = target_update_for(multiples, updates_of(n, updates), SIZES)
+    known = updates_of(n, updates)
+    update = target_update_for(multiples, known, SIZES)
     strategy = Strategy(rule="fedgp", beta=1.0, rounds=1, filter=filtered)
     return staged(
         n,
-        aggregator=partial(CraftsTarget, victim=VICTIM, update=update),
+        aggregator=partial(CraftsTarget, victim=VICTIM, update=update, known=known, weights=weights_of(n)),
         updates=updates,
         settings={"strategy": strategy, "kappa": 1.0, **(settings or {})},
         **options,
@@ -155,7 +160,9 @@ def with_auto_beta(staged: MakesStage, rule: str) -> Stage:
     update, scatter = (known[VICTIM], 1e-9) if rule == "fedda_auto" else (alone, 1e6)
     return staged(
         N,
-        aggregator=partial(CraftsTarget, victim=VICTIM, update=update, scatter=scatter),
+        aggregator=partial(
+            CraftsTarget, victim=VICTIM, update=update, known=known, weights=weights_of(N), scatter=scatter
+        ),
         settings={"strategy": Strategy(rule=rule, rounds=1), "kappa": 1.0},
     )
 
@@ -322,7 +329,7 @@ def filtered_stage(staged: MakesStage, kappa: float) -> Stage:
 def test_layer_in_which_the_filter_leaves_one_source_contributes_nothing(staged: MakesStage) -> None:
     stage = filtered_stage(staged, 1.0)
     (line,) = stage.aggregator.operator.lines
-    assert line["energy"]["zeroed"] == ["body", "head"]
+    assert line["emptied"] == ["body", "head"]
     assert stage.watches[VICTIM].records[0]["zeroed"] == 2
     assert not np.any(stage.aggregator.model)
 

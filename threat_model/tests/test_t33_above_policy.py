@@ -98,6 +98,7 @@ CASES = [
     Case("energy.kappa", asks(), {"energy.kappa": 1.1}),
     Case("energy.kappa", asks(energy=None)),
     Case("energy.granularity", with_energies(granularity=Granularity.MODEL)),
+    Case("energy.norm-rows", with_energies(others=2), {"k-min": 1, "n-c": 1}),
     Case("energy.unfiltered-projection", unfiltered, policy_alone=False),
     Case("quantisation.modulus-bits-min", asks(), {"quantisation.modulus-bits-min": 64}),
     Case("quantisation.clip-min", clipped_at(0.48), {"quantisation.clip-min": 0.5}),

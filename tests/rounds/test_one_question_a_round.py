@@ -1,4 +1,4 @@
-"""What a target that makes its update up reads from energy rows, and what it does not (T37, decision 0015)."""
+"""A round answers one made-up update of the target, however often it is tried (decision 0015)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from rounds_federation import TARGET, Federation, signer, trainer_of, until
+from rounds_federation import TARGET, Federation, signer, until
 
 from securefda.policy import ReleaseLimits
 from securefda.rounds.site import vector_to_wire
 from securefda.secagg.messages import NO_CONTEXT, Advertise, Header, Parcel, Refusal, TargetTerms
 
 VICTIM = 1
-ALL_ROWS = 24
 STEPS = 2
 
 
@@ -30,10 +29,6 @@ class Prober:
         self._header, self._model = first.message.body, first.vectors[0]
         self.sizes = [layer.size for layer in self._header.layers]
         self._sessions = 0
-
-    @property
-    def model(self) -> NDArray[np.float32]:
-        return np.frombuffer(self._model, np.float32)
 
     def ask(self, update: NDArray[np.float32], *, number: int, attempt: int = 1) -> object:
         """What the victim answers to a header with this update, as attempt ``attempt`` at round ``number``."""
@@ -49,17 +44,12 @@ class Prober:
         (answer,) = self._federation.sources[VICTIM].handle(Parcel(message, (self._model, wire)))
         return answer.message.body
 
-    def row(self, update: NDArray[np.float32], number: int) -> NDArray[np.float64]:
-        answer = self.ask(update, number=number)
-        assert isinstance(answer, Advertise)
-        return np.array(answer.energy)
-
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Federation]:
     made = Federation(tmp_path, 3, rule="fedgp", beta=1.0, rounds=1)
     patient = made.policy(VICTIM, release=ReleaseLimits(max_unfinished=1000))
-    made.sources[VICTIM] = made.source(VICTIM, policy=patient, batch_size=ALL_ROWS)
+    made.sources[VICTIM] = made.source(VICTIM, policy=patient)
     yield made
     made.close()
 
@@ -78,23 +68,3 @@ def test_a_round_answers_one_made_up_update_however_often_it_is_tried(federation
     assert isinstance(prober.ask(first, number=1, attempt=2), Advertise)
     assert prober.ask(second, number=2) != Refusal("HEADER_ORDER")
     assert prober.ask(first, number=2, attempt=2) == Refusal("HEADER_ORDER")
-
-
-def test_rounds_that_never_end_tell_a_small_layer_of_a_source_that_trains_in_one_batch(federation: Federation) -> None:
-    """No claim but its limit: two rounds for each coordinate, no sum is opened and no fuse burnt."""
-    prober = Prober(federation)
-    layer = int(np.argmin(prober.sizes))
-    read = np.zeros(prober.sizes[layer])
-    number = 0
-    for coordinate in range(read.size):
-        for sign in (0.5, -0.5):
-            number += 1
-            row = prober.row(axis(prober.sizes, layer, coordinate, sign), number)
-            read[coordinate] += np.sign(sign) * row[layer]
-
-    update = trainer_of(3, VICTIM, batch_size=ALL_ROWS).train(prober.model, 1, 1.0).update.astype(float)
-    start = sum(prober.sizes[:layer])
-    own = update[start : start + read.size]
-    cosine = abs(float(own @ read)) / (np.linalg.norm(own) * np.linalg.norm(read))
-    assert cosine > 0.99
-    assert federation.stores[VICTIM]._releases() == 0
