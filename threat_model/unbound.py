@@ -15,7 +15,7 @@ from securefda.secagg.checks import History
 from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Envelope, Header, Signed, Signer
 from securefda.secagg.signatures import sign_bytes, signature_is_valid
 from securefda.transport import wire
-from threat_model.switches import all_of, method_replaced, outside_off, replaced
+from threat_model.switches import Switch, all_of, checks_off, method_replaced, outside_off, replaced
 
 
 def _context_without_model(_: object) -> Callable[[Signed[Header]], bytes]:
@@ -34,8 +34,21 @@ def _without_transcript(original: Callable[..., BoxAddress]) -> Callable[..., Bo
     return lambda _ctx1, sender, recipient: original(bytes(32), sender, recipient)
 
 
-BOXES_IN_CONTEXT = replaced("the transcript in share boxes", agreement, "BoxAddress", _without_transcript)
-"""Share boxes say from whom to whom they are, and not in which session."""
+_BOXES_IN_CONTEXT = replaced("the transcript in share boxes", agreement, "BoxAddress", _without_transcript)
+
+OF_ONE_HEADER = ("KEY_SIGNATURE", "SHARE_NONCE", "SHARE_BOX", "CONSISTENCY_INPUT")
+"""Names of the checks that find what another source made for another header: its keys, its nonce, its boxes, its input."""
+
+
+def of_one_header_off(but: str = "") -> Switch:
+    """A source takes what others made for another header; where ``but`` is the name of a check, that one still stands.
+
+    It is one mitigation, that the source compares what it is handed of others with its own header, wherever something
+    is handed to it. Any one of the places is enough.
+    """
+    mitigation = "that what others made is of one's own header"
+    off = checks_off(*(name for name in OF_ONE_HEADER if name not in ("SHARE_BOX", but)), mitigation=mitigation)
+    return off if but == "SHARE_BOX" else all_of(mitigation, off, _BOXES_IN_CONTEXT)
 
 
 def _bare(envelope: Envelope[Any]) -> bytes:
