@@ -261,8 +261,8 @@ ONE_SHARE_PER_OWNER = method_replaced("one share per owner in an answer", Unmask
 ONE_KIND_PER_OWNER = all_of("one kind of share per owner", checks_off("SURVIVOR_OVERLAP"), ONE_SHARE_PER_OWNER)
 """A source gives both kinds of shares of an owner away that is in both lists.
 
-It is one mitigation, in the question and in the answer: an answer that the type forbids is the answer to lists that
-overlap, and to no others. Either is enough.
+It is one mitigation, in the question and in the answer: lists that overlap ask for an answer that the type forbids.
+Either is enough.
 """
 
 THRESHOLD_BOUND = replaced("2t > n + n_c", parameters, "threshold_is_sound", lambda _: lambda *_: True)
