@@ -85,7 +85,9 @@ ONCE_PER_PHASE = method_replaced(
 )
 """An aggregator takes every message that is valid, also for the second time."""
 
-MONOTONE_ROUNDS = method_replaced("the memory that headers are compared with", SourceStore, "history", lambda *_: History())
+MONOTONE_ROUNDS = method_replaced(
+    "the memory that headers are compared with", SourceStore, "history", lambda *_: History()
+)
 """A source does not compare a header with what it has seen and done before."""
 
 OWN_PLACE = outside_off("SESSION", "CONTEXT", mitigation="the place that a message names")
