@@ -37,7 +37,7 @@ def _without_transcript(original: Callable[..., BoxAddress]) -> Callable[..., Bo
 _BOXES_IN_CONTEXT = replaced("the transcript in share boxes", agreement, "BoxAddress", _without_transcript)
 
 OF_ONE_HEADER = ("KEY_SIGNATURE", "SHARE_NONCE", "SHARE_BOX", "CONSISTENCY_INPUT")
-"""Names of the checks that find what another source made for another header: its keys, its nonce, its boxes, its input."""
+"""The checks that find what another source made for another header: its keys, its nonce, its boxes, its input."""
 
 
 def of_one_header_off(but: str = "") -> Switch:
@@ -93,6 +93,6 @@ MONOTONE_ROUNDS = method_replaced(
 OWN_PLACE = outside_off("SESSION", "CONTEXT", mitigation="the place that a message names")
 """A message counts in every session, whichever it was signed for.
 
-A message names its place twice, and the second name holds the first: the context is a hash over all that was said in the
-session, from the header and its session id on.
+A message names its place twice, and the second name holds the first: the context is a hash over all that was said in
+the session, from the header and its session id on.
 """

@@ -29,9 +29,9 @@ def without_row(data: Samples, row: int) -> Samples:
 class KnowsTheSeed:
     """Trains as the site did, once with the row in question and once without, and compares.
 
-    Where it predicts the noise, one of the two is the very update. Where it predicts what layers draw and not the noise,
-    it trains with next to none: dropout draws by a row's place, so that without the row the gradients of all behind it
-    are others, and the two updates are farther apart than noise for one row hides.
+    Where it predicts the noise, one of the two is the very update. Where it predicts what layers draw and not the
+    noise, it trains with next to none: dropout draws by a row's place, so that without the row the gradients of all
+    behind it are others, and the two updates are farther apart than noise for one row hides.
 
     Powers: the code, the settings, the run's seed, which every site of a federation is told, the model, all rows of
     the site but whether one of them is in, and the update. It seeds torch as the site's process was seeded. It has no

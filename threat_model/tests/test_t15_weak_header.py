@@ -68,18 +68,18 @@ from threat_model.switches import ONE_RUN, POLICY, UPDATE_AT_THE_CLIP, switched_
 
 N = 3
 CLIPS = (1e-9, 1e-4, 0.05, 0.1, 0.2, 0.3, 0.4, 0.46, 0.48, 1.0)
-"""From bare signs to all of the update, whose coordinates are uniform in [-0.5, 0.5]: 1 in 8 is beyond 0.4375. The policy
-permits the fourth and those that follow."""
+"""From bare signs to all of the update, whose coordinates are uniform in [-0.5, 0.5]: 1 in 8 is beyond 0.4375. The
+policy permits the fourth and those that follow."""
 
 
 def large_update(index: int, round_number: int, received: Any) -> Any:
-    """Every coordinate is far beyond the least clip that the policy permits: their lengths are uniform in [0.15, 0.45]."""
+    """Every coordinate is beyond the least clip that the policy permits: their lengths are uniform in [0.15, 0.45]."""
     update = known_update(index, round_number, received)
     return np.sign(update) * (np.float32(0.15) + np.float32(0.6) * np.abs(update))
 
 
 def sparse_update(index: int, round_number: int, received: Any) -> Any:
-    """One coordinate in eight of each layer moves, the same at every source, and none as far as the policy's least clip."""
+    """One coordinate in eight of each layer moves, the same at all sources, and none as far as the policy's least clip."""
     update = np.float32(0.1) * known_update(index, round_number, received)
     update[np.arange(update.size) % MOST_CLIPPED != 0] = 0
     return update
