@@ -79,7 +79,7 @@ def large_update(index: int, round_number: int, received: Any) -> Any:
 
 
 def sparse_update(index: int, round_number: int, received: Any) -> Any:
-    """One coordinate in eight of each layer moves, the same at all sources, and none as far as the policy's least clip."""
+    """One coordinate in eight of each layer moves, the same at all sources, and none beyond the policy's least clip."""
     update = np.float32(0.1) * known_update(index, round_number, received)
     update[np.arange(update.size) % MOST_CLIPPED != 0] = 0
     return update
