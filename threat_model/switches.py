@@ -4,7 +4,7 @@ The code of the federation has no such switch: a switch replaces attributes of i
 block and puts them back. It works in a running test only, and only with a roster all of whose keys are published in
 :mod:`threat_model.sites`: a real roster has keys that nobody published.
 
-One switch is off at a time. An attack that wins with two mitigations off shows nothing of either: each may do nothing.
+One switch is off at a time. An attack that wins with two mitigations off shows nothing of either, which may do nothing.
 
     with switched_off(checks_off("KEY_SIGNATURE"), roster=stage.roster):
         stage.play()
