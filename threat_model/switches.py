@@ -41,7 +41,6 @@ from securefda.rounds.store import SourceStore
 from securefda.secagg import checks, masking, parameters
 from securefda.secagg import roster as roster_module
 from securefda.secagg import source as source_steps
-from securefda.secagg.checks import History
 from securefda.secagg.messages import Unmask
 from securefda.secagg.prg import Mask, RingVector, add_masks
 from securefda.secagg.roster import Roster, SignedRoster
@@ -335,15 +334,24 @@ NO_COMPRESSION = replaced("no compression", limits, "_common_options", _with_com
 """Server and channel take what is compressed."""
 
 
-COPIED_PROCESS = Switch(
-    "that only the original goes on",
-    lambda: [
+ONLY_THE_ORIGINAL = ("refusal", "erasure", "log")
+"""What stops a copy of a process: it refuses to go on, its secrets are erased, and it writes into no log."""
+
+
+def copied_process(but: str = "") -> Switch:
+    """A copy of a source's process keeps the secrets of the session and goes on with it.
+
+    It is one mitigation, that only the original goes on, wherever a copy would need something of the original. Any one
+    of the places is enough; the one that ``but`` names still stands.
+    """
+    places = (
         Replacement(ProcessGuard, "is_copy", property(lambda _: False)),
         Replacement(ProcessGuard, "_mark", lambda _: None),
         Replacement(AuditLog, "_require_no_fork", lambda _: None),
-    ],
-)
-"""A copy of a source's process keeps the secrets of the session and goes on with it."""
+    )
+    off = [place for name, place in zip(ONLY_THE_ORIGINAL, places, strict=True) if name != but]
+    return Switch("that only the original goes on", lambda: off)
+
 
 STATE_PUT_BACK = method_replaced("the count of releases beside the state", ReleaseMarker, "check", lambda *_: None)
 """A source starts with a state file that has forgotten what left, as after a snapshot of the disk was taken back."""
@@ -359,12 +367,5 @@ def _with_secrets_on_disk(original: Callable[..., Any]) -> Callable[..., Any]:
     return advertise
 
 
-def _resuming() -> list[Replacement]:
-    forgetful = {"history": lambda *_: History(), "accept_header": lambda *_: None, "burn_fuse": lambda *_: None}
-    in_store = [Replacement(SourceStore, name, stand_in) for name, stand_in in forgetful.items()]
-    on_disk = replaced("secrets in memory alone", source_steps, "advertise", _with_secrets_on_disk)
-    return [*in_store, *on_disk.replacements()]
-
-
-SESSION_DIES = Switch("that a session dies with its process", _resuming)
-"""A source keeps the secrets of a session on disk and takes part in it again after a crash, with a new update."""
+SESSION_DIES = replaced("secrets in memory alone", source_steps, "advertise", _with_secrets_on_disk)
+"""A source keeps the secrets of a session on disk and finds them again after a crash."""
