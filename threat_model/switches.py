@@ -4,6 +4,8 @@ The code of the federation has no such switch: a switch replaces attributes of i
 block and puts them back. It works in a running test only, and only with a roster all of whose keys are published in
 :mod:`threat_model.sites`: a real roster has keys that nobody published.
 
+One switch is off at a time. An attack that wins with two mitigations off shows nothing of either, which may do nothing.
+
     with switched_off(checks_off("KEY_SIGNATURE"), roster=stage.roster):
         stage.play()
 """
@@ -15,7 +17,7 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -39,7 +41,6 @@ from securefda.rounds.store import SourceStore
 from securefda.secagg import agreement, checks, masking, parameters
 from securefda.secagg import roster as roster_module
 from securefda.secagg import source as source_steps
-from securefda.secagg.checks import History
 from securefda.secagg.messages import Unmask
 from securefda.secagg.prg import Mask, RingVector, add_masks
 from securefda.secagg.roster import Roster, SignedRoster
@@ -54,7 +55,7 @@ _CODE = ("securefda.", "services.", "threat_model.adversaries.")
 
 
 class SwitchRefused(Exception):
-    """A mitigation is taken away in a test on throwaway identities or not at all."""
+    """A mitigation is taken away in a test on throwaway identities, and alone, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +71,39 @@ class Replacement:
 class Switch:
     """One mitigation: its name in words, and what has to be replaced to take it away.
 
-    ``replacements`` is called when the switch is thrown, so that switches can be thrown one inside the other.
+    ``replacements`` is called when the switch is thrown, since modules may be loaded after the switch is made.
     """
 
     mitigation: str
     replacements: Callable[[], list[Replacement]]
 
 
+_off: list[Switch] = []
+"""The switch that is off now."""
+
+
 @contextmanager
-def switched_off(*switches: Switch, roster: Roster) -> Iterator[None]:
-    """Take mitigations away for the duration of a block, and put them back however it ends.
+def switched_off(switch: Switch, *, roster: Roster) -> Iterator[None]:
+    """Take one mitigation away for the duration of a block, and put it back however the block ends.
 
     Raises:
-        SwitchRefused: no test is running, or the roster holds a key that is not a published one. Nothing is changed.
+        SwitchRefused: no test is running, the roster holds a key that is not a published one, or another mitigation is
+            off. Nothing is changed.
+        ValueError: the switch replaces something twice, so that one of its parts would stay on. Nothing is changed.
     """
     _refuse_outside_of_tests(roster)
-    with ExitStack() as replaced:
-        for switch in switches:
-            for replacement in switch.replacements():
-                replaced.callback(setattr, replacement.owner, replacement.attribute, _current(replacement))
-                setattr(replacement.owner, replacement.attribute, replacement.value)
+    if _off:
+        raise SwitchRefused(f"one mitigation at a time, and this one is off: {_off[0].mitigation}")
+    replacements = switch.replacements()
+    places = {(id(one.owner), one.attribute) for one in replacements}
+    if len(places) < len(replacements):
+        raise ValueError(f"{switch.mitigation}: one thing is replaced twice")
+    with ExitStack() as put_back:
+        _off.append(switch)
+        put_back.callback(_off.clear)
+        for replacement in replacements:
+            put_back.callback(setattr, replacement.owner, replacement.attribute, _current(replacement))
+            setattr(replacement.owner, replacement.attribute, replacement.value)
         yield
 
 
@@ -112,7 +126,7 @@ def _current(replacement: Replacement) -> Any:
 def replaced(mitigation: str, owner: ModuleType, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> Switch:
     """A switch that puts another function wherever a module of the federation knows ``name`` of ``owner``.
 
-    ``wrap`` makes the stand-in of what stands there when the switch is thrown, so that switches add up.
+    ``wrap`` makes the stand-in of what stands there when the switch is thrown.
 
     Raises:
         ValueError: the module has no such function.
@@ -144,7 +158,7 @@ def method_replaced(mitigation: str, owner: type, name: str, stand_in: Any) -> S
 
 
 def all_of(mitigation: str, *switches: Switch) -> Switch:
-    """One switch for a mitigation that stands in several places."""
+    """One switch for one mitigation that stands in several places; its docstring says why they are one."""
     return Switch(mitigation, lambda: [one for switch in switches for one in switch.replacements()])
 
 
@@ -154,20 +168,29 @@ def _modules() -> list[ModuleType]:
     return [sys.modules[name] for name in names]
 
 
-def checks_off(*names: str) -> Switch:
+def checks_off(*names: str, mitigation: str = "") -> Switch:
     """The named checks of the session are not enforced: those made with ``require``, as error vectors name them.
 
+    ``mitigation`` says what several checks are together; a single one has its name.
+
     Raises:
-        ValueError: the code has no such check.
+        ValueError: the code has no such check, or several of them are no mitigation that has a name.
     """
     unknown = sorted(set(names) - names_of_checks())
     if unknown or not names:
         raise ValueError(f"no check is called {', '.join(unknown) or 'nothing'}")
+    title = _one_mitigation(mitigation, "check", names)
 
     def wrap(original: Callable[[bool, str, str], None]) -> Callable[..., None]:
         return lambda condition, check, detail="": original(condition or check in names, check, detail)
 
-    return replaced(f"checks {', '.join(names)}", checks, "require", wrap)
+    return replaced(title, checks, "require", wrap)
+
+
+def _one_mitigation(mitigation: str, kind: str, names: Sequence[str]) -> str:
+    if len(names) > 1 and not mitigation:
+        raise ValueError(f"no mitigation is named that {' and '.join(names)} are together")
+    return mitigation or f"{kind} {names[0]}"
 
 
 @cache
@@ -190,17 +213,19 @@ def _names_required(node: ast.AST) -> list[str]:
     return [value for value in values if isinstance(value, str) and value.replace("_", "").isupper()]
 
 
-def outside_off(*names: str) -> Switch:
+def outside_off(*names: str, mitigation: str = "") -> Switch:
     """The outside of messages is not looked at in these respects, by whoever receives one.
 
     With SENDER off a message passes for whoever it says it is from, and the signature must still be that site's.
+    ``mitigation`` as for :func:`checks_off`.
 
     Raises:
-        ValueError: a name that is not in :data:`OUTSIDE`.
+        ValueError: a name that is not in :data:`OUTSIDE`, or several that are no mitigation that has a name.
     """
     unknown = sorted(set(names) - set(OUTSIDE))
     if unknown or not names:
         raise ValueError(f"the outside of a message has no {', '.join(unknown) or 'nothing'}")
+    title = _one_mitigation(mitigation, "outside of messages:", names)
 
     def wrap(original: Callable[..., str | None]) -> Callable[..., str | None]:
         def envelope_fault(signed: Any, **expected: Any) -> str | None:
@@ -216,7 +241,7 @@ def outside_off(*names: str) -> Switch:
 
         return envelope_fault
 
-    return replaced(f"outside of messages: {', '.join(names)}", checks, "envelope_fault", wrap)
+    return replaced(title, checks, "envelope_fault", wrap)
 
 
 def _mask_without_self_mask(_: object) -> Callable[..., None]:
@@ -231,6 +256,13 @@ SELF_MASK = replaced("the self mask", masking, "mask", _mask_without_self_mask)
 
 ONE_SHARE_PER_OWNER = method_replaced("one share per owner in an answer", Unmask, "__post_init__", lambda _: None)
 """An answer of R4 may hold both kinds of shares of one owner."""
+
+ONE_KIND_PER_OWNER = all_of("one kind of share per owner", checks_off("SURVIVOR_OVERLAP"), ONE_SHARE_PER_OWNER)
+"""A source gives both kinds of shares of an owner away that is in both lists.
+
+It is one mitigation, in the question and in the answer: lists that overlap ask for an answer that the type forbids.
+Either is enough.
+"""
 
 THRESHOLD_BOUND = replaced("2t > n + n_c", parameters, "threshold_is_sound", lambda _: lambda *_: True)
 """Neither header check nor policy asks of the threshold that two views cannot both gather it."""
@@ -325,15 +357,24 @@ NO_COMPRESSION = replaced("no compression", limits, "_common_options", _with_com
 """Server and channel take what is compressed."""
 
 
-COPIED_PROCESS = Switch(
-    "that only the original goes on",
-    lambda: [
+ONLY_THE_ORIGINAL = ("refusal", "erasure", "log")
+"""What stops a copy of a process: it refuses to go on, its secrets are erased, and it writes into no log."""
+
+
+def copied_process(but: str = "") -> Switch:
+    """A copy of a source's process keeps the secrets of the session and goes on with it.
+
+    It is one mitigation, that only the original goes on, wherever a copy would need something of the original. Any one
+    of the places is enough; the one that ``but`` names still stands.
+    """
+    places = (
         Replacement(ProcessGuard, "is_copy", property(lambda _: False)),
         Replacement(ProcessGuard, "_mark", lambda _: None),
         Replacement(AuditLog, "_require_no_fork", lambda _: None),
-    ],
-)
-"""A copy of a source's process keeps the secrets of the session and goes on with it."""
+    )
+    off = [place for name, place in zip(ONLY_THE_ORIGINAL, places, strict=True) if name != but]
+    return Switch("that only the original goes on", lambda: off)
+
 
 STATE_PUT_BACK = method_replaced("the count of releases beside the state", ReleaseMarker, "check", lambda *_: None)
 """A source starts with a state file that has forgotten what left, as after a snapshot of the disk was taken back."""
@@ -349,12 +390,5 @@ def _with_secrets_on_disk(original: Callable[..., Any]) -> Callable[..., Any]:
     return advertise
 
 
-def _resuming() -> list[Replacement]:
-    forgetful = {"history": lambda *_: History(), "accept_header": lambda *_: None, "burn_fuse": lambda *_: None}
-    in_store = [Replacement(SourceStore, name, stand_in) for name, stand_in in forgetful.items()]
-    on_disk = replaced("secrets in memory alone", source_steps, "advertise", _with_secrets_on_disk)
-    return [*in_store, *on_disk.replacements()]
-
-
-SESSION_DIES = Switch("that a session dies with its process", _resuming)
-"""A source keeps the secrets of a session on disk and takes part in it again after a crash, with a new update."""
+SESSION_DIES = replaced("secrets in memory alone", source_steps, "advertise", _with_secrets_on_disk)
+"""A source keeps the secrets of a session on disk and finds them again after a crash."""

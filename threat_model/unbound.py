@@ -7,13 +7,15 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
+from securefda.rounds.store import SourceStore
 from securefda.secagg import agreement, transcript
 from securefda.secagg.aggregator_session import AggregatorSession
 from securefda.secagg.agreement import BoxAddress
+from securefda.secagg.checks import History
 from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Envelope, Header, Signed, Signer
 from securefda.secagg.signatures import sign_bytes, signature_is_valid
 from securefda.transport import wire
-from threat_model.switches import all_of, checks_off, method_replaced, replaced
+from threat_model.switches import Switch, all_of, checks_off, method_replaced, outside_off, replaced
 
 
 def _context_without_model(_: object) -> Callable[[Signed[Header]], bytes]:
@@ -32,8 +34,21 @@ def _without_transcript(original: Callable[..., BoxAddress]) -> Callable[..., Bo
     return lambda _ctx1, sender, recipient: original(bytes(32), sender, recipient)
 
 
-BOXES_IN_CONTEXT = replaced("the transcript in share boxes", agreement, "BoxAddress", _without_transcript)
-"""Share boxes say from whom to whom they are, and not in which session."""
+_BOXES_IN_CONTEXT = replaced("the transcript in share boxes", agreement, "BoxAddress", _without_transcript)
+
+OF_ONE_HEADER = ("KEY_SIGNATURE", "SHARE_NONCE", "SHARE_BOX", "CONSISTENCY_INPUT")
+"""The checks that find what another source made for another header: its keys, its nonce, its boxes, its input."""
+
+
+def of_one_header_off(but: str = "") -> Switch:
+    """A source takes what others made for another header; where ``but`` is the name of a check, that one still stands.
+
+    It is one mitigation, that the source compares what it is handed of others with its own header, wherever something
+    is handed to it. Any one of the places is enough.
+    """
+    mitigation = "that what others made is of one's own header"
+    off = checks_off(*(name for name in OF_ONE_HEADER if name not in ("SHARE_BOX", but)), mitigation=mitigation)
+    return off if but == "SHARE_BOX" else all_of(mitigation, off, _BOXES_IN_CONTEXT)
 
 
 def _bare(envelope: Envelope[Any]) -> bytes:
@@ -55,7 +70,7 @@ SIGNATURE_CONTEXT = all_of(
     method_replaced("session and context in what is signed", Signer, "sign", _sign_body),
     method_replaced("session and context in what is verified", Signed, "verify", _verify_body),
 )
-"""Signatures cover type, sender and body, and hold in every session."""
+"""Signatures cover type, sender and body, and hold in every session. What one side leaves out, the other must too."""
 
 
 def _admit_again(original: Callable[..., None]) -> Callable[..., None]:
@@ -70,5 +85,14 @@ ONCE_PER_PHASE = method_replaced(
 )
 """An aggregator takes every message that is valid, also for the second time."""
 
-MONOTONE_ROUNDS = checks_off("HEADER_REPLAY", "HEADER_ORDER", "HEADER_CHAIN", "HEADER_RUN", "RELEASE_FUSE")
+MONOTONE_ROUNDS = method_replaced(
+    "the memory that headers are compared with", SourceStore, "history", lambda *_: History()
+)
 """A source does not compare a header with what it has seen and done before."""
+
+OWN_PLACE = outside_off("SESSION", "CONTEXT", mitigation="the place that a message names")
+"""A message counts in every session, whichever it was signed for.
+
+A message names its place twice, and the second name holds the first: the context is a hash over all that was said in
+the session, from the header and its session id on.
+"""

@@ -61,6 +61,13 @@ RANGE = all_of(
 )
 """Whatever a ring vector decodes to is taken for the sum."""
 
+OPENED_SUMS = all_of("a check of what was opened", COMMITMENTS, RANGE)
+"""An aggregator takes what t shares open, secrets and sum, as it comes.
+
+Against a wrong sum it is one mitigation, at the secrets and at the sum. Masks that do not come off leave noise over the
+whole ring, so that either is enough. Commitments do more: they say which shares were wrong, and the sum is not lost.
+"""
+
 
 def _float_sum(_: object) -> Callable[[Any, Any], None]:
     def accumulate(total: Any, part: Any) -> None:

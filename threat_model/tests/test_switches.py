@@ -21,7 +21,10 @@ from threat_model.sites import roster_of
 from threat_model.switches import (
     ONE_SHARE_PER_OWNER,
     SELF_MASK,
+    Replacement,
+    Switch,
     SwitchRefused,
+    all_of,
     checks_off,
     method_replaced,
     names_of_checks,
@@ -34,7 +37,8 @@ pytestmark = pytest.mark.machinery
 
 ROOT = Path(__file__).resolve().parents[2]
 ROSTER = roster_of(5)
-THROWN = [checks_off("KEY_SIGNATURE"), outside_off("SIGNATURE"), SELF_MASK, ONE_SHARE_PER_OWNER]
+PARTS = [checks_off("KEY_SIGNATURE"), outside_off("SIGNATURE"), SELF_MASK, ONE_SHARE_PER_OWNER]
+EVERYTHING = all_of("all that these tests look at", *PARTS)
 _SCRIPT = """
 from threat_model.sites import roster_of
 from threat_model.switches import SwitchRefused, checks_off, switched_off
@@ -77,27 +81,57 @@ def test_switch_is_refused_with_one_key_that_is_not_published() -> None:
     entries = (*ROSTER.entries[:3], replace(ROSTER.entries[3], signing_key=real), *ROSTER.entries[4:])
     with (
         pytest.raises(SwitchRefused, match="keys of source-3"),
-        switched_off(*THROWN, roster=Roster("stage", 1, entries)),
+        switched_off(EVERYTHING, roster=Roster("stage", 1, entries)),
     ):
         pytest.fail("the switch was thrown")
     assert in_place() == ORIGINAL
 
 
 def test_everything_is_put_back_after_the_block() -> None:
-    with switched_off(*THROWN, roster=ROSTER):
+    with switched_off(EVERYTHING, roster=ROSTER):
         assert all(now is not then for now, then in zip(in_place(), ORIGINAL, strict=True))
     assert in_place() == ORIGINAL
 
 
 def test_everything_is_put_back_after_an_exception() -> None:
-    with pytest.raises(KeyError), switched_off(*THROWN, roster=ROSTER):
+    with pytest.raises(KeyError), switched_off(EVERYTHING, roster=ROSTER):
         raise KeyError
     assert in_place() == ORIGINAL
 
 
-def test_what_was_replaced_is_put_back_where_a_later_switch_cannot_be_thrown() -> None:
-    broken = replace(SELF_MASK, replacements=lambda: 1 // 0)
-    with pytest.raises(ZeroDivisionError), switched_off(*THROWN, broken, roster=ROSTER):
+def test_what_was_replaced_is_put_back_where_the_rest_cannot_be() -> None:
+    nowhere = Replacement(Unmask, "__pre_init__", None)
+    broken = Switch("a half", lambda: [*EVERYTHING.replacements(), nowhere])
+    with pytest.raises(ValueError, match="__pre_init__"), switched_off(broken, roster=ROSTER):
+        pytest.fail("the switch was thrown")
+    assert in_place() == ORIGINAL
+    with switched_off(EVERYTHING, roster=ROSTER):
+        assert in_place() != ORIGINAL
+
+
+def test_switch_is_refused_while_another_mitigation_is_off() -> None:
+    with switched_off(SELF_MASK, roster=ROSTER):
+        before = in_place()
+        with (
+            pytest.raises(SwitchRefused, match="one mitigation at a time, and this one is off: the self mask"),
+            switched_off(ONE_SHARE_PER_OWNER, roster=ROSTER),
+        ):
+            pytest.fail("the switch was thrown")
+        assert in_place() == before
+    with switched_off(ONE_SHARE_PER_OWNER, roster=ROSTER):
+        assert in_place() != ORIGINAL
+
+
+@pytest.mark.parametrize("switches", [(), (SELF_MASK, ONE_SHARE_PER_OWNER)], ids=len)
+def test_switched_off_takes_exactly_one_mitigation(switches: tuple[Switch, ...]) -> None:
+    with pytest.raises(TypeError):
+        switched_off(*switches, roster=ROSTER)
+
+
+def test_one_switch_that_replaces_something_twice_is_an_error() -> None:
+    """The second part would stand in for the first one as well, which would stay on."""
+    twice = all_of("two checks", checks_off("KEY_OWN"), checks_off("KEY_QUORUM"))
+    with pytest.raises(ValueError, match="two checks: one thing is replaced twice"), switched_off(twice, roster=ROSTER):
         pytest.fail("the switch was thrown")
     assert in_place() == ORIGINAL
 
@@ -107,20 +141,22 @@ def test_what_was_replaced_is_put_back_where_a_later_switch_cannot_be_thrown() -
     [
         lambda: checks_off("KEY_SIGNATUR"),
         checks_off,
+        lambda: checks_off("KEY_OWN", "KEY_QUORUM"),
         lambda: outside_off("SUITE"),
         outside_off,
+        lambda: outside_off("SESSION", "CONTEXT"),
         lambda: replaced("a mask", masking, "musk", lambda original: original),
         lambda: method_replaced("a check", Unmask, "__pre_init__", None),
     ],
-    ids=["check", "no check", "outside", "no outside", "function", "method"],
+    ids=["check", "no check", "two checks", "outside", "no outside", "two outsides", "function", "method"],
 )
-def test_switch_of_something_that_does_not_exist_is_an_error(make: object) -> None:
+def test_switch_of_something_that_has_no_name_is_an_error(make: object) -> None:
     with pytest.raises(ValueError, match="no"):
         make()  # type: ignore[operator]
 
 
 def test_named_checks_alone_are_off() -> None:
-    with switched_off(checks_off("KEY_OWN"), checks_off("KEY_QUORUM"), roster=ROSTER):
+    with switched_off(checks_off("KEY_OWN", "KEY_QUORUM", mitigation="the key list"), roster=ROSTER):
         source.require(False, "KEY_OWN", "a detail")
         source.require(False, "KEY_QUORUM")
         with pytest.raises(FaultyAggregatorError):

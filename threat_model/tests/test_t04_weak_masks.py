@@ -159,22 +159,19 @@ def test_of_keys_that_were_folded_to_32_bits_one_comes_twice() -> None:
         assert KeyBirthday().attack(MOST_KEYS) is not None
 
 
-def played_with_seeds(staged: MakesStage, updates: Any, switches: tuple[Any, ...]) -> Stage:
+def played_with_seeds(staged: MakesStage, updates: Any) -> Stage:
     """A play before which every generator that can be seeded was."""
     random.seed(4)
     np.random.seed(4)
     torch.manual_seed(4)
-    with switched_off(*switches, roster=roster_of(3)):
-        return staged(3, aggregator=MaliciousAggregator, updates=updates).play()
+    return staged(3, aggregator=MaliciousAggregator, updates=updates).play()
 
 
-def difference(staged: MakesStage, *switches: Any) -> tuple[Decoded, Stage]:
+def difference(staged: MakesStage) -> tuple[Decoded, Stage]:
     """Of the victim's masked inputs in two plays that differ in its update alone: it is zero in the second one."""
-    first = played_with_seeds(staged, known_update, switches)
+    first = played_with_seeds(staged, known_update)
     second = played_with_seeds(
-        staged,
-        lambda index, number, received: known_update(index, number, received) * np.float32(index != VICTIM),
-        switches,
+        staged, lambda index, number, received: known_update(index, number, received) * np.float32(index != VICTIM)
     )
     with_update, without = (stage.adversary.heard.vectors[VICTIM] for stage in (first, second))
     return decode(first.adversary.heard.header, with_update - without), first
@@ -189,6 +186,7 @@ def test_seeding_every_generator_that_can_be_seeded_repeats_no_mask(staged: Make
 @pytest.mark.threat("T04")
 @pytest.mark.control
 def test_seeded_secrets_repeat_the_masks_and_give_the_update_away(staged: MakesStage) -> None:
-    left, stage = difference(staged, SYSTEM_RANDOMNESS)
+    with switched_off(SYSTEM_RANDOMNESS, roster=roster_of(3)):
+        left, stage = difference(staged)
     estimate = left.vector / stage.weight(VICTIM)
     assert is_recovered(estimate, stage.update(VICTIM), stage.precision(VICTIM))

@@ -18,9 +18,8 @@ from threat_model.adversaries.replay import Replay, SecondCount
 from threat_model.probes import Outcome, ProbedAggregator, ProbedSource
 from threat_model.sites import CLIP, MAX_SAMPLES, N_PARAMS, TARGET, roster_of
 from threat_model.stage import MakesStage, Network, Stage
-from threat_model.switches import outside_off, switched_off
-from threat_model.unbound import MONOTONE_ROUNDS, ONCE_PER_PHASE, SIGNATURE_CONTEXT
-from threat_model.unwitnessed import WITNESSED_HEADER
+from threat_model.switches import Switch, outside_off, switched_off
+from threat_model.unbound import MONOTONE_ROUNDS, ONCE_PER_PHASE, OWN_PLACE, SIGNATURE_CONTEXT
 from threat_model.watched import WatchedAggregator
 
 VICTIM, NEIGHBOUR, ALL = 4, 3, [1, 2, 3, 4, 5]
@@ -118,9 +117,20 @@ def test_every_message_is_refused_or_ignored_where_updates_travel_in_clear(stage
 
 
 @pytest.mark.threat("T13")
+@pytest.mark.parametrize("name", ["SESSION", "CONTEXT"])
+def test_either_name_of_its_place_keeps_a_message_out_of_every_other_session(staged: MakesStage, name: str) -> None:
+    """They are one mitigation: the context is made of the session id among other things, and either is enough."""
+    with switched_off(outside_off(name), roster=roster_of(5)):
+        at_source, at_aggregator, stage = probed(staged)
+    assert_nothing_but_the_same_log_was_cosigned(at_source, stage)
+    assert_no_more_than_a_cosignature_is_given_twice(at_aggregator)
+    assert_nothing_else_changed(stage)
+
+
+@pytest.mark.threat("T13")
 @pytest.mark.control
-def test_result_of_another_session_is_accepted_where_session_and_context_are_not_compared(staged: MakesStage) -> None:
-    with switched_off(outside_off("SESSION", "CONTEXT"), roster=roster_of(5)):
+def test_result_of_another_session_is_accepted_where_a_message_may_name_any_place(staged: MakesStage) -> None:
+    with switched_off(OWN_PLACE, roster=roster_of(5)):
         at_source, _, _ = probed(staged)
     assert what_became(at_source, "accepted") - SAME_LOG == {("Result", "verbatim", "Result")}
 
@@ -137,11 +147,13 @@ def test_messages_count_in_other_sessions_where_signatures_do_not_cover_session_
 
 @pytest.mark.threat("T13")
 @pytest.mark.control
-def test_header_is_accepted_again_in_every_place_where_rounds_need_not_rise(staged: MakesStage) -> None:
-    with switched_off(MONOTONE_ROUNDS, WITNESSED_HEADER, roster=roster_of(5)):
+def test_header_is_accepted_again_in_every_place_of_its_session_where_rounds_need_not_rise(staged: MakesStage) -> None:
+    """Until the source cosigns the target's next checkpoint: the header names the one before (T27)."""
+    with switched_off(MONOTONE_ROUNDS, roster=roster_of(5)):
         at_source, _, _ = probed(staged)
     places = {due for due, mode, kind in what_became(at_source, "accepted") if (mode, kind) == ("verbatim", "Header")}
-    assert places == TO_SOURCES
+    assert places == IN_SESSIONS | {"Checkpoint"}
+    assert what_became(at_source, "accepted") - SAME_LOG == {(due, "verbatim", "Header") for due in places}
 
 
 @pytest.mark.threat("T13")
@@ -185,14 +197,11 @@ def place(index: int, round_number: int) -> int:
     return 10 * round_number + index
 
 
-def counted_twice(
-    staged: MakesStage, network: SecondCount, level: Visibility, *switches: Any, rounds: int = 2
-) -> Stage:
+def counted_twice(staged: MakesStage, network: SecondCount, level: Visibility, *, rounds: int = 2) -> Stage:
     settings = {"strategy": Strategy(rule="source_only", rounds=rounds)}
-    with switched_off(*switches, roster=roster_of(5)):
-        return staged(
-            5, aggregator=WatchedAggregator, network=network, visibility=level, settings=settings, updates=unit_vectors
-        ).play()
+    return staged(
+        5, aggregator=WatchedAggregator, network=network, visibility=level, settings=settings, updates=unit_vectors
+    ).play()
 
 
 def times_counted(stage: Stage, round_number: int) -> float:
@@ -236,7 +245,8 @@ def test_input_of_the_round_before_in_the_name_of_this_one_is_refused(staged: Ma
 @pytest.mark.control
 def test_input_sent_at_once_again_counts_twice_where_a_phase_takes_any_number(staged: MakesStage) -> None:
     network = SecondCount(NEIGHBOUR, later=False, mode="verbatim")
-    stage = counted_twice(staged, network, Visibility.INDIVIDUAL, ONCE_PER_PHASE, rounds=1)
+    with switched_off(ONCE_PER_PHASE, roster=roster_of(5)):
+        stage = counted_twice(staged, network, Visibility.INDIVIDUAL, rounds=1)
     assert stage.aggregator.operator.alarms == []
     others = sum(stage.weight(index) for index in ALL if index != NEIGHBOUR)
     model = stage.aggregator.model
@@ -250,7 +260,8 @@ def test_input_sent_at_once_again_counts_twice_where_a_phase_takes_any_number(st
 @pytest.mark.control
 def test_input_of_the_round_before_counts_as_2_where_signatures_do_not_cover_the_session(staged: MakesStage) -> None:
     network = SecondCount(NEIGHBOUR, later=True, mode="relabelled")
-    stage = counted_twice(staged, network, Visibility.INDIVIDUAL, SIGNATURE_CONTEXT)
+    with switched_off(SIGNATURE_CONTEXT, roster=roster_of(5)):
+        stage = counted_twice(staged, network, Visibility.INDIVIDUAL)
     assert [times_counted(stage, number) for number in (1, 2)] == pytest.approx([2, 0], abs=1e-6)
 
 
@@ -259,11 +270,12 @@ def test_input_of_the_round_before_counts_as_2_where_signatures_do_not_cover_the
     ("later", "mode", "switch"), [(True, "relabelled", SIGNATURE_CONTEXT), (False, "verbatim", ONCE_PER_PHASE)]
 )
 def test_masked_input_that_was_accepted_twice_gives_noise_and_no_sum(
-    staged: MakesStage, later: bool, mode: Any, switch: Any
+    staged: MakesStage, later: bool, mode: Any, switch: Switch
 ) -> None:
     """Behind the signature there is the mask: it is of one session, and comes off once."""
     network = SecondCount(NEIGHBOUR, later=later, mode=mode)
-    stage = counted_twice(staged, network, Visibility.SUM, switch, rounds=1 + later)
+    with switched_off(switch, roster=roster_of(5)):
+        stage = counted_twice(staged, network, Visibility.SUM, rounds=1 + later)
     alarms = stage.aggregator.operator.alarms
     assert "fails check RANGE" in alarms[-1]
     assert len({one.message.body for one in stage.said(TARGET, Result)}) == int(later)

@@ -14,7 +14,7 @@ from threat_model.scores import NOTHING_LEARNT_COSINE, RECOVERED_COSINE, cosine
 from threat_model.sites import CLIP, LAYERS, N_PARAMS
 from threat_model.stage import MakesStage, Stage
 from threat_model.switches import checks_off, switched_off
-from threat_model.unbound import BOXES_IN_CONTEXT, MODEL_IN_CONTEXT
+from threat_model.unbound import MODEL_IN_CONTEXT, OF_ONE_HEADER, of_one_header_off
 
 VICTIM, OTHERS, ALL = 2, [1, 3, 4, 5], [1, 2, 3, 4, 5]
 OUTPUTS, INPUTS = LAYERS[0][1]
@@ -40,6 +40,12 @@ def attacked(staged: MakesStage, **options: Any) -> Stage:
 
 def assert_nothing_left(stage: Stage, *indices: int, kinds: tuple[type, ...] = (ShareBundle, MaskedInput)) -> None:
     assert not any(stage.said(index, kind) for index in indices for kind in kinds)
+
+
+def assert_victim_is_the_sum(stage: Stage) -> None:
+    assert [stage.alarms(index) for index in ALL] == [[]] * 5
+    assert cosine(stage.adversary.attack(), stage.update(VICTIM)) > RECOVERED_COSINE
+    assert not any(np.any(stage.update(index, received=DEAD)) for index in OTHERS)
 
 
 @pytest.mark.threat("T14")
@@ -71,37 +77,35 @@ def test_sources_train_no_model_that_is_not_the_one_in_the_header(staged: MakesS
 
 
 @pytest.mark.threat("T14")
-@pytest.mark.parametrize(
-    ("accepted", "check"), [(["KEY_SIGNATURE"], "SHARE_NONCE"), (["KEY_SIGNATURE", "SHARE_NONCE"], "SHARE_BOX")]
-)
-def test_shares_of_sources_with_another_model_are_refused_though_their_keys_were_accepted(
-    staged: MakesStage, accepted: list[str], check: str
-) -> None:
-    stage = attacked(staged)
-    with switched_off(checks_off(*accepted), roster=stage.roster):
+@pytest.mark.control
+def test_update_of_the_victim_is_the_sum_where_sources_train_any_model_that_comes(staged: MakesStage) -> None:
+    """All have one header, so that nothing else differs."""
+    stage = attacked(staged, announced=False)
+    with switched_off(checks_off("HEADER_MODEL"), roster=stage.roster):
         stage.play()
-    assert [stage.alarms(index) for index in ALL] == [[check]] * 5
-    assert_nothing_left(stage, *ALL, kinds=(MaskedInput,))
+    assert_victim_is_the_sum(stage)
+
+
+@pytest.mark.threat("T14")
+@pytest.mark.parametrize("check", OF_ONE_HEADER)
+def test_every_check_of_what_others_made_for_another_header_is_enough_by_itself(staged: MakesStage, check: str) -> None:
+    """They are one mitigation in four places. At the last of them the victim finds itself alone with its view."""
+    stage = attacked(staged)
+    with switched_off(of_one_header_off(but=check), roster=stage.roster):
+        stage.play()
+    is_last = check == "CONSISTENCY_INPUT"
+    assert [stage.alarms(index) for index in OTHERS] == [[check]] * 4
+    assert stage.alarms(VICTIM) == ["CONSISTENCY_QUORUM" if is_last else check]
+    assert_nothing_left(stage, *ALL, kinds=(Unmask,) if is_last else (MaskedInput,))
     assert stage.adversary.attack() is None
 
 
 @pytest.mark.threat("T14")
-def test_input_of_a_source_with_another_model_is_refused_though_keys_and_boxes_were_accepted(
+def test_sum_over_different_models_is_uniform_noise_though_all_that_others_made_was_accepted(
     staged: MakesStage,
 ) -> None:
     stage = attacked(staged)
-    with switched_off(checks_off("KEY_SIGNATURE", "SHARE_NONCE"), BOXES_IN_CONTEXT, roster=stage.roster):
-        stage.play()
-    assert [stage.alarms(index) for index in OTHERS] == [["CONSISTENCY_INPUT"]] * 4
-    assert_nothing_left(stage, *ALL, kinds=(Unmask,))
-    assert stage.adversary.attack() is None
-
-
-@pytest.mark.threat("T14")
-def test_sum_over_different_models_is_uniform_noise_though_keys_and_boxes_were_accepted(staged: MakesStage) -> None:
-    stage = attacked(staged)
-    accepted = checks_off("KEY_SIGNATURE", "SHARE_NONCE", "CONSISTENCY_INPUT")
-    with switched_off(accepted, BOXES_IN_CONTEXT, roster=stage.roster):
+    with switched_off(of_one_header_off(), roster=stage.roster):
         stage.play()
     assert all(stage.said(index, MaskedInput) for index in ALL)
     assert all(stage.said(index, Unmask) for index in OTHERS)
@@ -117,7 +121,5 @@ def test_sum_over_different_models_is_uniform_noise_though_keys_and_boxes_were_a
 def test_update_of_the_victim_is_the_sum_where_the_model_is_bound_to_nothing(staged: MakesStage) -> None:
     stage = attacked(staged)
     with switched_off(MODEL_IN_CONTEXT, roster=stage.roster):
-        opened = stage.play().adversary.attack()
-    assert [stage.alarms(index) for index in ALL] == [[]] * 5
-    assert cosine(opened, stage.update(VICTIM)) > RECOVERED_COSINE
-    assert not any(np.any(stage.update(index, received=DEAD)) for index in OTHERS)
+        stage.play()
+        assert_victim_is_the_sum(stage)

@@ -26,6 +26,7 @@ from securefda.rounds.headers import Place, Planner, make_header
 from securefda.rounds.run_settings import TargetSite
 from securefda.rounds.site import vector_to_wire
 from securefda.rounds.source import SourceRounds
+from securefda.rounds.terms import MOST_CLIPPED
 from securefda.secagg.messages import (
     NO_CONTEXT,
     NO_SESSION,
@@ -51,6 +52,7 @@ from threat_model.sites import (
     TARGET,
     KnownUpdates,
     SiteWatch,
+    UpdateRule,
     known_update,
     published_key,
     roster_of,
@@ -66,14 +68,29 @@ from threat_model.switches import ONE_RUN, POLICY, UPDATE_AT_THE_CLIP, switched_
 
 N = 3
 CLIPS = (1e-9, 1e-4, 0.05, 0.1, 0.2, 0.3, 0.4, 0.46, 0.48, 1.0)
-"""From bare signs to all of the update, whose coordinates are uniform in [-0.5, 0.5]: 1 in 8 is beyond 0.4375."""
+"""From bare signs to all of the update, whose coordinates are uniform in [-0.5, 0.5]: 1 in 8 is beyond 0.4375. The
+policy permits the fourth and those that follow."""
 
 
-def sign_stage(staged: MakesStage) -> Stage:
+def large_update(index: int, round_number: int, received: Any) -> Any:
+    """Every coordinate is beyond the least clip that the policy permits: their lengths are uniform in [0.15, 0.45]."""
+    update = known_update(index, round_number, received)
+    return np.sign(update) * (np.float32(0.15) + np.float32(0.6) * np.abs(update))
+
+
+def sparse_update(index: int, round_number: int, received: Any) -> Any:
+    """One coordinate in eight of each layer moves, the same at all sources, and none beyond the policy's least clip."""
+    update = np.float32(0.1) * known_update(index, round_number, received)
+    update[np.arange(update.size) % MOST_CLIPPED != 0] = 0
+    return update
+
+
+def sign_stage(staged: MakesStage, updates: UpdateRule = known_update) -> Stage:
     rows = {index: samples_of(index) for index in range(1, N + 1)}
     adversary = partial(SignHeader, rows=rows, clips=CLIPS)
     strategy = Strategy(rule="source_only", rounds=len(CLIPS))
-    return staged(N, aggregator=adversary, settings={"strategy": strategy}, max_unfinished=len(CLIPS))
+    settings = {"strategy": strategy}
+    return staged(N, aggregator=adversary, settings=settings, max_unfinished=len(CLIPS), updates=updates)
 
 
 def true_signs(stage: Stage, index: int) -> np.ndarray:
@@ -89,8 +106,11 @@ def assert_bare_signs_were_not_had(stage: Stage) -> None:
 
 
 @pytest.mark.threat("T15")
-def test_search_for_the_worst_clip_ends_where_seven_eighths_of_every_layer_are_within_it(staged: MakesStage) -> None:
-    stage = sign_stage(staged).play()
+@pytest.mark.parametrize("updates", [known_update, large_update])
+def test_search_for_the_worst_clip_ends_where_seven_eighths_of_every_layer_are_within_it(
+    staged: MakesStage, updates: UpdateRule
+) -> None:
+    stage = sign_stage(staged, updates).play()
     for index in range(1, N + 1):
         by_key, by_clip = ["quantisation.clip-min"] * 3, ["CLIPPED"] * 4
         assert stage.refusals(index) == stage.alarms(index) == by_key + by_clip
@@ -108,15 +128,43 @@ def test_update_at_its_clip_is_kept_back_where_the_policy_lets_any_clip_pass(sta
 
 @pytest.mark.threat("T15")
 @pytest.mark.control
-def test_sum_under_a_tiny_clip_tells_every_sign_of_every_source(staged: MakesStage) -> None:
-    stage = sign_stage(staged)
-    with switched_off(POLICY, UPDATE_AT_THE_CLIP, roster=stage.roster):
+def test_sum_under_the_least_clip_of_the_policy_tells_every_sign_where_updates_may_be_at_it(staged: MakesStage) -> None:
+    stage = sign_stage(staged, large_update)
+    with switched_off(UPDATE_AT_THE_CLIP, roster=stage.roster):
         stage.play()
-    assert stage.adversary.clip == CLIPS[0]
+    assert stage.refusals(1) == ["quantisation.clip-min"] * 3
+    assert stage.adversary.clip == CLIPS[3]
     signs = stage.adversary.attack()
     assert np.all(signs.certain)
     for index in range(1, N + 1):
         np.testing.assert_array_equal(signs.of[index], true_signs(stage, index))
+
+
+@pytest.mark.threat("T15")
+def test_update_of_which_little_moves_tells_no_sign_under_the_least_clip_of_the_policy(staged: MakesStage) -> None:
+    """Few coordinates move, and no clip keeps the update back: what is left is the least clip of the policy."""
+    stage = sign_stage(staged, sparse_update).play()
+    for index in range(1, N + 1):
+        assert stage.refusals(index) == stage.alarms(index) == ["quantisation.clip-min"] * 3
+        assert len(stage.said(index, MaskedInput)) == 1
+    assert stage.adversary.clip == CLIPS[3]
+    assert not np.any(stage.adversary.attack().certain)
+
+
+@pytest.mark.threat("T15")
+@pytest.mark.control
+def test_sum_under_a_tiny_clip_tells_every_sign_of_what_moves_where_the_policy_lets_any_clip_pass(
+    staged: MakesStage,
+) -> None:
+    stage = sign_stage(staged, sparse_update)
+    with switched_off(POLICY, roster=stage.roster):
+        stage.play()
+    assert stage.adversary.clip == CLIPS[0]
+    signs = stage.adversary.attack()
+    for index in range(1, N + 1):
+        moves = true_signs(stage, index) != 0
+        np.testing.assert_array_equal(signs.certain, moves)
+        np.testing.assert_array_equal(signs.of[index][moves], true_signs(stage, index)[moves])
 
 
 # One layer alone.

@@ -12,9 +12,10 @@ from securefda.secagg.messages import Abort, MaskedInput, Result, Unmask
 from securefda.transport.memory_network import Passed
 from threat_model.adversaries.wrong_shares import WrongShares
 from threat_model.scores import NOTHING_LEARNT_COSINE, cosine
+from threat_model.sites import roster_of
 from threat_model.stage import MakesStage, Stage
 from threat_model.switches import switched_off
-from threat_model.unchecked_sums import COMMITMENTS, RANGE
+from threat_model.unchecked_sums import COMMITMENTS, OPENED_SUMS, RANGE
 from threat_model.watched import WatchedAggregator
 
 LIAR, LOST, ALL = 1, 5, [1, 2, 3, 4, 5, 6]
@@ -87,22 +88,38 @@ def assert_lost(stage: Stage, check: str) -> None:
 
 @pytest.mark.threat("T31")
 @pytest.mark.control
-def test_without_commitments_a_wrong_share_costs_the_sum_and_nobody_is_named(staged: MakesStage) -> None:
-    stage = staged(6, aggregator=WatchedAggregator, settings={"threshold": 4}, **liars(LIAR, of=3))
-    with switched_off(COMMITMENTS, roster=stage.roster):
-        stage.play()
+@pytest.mark.parametrize("threshold", [4, 6])
+def test_without_commitments_a_wrong_share_costs_the_sum_and_all_are_accused(
+    staged: MakesStage, threshold: int
+) -> None:
+    with switched_off(COMMITMENTS, roster=roster_of(6)):
+        stage = played(staged, settings={"threshold": threshold}, **liars(LIAR, of=3))
     (alarm,) = stage.aggregator.operator.alarms
     assert fails(" or ".join(f"source-{index}" for index in ALL), "RANGE") in alarm
     assert_lost(stage, "RANGE")
 
 
+# A wrong sum that counts needs more: what opens is checked twice, and either is enough. The control above is one half.
+
+
+@pytest.mark.threat("T31")
+def test_commitments_are_enough_against_a_wrong_sum_where_its_range_is_not_checked(staged: MakesStage) -> None:
+    honest = played(staged)
+    with switched_off(RANGE, roster=roster_of(6)):
+        spare = played(staged, **liars(LIAR, of=3))
+        none_to_spare = played(staged, settings={"threshold": 6}, **liars(LIAR, of=3))
+    (alarm,) = spare.aggregator.operator.alarms
+    assert alarm.startswith("alarm: " + fails("source-1", "UNMASK_SHARE"))
+    assert_same_sum(spare, honest)
+    assert_lost(none_to_spare, "SHARE_COMMITMENT")
+
+
 @pytest.mark.threat("T31")
 @pytest.mark.control
-def test_without_commitments_and_range_a_wrong_share_gives_a_wrong_sum_and_no_alarm(staged: MakesStage) -> None:
+def test_wrong_share_gives_a_wrong_sum_and_no_alarm_where_nothing_that_opens_is_checked(staged: MakesStage) -> None:
     honest = played(staged, settings={"threshold": 6})
-    stage = staged(6, aggregator=WatchedAggregator, settings={"threshold": 6}, **liars(LIAR, of=3))
-    with switched_off(COMMITMENTS, RANGE, roster=stage.roster):
-        stage.play()
+    with switched_off(OPENED_SUMS, roster=roster_of(6)):
+        stage = played(staged, settings={"threshold": 6}, **liars(LIAR, of=3))
     assert stage.aggregator.operator.alarms == []
     assert [stage.accepted(index) for index in ALL] == [1] * 6
     assert abs(cosine(stage.aggregator.model, honest.aggregator.model)) < NOTHING_LEARNT_COSINE
@@ -110,10 +127,9 @@ def test_without_commitments_and_range_a_wrong_share_gives_a_wrong_sum_and_no_al
 
 @pytest.mark.threat("T31")
 @pytest.mark.control
-def test_without_commitments_and_range_the_honest_are_accused_of_wrong_shares(staged: MakesStage) -> None:
+def test_honest_are_accused_of_wrong_shares_where_nothing_that_opens_is_checked(staged: MakesStage) -> None:
     """The first t answers give the secret, right or wrong, and whoever does not agree with it is named."""
-    stage = staged(6, aggregator=WatchedAggregator, settings={"threshold": 4}, **liars(LIAR, of=3))
-    with switched_off(COMMITMENTS, RANGE, roster=stage.roster):
-        stage.play()
+    with switched_off(OPENED_SUMS, roster=roster_of(6)):
+        stage = played(staged, **liars(LIAR, of=3))
     alarms = stage.aggregator.operator.alarms
     assert [alarm.split(": ")[1] for alarm in alarms] == [fails(f"source-{i}", "UNMASK_SHARE")[:-2] for i in (5, 6)]
