@@ -287,12 +287,11 @@ ONE_SITE_PER_LEGAL_ENTITY = replaced(
 RELEASE_FUSE = method_replaced("the release fuse", SourceStore, "burn_fuse", lambda *_: None)
 """A source does not remember for which rounds an update has left."""
 
-ONE_RUN = all_of(
-    "one run of a folder",
-    method_replaced("the run of the folder", SourceStore, "_other_run", lambda *_: None),
-    method_replaced("the limit on runs", RunBook, "_require_open", lambda *_: False),
-)
-"""A source takes part in any number of runs, one after another, with one folder."""
+RUN_OF_THE_FOLDER = method_replaced("the run of the folder", SourceStore, "_other_run", lambda *_: None)
+RUNS_OF_A_DAY = method_replaced("the limit on runs", RunBook, "_require_open", lambda *_: False)
+ONE_RUN = all_of("one run", RUN_OF_THE_FOLDER, RUNS_OF_A_DAY)
+"""A source takes part in any number of runs, one after another, with one folder. Its folder, and the kit's book of runs,
+each are enough to end that (T38)."""
 
 POLICY = all_of(
     "the policy of the site",

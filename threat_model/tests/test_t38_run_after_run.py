@@ -14,7 +14,7 @@ from threat_model.adversaries.sources import ColludingSource
 from threat_model.scores import cosine
 from threat_model.sites import LAYERS
 from threat_model.stage import MakesStage, Stage
-from threat_model.switches import ONE_RUN, switched_off
+from threat_model.switches import ONE_RUN, RUN_OF_THE_FOLDER, RUNS_OF_A_DAY, Switch, switched_off
 
 N, COLLUDER, BIAS = 4, 4, 1
 VICTIMS = range(1, COLLUDER)
@@ -27,15 +27,27 @@ def asking(staged: MakesStage) -> Stage:
     return staged(N, aggregator=partial(RunAfterRun, layer=BIAS), sources=sources, settings=settings)
 
 
-@pytest.mark.threat("T38")
-def test_second_run_is_joined_by_nobody_and_one_question_tells_one_coordinate(staged: MakesStage) -> None:
-    stage = asking(staged).play()
+def assert_one_question_is_answered(stage: Stage) -> None:
     assert len(stage.adversary.sessions) == 1
     assert set(stage.not_joined) >= set(VICTIMS)
     for index in VICTIMS:
         assert len(stage.said(index, Advertise)) == 1
         assert stage.said(index, MaskedInput) == []
     assert all(np.count_nonzero(read) <= 1 for read in stage.adversary.attack().values())
+
+
+@pytest.mark.threat("T38")
+def test_second_run_is_joined_by_nobody_and_one_question_tells_one_coordinate(staged: MakesStage) -> None:
+    assert_one_question_is_answered(asking(staged).play())
+
+
+@pytest.mark.threat("T38")
+@pytest.mark.parametrize("other", [RUN_OF_THE_FOLDER, RUNS_OF_A_DAY], ids=lambda switch: switch.mitigation)
+def test_the_folder_and_the_book_of_runs_are_each_enough(staged: MakesStage, other: Switch) -> None:
+    stage = asking(staged)
+    with switched_off(other, roster=stage.roster):
+        stage.play()
+    assert_one_question_is_answered(stage)
 
 
 @pytest.mark.threat("T38")
