@@ -290,8 +290,8 @@ RELEASE_FUSE = method_replaced("the release fuse", SourceStore, "burn_fuse", lam
 RUN_OF_THE_FOLDER = method_replaced("the run of the folder", SourceStore, "_other_run", lambda *_: None)
 RUNS_OF_A_DAY = method_replaced("the limit on runs", RunBook, "_require_open", lambda *_: False)
 ONE_RUN = all_of("one run", RUN_OF_THE_FOLDER, RUNS_OF_A_DAY)
-"""A source takes part in any number of runs, one after another, with one folder. Its folder, and the kit's book of runs,
-each are enough to end that (T38)."""
+"""A source takes part in any number of runs, one after another, with one folder. Its folder and the kit's book of runs
+are each enough against that (T38)."""
 
 POLICY = all_of(
     "the policy of the site",

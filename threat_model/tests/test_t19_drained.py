@@ -1,0 +1,49 @@
+"""T19: a target that finishes no round is left by a source before much of its budget is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securefda.adaptation import Strategy
+from securefda.dp.events import Budget
+from securefda.rounds.private_site import PrivateTrainer
+from securefda.secagg.messages import MaskedInput
+from threat_model.adversaries.drains_budgets import DrainsBudget
+from threat_model.private_sites import DELTA, private_trainer, rows_of, sgd, spent
+from threat_model.sites import INPUTS
+from threat_model.stage import MakesStage, Stage
+
+N, VICTIM = 3, 1
+BUDGET = Budget(8.0, DELTA)
+ROWS = rows_of(np.eye(20, INPUTS), np.arange(20))
+NOISY = sgd(0.01, 20, noise=4.0)
+"""About thirty rounds of it cost an epsilon of 8."""
+
+
+def drained(staged: MakesStage, ledgers: Path, **options: Any) -> tuple[Stage, PrivateTrainer]:
+    site = private_trainer(ledgers, ROWS, NOISY, budget=BUDGET)
+    settings = {"strategy": Strategy(rule="source_only", rounds=100)}  # type: ignore[arg-type]
+    return staged(N, aggregator=DrainsBudget, trainers={VICTIM: site}, settings=settings, **options).play(), site
+
+
+@pytest.mark.threat("T19")
+def test_target_that_finishes_no_round_gets_three_of_them(staged: MakesStage, ledgers: Path) -> None:
+    stage, site = drained(staged, ledgers)
+    assert len(stage.said(VICTIM, MaskedInput)) == 3
+    assert stage.accepted(VICTIM) == 0
+    assert stage.refusals(VICTIM) == ["release.max-unfinished"]
+    assert 0 < spent(site) < BUDGET.epsilon / 3
+
+
+@pytest.mark.threat("T19")
+@pytest.mark.control
+def test_budget_is_gone_for_no_result_where_nobody_counts_rounds(staged: MakesStage, ledgers: Path) -> None:
+    """No switch: the policies' own ``release.max-unfinished``."""
+    stage, site = drained(staged, ledgers, max_unfinished=1000)
+    assert stage.accepted(VICTIM) == 0
+    assert 0.95 * BUDGET.epsilon < spent(site) <= BUDGET.epsilon
+    assert len(stage.said(VICTIM, MaskedInput)) > 20
