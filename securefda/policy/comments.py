@@ -79,9 +79,10 @@ The largest effective learning rate that the target may publish: this site's upd
 How often a round may be tried again, each time with new keys, after sources were lost on the way.""",
     "release.max-rounds": "How many rounds one run may have: each is one more equation about this site's rows.",
     "release.max-runs": """\
-How many runs may begin within 24 hours. With 0 each takes the operator's word: securefda source start --accept-run""",
+How many runs may begin within 24 hours; one that so many have followed is over. With 0 each takes the operator's
+word: securefda source start --accept-run""",
     "release.max-unfinished": """\
-How many rounds may be begun with this site (a charge to its budget, lengths of its update, a masked input) and come
+How many rounds may be begun with this site (a charge to its budget, a masked input) and come
 to no result; a result pays for one of them. After so many it leaves; its operator has it go on with --accept-run.""",
     "metadata.may-leave": """\
 What may leave in clear beside an update at level "individual": "samples", "loss", "accuracy" of the training rows.

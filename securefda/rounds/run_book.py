@@ -79,8 +79,8 @@ class RunBook(StateFile):
             round_number: of the round that is asked for; None before the first header, when the site joins.
 
         Raises:
-            PolicyRefusal: release.max-runs, it would be one run more in a day than the policy permits;
-                release.max-unfinished.
+            PolicyRefusal: release.max-runs, it would be one run more in a day than the policy permits, or so many have
+                begun since that this one is over; release.max-unfinished.
             FaultyAggregatorError: HEADER_RUN, the run began in another folder.
         """
         self._process.require_original()
@@ -97,7 +97,8 @@ class RunBook(StateFile):
         run_id, number, session = header.body.run_id, header.body.round, header.envelope.session_id
         with self._transaction() as database:
             is_one_more = self._require_open(database, run_id, state, number)
-            database.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", (run_id, state, self._unix_time()))
+            remember = "INSERT OR REPLACE" if is_one_more else "INSERT OR IGNORE"  # begun anew by the operator's word
+            database.execute(f"{remember} INTO runs VALUES (?, ?, ?)", (run_id, state, self._unix_time()))
             database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?)", (session, run_id))
             (owner,) = database.execute("SELECT run_id FROM sessions WHERE session_id = ?", (session,)).fetchone()
             if owner != run_id:
@@ -120,7 +121,7 @@ class RunBook(StateFile):
 
     def _require_open(self, database: sqlite3.Connection, run_id: bytes, state: str, round_number: int | None) -> bool:
         """Whether it is the operator's word alone that opens the run; raises where nothing does."""
-        known = database.execute("SELECT state FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+        known = database.execute("SELECT state, rowid FROM runs WHERE run_id = ?", (run_id,)).fetchone()
         if known is None or round_number is not None:  # who rejoins may be asked for a round again that it began
             others = "SELECT count(*) FROM unfinished WHERE (run_id, round) != (?, ?)"
             (unfinished,) = database.execute(others, (run_id, round_number or 0)).fetchone()
@@ -133,13 +134,17 @@ class RunBook(StateFile):
                 error = FaultyAggregatorError("HEADER_RUN", "this site has begun this run in another folder")
                 error.hint = "start with the folder that the run began in (source.out, or --out)"
                 raise error
-            return False
-        since = self._unix_time() - _DAY_S
-        (today,) = database.execute("SELECT count(*) FROM runs WHERE began_unix_s > ?", (since,)).fetchone()
-        if today < self._limits.max_runs:
-            return False
+            (later,) = database.execute("SELECT count(*) FROM runs WHERE rowid > ?", (known[1],)).fetchone()
+            if later < max(1, self._limits.max_runs):
+                return False
+            asked = f"run {run_id.hex()[:12]} again, though {later} began after it"
+        else:
+            since = self._unix_time() - _DAY_S
+            (today,) = database.execute("SELECT count(*) FROM runs WHERE began_unix_s > ?", (since,)).fetchone()
+            if today < self._limits.max_runs:
+                return False
+            asked = f"run {run_id.hex()[:12]}, after {today} in 24 hours"
         if not self._may_begin_one_more:
-            asked, allowed = f"run {run_id.hex()[:12]}, after {today} in 24 hours", f"{self._limits.max_runs}"
             hint = f"where this site means to take part in one more: {ACCEPT_RUN}"
-            raise PolicyRefusal("release.max-runs", asked, allowed, hint=hint)
+            raise PolicyRefusal("release.max-runs", asked, f"{self._limits.max_runs}", hint=hint)
         return True

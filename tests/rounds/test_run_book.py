@@ -104,6 +104,38 @@ def test_runs_are_counted_over_folders_and_processes(
     assert not is_open(book(max_runs=2), C)
 
 
+def test_a_run_is_over_when_as_many_have_begun_since_as_the_policy_permits(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]], clock: Clock
+) -> None:
+    own = book(max_runs=2)
+    finish(own, header(A))
+    finish(own, header(B))
+    clock.now += DAY_S
+    finish(own, header(A, 2))
+    finish(own, header(C))
+
+    with pytest.raises(PolicyRefusal, match="again, though 2 began after it") as refused:
+        own.begin_attempt(header(A, 3, session=b"s" * 32), FOLDER)
+
+    assert (refused.value.key, refused.value.allowed) == ("release.max-runs", "2")
+    assert not own.has_session(b"s" * 32)
+    assert not is_open(own, A)
+    finish(own, header(B, 2))
+
+
+def test_the_operators_word_opens_a_run_that_is_over_and_it_is_the_latest_then(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]], clock: Clock
+) -> None:
+    finish(book(), header(A))
+    clock.now += DAY_S
+    finish(book(), header(B))
+
+    finish(book(accept_run=True), header(A, 2))
+
+    assert is_open(book(), A)
+    assert not is_open(book(), B)
+
+
 def test_a_run_counts_for_a_day(
     book: Callable[..., RunBook], header: Callable[..., Signed[Header]], clock: Clock
 ) -> None:
