@@ -102,6 +102,14 @@ rows = st.lists(st.floats(0, width=32, allow_infinity=False), max_size=6).map(tu
 advertisements = st.builds(m.Advertise, digests, digests, digests, digests, rows)
 masked_inputs = st.builds(m.MaskedInput, digests, some_uint64)
 survivor_signatures = st.builds(m.SurvivorSignature, digests)
+results = st.builds(m.Result, st.one_of(st.just(b""), digests), uint32, digests)
+receipts = st.builds(
+    lambda run_id, numbers, result, model: m.Receipt(run_id, max(numbers), min(numbers), result, model),
+    st.binary(min_size=16, max_size=16),
+    st.tuples(some_uint32, some_uint32),
+    digests,
+    digests,
+)
 delivered = st.builds(m.DeliveredBox, indices, st.binary(min_size=1, max_size=120), digests)
 boxes = st.lists(st.builds(m.ShareBox, indices, st.binary(min_size=1, max_size=120)), max_size=5).map(tuple)
 shares = st.lists(
@@ -140,7 +148,7 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
         st.lists(signed(masked_inputs), max_size=3).map(tuple),
     ),
     m.Unmask: st.builds(m.Unmask, shares),
-    m.Result: st.builds(m.Result, st.one_of(st.just(b""), digests), uint32, digests),
+    m.Result: results,
     m.Abort: st.builds(
         m.Abort, st.sampled_from(m.Step), st.from_regex("[A-Z0-9_]{1,64}", fullmatch=True), st.none() | indices
     ),
@@ -151,6 +159,10 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
     ),
     m.Cosigned: st.builds(m.Cosigned, some_uint64, st.text(st.characters(codec="utf-8"), min_size=1, max_size=80)),
     m.Goodbye: st.builds(m.Goodbye, st.booleans(), uint32, lines(500)),
+    m.Receipt: receipts,
+    m.MissedResult: st.builds(
+        lambda result, given: m.MissedResult(result, given), signed(results), st.lists(signed(receipts), max_size=3).map(tuple)
+    ),
 }
 envelopes = st.builds(
     m.Envelope,
