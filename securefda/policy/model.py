@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from securefda.adaptation.strategy import Rule
 from securefda.dp.events import Budget
@@ -39,6 +39,14 @@ def _factory(value: str) -> str:
     module, colon, name = value.partition(":")
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise ValueError("must be of the form package.module:Class")
+    return value
+
+
+def _first_models(value: object) -> object:
+    if isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
+        return tuple(map(_digest, value))
+    if value != "task":
+        raise ValueError('must be "task", or a list of at least one SHA-256 digest')
     return value
 
 
@@ -161,10 +169,7 @@ class ModelPolicy(Settings):
             others that are permitted, in hex, over float32 little-endian parameters.
     """
 
-    initial: (
-        Literal["task"]
-        | Annotated[tuple[Annotated[str, AfterValidator(_digest)], ...], Field(strict=False, min_length=1)]
-    ) = "task"
+    initial: Annotated[Literal["task"] | tuple[str, ...], BeforeValidator(_first_models)] = "task"
 
     @property
     def digests(self) -> tuple[bytes, ...]:

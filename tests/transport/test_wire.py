@@ -161,7 +161,9 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
     m.Goodbye: st.builds(m.Goodbye, st.booleans(), uint32, lines(500)),
     m.Receipt: receipts,
     m.MissedResult: st.builds(
-        lambda result, given: m.MissedResult(result, given), signed(results), st.lists(signed(receipts), max_size=3).map(tuple)
+        lambda result, given: m.MissedResult(result, given),
+        signed(results),
+        st.lists(signed(receipts), max_size=3).map(tuple),
     ),
 }
 envelopes = st.builds(

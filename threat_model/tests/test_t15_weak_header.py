@@ -353,7 +353,8 @@ def inequalities(header: Header, policy: SourcePolicy) -> dict[str, bool]:
         "rule": header.rule.rule in policy.allowed_rules,
         "target": needs_target == (header.target is not None),
         "g_T": header.target is None or bool(header.target.update_digest) == bool(of_sum),
-        "target's rate": header.target is None or header.target.learning_rate <= limits.learning_rate_max,
+        "target's rate": header.target is None
+        or limits.learning_rate_min <= header.target.learning_rate <= limits.learning_rate_max,
         "energy": not at_sum or _energy_holds(header, policy, left),
         "filter": not at_sum or header.rule.filter or not header.rule.rule.startswith("fedgp"),
         "sum": 2 <= header.sum_quorum <= len(of_sum) if of_sum else not header.sum_quorum and not header.energy,
@@ -386,6 +387,7 @@ REASONS = {
     "quantisation.max-samples-min",
     "quantisation.max-samples-max",
     "limits.learning-rate-max",
+    "limits.learning-rate-min",
     "limits.training-deadline-s-max",
     "limits.phase-deadline-s-max",
     "release.max-attempts",
