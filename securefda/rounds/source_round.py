@@ -180,9 +180,12 @@ def _check_model(
     site: SourceSite, header: Header, origin: Origin, model: Vector, target_update: Vector | None
 ) -> Course:
     """The model is the run's first, or near enough to the one that this site trained from last."""
-    before = site.store.trained_from(header.run_id) or TrainedFrom(0, site.trainer.initial_model(), ())
+    before = site.store.trained_from(header.run_id)
+    if before is None:
+        before = TrainedFrom(0, site.trainer.initial_model(), ())
     if origin.number == 0:
-        require_initial(header, model, site.trainer.initial_model(), site.models.initial)
+        own = before.model if not before.units else site.trainer.initial_model()
+        require_initial(header, model, own, site.models.initial)
     return course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=site.models.step)
 
 

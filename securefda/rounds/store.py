@@ -29,6 +29,8 @@ from securefda.secagg.transcript import round_terms
 from securefda.training import Vector
 
 _SCHEMA_VERSION = 9
+_PIECE = 1 << 16
+"""Bytes of a model that are read or written at once: as one value it would be copied as a whole, in memory."""
 
 _SOURCE_TABLES = """
 CREATE TABLE origin (id INTEGER PRIMARY KEY CHECK (id = 0), file_number TEXT NOT NULL);
@@ -37,7 +39,10 @@ CREATE TABLE positions (
     number INTEGER NOT NULL, previous BLOB NOT NULL, model_digest BLOB NOT NULL, session_id BLOB NOT NULL,
     digest BLOB NOT NULL
 );
-CREATE TABLE trained (run_id BLOB PRIMARY KEY, number INTEGER NOT NULL, units BLOB NOT NULL, model BLOB NOT NULL);
+CREATE TABLE trained (
+    id INTEGER PRIMARY KEY, run_id BLOB NOT NULL UNIQUE, number INTEGER NOT NULL, units BLOB NOT NULL,
+    model BLOB NOT NULL
+);
 CREATE TABLE fuses (run_id BLOB NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (run_id, round));
 CREATE TABLE results (
     run_id BLOB NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, model_digest BLOB NOT NULL,
@@ -219,12 +224,16 @@ class SourceStore(_Store):
         """The model that this site trained from last in the run; None before it has."""
         self._process.require_original()
         with self._clear_errors():
-            query = "SELECT number, model, units FROM trained WHERE run_id = ?"
+            query = "SELECT id, number, units, length(model) FROM trained WHERE run_id = ?"
             row = self._database.execute(query, (run_id,)).fetchone()
-        if row is None:
-            return None
-        units = tuple(np.frombuffer(row[2], dtype="<f8").tolist())
-        return TrainedFrom(row[0], np.frombuffer(row[1], dtype="<f4").astype(np.float32, copy=False), units)
+            if row is None:
+                return None
+            model = np.zeros(row[3] // 4, "<f4")
+            place = model.data.cast("B")
+            with self._database.blobopen("trained", "model", row[0], readonly=True) as blob:
+                for start in range(0, len(place), _PIECE):
+                    place[start : start + _PIECE] = blob.read(_PIECE)
+        return TrainedFrom(row[1], model.astype(np.float32, copy=False), tuple(np.frombuffer(row[2], "<f8").tolist()))
 
     def remember_trained(self, run_id: bytes, number: int, model: Vector, units: Units) -> None:
         """Remember what was trained from, and the largest units; on the disk before the next fuse is burnt.
@@ -237,8 +246,13 @@ class SourceStore(_Store):
             if known == (number,):
                 database.execute("UPDATE trained SET units = ? WHERE run_id = ?", (measured, run_id))
                 return
-            row = (run_id, number, measured, np.ascontiguousarray(model, dtype="<f4").data.cast("B"))
-            database.execute("INSERT OR REPLACE INTO trained VALUES (?, ?, ?, ?)", row)
+            data = np.ascontiguousarray(model, dtype="<f4").data.cast("B")
+            database.execute("DELETE FROM trained WHERE run_id = ?", (run_id,))
+            query = "INSERT INTO trained (run_id, number, units, model) VALUES (?, ?, ?, zeroblob(?))"
+            row = database.execute(query, (run_id, number, measured, len(data))).lastrowid
+            with database.blobopen("trained", "model", row or 0) as blob:
+                for start in range(0, len(data), _PIECE):
+                    blob.write(data[start : start + _PIECE])
 
     def accept_header(self, header: Signed[Header], number: int = 0) -> None:
         """Remember a header, so that neither it nor an earlier position nor another run is ever accepted again.
