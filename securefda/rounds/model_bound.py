@@ -28,6 +28,9 @@ from securefda.training import LayerTable, Vector
 INITIAL_TOLERANCE = 1e-6
 """Largest difference, in any parameter, of two sites' first models: other machines need not round alike."""
 
+LEAST_UNIT = 1e-9
+"""For one parameter: what does not train at all is held against something, and its operator can raise the limit."""
+
 Units = tuple[float, ...]
 """For each group of layers, how far this site's own training moves it: an L2 norm."""
 
@@ -311,7 +314,8 @@ def units_of(update: Vector, groups: Sequence[int]) -> Units:
     """
     norms = _norms(groups, update)
     whole = math.hypot(*norms)
-    return tuple(max(norm, whole * math.sqrt(size / update.size)) for norm, size in zip(norms, groups, strict=True))
+    least = max(LEAST_UNIT, whole / math.sqrt(update.size))
+    return tuple(max(norm, least * math.sqrt(size)) for norm, size in zip(norms, groups, strict=True))
 
 
 def _norms(groups: Sequence[int], vector: Vector, origin: Vector | None = None) -> Units:

@@ -115,7 +115,7 @@ class StateFile:
         """A transaction; one that is not ``durable`` reaches the disk with the next that is, or with a later one."""
         self._process.require_original()
         with self._clear_errors():
-            self._database.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            self._database.execute("PRAGMA synchronous = FULL" if durable else "PRAGMA synchronous = NORMAL")
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database

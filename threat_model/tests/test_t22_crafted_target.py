@@ -57,6 +57,10 @@ def multiplied(*of_sources: float, layers: int = 2) -> Multiples:
     return np.tile(np.array(of_sources, np.float64), (layers, 1))
 
 
+LONG = 1e6
+"""So that no update of the target is too long (T40): what holds here holds whatever its length."""
+
+
 def crafted(
     staged: MakesStage,
     multiples: Multiples,
@@ -75,6 +79,7 @@ def crafted(
         aggregator=partial(CraftsTarget, victim=VICTIM, update=update),
         updates=updates,
         settings={"strategy": strategy, "kappa": 1.0, **(settings or {})},
+        model_step=LONG,
         **options,
     )
 
@@ -157,6 +162,7 @@ def with_auto_beta(staged: MakesStage, rule: str) -> Stage:
         N,
         aggregator=partial(CraftsTarget, victim=VICTIM, update=update, scatter=scatter),
         settings={"strategy": Strategy(rule=rule, rounds=1), "kappa": 1.0},
+        model_step=LONG,
     )
 
 
