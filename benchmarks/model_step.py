@@ -3,7 +3,8 @@
 `limits.model-step` bounds, at every source and in every group of layers, the length of the step from the model that it
 trained from last to the one that a header brings, and that of g_T, in units of the source's own largest update so far.
 Here whole federations are simulated with the bound taken away, and every such length is collected. What is reported is
-the largest ratio of each run: an honest run with this policy ends early if the bound is below it.
+the largest ratio of each run: an honest run with this policy ends early if the bound is below it. And how many rounds
+a target needs that walks to a model which it has made, at some bounds.
 
     python benchmarks/model_step.py [--data-dir DIR] [--seeds 0 1] [--cases NAME ...] [--out FILE]
 
@@ -25,16 +26,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from offline_rounds import OfflineSites
 
+from securefda.adaptation import round_plan
+from securefda.adaptation.groups import layer_groups
 from securefda.cli.bench.federated import use_one_thread
 from securefda.cli.bench.machine import this_machine
 from securefda.config import load_federation
 from securefda.rounds import model_bound, source_round
-from securefda.rounds.model_bound import Course, Units
+from securefda.rounds.model_bound import Course, Units, units_of
 from securefda.rounds.progress import SilentReporter
 from securefda.training import Vector
 from securefda.transport.memory import simulate
+from threat_model.adversaries.made_model import imprinting_model, one_step_towards
 
+LIMITS = (3.0, 10.0, 30.0)
 EXAMPLES = Path(__file__).parent.parent / "examples"
 HERE = Path(__file__).parent
 DATA = {"fed_heart": "fed_heart", "colored_mnist": "mnist"}
@@ -129,7 +135,30 @@ def main() -> None:
 def _result(cases: dict[str, Any]) -> dict[str, Any]:
     runs = [run for seeds in cases.values() for run in seeds.values()]
     largest = {kind: max(run[kind] for run in runs) for kind in ("model", "target")}
-    return {"machine": this_machine(), "largest": largest, "cases": cases}
+    walk = {f"limit {limit:g}": _rounds_to_the_imprint(limit) for limit in LIMITS}
+    return {"machine": this_machine(), "largest": largest, "rounds_to_an_imprinting_model": walk, "cases": cases}
+
+
+def _rounds_to_the_imprint(limit: float, seed: int = 0) -> int:
+    """How many finished rounds a target needs on digits that moves the model as far as every source lets it.
+
+    It goes straight from the task's first model to one whose first layer imprints rows, and knows each source's units.
+    """
+    sites = OfflineSites(load_federation(EXAMPLES / "digits.toml"), seed)
+    (units, inputs), (classes, _) = (shape for _, shape in sites.target.layers if len(shape) == 2)
+    first = imprinting_model(inputs, units, mean=0.3, deviation=0.05)[: units * (inputs + 1)]
+    made = np.concatenate([first, np.repeat(np.linspace(-1, 1, classes), units), np.zeros(classes)]).astype(np.float32)
+    groups = layer_groups(sites.target.sizes)
+    reach: list[Units] = [(0.0,) * len(groups)] * len(sites.sources)
+    plan = round_plan(sites.strategy, 1)
+    for number in itertools.count():
+        if np.array_equal(sites.model, made):
+            return number
+        own = [units_of(result.update, groups) for result in sites.train_sources(plan, 1)]
+        reach = [tuple(map(max, before, now)) for before, now in zip(reach, own, strict=True)]
+        most = [limit * min(of_all) for of_all in zip(*reach, strict=True)]
+        sites.model = one_step_towards(made, sites.model, groups, most)
+    raise AssertionError("it has no end")
 
 
 def _arguments() -> argparse.Namespace:

@@ -160,11 +160,7 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
     m.Cosigned: st.builds(m.Cosigned, some_uint64, st.text(st.characters(codec="utf-8"), min_size=1, max_size=80)),
     m.Goodbye: st.builds(m.Goodbye, st.booleans(), uint32, lines(500)),
     m.Receipt: receipts,
-    m.MissedResult: st.builds(
-        lambda result, given: m.MissedResult(result, given),
-        signed(results),
-        st.lists(signed(receipts), max_size=3).map(tuple),
-    ),
+    m.MissedResult: st.builds(m.MissedResult, signed(results), st.lists(signed(receipts), max_size=3).map(tuple)),
 }
 envelopes = st.builds(
     m.Envelope,

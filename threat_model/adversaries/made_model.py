@@ -120,24 +120,25 @@ class WalksThere(AsksByModel):
         """Each announces the next model on the way."""
         if self._moved_after < len(self.sessions):
             self._moved_after = len(self.sessions)
-            self.model = self._step(self._reach(self.model))
+            self.model = one_step_towards(self._made, self.model, self._groups, self._reach(self.model))
         return MaliciousAggregator.result_for(self, index)
-
-    def _step(self, reach: Units) -> Vector:
-        model, start = self.model.copy(), 0
-        for size, most in zip(self._groups, reach, strict=True):
-            place = slice(start, start + size)
-            way = self._made[place].astype(np.float64) - model[place]
-            length = float(np.linalg.norm(way))
-            share = 1.0 if length <= most else 0.999 * most / length
-            model[place] = self._made[place] if share == 1.0 else model[place] + (share * way).astype(np.float32)
-            start += size
-        return model
 
     def attack(self) -> Vector | None:
         """The sum over the made model; None where it was not reached."""
         opened = self.aggregate() if self.arrived else None
         return None if opened is None else opened.vector
+
+
+def one_step_towards(made: Vector, model: Vector, groups: Sequence[int], most: Sequence[float]) -> Vector:
+    """The model on the way from ``model`` to ``made``, float32 (m,), that is at most so far off in each group."""
+    following, start = model.copy(), 0
+    for size, length in zip(groups, most, strict=True):
+        place = slice(start, start + size)
+        way = made[place].astype(np.float64) - model[place]
+        whole = float(np.linalg.norm(way))
+        following[place] = made[place] if whole <= length else model[place] + 0.999 * length / whole * way
+        start += size
+    return following
 
 
 def imprinting_model(inputs: int, units: int, *, mean: float, deviation: float) -> Vector:

@@ -318,9 +318,7 @@ CHANGES = st.one_of(
         st.sampled_from([0.1, 10.0, 10.1]),
         st.sampled_from([b"", PUBLISHED.update_digest]),
     ),
-    st.builds(
-        lambda r: lambda h: _at_rate(h, r, digest=PUBLISHED.update_digest), st.sampled_from([1e-5, 9e-6, 10.1])
-    ),
+    st.builds(lambda r: lambda h: _at_rate(h, r, digest=PUBLISHED.update_digest), st.sampled_from([1e-5, 9e-6, 10.1])),
     st.builds(lambda r: lambda h: _with_rule(h, rule=r), st.sampled_from(["fedavg", "fedda", "oracle", "none"])),
     st.builds(lambda f: lambda h: replace(_with_rule(h, rule="fedgp", filter=f), target=PUBLISHED), st.booleans()),
     st.builds(lambda s: lambda h: replace(_with_rule(h, select=s), target=PUBLISHED), st.booleans()),

@@ -17,7 +17,15 @@ import pytest
 
 from securefda.adaptation import Strategy
 from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import Advertise, Checkpoint, Cosigned, MaskedInput, Receipt, SurvivorSignature, Visibility
+from securefda.secagg.messages import (
+    Advertise,
+    Checkpoint,
+    Cosigned,
+    MaskedInput,
+    Receipt,
+    SurvivorSignature,
+    Visibility,
+)
 from securefda.training import LocalResult, Vector
 from securefda.transport import wire
 from threat_model.adversaries.sizes import ReportsMetrics, WatchesSizes
