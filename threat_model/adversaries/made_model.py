@@ -82,7 +82,7 @@ class AsksByModel(MaliciousAggregator):
         self._waits = bool(self._halves) and not self.had_result <= set(self.receipts)
         return [] if self._waits else super()._begin()
 
-    def attack(self) -> Vector | None:
+    def attack(self) -> Rows | None:
         """The sum over the made model, weighted by rows, float64 (m,); None where it never came to one."""
         opened = self.aggregate() if len(self.sessions) == self._at_round else None
         return None if opened is None else opened.vector
@@ -123,7 +123,7 @@ class WalksThere(AsksByModel):
             self.model = one_step_towards(self._made, self.model, self._groups, self._reach(self.model))
         return MaliciousAggregator.result_for(self, index)
 
-    def attack(self) -> Vector | None:
+    def attack(self) -> Rows | None:
         """The sum over the made model; None where it was not reached."""
         opened = self.aggregate() if self.arrived else None
         return None if opened is None else opened.vector
