@@ -130,13 +130,16 @@ def main() -> None:
         kept.setdefault(name, {})[str(seed)] = figures = _run(case, data, seed)
         print(f"{name}, seed {seed}: {figures} {time.perf_counter() - began:.0f} s", flush=True)
         arguments.out.write_text(json.dumps(_result(kept), indent=2) + "\n")
+    walk = {f"limit {limit:g}": _rounds_to_the_imprint(limit) for limit in LIMITS}
+    print(f"rounds to an imprinting model: {walk}")
+    result = _result(kept) | {"rounds_to_an_imprinting_model": walk}
+    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def _result(cases: dict[str, Any]) -> dict[str, Any]:
     runs = [run for seeds in cases.values() for run in seeds.values()]
     largest = {kind: max(run[kind] for run in runs) for kind in ("model", "target")}
-    walk = {f"limit {limit:g}": _rounds_to_the_imprint(limit) for limit in LIMITS}
-    return {"machine": this_machine(), "largest": largest, "rounds_to_an_imprinting_model": walk, "cases": cases}
+    return {"machine": this_machine(), "largest": largest, "cases": cases}
 
 
 def _rounds_to_the_imprint(limit: float, seed: int = 0) -> int:
