@@ -178,7 +178,7 @@ def _models(facts: _Facts) -> str:
         f"What a model asks of the rows: an update answers the model that it is trained from. That is {first}, then "
         "the model of the last finished round and no other, and a finished round moves no group of layers further than "
         f"{policy.limits.model_step:g} times as far as {site}'s own training has moved it (model-step). So a target "
-        "can lead a model to where it reads more of the rows only over several finished rounds: this is a rate, no wall."
+        "leads a model to where it reads more of the rows only over several finished rounds: this is a rate, no wall."
     )
 
 

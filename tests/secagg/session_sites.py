@@ -260,7 +260,7 @@ class HonestSource(Source):
         ended = before is not None and (after is None or _session(after) != _session(before))
         if before is not None and ended:
             kinds = {answer.message.type_name for answer in answers if _session(answer.message) == _session(before)}
-            must(kinds <= {"Abort"}, f"source {self.index} sends {kinds} as it ends a session")
+            must(kinds <= {"Abort"} or kinds == {"Receipt"}, f"source {self.index} sends {kinds} as it ends a session")
             self._ended.add(_session(before))
         must(phase is None or phase is self.phase or not list(secrets_in(phase)), f"secrets in {type(phase).__name__}")
         return answers
