@@ -16,7 +16,7 @@ from securefda.errors import FaultySourceError, ProtocolError
 from securefda.rounds.attempts import Send
 from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
 from securefda.rounds.witness import Head, Witness, WitnessMemory
-from securefda.secagg.messages import Abort, Checkpoint, Cosigned, Parcel, Refusal
+from securefda.secagg.messages import Abort, Checkpoint, Cosigned, MissedResult, Parcel, Refusal
 from securefda.secagg.secret import Secret
 from threat_model.adversaries.replay import Replay, Replayed
 from threat_model.sites import AggregatorSeat, SiteWatch
@@ -73,7 +73,8 @@ class ProbedSource(SourceRounds):
             if watch.alarms and only_words:
                 (alarm,) = watch.alarms
                 return Outcome(due, replayed, "refused", getattr(alarm, "check", getattr(alarm, "key", "")))
-            if isinstance(replayed.passed.message.body, Checkpoint) and self._round is before and not memory.is_changed:
+            again_alike = isinstance(replayed.passed.message.body, Checkpoint | MissedResult)
+            if again_alike and answers and self._round is before and not memory.is_changed:
                 return Outcome(due, replayed, "repeated")
             is_ignored = not answers and self._round is before
             return Outcome(due, replayed, "ignored" if is_ignored else "accepted")

@@ -6,7 +6,7 @@ policy, ``AggregatorRun`` with an ``AggregatorStore``. Between them is the netwo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -15,12 +15,13 @@ from typing import Any
 from securefda.adaptation import Strategy
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError
 from securefda.policy import SourcePolicy, default_policy
+from securefda.policy.model import ModelPolicy
 from securefda.rounds.attempts import Send
 from securefda.rounds.progress import SilentReporter
 from securefda.rounds.run import AggregatorRun
 from securefda.rounds.run_book import RunBook
 from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.site import Trainer
+from securefda.rounds.site import Trainer, vector_to_wire
 from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.secagg.checks import quantisation
@@ -97,6 +98,8 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         sources: makes those sources that are no victims, by roster index. An aggregator of the attacker sees them.
         policies: of single sources; the others permit what ``settings`` ask for, and no more.
         max_unfinished: release.max-unfinished of those others.
+        first_models: that their model.initial lists; none: the task's own alone.
+        model_step: their limits.model-step; updates that a test makes up need not be of one size.
         updates: what each site's training gives.
         trainers: of single sites, by roster index, in place of one that gives ``updates``; see
             :mod:`threat_model.private_sites` for real ones.
@@ -118,6 +121,8 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         sources: Mapping[int, MakesSource] | None = None,
         policies: Mapping[int, SourcePolicy] | None = None,
         max_unfinished: int = 3,
+        first_models: Sequence[Vector] = (),
+        model_step: float = 10.0,
         updates: UpdateRule = known_update,
         trainers: Mapping[int, Trainer] | None = None,
         visibility: Visibility = Visibility.SUM,
@@ -131,7 +136,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         self.roster = roster or roster_of(n)
         self.settings = run_settings(visibility, settings or {})
         self.policies, self.trainers, self.rosters = dict(policies or {}), dict(trainers or {}), dict(rosters or {})
-        self.max_unfinished = max_unfinished
+        self.max_unfinished, self.first_models, self.model_step = max_unfinished, tuple(first_models), model_step
         self.not_joined: dict[int, SecureFdaError] = {}
         """Sources whose process ended because of the run that the aggregator named, and why."""
         self.passed: list[Passed] = []
@@ -194,8 +199,14 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
             unfiltered_projection=not wanted.strategy.filter,
             norm_rows="colluders-may-see",
         )
-        release = policy.release.model_copy(update={"max_unfinished": self.max_unfinished})
-        return policy.model_copy(update={"release": release})
+        changes: dict[str, Any] = {
+            "release": policy.release.model_copy(update={"max_unfinished": self.max_unfinished}),
+            "limits": policy.limits.model_copy(update={"model_step": self.model_step}),
+        }
+        if self.first_models:
+            listed = tuple(sha256(vector_to_wire(model)).hexdigest() for model in self.first_models)
+            changes["model"] = ModelPolicy(initial=listed)
+        return policy.model_copy(update=changes)
 
     def join(self, index: int) -> None:
         """A source reports to the aggregator, unless it takes no part in the run that this one names: then it ends."""

@@ -31,9 +31,10 @@ from typing import Any
 import securefda.secagg
 from securefda.adaptation import energy
 from securefda.audit.log import AuditLog
+from securefda.errors import FaultyAggregatorError
 from securefda.federation import policy_signature
 from securefda.policy import verdict
-from securefda.rounds import energies, terms
+from securefda.rounds import energies, model_bound, terms
 from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.restore_guard import ReleaseMarker
 from securefda.rounds.run_book import RunBook
@@ -345,6 +346,31 @@ def _counting_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
 ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest energies alone", energy, "energy_caps", _counting_all)
 """Whatever the header says, the energies of all other sources count, also of those that can be lost."""
+
+
+INITIAL_MODEL = replaced("the task's own first model", model_bound, "require_initial", lambda _: lambda *_: None)
+"""A run begins with whatever model the target sends."""
+
+MODEL_STEP = method_replaced("the bound on a model's steps", model_bound.Course, "require_short", lambda _: None)
+"""A finished round moves the model to wherever the target likes."""
+
+
+def _believing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def origin_of(header: Any, known: Any, missed: Any, **who: Any) -> Any:
+        try:
+            return original(header, known, missed, **who)
+        except FaultyAggregatorError:
+            return model_bound.Origin(max(known.number + 1, header.round - 1))
+
+    return origin_of
+
+
+MODEL_CHAIN = all_of(
+    "that a model is that of a result",
+    replaced("which result a model is that of", model_bound, "origin_of", _believing),
+    checks_off("HEADER_CHAIN"),
+)
+"""A source takes any model, as that of a result that it has not heard of, the last of as many as the header has rounds."""
 
 
 def _with_compression(original: Callable[..., list[tuple[str, int]]]) -> Callable[..., list[tuple[str, int]]]:

@@ -29,7 +29,7 @@ MOST_UNFINISHED_RUNS_A_DAY: Final = 1
 _DAY: Final = timedelta(hours=24)
 
 CHARGES: Final = "charges to the ledger"
-_NO_ANSWER: Final = frozenset({"Refusal", "Abort", "Join", "Checkpoint", "Cosigned", "Goodbye"})
+_NO_ANSWER: Final = frozenset({"Refusal", "Abort", "Join", "Checkpoint", "Cosigned", "Goodbye", "Receipt"})
 """What a source sends without having accepted a header, or after it has left the session."""
 _WORDS: Final[Mapping[str, str]] = {
     "model": "models",

@@ -70,9 +70,19 @@ How epsilon is added up: "rdp", or "prv", which is numerical, slower, and tighte
     "dp.max-grad-norm": """\
 The largest clip norm (training.dp.max-grad-norm) that this site's settings may ask for. It does not change epsilon,
 since the noise grows with it: a large one only leaves little but noise of an update.""",
+    "model.initial": """\
+The model that a run may begin with, since one that is made for it reads rows out of updates. "task": only the one
+that this site's own task builds from the run's seed, so every site needs the same seed and versions. Or a list of
+SHA-256 digests of others, such as pretrained ones, over their float32 parameters: a refusal names the one it saw.""",
     "limits.model-bytes-max": "The largest model that this site trains, in bytes (4 per parameter).",
     "limits.learning-rate-max": """\
 The largest effective learning rate that the target may publish: this site's update is scaled with it.""",
+    "limits.learning-rate-min": """\
+The smallest such rate: a tiny one rounds the updates of all but the largest sites away.""",
+    "limits.model-step": """\
+How far one finished round may move the model, in any group of layers, in units of how far this site's own training
+has moved it in a round so far; the target's update may reach as far. The smaller this is, the more rounds a target
+needs to lead the model to one that it has made up. Honest rounds stay below a third of the default.""",
     "limits.training-deadline-s-max": "The longest that a header may give for training, in seconds ...",
     "limits.phase-deadline-s-max": "... and for one step of the masking session.",
     "release.max-attempts": """\

@@ -169,8 +169,22 @@ def _always_seen(facts: _Facts) -> tuple[str, ...]:
         f"result, of which each result pays for one, {site} leaves. Sums over different sets of sources can be "
         "subtracted from each other: "
         f"what differs then is of few sources, or of {site} alone where it was the one that stayed away.",
+        _models(facts),
         f"That {site} takes part and when, how long it takes, the digest of its model's architecture, its software "
         "version, its max-visibility, and of a refusal the key.",
+    )
+
+
+def _models(facts: _Facts) -> str:
+    """A model is a question: what it may be, and how fast it may change."""
+    site, policy = facts.site, facts.policy
+    listed = len(policy.model.digests)
+    first = f"one of the {listed} first models that the policy lists" if listed else "the task's own first model"
+    return (
+        f"What a model asks of the rows: an update answers the model that it is trained from. That is {first}, then "
+        "the model of the last finished round and no other, and a finished round moves no group of layers further than "
+        f"{policy.limits.model_step:g} times as far as {site}'s own training has moved it (model-step). So a target "
+        "leads a model to where it reads more of the rows only over several finished rounds: this is a rate, no wall."
     )
 
 

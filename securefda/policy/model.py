@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from securefda.adaptation.strategy import Rule
 from securefda.dp.events import Budget
@@ -39,6 +39,14 @@ def _factory(value: str) -> str:
     module, colon, name = value.partition(":")
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise ValueError("must be of the form package.module:Class")
+    return value
+
+
+def _first_models(value: object) -> object:
+    if isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
+        return tuple(map(_digest, value))
+    if value != "task":
+        raise ValueError('must be "task", or a list of at least one SHA-256 digest')
     return value
 
 
@@ -136,14 +144,42 @@ class WorkLimits(Settings):
     Attributes:
         model_bytes_max: largest model, in bytes of float32.
         learning_rate_max: largest effective learning rate that the target may publish; updates are scaled with it.
+        learning_rate_min: smallest such rate; a tiny one rounds all but the largest update away.
+        model_step: how far a finished round may move the model, and the target's update reach, in units of how far
+            this site's own training moves each group of layers.
         training_deadline_s_max: longest time that a header may give for training, seconds.
         phase_deadline_s_max: longest time that it may give for one step of the session, seconds.
     """
 
     model_bytes_max: Count = 1 << 30
     learning_rate_max: Positive = 10.0
+    learning_rate_min: Positive = 1e-5
+    model_step: Positive = 10.0
     training_deadline_s_max: Positive = 86_400.0
     phase_deadline_s_max: Positive = 3_600.0
+
+    @model_validator(mode="after")
+    def _rates_leave_room(self) -> Self:
+        if self.learning_rate_min > self.learning_rate_max:
+            why = f"{self.learning_rate_min:g} is above learning-rate-max = {self.learning_rate_max:g}"
+            raise ConfigError("limits.learning-rate-min", why)
+        return self
+
+
+class ModelPolicy(Settings):
+    """Which model a run may begin with.
+
+    Attributes:
+        initial: ``"task"``: the one that this site's own task builds from the run's seed; or the SHA-256 digests of
+            others that are permitted, in hex, over float32 little-endian parameters.
+    """
+
+    initial: Annotated[Literal["task"] | tuple[str, ...], BeforeValidator(_first_models)] = "task"
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        """Those that are listed; none for the task's own."""
+        return () if self.initial == "task" else tuple(bytes.fromhex(one) for one in self.initial)
 
 
 class ReleaseLimits(Settings):
@@ -184,6 +220,7 @@ class SourcePolicy(Settings):
         energy: the energy rule of a sum.
         quantisation: bounds on the encoding.
         dp: whether training takes noise, and its budget.
+        model: which model a run may begin with.
         limits: bounds on work.
         release: bounds on rounds and retries.
         metadata: what may leave beside an update in clear.
@@ -199,6 +236,7 @@ class SourcePolicy(Settings):
     energy: EnergyBounds = EnergyBounds()
     quantisation: QuantisationBounds = QuantisationBounds()
     dp: DpPolicy = DpPolicy()
+    model: ModelPolicy = ModelPolicy()
     limits: WorkLimits = WorkLimits()
     release: ReleaseLimits = ReleaseLimits()
     metadata: MetadataPolicy = MetadataPolicy()

@@ -21,6 +21,7 @@ _OWN_TASK = "-> empty: the task is chosen in this site's own settings, not by th
 _OWN_MODEL = "-> empty: a header with another model than the one that this site's own task builds is refused anyway."
 _SIZES = """\
 -> at least the rows of the largest site, so that all sites of a federation can hold the same value."""
+_FIRST = "-> the task's own: a model that somebody brings is agreed on first, and its digest listed here."
 _UNIT = "-> the only one there is: where a patient has several rows, divide the epsilon by their number."
 _RDP = "-> rdp: quick, and not much above prv: 1.00 for 0.92 over 20 rounds on 300 rows with a noise multiplier of 4.3."
 
@@ -49,6 +50,8 @@ _STRICT = NamedPolicy(
         limits=WorkLimits(
             model_bytes_max=1 << 28,
             learning_rate_max=1.0,
+            learning_rate_min=1e-5,
+            model_step=10.0,
             training_deadline_s_max=7200.0,
             phase_deadline_s_max=600.0,
         ),
@@ -82,8 +85,11 @@ noise multiplier of 2.4 for it; securefda budget plan says it for other numbers.
         "dp.target-delta": "-> a tenth of one over the rows of data sets of up to 100 000 rows.",
         "dp.accountant": _RDP,
         "dp.max-grad-norm": "-> a factor of ten above the usual 1; epsilon is the same with any.",
+        "model.initial": _FIRST,
         "limits.model-bytes-max": "-> 64 million parameters.",
         "limits.learning-rate-max": "-> above any rate that training is stable with; a huge one fills sums with clips.",
+        "limits.learning-rate-min": "-> a hundredth of the smallest rate that training usually takes.",
+        "limits.model-step": "-> the default: no honest run came near a third of it, and half would still be room.",
         "limits.training-deadline-s-max": "-> two hours.",
         "limits.phase-deadline-s-max": "-> ten minutes.",
         "release.max-attempts": """\
@@ -107,6 +113,8 @@ _CLINICAL = NamedPolicy(
         limits=WorkLimits(
             model_bytes_max=1 << 30,
             learning_rate_max=10.0,
+            learning_rate_min=1e-5,
+            model_step=10.0,
             training_deadline_s_max=86_400.0,
             phase_deadline_s_max=3600.0,
         ),
@@ -145,8 +153,11 @@ adding up beyond that. Lower it when you set dp.required.""",
         "dp.target-delta": "-> a tenth of one over the rows of data sets of up to 10 000 rows.",
         "dp.accountant": _RDP,
         "dp.max-grad-norm": "-> a factor of ten above the usual 1; epsilon is the same with any.",
+        "model.initial": _FIRST,
         "limits.model-bytes-max": "-> 256 million parameters.",
         "limits.learning-rate-max": "-> far above any rate that training is stable with.",
+        "limits.learning-rate-min": "-> a hundredth of the smallest rate that training usually takes.",
+        "limits.model-step": "-> the default, three times what the furthest honest round took.",
         "limits.training-deadline-s-max": "-> a day: training shares its machine with the clinic's own work.",
         "limits.phase-deadline-s-max": "-> an hour.",
         "release.max-attempts": "-> a second one, since hospital networks drop connections.",
@@ -166,7 +177,13 @@ _RESEARCH = NamedPolicy(
         energy=EnergyBounds(kappa=0.0, granularity="model"),
         quantisation=QuantisationBounds(max_samples_min=10_000, max_samples_max=100_000_000),
         dp=DpPolicy(required=False, target_epsilon=1000.0, target_delta=1e-5, accountant="rdp", max_grad_norm=1000.0),
-        limits=WorkLimits(model_bytes_max=1 << 34, learning_rate_max=1000.0, training_deadline_s_max=604_800.0),
+        limits=WorkLimits(
+            model_bytes_max=1 << 34,
+            learning_rate_max=1000.0,
+            learning_rate_min=1e-9,
+            model_step=1e6,
+            training_deadline_s_max=604_800.0,
+        ),
         release=ReleaseLimits(max_attempts=10, max_rounds=100_000, max_runs=1000, max_unfinished=30),
         metadata=MetadataPolicy(may_leave=("samples", "loss", "accuracy")),
     ),
@@ -192,8 +209,11 @@ _RESEARCH = NamedPolicy(
         "dp.target-delta": "-> a tenth of one over the rows of data sets of up to 10 000 rows.",
         "dp.accountant": _RDP,
         "dp.max-grad-norm": "-> wide, so that experiments may look for their own clip norm.",
+        "model.initial": _FIRST,
         "limits.model-bytes-max": "-> 4 thousand million parameters.",
         "limits.learning-rate-max": "-> as good as none.",
+        "limits.learning-rate-min": "-> as good as none.",
+        "limits.model-step": "-> as good as none, for experiments with optimisers at the aggregator.",
         "limits.training-deadline-s-max": "-> a week.",
         "limits.phase-deadline-s-max": "-> an hour.",
         "release.max-attempts": "-> as many as a flaky cluster takes.",

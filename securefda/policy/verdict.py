@@ -26,6 +26,7 @@ _MENDS = {
     "dp.required": "set training.dp.noise-multiplier in this site's settings; securefda budget plan finds it",
     "dp.max-grad-norm": "lower training.dp.max-grad-norm in this site's settings",
     "limits.learning-rate-max": "lower the target's learning rate",
+    "limits.learning-rate-min": "raise the target's learning rate",
     "limits.training-deadline-s-max": "lower transport.training-deadline-s at the aggregator",
     "limits.phase-deadline-s-max": "lower transport.phase-deadline-s at the aggregator",
     "dp.metrics": "ask the aggregator's operator: this site's Join said that it has none to give",
@@ -249,6 +250,9 @@ def _check_work(policy: SourcePolicy, header: Header) -> None:
     for key, (value, most) in asked.items():
         if value > most:
             raise _refusal(f"limits.{key}", f"{value}", f"at most {most}")
+    if header.target is not None and header.target.learning_rate < limits.learning_rate_min:
+        asked_rate, least = f"{header.target.learning_rate:g}", f"at least {limits.learning_rate_min:g}"
+        raise _refusal("limits.learning-rate-min", asked_rate, least)
 
 
 def _check_release(policy: SourcePolicy, header: Header) -> None:

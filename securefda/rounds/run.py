@@ -40,6 +40,7 @@ from securefda.secagg.messages import (
     Goodbye,
     Join,
     Parcel,
+    Receipt,
     Signed,
     Visibility,
 )
@@ -142,6 +143,8 @@ class AggregatorRun:
                 return self._join(parcel.message)
             case Checkpoint() | Cosigned():
                 return self._witnessed(parcel.message)
+            case Receipt():
+                return self._receipt(parcel.message)
         if self._attempt is None or self.done:
             return []
         self._site.witness.journal.save()  # while others train
@@ -252,6 +255,16 @@ class AggregatorRun:
             self._site.witness.journal.event("alarm", check=error.check, accused=[error.source_id])
         return sends + (self._close_if_witnessed() if self._closing else self._start_if_ready())
 
+    def _receipt(self, message: Signed[Body]) -> list[Send]:
+        """A source has accepted the last result. Nobody waits for that."""
+        try:
+            self._model.receipts.take(message)
+        except FaultySourceError as error:
+            self._attendance.heard(message.sender, f"fails check {error.check}")
+            self._reporter.note(f"alarm: {error}")
+            self._site.witness.journal.event("alarm", check=error.check, accused=[error.source_id])
+        return []
+
     def _begin_round(self, number: int, attempts: int = 0, asked: Asked | None = None) -> list[Send]:
         """Go to a round, of which ``attempts`` were begun before a restart. The target's own rounds need nobody."""
         if number > self._settings.strategy.rounds:
@@ -358,7 +371,9 @@ class AggregatorRun:
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         self._attempt = open_attempt(session, current.target, self._store.mark_released)
         self._enter(self._attempt.phase, self._settings.training_deadline_s)
-        return [Send(index, self._model.opening(header, index, current)) for index in header.body.participants]
+        participants = header.body.participants
+        openings = [Send(index, self._model.opening(header, index, current)) for index in participants]
+        return self._model.receipts.shown_to(participants) + openings
 
     def _after(self, sends: list[Send]) -> list[Send]:
         """Look at what a message or a deadline did to the attempt."""

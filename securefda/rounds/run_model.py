@@ -13,9 +13,10 @@ from securefda.rounds.attempts import RoundSum
 from securefda.rounds.current import CurrentRound
 from securefda.rounds.headers import Place, SessionPlan, make_header
 from securefda.rounds.progress import Reporter
+from securefda.rounds.receipts import Receipts
 from securefda.rounds.run_settings import RunSettings, TargetSite
 from securefda.rounds.site import vector_to_wire
-from securefda.rounds.store import AggregatorStore, Asked, Position, TargetRelease
+from securefda.rounds.store import AggregatorStore, Asked, KeptResult, Position, TargetRelease
 from securefda.rounds.target import train_target
 from securefda.rounds.totals import RoundTotal, total_of, update_of
 from securefda.secagg.messages import Header, Parcel, Result, Signed, Visibility
@@ -35,7 +36,7 @@ class RunModel:
     """The global model, trained at the target and changed by every round that is finished.
 
     ``vector`` holds its parameters, float32 ``(n_params,)``; it is empty before :meth:`begin` or :meth:`restore`. All
-    that a round leaves behind is in the store before a method returns.
+    that a round leaves behind is in the store before a method returns. ``receipts`` are those for the last result.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class RunModel:
         self._site, self._settings, self._store, self._reporter = site, settings, store, reporter
         self._run_id = run_id
         self._result_digest = b""
+        self.receipts = Receipts(site, store, run_id)
         self._server: ServerState | None = None
         self.vector: Vector = np.zeros(0, np.float32)
 
@@ -55,6 +57,7 @@ class RunModel:
     def restore(self, position: Position) -> None:
         """Start from where the run was interrupted."""
         self._result_digest = position.result_digest
+        self.receipts.restore()
         self.vector, self._server = self._store.model(), self._store.server()
 
     def train_target(self, current: CurrentRound) -> None:
@@ -128,7 +131,9 @@ class RunModel:
         body = Result(outcome.digest, outcome.count, sha256(vector_to_wire(self.vector)).digest())
         result = self._site.signer.sign(header.envelope.session_id, header.digest(), body)
         self._result_digest = result.digest()
-        self._record(current, header.body.participants, outcome, change.total)
+        kept = self.receipts.following(current.number, result)
+        self._record(current, header.body.participants, outcome, change.total, kept)
+        self.receipts.published(kept)
         return result
 
     def lose(self, current: CurrentRound, participants: Iterable[int]) -> None:
@@ -152,6 +157,7 @@ class RunModel:
         participants: Iterable[int] = (),
         outcome: RoundSum | None = None,
         total: RoundTotal | None = None,
+        kept: KeptResult | None = None,
     ) -> None:
         began = self._site.clock()
         evaluation = self._evaluation(current)
@@ -163,7 +169,7 @@ class RunModel:
         line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
         if self._site.personal is not None:
             line["evaluated"] = "personal"
-        self._store.finish_round(dict(line), self.vector, self._result_digest, self._server)
+        self._store.finish_round(dict(line), self.vector, self._result_digest, self._server, kept)
         self._reporter.round_finished(line)
 
     def _evaluation(self, current: CurrentRound) -> Evaluation:

@@ -21,6 +21,7 @@ from securefda.errors import (
 )
 from securefda.rounds.attempts import name_of
 from securefda.rounds.journal import site_ids
+from securefda.rounds.model_bound import Missed, TakenResult, check_missed
 from securefda.rounds.patience import Patience
 from securefda.rounds.process_guard import ProcessGuard
 from securefda.rounds.progress import SourceReporter
@@ -28,7 +29,7 @@ from securefda.rounds.run_book import UNFINISHED
 from securefda.rounds.source_round import SourceRound, begin_round, check_opening, check_result, continue_round
 from securefda.rounds.source_site import Permits, SourceSite
 from securefda.rounds.witness import MOST_SHOWN, CheckpointError
-from securefda.secagg.checks import PastResult, envelope_fault
+from securefda.secagg.checks import envelope_fault
 from securefda.secagg.messages import (
     NO_CONTEXT,
     NO_SESSION,
@@ -39,6 +40,7 @@ from securefda.secagg.messages import (
     Goodbye,
     Header,
     Join,
+    MissedResult,
     Parcel,
     Refusal,
     Result,
@@ -67,6 +69,10 @@ class SourceRounds:
         self._ended_session = NO_SESSION
         self._patience = Patience()
         self._times_shown = 0
+        self._missed: Missed | None = None
+        """What the aggregator showed last; the next header is held against it, and no other."""
+        self._receipt_due = False
+        """Whether this process has joined and not yet said which result it took last."""
         self.refusal: PolicyRefusal | None = None
         self.goodbye: Goodbye | None = None
         self.failure: SecureFdaError | None = None
@@ -89,6 +95,7 @@ class SourceRounds:
         site, permits = self._site, self._site.permits
         site.store.require_open(bytes.fromhex(run))
         site.witness.enter(run)
+        self._missed, self._receipt_due = None, True
         body = Join(
             site.trainer.architecture_digest,
             site.software_version,
@@ -161,39 +168,49 @@ class SourceRounds:
         match message.body:
             case Header():
                 return self._start_round(message, parcel)  # type: ignore[arg-type]
-            case Goodbye() as goodbye:
-                self._require_from_target(message)
-                return self._end(goodbye)
             case Checkpoint() | Cosigned():
                 return self._witness(message)
+            case MissedResult():
+                return self._take_missed(message)  # type: ignore[arg-type]
+            case Goodbye() as goodbye:
+                self._require_from_target(message)
+                self._end(goodbye)
+                return []
             case Abort():
                 self._require_from_target(message)
                 return self._aborted(message)  # type: ignore[arg-type]
-            case _ if self._round is None and message.envelope.session_id == self._ended_session:
-                return []
-            case _:
-                return self._continue_round(message)
+        return self._continue_round(message)
 
-    def _end(self, goodbye: Goodbye) -> list[Parcel]:
+    def _end(self, goodbye: Goodbye) -> None:
         if self.goodbye is None:
             self._drop_round()
             self.goodbye = goodbye
             self._log("run-ended", outcome="completed" if goodbye.completed else "failed", rounds=goodbye.rounds)
-        return []
 
     def _start_round(self, header: Signed[Header], parcel: Parcel) -> list[Parcel]:
         site, body = self._site, header.body
         self._require_from_target(header)
-        model, target_update = check_opening(site, header, parcel)
+        missed, self._missed = self._missed, None
+        opening = check_opening(site, header, parcel, missed)
         self._drop_round()
-        site.store.accept_header(header)
+        caught_up = self._catch_up(body, opening.origin.caught_up)
+        site.store.accept_header(header, opening.origin.number)
         site.witness.journal.enter(header)
         self._reporter.round_started(body.round, body.level_of(site.signer.index).label, body.rule.rule)
-        self._round, answer = begin_round(site, header, model, target_update)
-        return [answer]
+        self._round, answer = begin_round(site, header, opening)
+        return [*caught_up, answer]
+
+    def _catch_up(self, header: Header, result: TakenResult | None) -> list[Parcel]:
+        """The last session that this source was in did come to a result, of which it learns only now."""
+        if result is None:
+            return []
+        self._site.store.record_result(header.run_id, result)
+        return [self._receipt(header.run_id, result)]
 
     def _continue_round(self, message: Signed[Body]) -> list[Parcel]:
         if self._round is None:
+            if message.envelope.session_id == self._ended_session:
+                return []
             raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
         self._site.check_policy(self._round.header.body)
         if isinstance(message.body, Result):
@@ -205,11 +222,36 @@ class SourceRounds:
     def _accept_result(self, current: SourceRound, message: Signed[Result]) -> list[Parcel]:
         self._round = None
         header = current.header.body
-        past = PastResult(header.round, message.digest(), message.body.model_digest)
-        self._site.store.record_result(header.run_id, past)
+        known = self._site.store.known(header.run_id).accepted
+        if known is None:
+            raise FaultyAggregatorError("ORDER", "a result of no header")
+        outside = (message.envelope.session_id, message.envelope.context)
+        taken = TakenResult(header.round, known.number + 1, message.digest(), message.body.model_digest, *outside)
+        self._site.store.record_result(header.run_id, taken)
         self._patience.kept()
         self._reporter.round_finished(current.record)
-        return []
+        return [self._receipt(header.run_id, taken)]
+
+    def _receipt(self, run_id: bytes, result: TakenResult) -> Parcel:
+        """This source's receipt for a result: the same bytes whenever it is asked for."""
+        return Parcel(self._site.signer.sign(result.session_id, result.context, result.receipt(run_id)))
+
+    def _last_receipt(self) -> list[Parcel]:
+        run_id = bytes.fromhex(self._site.witness.journal.run)
+        taken = self._site.store.known(run_id).taken
+        return [] if taken is None else [self._receipt(run_id, taken)]
+
+    def _take_missed(self, message: Signed[MissedResult]) -> list[Parcel]:
+        """The aggregator has no receipt of this source: give it again, or hold the next header against this result."""
+        site = self._site
+        target = site.roster.target.index
+        fault = envelope_fault(message, roster=site.roster, sender=target, session_id=NO_SESSION, context=NO_CONTEXT)
+        if fault:
+            raise FaultyAggregatorError(fault, message.type_name)
+        run_id = bytes.fromhex(site.witness.journal.run)
+        self._missed = check_missed(message.body, roster=site.roster, run_id=run_id)
+        taken = site.store.known(run_id).taken
+        return self._last_receipt() if taken and taken.digest == self._missed.result.digest() else []
 
     def _witness(self, message: Signed[Body]) -> list[Parcel]:
         """The aggregator shows its log, or cosigns this site's: cosign, and show this site's own."""
@@ -234,7 +276,9 @@ class SourceRounds:
         except CheckpointError as error:
             raise FaultyAggregatorError(error.check, error.detail) from error
         witness.renew()
-        return [witness.show(target), *([answer] if answer else [])]
+        due, self._receipt_due = self._receipt_due, False
+        receipt = self._last_receipt() if due else []  # before it vouches, for headers follow that
+        return [*receipt, witness.show(target), *([answer] if answer else [])]
 
     def _require_from_target(self, message: Signed[Any]) -> None:
         """A header, a goodbye or an abort counts only with the aggregator's signature; its session may be any."""
@@ -298,13 +342,13 @@ class SourceRounds:
     def _abort(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
         """Say which check failed. A session that is open is dead, but for a header: that asks for another one.
 
-        What is wrong with a log is told to nobody but the operator, and is no business of the session, unless it is
-        the last that this source puts up with.
+        What is wrong with a log, or with a result that is shown again, is told to nobody but the operator, and is no
+        business of the session, unless it is the last that this source puts up with.
         """
         match parcel.message.body:
             case Header():
                 return [self._refuse(parcel, error.check)]
-            case Checkpoint() | Cosigned() if self.failure is None:
+            case Checkpoint() | Cosigned() | MissedResult() if self.failure is None:
                 return []
         return self._end_session(error.check, error.suspect)
 

@@ -16,6 +16,7 @@ from securefda.rounds.attempts import name_of
 from securefda.rounds.charges import require_worth_charging
 from securefda.rounds.energies import EnergyRow, apply_caps, row_of
 from securefda.rounds.journal import site_ids
+from securefda.rounds.model_bound import Course, Missed, Origin, TrainedFrom, course_of, origin_of, require_initial
 from securefda.rounds.records import SiteLine
 from securefda.rounds.site import vector_to_wire
 from securefda.rounds.source_site import SourceSite, site_line
@@ -54,7 +55,7 @@ from securefda.secagg.messages import (
     Visibility,
 )
 from securefda.secagg.prg import RingVector, available_threads
-from securefda.training import LocalResult, Vector
+from securefda.training import Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +123,27 @@ class SourceRound:
             session_steps.erase(self.phase)
 
 
-def check_opening(site: SourceSite, header: Signed[Header], parcel: Parcel) -> tuple[Vector, Vector | None]:
+@dataclass(frozen=True, slots=True, repr=False)
+class Opening:
+    """What came with a header, checked.
+
+    Attributes:
+        model: float32 ``(n_params,)``.
+        target_update: g_T, likewise, where the header publishes it.
+        origin: where the model comes from.
+        course: how far it is from the one that this site trained from last.
+    """
+
+    model: Vector
+    target_update: Vector | None
+    origin: Origin
+    course: Course
+
+
+def check_opening(site: SourceSite, header: Signed[Header], parcel: Parcel, missed: Missed | None = None) -> Opening:
     """Check all that a header asks for, before anything is done for it.
 
-    Returns:
-        The model and, where the header publishes it, g_T.
+    ``missed`` is the result that the aggregator showed before the header, where it did.
 
     Raises:
         PolicyRefusal: this site's policy forbids it.
@@ -150,34 +167,52 @@ def check_opening(site: SourceSite, header: Signed[Header], parcel: Parcel) -> t
     _check_witnessed(site, body)
     plan_of(body.rule)
     level = body.level_of(site.signer.index)
+    origin = origin_of(body, site.store.known(body.run_id), missed, own_index=site.signer.index, limits=site.limits)
     model, target_update = checked_vectors(body, level, parcel)
+    course = _check_model(site, body, origin, model, target_update)
     site.store.require_open(body.run_id, body.round)  # and once more when it is written down, beside other processes
     require_worth_charging(site.trainer, body, level, target_update)
-    return model, target_update
+    return Opening(model, target_update, origin, course)
 
 
-def begin_round(
-    site: SourceSite, header: Signed[Header], model: Vector, target_update: Vector | None
-) -> tuple[SourceRound, Parcel]:
+def _check_model(
+    site: SourceSite, header: Header, origin: Origin, model: Vector, target_update: Vector | None
+) -> Course:
+    """The model is the run's first, or near enough to the one that this site trained from last."""
+    before = site.store.trained_from(header.run_id)
+    if before is None:
+        before = TrainedFrom(0, site.trainer.initial_model(), ())
+    if origin.number == 0:
+        own = before.model if not before.units else site.trainer.initial_model()
+        require_initial(header, model, own, site.models.initial)
+    return course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=site.models.step)
+
+
+def begin_round(site: SourceSite, header: Signed[Header], opening: Opening) -> tuple[SourceRound, Parcel]:
     """Train, and send the update in clear or open the masking session, as the header has it.
 
     Args:
         site: this source.
         header: as :func:`check_opening` passed it.
-        model: float32 ``(n_params,)``.
-        target_update: g_T, likewise.
+        opening: what that gave.
+
+    Raises:
+        FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP, in this source's first round of the run.
     """
     body = header.body
     level = body.level_of(site.signer.index)
     result = site.trainer.train(
-        model, body.round, body.rule.learning_rate_factor, run_id=body.run_id.hex(), attempt=body.attempt
+        opening.model, body.round, body.rule.learning_rate_factor, run_id=body.run_id.hex(), attempt=body.attempt
     )
     record, metrics = site_line(body, level, result), metrics_of(body, result)
+    update = aligned_update(body, result)
+    units = opening.course.after(result.update)
+    site.store.remember_trained(body.run_id, opening.course.number, opening.model, units)
     if level is Visibility.INDIVIDUAL:
-        return _release_in_clear(site, header, result, record, metrics)
+        return _release_in_clear(site, header, update, record, metrics)
     weight = weight_of(body, result.samples)
-    contribution = contribution_at_source(body, level, target_update, aligned_update(body, result))
-    del result  # a vector of the model's length less, while the contribution is at work
+    contribution = contribution_at_source(body, level, opening.target_update, update)
+    del result, update  # vectors of the model's length less, while the contribution is at work
     return _open_session(site, header, contribution, figures_of(contribution, weight, metrics), record)
 
 
@@ -246,13 +281,13 @@ def _open_session(
 
 
 def _release_in_clear(
-    site: SourceSite, header: Signed[Header], result: LocalResult, record: SiteLine, metrics: Metrics | None
+    site: SourceSite, header: Signed[Header], update: Vector, record: SiteLine, metrics: Metrics | None
 ) -> tuple[SourceRound, Parcel]:
-    permits, vector = site.permits, vector_to_wire(aligned_update(header.body, result))
+    permits, vector = site.permits, vector_to_wire(update)
     body = Update(
         sha256(vector).digest(),
         len(vector),
-        result.samples,
+        record["samples"],
         loss=metrics.loss if metrics and "loss" in permits.may_leave else None,
         accuracy=metrics.accuracy if metrics and "accuracy" in permits.may_leave else None,
     )

@@ -36,6 +36,19 @@ class Permits:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelBounds:
+    """Which models this site trains, see :mod:`securefda.rounds.model_bound`.
+
+    Attributes:
+        step: ``limits.model-step`` of the policy.
+        initial: SHA-256 digests of permitted first models; empty for the task's own.
+    """
+
+    step: float
+    initial: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SourceSite:
     """Everything of a source that stays the same during a run; ``notes`` are for its operator, before it begins.
 
@@ -48,6 +61,7 @@ class SourceSite:
     check_policy: Callable[[Header], None]
     check_update: Callable[[Update], None]
     permits: Permits
+    models: ModelBounds
     trainer: Trainer
     store: SourceStore
     witness: Witness
@@ -83,6 +97,7 @@ class SourceSite:
             check_policy=lambda header: check_header(policy, header, signer.index, limits, with_noise=not metrics),
             check_update=lambda update: check_metadata(policy, update),
             permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave), metrics),
+            models=ModelBounds(policy.limits.model_step, policy.model.digests),
             trainer=trainer,
             store=store,
             witness=witness,

@@ -111,9 +111,11 @@ class StateFile:
         return SecureFdaError(f"{self._path}: {'a text in it is not UTF-8' if not_text else error}", hint=hint)
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """A transaction; one that is not ``durable`` reaches the disk with the next that is, or with a later one."""
         self._process.require_original()
         with self._clear_errors():
+            self._database.execute("PRAGMA synchronous = FULL" if durable else "PRAGMA synchronous = NORMAL")
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,25 +19,34 @@ import numpy as np
 from securefda.adaptation import ServerState
 from securefda.errors import ConfigError
 from securefda.parse import json_value
+from securefda.rounds.model_bound import AcceptedHeader, Known, TakenResult, TrainedFrom, Units
 from securefda.rounds.restore_guard import ReleaseMarker
 from securefda.rounds.run_book import RunBook
 from securefda.rounds.state_file import StateFile
 from securefda.secagg.checks import History, PastResult
-from securefda.secagg.messages import Header, Signed
+from securefda.secagg.messages import Envelope, Header, Receipt, Result, Signed
 from securefda.secagg.transcript import round_terms
 from securefda.training import Vector
 
-_SCHEMA_VERSION = 8
+_SCHEMA_VERSION = 9
+_PIECE = 1 << 16
+"""Bytes of a model that are read or written at once: as one value it would be copied as a whole, in memory."""
 
 _SOURCE_TABLES = """
 CREATE TABLE origin (id INTEGER PRIMARY KEY CHECK (id = 0), file_number TEXT NOT NULL);
 CREATE TABLE positions (
-    run_id BLOB PRIMARY KEY, round INTEGER NOT NULL, attempt INTEGER NOT NULL, terms BLOB NOT NULL
+    run_id BLOB PRIMARY KEY, round INTEGER NOT NULL, attempt INTEGER NOT NULL, terms BLOB NOT NULL,
+    number INTEGER NOT NULL, previous BLOB NOT NULL, model_digest BLOB NOT NULL, session_id BLOB NOT NULL,
+    digest BLOB NOT NULL
+);
+CREATE TABLE trained (
+    id INTEGER PRIMARY KEY, run_id BLOB NOT NULL UNIQUE, number INTEGER NOT NULL, units BLOB NOT NULL,
+    model BLOB NOT NULL
 );
 CREATE TABLE fuses (run_id BLOB NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (run_id, round));
 CREATE TABLE results (
     run_id BLOB NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, model_digest BLOB NOT NULL,
-    PRIMARY KEY (run_id, round)
+    number INTEGER NOT NULL, session_id BLOB NOT NULL, context BLOB NOT NULL, PRIMARY KEY (run_id, round)
 );
 """
 
@@ -49,6 +59,12 @@ CREATE TABLE run (
     server BLOB NOT NULL
 );
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE last_result (
+    id INTEGER PRIMARY KEY CHECK (id = 0), round INTEGER NOT NULL, number INTEGER NOT NULL, sender INTEGER NOT NULL,
+    session_id BLOB NOT NULL, context BLOB NOT NULL, sum_digest BLOB NOT NULL, count INTEGER NOT NULL,
+    model_digest BLOB NOT NULL, signed_bytes BLOB NOT NULL, signature BLOB NOT NULL
+);
+CREATE TABLE receipts (sender INTEGER PRIMARY KEY, signed_bytes BLOB NOT NULL, signature BLOB NOT NULL);
 CREATE TABLE target_releases (
     round INTEGER NOT NULL, attempt INTEGER NOT NULL, update_digest TEXT NOT NULL, recipients TEXT NOT NULL,
     noise TEXT NOT NULL, PRIMARY KEY (round, attempt)
@@ -189,8 +205,59 @@ class SourceStore(_Store):
         row = self._database.execute(query, (run_id,)).fetchone()
         return None if row is None else bytes(row[0])
 
-    def accept_header(self, header: Signed[Header]) -> None:
+    def known(self, run_id: bytes) -> Known:
+        """Which result of the run was accepted last, and which header."""
+        self._process.require_original()
+        with self._clear_errors():
+            taken = self._database.execute(
+                "SELECT round, number, digest, model_digest, session_id, context FROM results WHERE run_id = ? "
+                "ORDER BY round DESC LIMIT 1",
+                (run_id,),
+            ).fetchone()
+            accepted = self._database.execute(
+                "SELECT round, number, previous, model_digest, session_id, digest FROM positions WHERE run_id = ?",
+                (run_id,),
+            ).fetchone()
+        return Known(taken and TakenResult(*taken), accepted and AcceptedHeader(*accepted))
+
+    def trained_from(self, run_id: bytes) -> TrainedFrom | None:
+        """The model that this site trained from last in the run; None before it has."""
+        self._process.require_original()
+        with self._clear_errors():
+            query = "SELECT id, number, units, length(model) FROM trained WHERE run_id = ?"
+            row = self._database.execute(query, (run_id,)).fetchone()
+            if row is None:
+                return None
+            model = np.zeros(row[3] // 4, "<f4")
+            place = model.data.cast("B")
+            with self._database.blobopen("trained", "model", row[0], readonly=True) as blob:
+                for start in range(0, len(place), _PIECE):
+                    place[start : start + _PIECE] = blob.read(_PIECE)
+        return TrainedFrom(row[1], model.astype(np.float32, copy=False), tuple(np.frombuffer(row[2], "<f8").tolist()))
+
+    def remember_trained(self, run_id: bytes, number: int, model: Vector, units: Units) -> None:
+        """Remember what was trained from, and the largest units; on the disk before the next fuse is burnt.
+
+        A power cut before that can undo it; then nothing of this training has left.
+        """
+        measured = np.array(units, dtype="<f8").tobytes()
+        with self._transaction(durable=False) as database:
+            known = database.execute("SELECT number FROM trained WHERE run_id = ?", (run_id,)).fetchone()
+            if known == (number,):
+                database.execute("UPDATE trained SET units = ? WHERE run_id = ?", (measured, run_id))
+                return
+            data = np.ascontiguousarray(model, dtype="<f4").data.cast("B")
+            database.execute("DELETE FROM trained WHERE run_id = ?", (run_id,))
+            query = "INSERT INTO trained (run_id, number, units, model) VALUES (?, ?, ?, zeroblob(?))"
+            row = database.execute(query, (run_id, number, measured, len(data))).lastrowid
+            with database.blobopen("trained", "model", row or 0) as blob:
+                for start in range(0, len(data), _PIECE):
+                    blob.write(data[start : start + _PIECE])
+
+    def accept_header(self, header: Signed[Header], number: int = 0) -> None:
         """Remember a header, so that neither it nor an earlier position nor another run is ever accepted again.
+
+        ``number`` is that of its model, see :mod:`securefda.rounds.model_bound`.
 
         Raises:
             PolicyRefusal, FaultyAggregatorError: as :meth:`RunBook.require_open`; then nothing is remembered.
@@ -198,8 +265,10 @@ class SourceStore(_Store):
         body = header.body
         self._runs.begin_attempt(header, self._file_number)
         with self._transaction() as database:
-            row = (body.run_id, body.round, body.attempt, round_terms(body))
-            database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?)", row)
+            place = (body.run_id, body.round, body.attempt, round_terms(body))
+            model = (number, body.previous_result_digest, body.model_digest)
+            row = (*place, *model, header.envelope.session_id, header.digest())
+            database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def burn_fuse(self, run_id: bytes, round_number: int) -> None:
         """Write that this round's update may leave now; a second time for one round is refused.
@@ -212,11 +281,14 @@ class SourceStore(_Store):
         with self._clear_errors():
             self._marker.advance(self._releases())
 
-    def record_result(self, run_id: bytes, result: PastResult) -> None:
+    def record_result(self, run_id: bytes, result: TakenResult) -> None:
         """Remember a result that was accepted; the next header must continue it."""
         with self._transaction() as database:
             row = (run_id, result.round, result.digest, result.model_digest)
-            database.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", row)
+            database.execute(
+                "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*row, result.number, result.session_id, result.context),
+            )
         self._runs.result_accepted(run_id, result.round)
 
 
@@ -242,6 +314,30 @@ class Position:
     released: bool
     result_digest: bytes
     completed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResult:
+    """The last result as it was signed: the round that it closed, and its number among the run's results, from 1."""
+
+    round: int
+    number: int
+    result: Signed[Result]
+
+    def row(self) -> tuple[Any, ...]:
+        """As it is kept."""
+        envelope, body = self.result.envelope, self.result.body
+        outside = (self.result.sender, envelope.session_id, envelope.context)
+        said = (body.sum_digest, body.count, body.model_digest)
+        return (self.round, self.number, *outside, *said, self.result.signed_bytes, self.result.signature)
+
+    @classmethod
+    def of_row(cls, row: Sequence[Any]) -> KeptResult:
+        """What was kept."""
+        number, sender, session_id, context, sum_digest, count, model_digest, signed_bytes, signature = row[1:]
+        body = Result(sum_digest, count, model_digest)
+        envelope = Envelope(session_id=session_id, sender=sender, context=context, body=body)
+        return cls(row[0], number, Signed(envelope, signed_bytes, signature))
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,14 +422,44 @@ class AggregatorStore(_Store):
             database.execute("UPDATE run SET released = 1")
 
     def finish_round(
-        self, record: dict[str, Any], model: Vector, result_digest: bytes, server: ServerState | None = None
+        self,
+        record: dict[str, Any],
+        model: Vector,
+        result_digest: bytes,
+        server: ServerState | None = None,
+        kept: KeptResult | None = None,
     ) -> None:
-        """Write a finished round, what it leaves and its result in one transaction, before the result is published."""
+        """Write a finished round, what it leaves and its result in one transaction, before the result is published.
+
+        ``kept`` is the result, where there is one; receipts for the one before are forgotten.
+        """
         state = b"" if server is None else server.to_bytes()
         with self._transaction() as database:
+            if kept is not None:
+                database.execute(
+                    "INSERT OR REPLACE INTO last_result VALUES (0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", kept.row()
+                )
+                database.execute("DELETE FROM receipts")
             self._insert_record(database, record)
             values = (model.astype("<f4").tobytes(), result_digest, record["round"], state)
             database.execute("UPDATE run SET model = ?, result_digest = ?, round = ?, released = 1, server = ?", values)
+
+    def last_result(self) -> KeptResult | None:
+        """The last result of the run; None before there is one."""
+        with self._clear_errors():
+            row = self._database.execute("SELECT * FROM last_result").fetchone()
+        return None if row is None else KeptResult.of_row(row[1:])
+
+    def keep_receipt(self, receipt: Signed[Receipt]) -> None:
+        """Keep a receipt for the last result. A power cut can undo it; its source gives it again when it is asked."""
+        with self._transaction(durable=False) as database:
+            row = (receipt.sender, receipt.signed_bytes, receipt.signature)
+            database.execute("INSERT OR REPLACE INTO receipts VALUES (?, ?, ?)", row)
+
+    def receipts(self) -> list[tuple[int, bytes, bytes]]:
+        """Sender, signed bytes and signature of each receipt for the last result, by roster index."""
+        with self._clear_errors():
+            return self._database.execute("SELECT * FROM receipts ORDER BY sender").fetchall()
 
     def lose_round(self, record: dict[str, Any]) -> None:
         """Write a round that was given up; the model stays as it is."""

@@ -70,7 +70,12 @@ def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> tuple[
     weights = vector_from_wire(model)
     if not np.all(np.isfinite(weights)):
         raise FaultyAggregatorError("HEADER_MODEL", "the model holds NaN or infinity")
-    return weights, None if target_update is None else vector_from_wire(target_update)
+    if target_update is None:
+        return weights, None
+    update = vector_from_wire(target_update)
+    if not np.all(np.isfinite(update)):
+        raise FaultyAggregatorError("HEADER_TARGET", "the target's update holds NaN or infinity")
+    return weights, update
 
 
 def learning_rate_ratio(target: TargetTerms, result: LocalResult) -> float:

@@ -33,7 +33,7 @@ from securefda.secagg.fields import (
     expect_finite,
 )
 from securefda.secagg.header import EnergyTerms, Granularity, Header, Layer, RuleTerms, TargetTerms, Visibility
-from securefda.secagg.run_messages import Checkpoint, Cosigned, Goodbye, Join
+from securefda.secagg.run_messages import Checkpoint, Cosigned, Goodbye, Join, MissedResult, Receipt
 
 __all__ = [
     "DIGEST_BYTES",
@@ -65,7 +65,9 @@ __all__ = [
     "Layer",
     "MaskedInput",
     "MasterShare",
+    "MissedResult",
     "Parcel",
+    "Receipt",
     "Refusal",
     "Result",
     "RuleTerms",
@@ -331,6 +333,8 @@ Body = (
     | Checkpoint
     | Cosigned
     | Goodbye
+    | Receipt
+    | MissedResult
 )
 
 

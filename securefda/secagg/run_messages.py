@@ -1,18 +1,24 @@
-"""Messages that belong to a run and to no session: who is there, the checkpoints of the audit logs, and the end."""
+"""Messages that belong to a run: who is there, which results were taken, the checkpoints of the logs, and the end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from securefda.secagg.envelope import Signed
 from securefda.secagg.fields import (
     DIGEST_BYTES,
     MAX_LINE_CHARACTERS,
     MAX_NOTE_BYTES,
     MAX_PROOF_HASHES,
+    RUN_ID_BYTES,
     expect,
     expect_bytes,
 )
 from securefda.secagg.header import Visibility
+
+if TYPE_CHECKING:
+    from securefda.secagg.messages import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,36 @@ class Join:
         expect_bytes(self.architecture_digest, DIGEST_BYTES, "architecture_digest")
         expect(len(self.software_version) <= 64, "software_version has at most 64 characters")
         expect(self.software_version.isprintable(), "software_version must be printable")
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A source has accepted a result: the ``number``-th of the run, counted from 1, which closed round ``round``.
+
+    It is signed under the session and the context of that result. Who was away takes a model that enough others have
+    given a receipt for.
+    """
+
+    run_id: bytes
+    round: int
+    number: int
+    result_digest: bytes
+    model_digest: bytes
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")
+        expect(self.round >= 1 and self.number >= 1, "round and number count from 1")
+        expect(self.number <= self.round, "no round has more than one result")
+        expect_bytes(self.result_digest, DIGEST_BYTES, "result_digest")
+        expect_bytes(self.model_digest, DIGEST_BYTES, "model_digest")
+
+
+@dataclass(frozen=True, slots=True)
+class MissedResult:
+    """The last result and the receipts for it, verbatim: for a source that has given none."""
+
+    result: Signed[Result]
+    receipts: tuple[Signed[Receipt], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,6 +248,22 @@ def _join(proto: pb.Join) -> m.Join:
     )
 
 
+def _receipt(proto: pb.Receipt) -> m.Receipt:
+    return m.Receipt(
+        run_id=proto.run_id,
+        round=proto.round,
+        number=proto.number,
+        result_digest=proto.result_digest,
+        model_digest=proto.model_digest,
+    )
+
+
+def _missed_result(proto: pb.MissedResult) -> m.MissedResult:
+    _require(proto.HasField("result"), "MissedResult has no result")
+    result = signed_from_proto(proto.result, m.Result)
+    return m.MissedResult(result, _signed_all(proto.receipts, m.Receipt))  # type: ignore[arg-type]
+
+
 def _abort(proto: pb.Abort) -> m.Abort:
     accused = _index(proto.accused, "accused") if proto.HasField("accused") else None
     return m.Abort(step=m.Step(proto.step), check=proto.check, accused=accused)
@@ -279,4 +295,6 @@ _DECODERS: dict[str, Callable[[Any], m.Body]] = {
     ),
     "cosigned": lambda proto: m.Cosigned(size=proto.size, signature=proto.signature),
     "goodbye": lambda proto: m.Goodbye(completed=proto.completed, rounds=proto.rounds, reason=proto.reason),
+    "receipt": _receipt,
+    "missed_result": _missed_result,
 }

@@ -29,6 +29,8 @@ BODY_FIELDS: dict[type, str] = {
     m.Checkpoint: "checkpoint",
     m.Cosigned: "cosigned",
     m.Goodbye: "goodbye",
+    m.Receipt: "receipt",
+    m.MissedResult: "missed_result",
 }
 """Name of the envelope's field for each type of body."""
 
@@ -166,6 +168,16 @@ def _join(body: m.Join) -> pb.Join:
     )
 
 
+def _receipt(body: m.Receipt) -> pb.Receipt:
+    return pb.Receipt(
+        run_id=body.run_id,
+        round=body.round,
+        number=body.number,
+        result_digest=body.result_digest,
+        model_digest=body.model_digest,
+    )
+
+
 def _abort(body: m.Abort) -> pb.Abort:
     return pb.Abort(step=pb.Step.ValueType(body.step), check=body.check, accused=body.accused)
 
@@ -194,4 +206,8 @@ _ENCODERS: dict[type, Callable[[Any], Message]] = {
     ),
     m.Cosigned: lambda body: pb.Cosigned(size=body.size, signature=body.signature),
     m.Goodbye: lambda body: pb.Goodbye(completed=body.completed, rounds=body.rounds, reason=body.reason),
+    m.Receipt: _receipt,
+    m.MissedResult: lambda body: pb.MissedResult(
+        result=signed_to_proto(body.result), receipts=[signed_to_proto(one) for one in body.receipts]
+    ),
 }

@@ -185,6 +185,8 @@ class Envelope(_message.Message):
     GOODBYE_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     COSIGNED_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    MISSED_RESULT_FIELD_NUMBER: _builtins.int
     suite: _builtins.int
     """Cryptographic suite; 1 = Ed25519, X25519, HKDF-SHA256, AES-256."""
     session_id: _builtins.bytes
@@ -265,6 +267,14 @@ class Envelope(_message.Message):
     def cosigned(self) -> Global___Cosigned:
         """A witness' signature over the other's checkpoint (either way)."""
 
+    @_builtins.property
+    def receipt(self) -> Global___Receipt:
+        """A source has accepted a result (source to aggregator)."""
+
+    @_builtins.property
+    def missed_result(self) -> Global___MissedResult:
+        """The last result again, for a source that gave no receipt (aggregator to source)."""
+
     def __init__(
         self,
         *,
@@ -290,12 +300,14 @@ class Envelope(_message.Message):
         goodbye: Global___Goodbye | None = ...,
         checkpoint: Global___Checkpoint | None = ...,
         cosigned: Global___Cosigned | None = ...,
+        receipt: Global___Receipt | None = ...,
+        missed_result: Global___MissedResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "advertise", b"advertise", "body", b"body", "checkpoint", b"checkpoint", "consistency", b"consistency", "cosigned", b"cosigned", "goodbye", b"goodbye", "header", b"header", "join", b"join", "key_list", b"key_list", "masked_input", b"masked_input", "refusal", b"refusal", "result", b"result", "share_bundle", b"share_bundle", "share_delivery", b"share_delivery", "survivor_signature", b"survivor_signature", "survivors", b"survivors", "unmask", b"unmask", "update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "advertise", b"advertise", "body", b"body", "checkpoint", b"checkpoint", "consistency", b"consistency", "cosigned", b"cosigned", "goodbye", b"goodbye", "header", b"header", "join", b"join", "key_list", b"key_list", "masked_input", b"masked_input", "missed_result", b"missed_result", "receipt", b"receipt", "refusal", b"refusal", "result", b"result", "share_bundle", b"share_bundle", "share_delivery", b"share_delivery", "survivor_signature", b"survivor_signature", "survivors", b"survivors", "unmask", b"unmask", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "advertise", b"advertise", "body", b"body", "checkpoint", b"checkpoint", "consistency", b"consistency", "context", b"context", "cosigned", b"cosigned", "goodbye", b"goodbye", "header", b"header", "join", b"join", "key_list", b"key_list", "masked_input", b"masked_input", "refusal", b"refusal", "result", b"result", "sender", b"sender", "session_id", b"session_id", "share_bundle", b"share_bundle", "share_delivery", b"share_delivery", "suite", b"suite", "survivor_signature", b"survivor_signature", "survivors", b"survivors", "unmask", b"unmask", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "advertise", b"advertise", "body", b"body", "checkpoint", b"checkpoint", "consistency", b"consistency", "context", b"context", "cosigned", b"cosigned", "goodbye", b"goodbye", "header", b"header", "join", b"join", "key_list", b"key_list", "masked_input", b"masked_input", "missed_result", b"missed_result", "receipt", b"receipt", "refusal", b"refusal", "result", b"result", "sender", b"sender", "session_id", b"session_id", "share_bundle", b"share_bundle", "share_delivery", b"share_delivery", "suite", b"suite", "survivor_signature", b"survivor_signature", "survivors", b"survivors", "unmask", b"unmask", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "advertise", "key_list", "share_bundle", "share_delivery", "masked_input", "update", "survivors", "survivor_signature", "consistency", "unmask", "result", "abort", "refusal", "join", "goodbye", "checkpoint", "cosigned"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "advertise", "key_list", "share_bundle", "share_delivery", "masked_input", "update", "survivors", "survivor_signature", "consistency", "unmask", "result", "abort", "refusal", "join", "goodbye", "checkpoint", "cosigned", "receipt", "missed_result"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1197,3 +1209,71 @@ class Goodbye(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Goodbye: _TypeAlias = Goodbye  # noqa: Y015
+
+@_typing.final
+class Receipt(_message.Message):
+    """A source has accepted a result; signed under the session id and the context of that Result."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    RESULT_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.bytes
+    """Of the run; 16 bytes."""
+    round: _builtins.int
+    """Number of the round that the result closed, from 1."""
+    number: _builtins.int
+    """Place of the result among those of the run, from 1; at most round."""
+    result_digest: _builtins.bytes
+    """Digest of the signed Result; 32 bytes."""
+    model_digest: _builtins.bytes
+    """Digest of the model that it names; 32 bytes."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.bytes = ...,
+        round: _builtins.int = ...,
+        number: _builtins.int = ...,
+        result_digest: _builtins.bytes = ...,
+        model_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "number", b"number", "result_digest", b"result_digest", "round", b"round", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
+
+@_typing.final
+class MissedResult(_message.Message):
+    """The last result again, for a source that gave no receipt for it (outside sessions)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def result(self) -> Global___SignedMessage:
+        """Signed Result, verbatim."""
+
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedMessage]:
+        """Signed Receipt messages over it, verbatim; at most 1024."""
+
+    def __init__(
+        self,
+        *,
+        result: Global___SignedMessage | None = ...,
+        receipts: _abc.Iterable[Global___SignedMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipts", b"receipts", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MissedResult: _TypeAlias = MissedResult  # noqa: Y015

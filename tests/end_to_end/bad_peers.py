@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from e2e_processes import Kits
@@ -81,6 +82,16 @@ async def broken_key_list(signer: Signer, parcel: Parcel) -> Parcel | None:
         return parcel
     first, *others = body.advertisements
     return signed_anew(signer, parcel, KeyList((replace(first, signature=bytes(64)), *others)))
+
+
+async def made_first_model(signer: Signer, parcel: Parcel) -> Parcel | None:
+    """The aggregator sends a first model of its own making, with a header that binds it."""
+    body = parcel.message.body
+    if not isinstance(body, Header):
+        return parcel
+    model = bytes(len(parcel.vectors[0]))
+    told = signed_anew(signer, parcel, replace(body, model_digest=sha256(model).digest()))
+    return replace(told, vectors=(model, *parcel.vectors[1:]))
 
 
 def first_header_only() -> Lie:

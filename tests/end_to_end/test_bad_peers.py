@@ -17,6 +17,7 @@ from bad_peers import (
     another_nonce,
     broken_key_list,
     first_header_only,
+    made_first_model,
     no_witness,
     of_suite_2,
     stalled,
@@ -90,10 +91,14 @@ def test_a_source_that_falls_silent_ends_the_run_and_is_named(tmp_path: Path) ->
     ("lie", "expected"),
     [
         (broken_key_list, ("aggregator fails check KEY_SIGNATURE", "(round 3, advertise)")),
+        (
+            made_first_model,
+            ("aggregator fails check HEADER_INITIAL_MODEL", "not the task's own first model", "(header of round 3)"),
+        ),
         (of_suite_2, ("aggregator fails check WIRE: suite 2 is not known here", "(between rounds)")),
         (first_header_only(), ("aggregator fails check DEADLINE: no word for 6 s", "(between rounds)")),
     ],
-    ids=["lying", "of another version", "slow"],
+    ids=["lying", "asking by a made model", "of another version", "slow"],
 )
 def test_a_source_leaves_an_aggregator_that_breaks_the_protocol_and_names_it(
     tmp_path: Path, lie: Lie, expected: tuple[str, ...]

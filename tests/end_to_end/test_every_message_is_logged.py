@@ -51,6 +51,7 @@ EVERY_ROUND = {
     ("received", "Survivors"),
     ("received", "Consistency"),
     ("received", "Result"),
+    ("sent", "Receipt"),
 }
 
 

@@ -33,7 +33,11 @@ POLICY = SourcePolicy(
         modulus_bits_min=64, clip_min=0.5, clip_max=2.0, n_max=8, max_samples_min=1000, max_samples_max=1000
     ),
     limits=WorkLimits(
-        model_bytes_max=36, learning_rate_max=0.25, training_deadline_s_max=60.5, phase_deadline_s_max=5.0
+        model_bytes_max=36,
+        learning_rate_max=0.25,
+        learning_rate_min=0.25,
+        training_deadline_s_max=60.5,
+        phase_deadline_s_max=5.0,
     ),
     release=ReleaseLimits(max_attempts=3, max_rounds=50),
     metadata=MetadataPolicy(may_leave=("samples",)),

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from securefda.dp.events import ASSUMPTIONS
-from securefda.policy import NAMED_POLICIES, DpPolicy, EnergyBounds, SourcePolicy, default_policy, explain
+from securefda.policy import (
+    NAMED_POLICIES,
+    DpPolicy,
+    EnergyBounds,
+    SourcePolicy,
+    WorkLimits,
+    default_policy,
+    explain,
+)
+from securefda.policy.model import ModelPolicy
 
 
 def test_the_numbers_are_filled_in() -> None:
@@ -75,6 +84,18 @@ def test_unfiltered_projections_are_explained_only_where_a_rule_that_projects_is
     assert "cancel each other" not in explain(policy, "lyon", 5).text()
     choosing = policy.model_copy(update={"allowed_rules": ("fedgp_auto",)})
     assert "cancel each other" in explain(choosing, "lyon", 5).text()
+
+
+def test_models_that_are_trained_are_said_with_the_pace_at_which_they_may_change() -> None:
+    default = explain(default_policy(), "lyon", 5).text()
+    assert "That is the task's own first model, then the model of the last finished round" in default
+    assert "further than 10 times as far as lyon's own training" in default
+    listed = default_policy().model_copy(
+        update={"model": ModelPolicy(initial=("00" * 32, "11" * 32)), "limits": WorkLimits(model_step=2.5)}
+    )
+    text = explain(listed, "lyon", 5).text()
+    assert "That is one of the 2 first models that the policy lists" in text
+    assert "further than 2.5 times" in text
 
 
 def test_no_energy_rule_is_claimed_for_cohorts() -> None:

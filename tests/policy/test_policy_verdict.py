@@ -130,6 +130,7 @@ CASES = [
     Case("dp.max-grad-norm", trained_with(1.0, 10.001), 10.001, at=trained_with(1.0, 10.0)),
     Case("limits.model-bytes-max", asking(layers=(*LAYERS, Layer("one", (1,), 1.0))), 40),
     Case("limits.learning-rate-max", asking(target=TARGET), 0.2501),
+    Case("limits.learning-rate-min", asking(target=replace(TARGET, learning_rate=0.2499)), 0.2499),
     Case("limits.training-deadline-s-max", asking(training_deadline_ms=60_501), 60.501),
     Case("limits.phase-deadline-s-max", asking(phase_deadline_ms=5_001), 5.001),
     Case("release.max-attempts", asking(attempt=4), 4),
@@ -146,8 +147,13 @@ OF_THE_RUN_BOOK = {"release.max-runs", "release.max-unfinished"}
 """What counts over rounds and runs, see ``tests/rounds/test_run_book.py``."""
 
 
+OF_THE_MODEL = {"model.initial", "limits.model-step"}
+"""What the vectors beside a header are held against, see ``tests/rounds/test_model_bound.py``."""
+
+
 def test_every_key_of_the_schema_has_been_asked_for_too_much_of() -> None:
-    assert {case.key for case in CASES} == set(known_keys(SourcePolicy)) - OF_THE_LEDGER - OF_THE_RUN_BOOK
+    elsewhere = OF_THE_LEDGER | OF_THE_RUN_BOOK | OF_THE_MODEL
+    assert {case.key for case in CASES} == set(known_keys(SourcePolicy)) - elsewhere
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
@@ -292,7 +298,7 @@ def test_no_listed_architecture_leaves_the_choice_to_the_session() -> None:
 
 
 def test_a_header_that_needs_nothing_of_the_target_has_no_learning_rate_to_refuse() -> None:
-    asking(target=None)(changed(POLICY, "limits.learning-rate-max", 1e-9))
+    asking(target=None)(changed(POLICY, "limits.learning-rate-min", 1e9))
 
 
 def test_training_without_noise_is_refused_where_noise_is_required_whatever_the_clip_norm() -> None:

@@ -15,7 +15,7 @@ from rounds_tasks import Points
 from securefda.dp.accountants import epsilon
 from securefda.dp.events import Budget, DpEvent
 from securefda.dp.ledger import Ledger
-from securefda.policy import MetadataPolicy, SourcePolicy
+from securefda.policy import MetadataPolicy, SourcePolicy, WorkLimits
 from securefda.rounds.accounts import PrivacyAccount, data_set_of
 from securefda.rounds.private_site import PrivateTrainer
 from securefda.rounds.run import AggregatorRun
@@ -29,6 +29,7 @@ from securefda.transport.memory_network import UnderWay
 
 NOISE = NoiseSettings(1.0)
 WIDE = Budget(10_000.0, 1e-5)
+ANY_RATE = WorkLimits(learning_rate_min=1e-30)
 ALL = MetadataPolicy(may_leave=("samples", "loss", "accuracy"))
 
 
@@ -125,7 +126,7 @@ class PrivateFederation(Federation):
         return AggregatorRun(site, self.settings, self.store, self.watch)
 
     def source(self, index: int, *, policy: SourcePolicy | None = None, **_: Any) -> SourceRounds:
-        made = super().source(index, policy=policy or self.policy(index, metadata=ALL))
+        made = super().source(index, policy=policy or self.policy(index, metadata=ALL, limits=ANY_RATE))
         site = replace(
             made._site,
             trainer=self.trainer_of(index),

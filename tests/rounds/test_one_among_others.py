@@ -34,7 +34,7 @@ def in_another_run(header: Parcel) -> Parcel:
 
 def boundless(federation: Federation) -> None:
     """The site's own policy bounds no learning rate: what is left are the checks on what would leave."""
-    policy = federation.policy(ME, limits=WorkLimits(learning_rate_max=1e301))
+    policy = federation.policy(ME, limits=WorkLimits(learning_rate_max=1e301, learning_rate_min=1e-301))
     federation.sources[ME] = federation.source(ME, policy=policy)
 
 

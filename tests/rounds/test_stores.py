@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,20 @@ import pytest
 from source_stores import store_at
 
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.rounds.store import AggregatorStore, Asked, SourceStore
+from securefda.rounds.model_bound import AcceptedHeader, Known, TakenResult
+from securefda.rounds.store import AggregatorStore, Asked, KeptResult, SourceStore
 from securefda.secagg.checks import History, PastResult
-from securefda.secagg.messages import NO_CONTEXT, Envelope, Header, Layer, RuleTerms, Signed, Visibility
+from securefda.secagg.messages import (
+    NO_CONTEXT,
+    Envelope,
+    Header,
+    Layer,
+    Receipt,
+    Result,
+    RuleTerms,
+    Signed,
+    Visibility,
+)
 from securefda.secagg.transcript import round_terms
 
 RUN, OTHER_RUN = bytes(16), b"x" * 16
@@ -64,16 +76,62 @@ def test_a_new_source_remembers_nothing(tmp_path: Path) -> None:
 
 def test_positions_sessions_fuses_and_results_survive_a_restart(tmp_path: Path) -> None:
     store = store_at(tmp_path / "s.sqlite")
-    first, second = PastResult(1, b"a" * 32, b"b" * 32), PastResult(2, b"c" * 32, b"d" * 32)
+    first = TakenResult(1, 1, b"a" * 32, b"b" * 32, SESSION, b"e" * 32)
+    second = TakenResult(2, 2, b"c" * 32, b"d" * 32, OTHER_SESSION, b"f" * 32)
     accepted = header(2)
-    store.accept_header(accepted)
+    store.accept_header(accepted, 1)
     store.burn_fuse(RUN, 2)
     store.record_result(RUN, second)
     store.record_result(RUN, first)
     store.close()
     terms = round_terms(accepted.body)
-    expected = History(True, (2, 1), True, (first, second), last_terms=terms)
+    past = tuple(PastResult(one.round, one.digest, one.model_digest) for one in (first, second))
+    expected = History(True, (2, 1), True, past, last_terms=terms)
     assert history(tmp_path / "s.sqlite", session=SESSION, number=2) == expected
+    again = store_at(tmp_path / "s.sqlite")
+    body = accepted.body
+    outside = (accepted.envelope.session_id, accepted.digest())
+    before = AcceptedHeader(2, 1, body.previous_result_digest, body.model_digest, *outside)
+    assert again.known(RUN) == Known(second, before)
+    assert again.known(OTHER_RUN) == Known()
+    again.close()
+
+
+def test_what_was_trained_from_survives_a_restart_and_is_replaced(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "s.sqlite")
+    assert store.trained_from(RUN) is None
+    store.remember_trained(RUN, 0, MODEL, (1.5,))
+    store.remember_trained(RUN, 0, MODEL + 9, (2.5,))  # the same number is the same model
+    store.remember_trained(OTHER_RUN, 3, MODEL, (0.5,))
+    store.close()
+    again = store_at(tmp_path / "s.sqlite")
+    for run, number, model, units in ((RUN, 0, MODEL, (2.5,)), (OTHER_RUN, 3, MODEL, (0.5,))):
+        found = again.trained_from(run)
+        assert found is not None
+        assert (found.number, found.units) == (number, units)
+        assert np.array_equal(found.model, model)
+    again.remember_trained(RUN, 2, MODEL + 1, (4.0,))
+    found = again.trained_from(RUN)
+    assert found is not None
+    assert (found.number, found.units, found.model.tolist()) == (2, (4.0,), (MODEL + 1).tolist())
+    again.close()
+
+
+def test_the_last_result_and_its_receipts_survive_a_restart(tmp_path: Path) -> None:
+    store = AggregatorStore(tmp_path / "a.sqlite")
+    store.begin_run(RUN, CONFIG, MODEL)
+    assert (store.last_result(), store.receipts()) == (None, [])
+    envelope = Envelope(SESSION, 0, b"c" * 32, Result(b"", 2, b"m" * 32))
+    first = KeptResult(1, 1, Signed(envelope, b"bytes", bytes(64)))
+    receipt = Signed(Envelope(SESSION, 2, b"c" * 32, Receipt(RUN, 1, 1, b"d" * 32, b"m" * 32)), b"given", bytes(64))
+    store.finish_round({"round": 1}, MODEL + 1, b"r" * 32, kept=first)
+    store.keep_receipt(receipt)
+    store.close()
+    again = AggregatorStore(tmp_path / "a.sqlite")
+    assert (again.last_result(), again.receipts()) == (first, [(2, b"given", bytes(64))])
+    again.finish_round({"round": 2}, MODEL + 1, b"r" * 32, kept=replace(first, round=2, number=2))
+    assert again.receipts() == []
+    again.close()
 
 
 def test_a_fuse_is_of_one_run_and_one_round(tmp_path: Path) -> None:

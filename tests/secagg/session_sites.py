@@ -32,6 +32,7 @@ from securefda.secagg.messages import (
     MaskedInput,
     MasterShare,
     Parcel,
+    Receipt,
     Refusal,
     Signed,
     SurvivorSignature,
@@ -230,6 +231,7 @@ class HonestSource(Source):
         self._sent: Counter[tuple[str, bytes]] = Counter()
         self._releases: Counter[tuple[bytes, int]] = Counter()
         self._ended: set[bytes] = set()
+        self._receipts: dict[bytes, bytes] = {}
         super().__post_init__()
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
@@ -260,13 +262,17 @@ class HonestSource(Source):
         ended = before is not None and (after is None or _session(after) != _session(before))
         if before is not None and ended:
             kinds = {answer.message.type_name for answer in answers if _session(answer.message) == _session(before)}
-            must(kinds <= {"Abort"}, f"source {self.index} sends {kinds} as it ends a session")
+            must(kinds <= {"Abort"} or kinds == {"Receipt"}, f"source {self.index} sends {kinds} as it ends a session")
             self._ended.add(_session(before))
         must(phase is None or phase is self.phase or not list(secrets_in(phase)), f"secrets in {type(phase).__name__}")
         return answers
 
     def _judge(self, message: Signed[Any]) -> None:
         session, body, who = _session(message), message.body, f"source {self.index}"
+        if isinstance(body, Receipt):
+            given = self._receipts.setdefault(session, message.signed_bytes)
+            must(given == message.signed_bytes, f"{who} gives two receipts for one result")
+            return
         must(session not in self._ended or isinstance(body, Refusal), f"{who} sends {message.type_name} after the end")
         self._sent[message.type_name, session] += 1
         if isinstance(body, Abort):

@@ -18,7 +18,10 @@ from securefda.secagg.messages import (
     Cosigned,
     Goodbye,
     Join,
+    MissedResult,
+    Receipt,
     Refusal,
+    Result,
     Signed,
     Step,
     Update,
@@ -43,6 +46,7 @@ def recorded(**changes: Any) -> list[tuple[int, AnySigned]]:
     cohort = Cohort(6, leaving(DROPS, tap), CHANGES | changes)
     cohort.finish()
     context = cohort.header.digest()
+    result = next(message for _, message in seen if isinstance(message.body, Result))
     outside: list[AnySigned] = [
         cohort.header,
         signer(TARGET).sign(cohort.header.envelope.session_id, context, Abort(Step.SHARES, "SHARE_BOX", None)),
@@ -53,10 +57,16 @@ def recorded(**changes: Any) -> list[tuple[int, AnySigned]]:
             for sender in (TARGET, LIAR)
             for body in (Checkpoint(b"a note", 0, (), 0), Cosigned(1, "a line"))
         ),
+        receipt := signer(LIAR).sign(cohort.header.envelope.session_id, context, receipt_of(result)),
+        signer(TARGET).sign(NO_SESSION, NO_CONTEXT, MissedResult(result, (receipt,))),
         signer(LIAR).sign(cohort.header.envelope.session_id, context, Refusal("key")),
         signer(LIAR).sign(cohort.header.envelope.session_id, context, Update(bytes(32), 4, 1)),
     ]
     return seen + [(VICTIM, message) for message in outside]
+
+
+def receipt_of(result: AnySigned) -> Receipt:
+    return Receipt(bytes(16), 1, 1, result.digest(), result.body.model_digest)
 
 
 def test_recording_holds_every_type_of_message() -> None:

@@ -101,6 +101,14 @@ def lines(longest: int) -> st.SearchStrategy[str]:
 advertisements = st.builds(m.Advertise, digests, digests, digests, digests, st.one_of(st.just(b""), digests))
 masked_inputs = st.builds(m.MaskedInput, digests, some_uint64)
 survivor_signatures = st.builds(m.SurvivorSignature, digests)
+results = st.builds(m.Result, st.one_of(st.just(b""), digests), uint32, digests)
+receipts = st.builds(
+    lambda run_id, numbers, result, model: m.Receipt(run_id, max(numbers), min(numbers), result, model),
+    st.binary(min_size=16, max_size=16),
+    st.tuples(some_uint32, some_uint32),
+    digests,
+    digests,
+)
 delivered = st.builds(m.DeliveredBox, indices, st.binary(min_size=1, max_size=120), digests)
 boxes = st.lists(st.builds(m.ShareBox, indices, st.binary(min_size=1, max_size=120)), max_size=5).map(tuple)
 shares = st.lists(
@@ -139,7 +147,7 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
         st.lists(signed(masked_inputs), max_size=3).map(tuple),
     ),
     m.Unmask: st.builds(m.Unmask, shares),
-    m.Result: st.builds(m.Result, st.one_of(st.just(b""), digests), uint32, digests),
+    m.Result: results,
     m.Abort: st.builds(
         m.Abort, st.sampled_from(m.Step), st.from_regex("[A-Z0-9_]{1,64}", fullmatch=True), st.none() | indices
     ),
@@ -150,6 +158,8 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
     ),
     m.Cosigned: st.builds(m.Cosigned, some_uint64, st.text(st.characters(codec="utf-8"), min_size=1, max_size=80)),
     m.Goodbye: st.builds(m.Goodbye, st.booleans(), uint32, lines(500)),
+    m.Receipt: receipts,
+    m.MissedResult: st.builds(m.MissedResult, signed(results), st.lists(signed(receipts), max_size=3).map(tuple)),
 }
 envelopes = st.builds(
     m.Envelope,

@@ -68,6 +68,8 @@ def _bodies() -> list[tuple[int, m.Body]]:
     advertise = m.Advertise(_digest(10), _digest(11), _digest(12), _digest(13), _digest(9))
     signature, masked = m.SurvivorSignature(_digest(14)), m.MaskedInput(_digest(20), 2604)
     boxes = (m.ShareBox(2, b"\x15" * 90), m.ShareBox(3, b"\x16" * 90))
+    result = m.Result(_digest(26), 2, _digest(27))
+    receipt = m.Receipt(bytes(range(16)), 4, 3, _digest(31), _digest(27))
     delivered = tuple(m.DeliveredBox(box.peer, box.box, _digest(17 + box.peer)) for box in boxes)
     return [
         (0, _header()),
@@ -81,13 +83,15 @@ def _bodies() -> list[tuple[int, m.Body]]:
         (1, signature),
         (0, m.Consistency(_signed_by((1, 3), signature), _signed_by((1, 3), masked))),
         (1, m.Unmask((m.SelfMaskShare(3, b"\x24" * 33), m.MasterShare(2, b"\x25" * 33)))),
-        (0, m.Result(_digest(26), 2, _digest(27))),
+        (0, result),
         (0, m.Abort(m.Step.SHARES, "KEY_SIGNATURE", 0)),
         (1, m.Refusal("max-visibility")),
         (1, m.Join(_digest(28), "0.1.0", m.Visibility.COHORT, metrics=True, known=300)),
         (0, m.Checkpoint(NOTE, 300, (_digest(29), _digest(30)), 7)),
         (1, m.Cosigned(301, LINE)),
         (0, m.Goodbye(True, 20, "")),
+        (1, receipt),
+        (0, m.MissedResult(*_signed_by((0,), result), _signed_by((1, 3), receipt))),
     ]
 
 
@@ -288,6 +292,16 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Cosigned, "no line", "a line has 1", _clear("signature")),
     (m.Cosigned, "a line of 1025 characters", "a line has 1", _set("signature", "x" * 1025)),
     (m.Goodbye, "a reason of 501 characters", "reason", _set("reason", "x" * 501)),
+    (m.Receipt, "a run id of 15 bytes", "run_id", _set("run_id", bytes(15))),
+    (m.Receipt, "round 0", "round and number", _clear("round")),
+    (m.Receipt, "number 0", "round and number", _clear("number")),
+    (m.Receipt, "more results than rounds", "more than one result", _set("number", 5)),
+    (m.Receipt, "a result digest of 31 bytes", "result_digest", _set("result_digest", bytes(31))),
+    (m.Receipt, "no model digest", "model_digest", _clear("model_digest")),
+    (m.MissedResult, "no result", "no result", _clear("result")),
+    (m.MissedResult, "a receipt as the result", _NOT_HERE, lambda body: body.result.CopyFrom(body.receipts[0])),
+    (m.MissedResult, "a result among the receipts", _NOT_HERE, lambda body: body.receipts.append(body.result)),
+    (m.MissedResult, "a signature of 63 bytes", "signature", _set("receipts.0.signature", bytes(63))),
 ]
 
 

@@ -19,6 +19,7 @@ from securefda.rounds.target import TargetRound, train_target
 from securefda.rounds.witnesses import Witnesses
 from securefda.secagg.messages import (
     NO_CONTEXT,
+    NO_SESSION,
     RUN_ID_BYTES,
     Abort,
     Advertise,
@@ -32,7 +33,9 @@ from securefda.secagg.messages import (
     Join,
     KeyList,
     MaskedInput,
+    MissedResult,
     Parcel,
+    Receipt,
     Refusal,
     Result,
     ShareBundle,
@@ -61,6 +64,7 @@ class MaliciousAggregator(Opens):
     ``colluders``. It does not hold a key or a secret of any other source, and not the CA's key.
 
     Attributes:
+        receipts, had_result: for the last result, by roster index; and to whom it was sent.
         joined: who reported, and the most that each said its policy lets the aggregator see.
         with_metrics: those of them that hand in loss and accuracy.
         sessions: all that was heard, one entry per attempt; ``heard`` is the last.
@@ -81,6 +85,8 @@ class MaliciousAggregator(Opens):
         self.model: Vector = seat.site.trainer.initial_model()
         self.target: TargetRound | None = None
         self.last_result: Signed[Result] | None = None
+        self.receipts: dict[int, Signed[Receipt]] = {}
+        self.had_result: set[int] = set()
         self.joined: dict[int, Visibility] = {}
         self.with_metrics: set[int] = set()
         self.sessions: list[Heard] = []
@@ -197,6 +203,10 @@ class MaliciousAggregator(Opens):
             return [witnesses.ask(sender)]
         if isinstance(body, Checkpoint | Cosigned):
             return self._witnessed(parcel.message)
+        if isinstance(body, Receipt):
+            if self.last_result is not None and body.result_digest == self.last_result.digest():
+                self.receipts[sender] = parcel.message  # type: ignore[assignment]  # of this body
+            return []
         if self.sessions and parcel.message.envelope.session_id == self.heard.session_id:
             self._keep(sender, parcel)
             return self._go_on()
@@ -270,7 +280,14 @@ class MaliciousAggregator(Opens):
         at_sum = index in body.participants and body.level_of(index) is Visibility.SUM
         if published and at_sum and self.target is not None:
             vectors = (*vectors, vector_to_wire(self.target.result.update))
-        return self._tell(index, Parcel(header, vectors))
+        return self.missed_by(index) + self._tell(index, Parcel(header, vectors))
+
+    def missed_by(self, index: int) -> list[Send]:
+        """What a source is shown before a header: the last result with its receipts, where it was not sent to it."""
+        if self.last_result is None or index in self.had_result:
+            return []
+        body = MissedResult(self.last_result, tuple(self.receipts[giver] for giver in sorted(self.receipts)))
+        return [Send(index, Parcel(self.signer.sign(NO_SESSION, NO_CONTEXT, body)))]
 
     def _tell(self, index: int, parcel: Parcel) -> list[Send]:
         self.heard.told.add(index)
@@ -343,7 +360,10 @@ class MaliciousAggregator(Opens):
     def _send_result(self, index: int) -> list[Send]:
         view, body = self.heard.views[index], self.result_for(index)
         if body is not None:
-            self.last_result = self.sign(index, view.ctx, body)
+            result = self.sign(index, view.ctx, body)
+            if self.last_result is None or self.last_result.digest() != result.digest():
+                self.last_result, self.receipts, self.had_result = result, {}, set()
+            self.had_result.add(index)
         return self._send_last(index, view.ctx, body)
 
     def _send_last(self, index: int, context: bytes, body: Body | None) -> list[Send]:

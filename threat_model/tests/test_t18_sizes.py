@@ -17,7 +17,15 @@ import pytest
 
 from securefda.adaptation import Strategy
 from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import Advertise, Checkpoint, Cosigned, MaskedInput, SurvivorSignature, Visibility
+from securefda.secagg.messages import (
+    Advertise,
+    Checkpoint,
+    Cosigned,
+    MaskedInput,
+    Receipt,
+    SurvivorSignature,
+    Visibility,
+)
 from securefda.training import LocalResult, Vector
 from securefda.transport import wire
 from threat_model.adversaries.sizes import ReportsMetrics, WatchesSizes
@@ -36,6 +44,7 @@ IN_A_RUN = {
     "MaskedInput",
     "SurvivorSignature",
     "Unmask",
+    "Receipt",
 }
 
 
@@ -99,7 +108,13 @@ def watched(staged: MakesStage, rows: Mapping[int, int], **options: Any) -> tupl
     makes = partial(source_with, rows=rows, updates=updates, **making)
     settings = {"max_samples": MAX_ROWS, "kappa": 1.0} | options.pop("settings", {})
     stage = staged(
-        len(rows), sources=dict.fromkeys(rows, makes), updates=updates, network=watcher, settings=settings, **options
+        len(rows),
+        sources=dict.fromkeys(rows, makes),
+        updates=updates,
+        network=watcher,
+        settings=settings,
+        model_step=1e30,  # some of the updates are nothing
+        **options,
     ).play()
     assert [stage.accepted(index) for index in rows] == [stage.settings.strategy.rounds] * len(rows)
     return stage, watcher
@@ -174,13 +189,13 @@ def test_nothing_but_the_masked_input_and_digests_of_it_depends_on_the_data(
     """Two plays with the same coins and other rows, losses, steps and updates, compared byte by byte.
 
     Without an energy rule, whose rows go sealed from source to source. Checkpoints that follow on the input are of logs
-    that hold its digest.
+    that hold its digest, and a receipt is for the model that came of all.
     """
     options = {"visibility": visibility, "settings": {"strategy": Strategy(rule=rule, rounds=1), "kappa": 0.0}}
     one = sent_with_same_coins(staged, sites_with(*ROWS), updates=known_update, **options)
     other = sent_with_same_coins(staged, sites_with(*reversed(ROWS)), **options)
     differ = {kind for index, kind in one if one[index, kind] != other[index, kind]}
-    assert differ == {MaskedInput, SurvivorSignature, Checkpoint, Cosigned}
+    assert differ == {MaskedInput, SurvivorSignature, Checkpoint, Cosigned, Receipt}
 
 
 @pytest.mark.threat("T18")

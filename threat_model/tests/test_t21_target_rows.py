@@ -65,6 +65,7 @@ def with_curious_source(staged: MakesStage, target: SiteTrainer, **options: Any)
         updates=small_updates,
         trainers={TARGET: target},
         settings=settings,
+        model_step=1e6,  # the sources' updates are next to nothing here
         **options,
     ).play()
 

@@ -61,6 +61,10 @@ def multiplied(*of_sources: float, layers: int = 2) -> Multiples:
     return np.tile(np.array(of_sources, np.float64), (layers, 1))
 
 
+LONG = 1e6
+"""So that no update of the target is too long (T40): what holds here holds whatever its length."""
+
+
 def crafted(
     staged: MakesStage,
     multiples: Multiples,
@@ -80,6 +84,7 @@ def crafted(
         aggregator=partial(CraftsTarget, victim=VICTIM, update=update, known=known, weights=weights_of(n)),
         updates=updates,
         settings={"strategy": strategy, "kappa": 1.0, **(settings or {})},
+        model_step=LONG,
         **options,
     )
 
@@ -164,6 +169,7 @@ def with_auto_beta(staged: MakesStage, rule: str) -> Stage:
             CraftsTarget, victim=VICTIM, update=update, known=known, weights=weights_of(N), scatter=scatter
         ),
         settings={"strategy": Strategy(rule=rule, rounds=1), "kappa": 1.0},
+        model_step=LONG,
     )
 
 
