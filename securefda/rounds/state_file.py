@@ -38,6 +38,7 @@ class StateFile:
     """
 
     _other_release = "use the release that made it, or another --out folder"
+    _page_bytes = 4096
     _busy = "stop it, or name another --out folder"
 
     def __init__(self, path: Path, tables: str, schema_version: int, *, exclusive: bool) -> None:
@@ -63,6 +64,7 @@ class StateFile:
     def _prepare(self, tables: str, exclusive: bool) -> None:
         if exclusive:
             self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._database.execute(f"PRAGMA page_size = {self._page_bytes}")  # of a new file; an old one keeps its own
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
         self._database.execute("PRAGMA fullfsync = 1")  # macOS: its fsync alone leaves the data in the drive's cache
