@@ -370,7 +370,7 @@ MODEL_CHAIN = all_of(
     replaced("which result a model is that of", model_bound, "origin_of", _believing),
     checks_off("HEADER_CHAIN"),
 )
-"""A source takes any model, as that of a result that it has not heard of, the last of as many as the header has rounds."""
+"""A source takes any model, as that of a result that it has not heard of, one for each round that the header counts."""
 
 
 def _with_compression(original: Callable[..., list[tuple[str, int]]]) -> Callable[..., list[tuple[str, int]]]:
