@@ -52,7 +52,7 @@ _MASKING = {
     ),
 }
 _RULE = {
-    source_round: ("aligned_update", "contribution_at_source", "clip_contribution", "row_of", "_encoded"),
+    source_round: ("aligned_update", "contribution_at_source", "clip_contribution", "row_of", "capped_input"),
     ClearAttempt: ("_evaluate",),
     run_model: ("total_of", "update_of"),
 }

@@ -171,14 +171,16 @@ class ProtocolError(SecureFdaError):
 
 
 class FaultyAggregatorError(ProtocolError):
-    """The aggregator sent something that an honest one never sends. The session is dead.
+    """What the aggregator sent does not pass a check: an honest one never sends it. The session is dead.
 
-    ``suspect`` is the roster index of a source that may have done it in its place; an honest aggregator knows.
+    ``suspect`` is the roster index of a source that may have done it in its place; an honest aggregator knows. Without
+    ``blames`` nobody is accused: this site does not go along, and others may have brought it about.
     """
 
-    def __init__(self, check: str, detail: str = "", *, suspect: int | None = None) -> None:
-        super().__init__(check, f"aggregator fails check {check}" + (f": {detail}" if detail else ""))
-        self.suspect = suspect
+    def __init__(self, check: str, detail: str = "", *, suspect: int | None = None, blames: bool = True) -> None:
+        what = f"aggregator fails check {check}" if blames else f"check {check} fails, and nobody is accused"
+        super().__init__(check, what + (f": {detail}" if detail else ""))
+        self.suspect, self.blames = suspect, blames
 
 
 class FaultySourceError(ProtocolError):

@@ -306,7 +306,9 @@ class _Reader:
 
     def _message(self, entry: Entry, time: str) -> None:
         sent = entry.direction == "sent"
-        if entry.type == "Result" and entry.round and sent == self._is_target:
+        is_result = entry.type == "Result" and sent == self._is_target
+        is_receipt = entry.type == "Receipt" and sent  # of a result that was shown again
+        if entry.round and (is_result or is_receipt):
             self._round(entry.round, time).results.add(entry.session)
         if not sent or not entry.round:
             return

@@ -55,7 +55,8 @@ class TakenResult:
 class AcceptedHeader:
     """The last header that this source accepted in the run, as far as a later one is held against it.
 
-    ``number`` is that of its model.
+    ``number`` is that of its model. ``answered`` says whether this source gave all its answers in that session, its
+    update in clear or its shares: before that no result of it can be a true one.
     """
 
     round: int
@@ -64,6 +65,7 @@ class AcceptedHeader:
     model_digest: bytes
     session_id: bytes
     digest: bytes
+    answered: bool
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -153,13 +155,14 @@ def origin_of(header: Header, known: Known, missed: Missed | None, *, own_index:
         require(known.number == 0, "HEADER_CHAIN", "it continues no result, and this site knows of one")
         return Origin(0)
     if missed is None or missed.result.digest() != previous:
-        raise FaultyAggregatorError("HEADER_CHAIN", _too_few(0, limits.n_c + 1))
+        raise _too_few(0, limits.n_c + 1)
     _require_model(header, missed.result.body.model_digest)
     caught_up = _own_last_session(accepted, taken, missed.result)
     if caught_up is not None:
         return Origin(caught_up.number, caught_up)
     vouching = len(missed.givers & limits.trusted - {own_index})
-    require(vouching > limits.n_c, "HEADER_CHAIN", _too_few(vouching, limits.n_c + 1))
+    if vouching <= limits.n_c:
+        raise _too_few(vouching, limits.n_c + 1)
     require(missed.number > known.number, "HEADER_CHAIN", "its result is none that came after those of this site")
     return Origin(missed.number)
 
@@ -168,18 +171,20 @@ def _require_model(header: Header, digest: bytes) -> None:
     require(header.model_digest == digest, "HEADER_CHAIN", "not the model of the result that it continues")
 
 
-def _too_few(have: int, needed: int) -> str:
-    return (
+def _too_few(have: int, needed: int) -> FaultyAggregatorError:
+    """Receipts can be lost, and few sources may have been there: nobody need have done wrong."""
+    detail = (
         f"this site was away when the result came that it continues; {have} other trusted sources gave a receipt for "
         f"it, and {needed} must have"
     )
+    return FaultyAggregatorError("HEADER_CHAIN", detail, blames=False)
 
 
 def _own_last_session(
     accepted: AcceptedHeader | None, taken: TakenResult | None, result: Signed[Result]
 ) -> TakenResult | None:
     """The result as that of the last session that this source was in, if it is, and if it has taken none of it."""
-    if accepted is None or (taken is not None and taken.number > accepted.number):
+    if accepted is None or not accepted.answered or (taken is not None and taken.number > accepted.number):
         return None
     outside = (result.envelope.session_id, result.envelope.context)
     if outside != (accepted.session_id, accepted.digest):
@@ -261,12 +266,14 @@ class Course:
 
     def _require(self, lengths: Units, steps: int, check: str, what: str) -> None:
         for name, length, unit in zip(self.names, lengths, self.units, strict=False):
-            if not length <= self.limit * steps * unit:
-                asked = f"{length / unit:.3g}" if unit else "infinitely many"
+            # A refusal tells the aggregator something of the unit. On this grid it is a power of two at most.
+            yardstick = 2.0 ** math.floor(math.log2(unit))
+            if not length <= self.limit * steps * yardstick:
                 allowed = (
                     f"at most {self.limit * steps:g} is allowed (limits.model-step = {self.limit:g} in policy.toml)"
                 )
-                raise FaultyAggregatorError(check, f"in {name}, {what.format(asked)}; {allowed}")
+                detail = f"in {name}, {what.format(f'{length / yardstick:.3g}')}; {allowed}"
+                raise FaultyAggregatorError(check, detail, blames=False)
 
 
 def course_of(

@@ -27,8 +27,8 @@ class Patience:
         What another source may have done is not held against the aggregator; that the attempt came to no result is,
         in the site's run book.
         """
-        error.hint = error.hint or HINT
-        self._broken += error.suspect is None
+        error.hint = error.hint or (HINT if error.blames else "ask the target's site what happened in the last rounds")
+        self._broken += error.suspect is None and error.blames
         self.last = error
         if self._broken >= MOST_BROKEN_IN_A_ROW:
             self.failure = error

@@ -21,11 +21,13 @@ UNFINISHED = "release.max-unfinished"
 
 ACCEPT_RUN = "securefda source start --accept-run"
 _DAY_S = 86_400
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (run_id BLOB PRIMARY KEY, state TEXT NOT NULL, began_unix_s REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS sessions (session_id BLOB PRIMARY KEY, run_id BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS unfinished (run_id BLOB NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (run_id, round));
+CREATE TABLE IF NOT EXISTS unfinished (
+    run_id BLOB NOT NULL, round INTEGER NOT NULL, for_good INTEGER NOT NULL, PRIMARY KEY (run_id, round)
+);
 """
 
 
@@ -103,14 +105,22 @@ class RunBook(StateFile):
             (owner,) = database.execute("SELECT run_id FROM sessions WHERE session_id = ?", (session,)).fetchone()
             if owner != run_id:
                 raise FaultyAggregatorError("HEADER_REPLAY", "this session id was used before, in another run")
-            database.execute("INSERT OR IGNORE INTO unfinished VALUES (?, ?)", (run_id, number))
+            database.execute("INSERT OR IGNORE INTO unfinished VALUES (?, ?, 0)", (run_id, number))
         self._may_begin_one_more = self._may_begin_one_more and not is_one_more
 
     def result_accepted(self, run_id: bytes, round_number: int) -> None:
         """Write down that a round came to a result. It pays for one that did not, the oldest: not for all of them."""
         with self._transaction() as database:
-            database.execute("DELETE FROM unfinished WHERE (run_id, round) = (?, ?)", (run_id, round_number))
-            database.execute("DELETE FROM unfinished WHERE rowid = (SELECT min(rowid) FROM unfinished)")
+            own = "DELETE FROM unfinished WHERE (run_id, round, for_good) = (?, ?, 0)"
+            database.execute(own, (run_id, round_number))
+            oldest = "DELETE FROM unfinished WHERE rowid = (SELECT min(rowid) FROM unfinished WHERE for_good = 0)"
+            database.execute(oldest)
+
+    def never_paid(self, run_id: bytes, round_number: int) -> None:
+        """Write down that an unfinished round is one for good: no result pays for it, only the operator's word."""
+        with self._transaction() as database:
+            this = "UPDATE unfinished SET for_good = 1 WHERE (run_id, round) = (?, ?)"
+            database.execute(this, (run_id, round_number))
 
     def knows(self, run_id: bytes) -> bool:
         """Whether the site took part in this run."""

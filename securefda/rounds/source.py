@@ -140,6 +140,8 @@ class SourceRounds:
             return self._refuse_by_policy(parcel, refusal)
         except FaultyAggregatorError as error:
             body = parcel.message.body
+            if error.check == "CLIPPED" and isinstance(body, Header):  # it depends on the rows, and is an answer itself
+                self._site.store.never_paid(body.run_id, body.round)
             self._fault(error, f"header of round {body.round}" if isinstance(body, Header) else self.place())
             return self._abort(parcel, error)
         except SecureFdaError as error:
@@ -334,6 +336,7 @@ class SourceRounds:
         suspect = "" if error.suspect is None else f"; {self._name(error.suspect)} may have done it in its place"
         error.place = place + suspect
         accused = [self._site.roster.target.index] if error.suspect is None else [error.suspect]
+        accused = accused if error.blames else []
         self._log("alarm", self._header, check=error.check, accused=site_ids(self._site.roster, accused))
         self._reporter.alarm(error)
         self._patience.broken(without_frames(error))

@@ -170,7 +170,6 @@ def check_opening(site: SourceSite, header: Signed[Header], parcel: Parcel, miss
     origin = origin_of(body, site.store.known(body.run_id), missed, own_index=site.signer.index, limits=site.limits)
     model, target_update = checked_vectors(body, level, parcel)
     course = _check_model(site, body, origin, model, target_update)
-    site.store.require_open(body.run_id, body.round)  # and once more when it is written down, beside other processes
     require_worth_charging(site.trainer, body, level, target_update)
     return Opening(model, target_update, origin, course)
 
@@ -294,6 +293,7 @@ def _release_in_clear(
     site.check_update(body)
     check_metrics(header.body, handed_in=permits.metrics, update=body)
     _burn_fuse(site, header)
+    site.store.answered(header.body.run_id)
     signed = site.signer.sign(header.envelope.session_id, header.digest(), body)
     return SourceRound(header, AwaitingClearResult(header), record), Parcel(signed, (vector,))
 
@@ -340,6 +340,7 @@ def _release_shares(
     """From here on the aggregator may open the sum over these sources."""
     survivors, dropped = _survivors(site, lists), site_ids(site.roster, lists.dropped)
     site.witness.journal.event("unmask-shares-released", current.header, survivors=survivors, dropped=dropped)
+    site.store.answered(current.header.body.run_id)
     return replace(current, phase=phase), Parcel(message)
 
 

@@ -37,7 +37,7 @@ CREATE TABLE origin (id INTEGER PRIMARY KEY CHECK (id = 0), file_number TEXT NOT
 CREATE TABLE positions (
     run_id BLOB PRIMARY KEY, round INTEGER NOT NULL, attempt INTEGER NOT NULL, terms BLOB NOT NULL,
     number INTEGER NOT NULL, previous BLOB NOT NULL, model_digest BLOB NOT NULL, session_id BLOB NOT NULL,
-    digest BLOB NOT NULL
+    digest BLOB NOT NULL, answered INTEGER NOT NULL
 );
 CREATE TABLE trained (
     id INTEGER PRIMARY KEY, run_id BLOB NOT NULL UNIQUE, number INTEGER NOT NULL, units BLOB NOT NULL,
@@ -217,7 +217,8 @@ class SourceStore(_Store):
                 (run_id,),
             ).fetchone()
             accepted = self._database.execute(
-                "SELECT round, number, previous, model_digest, session_id, digest FROM positions WHERE run_id = ?",
+                "SELECT round, number, previous, model_digest, session_id, digest, answered FROM positions "
+                "WHERE run_id = ?",
                 (run_id,),
             ).fetchone()
         return Known(taken and TakenResult(*taken), accepted and AcceptedHeader(*accepted))
@@ -269,8 +270,20 @@ class SourceStore(_Store):
         with self._transaction() as database:
             place = (body.run_id, body.round, body.attempt, round_terms(body))
             model = (number, body.previous_result_digest, body.model_digest)
-            row = (*place, *model, header.envelope.session_id, header.digest())
-            database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            row = (*place, *model, header.envelope.session_id, header.digest(), False)
+            database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def answered(self, run_id: bytes) -> None:
+        """Remember that the last answer of the session leaves, after which only its result is to come.
+
+        A power cut can undo it; then the receipts of others have to tell of the result.
+        """
+        with self._transaction(durable=False) as database:
+            database.execute("UPDATE positions SET answered = 1 WHERE run_id = ?", (run_id,))
+
+    def never_paid(self, run_id: bytes, round_number: int) -> None:
+        """As :meth:`RunBook.never_paid`."""
+        self._runs.never_paid(run_id, round_number)
 
     def burn_fuse(self, run_id: bytes, round_number: int) -> None:
         """Write that this round's update may leave now; a second time for one round is refused.

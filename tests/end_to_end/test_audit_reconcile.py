@@ -49,7 +49,6 @@ def test_logs_of_processes_reconcile_until_one_is_touched(tmp_path: Path, capsys
     }
     assert [(left["what"], left["to"], left["count"]) for left in runs[federation.names[0]]["left"]] == [
         ("masked inputs", "target", 3),
-        ("norm rows", "target", 3),
         ("unmask shares", "target", 3),
     ]
     assert (touched, finding["kind"], finding["accused"]) == (13, "unverified-log", [federation.names[0]])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rounds_federation import TARGET, AnySigned, Federation, is_header, site_id, trainer_of
-from rounds_liars import KEPT, SAMPLES
+from rounds_liars import KEPT, SAMPLES, Liar
 
 from securefda.adaptation import ContributionSum, Strategy, contribute, round_plan
 from securefda.policy import default_policy
@@ -179,19 +179,15 @@ def test_a_policy_that_permits_cohort_serves_sum_too(tmp_path: Path) -> None:
 def test_a_lying_cohort_is_found_before_its_mean_is_used(tmp_path: Path) -> None:
     """Every member claims no samples: the mean of its cohort would be anything at all."""
     federation = Federation(tmp_path, N, visibility=Visibility.COHORT, rule="fedgp_auto", rounds=1, warm_up_rounds=0)
-    before: Any = None
 
-    def lie(sender: int, recipient: int, message: AnySigned) -> AnySigned:
-        nonlocal before
-        before = federation.run.model.copy() if before is None else before
-        source = federation.sources.get(recipient)
-        current = source._round if source else None
-        if current is not None and current.encoded is not None:
-            current.encoded[[KEPT, SAMPLES]] = 0
-        return message
+    def claim_nothing(encoded: Any, _: Any) -> None:
+        encoded[[KEPT, SAMPLES]] = 0
 
-    federation.link = lie
-    federation.open().go()
+    for index, source in federation.sources.items():
+        federation.sources[index] = Liar(source, claim_nothing)
+    federation.open()
+    before = federation.run.model.copy()
+    federation.go()
     assert federation.statuses == ["lost"]
     assert "alarm: a source lied about its part" in federation.watch.text
     assert np.array_equal(federation.run.model, before)

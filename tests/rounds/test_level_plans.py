@@ -113,7 +113,8 @@ def test_every_planned_header_passes_the_policy_of_every_source(
         return
     for index, own in enumerate(permitted, start=1):
         policy = default_policy(own.label, k_min, n_c, clip=1.0, max_samples=1000, kappa=kappa)
-        check_header(policy, header, index, policy.session_limits(roster_of(len(permitted))))
+        limits = policy.session_limits(roster_of(len(permitted)))
+        check_header(policy, header, index, limits, with_noise=n_c > 0)
         assert header.level_of(index) >= max(own, asked)
     if header.masked:
         assert threshold_is_sound(header.threshold, len(header.masked), n_c)

@@ -125,9 +125,9 @@ def digest(number: int) -> bytes:
 
 TAKEN = TakenResult(4, 3, digest(1), digest(2), digest(3), digest(4))
 """The third result, which closed the fourth round."""
-ACCEPTED = AcceptedHeader(5, 3, digest(1), digest(2), digest(5), digest(6))
+ACCEPTED = AcceptedHeader(5, 3, digest(1), digest(2), digest(5), digest(6), answered=True)
 """The header after it."""
-LATER = AcceptedHeader(7, 5, digest(7), digest(8), digest(9), digest(10))
+LATER = AcceptedHeader(7, 5, digest(7), digest(8), digest(9), digest(10), answered=True)
 """One that was taken by receipts, for the fifth result."""
 
 
@@ -283,6 +283,9 @@ UPDATE = moved((0, 2.0), (400, 1.0))
 UNITS = (2.0, math.sqrt(5) * math.sqrt(300 / 610))
 """Of that update: its length in the first group, and its share of the whole length in the second."""
 
+YARDSTICKS = (2.0, 1.0)
+"""The powers of two that are not above them."""
+
 
 def test_units_are_a_groups_own_length_or_its_share_of_the_whole() -> None:
     assert units_of(UPDATE, GROUPS) == pytest.approx(UNITS)
@@ -292,7 +295,7 @@ def test_units_are_a_groups_own_length_or_its_share_of_the_whole() -> None:
 @pytest.mark.parametrize(("place", "group"), [(309, 0), (310, 1)])
 def test_step_is_as_long_as_the_limit_and_no_longer(results: int, place: int, group: int) -> None:
     before = TrainedFrom(2, MODEL, UNITS)
-    origin, most = Origin(2 + results), 10 * results * UNITS[group]
+    origin, most = Origin(2 + results), 10 * results * YARDSTICKS[group]
     course_of(origin, moved((place, 0.999 * most)), None, before, layers=LAYERS, limit=10)
     with pytest.raises(FaultyAggregatorError, match="first to small" if group == 0 else "in last") as caught:
         course_of(origin, moved((place, 1.001 * most)), None, before, layers=LAYERS, limit=10)
@@ -304,9 +307,9 @@ def test_step_is_as_long_as_the_limit_and_no_longer(results: int, place: int, gr
 @pytest.mark.parametrize(("place", "group"), [(0, 0), (609, 1)])
 def test_target_update_is_as_long_as_the_limit_and_no_longer(place: int, group: int) -> None:
     before = TrainedFrom(2, MODEL, UNITS)
-    course_of(Origin(2), MODEL, moved((place, 9.99 * UNITS[group])), before, layers=LAYERS, limit=10)
+    course_of(Origin(2), MODEL, moved((place, 9.99 * YARDSTICKS[group])), before, layers=LAYERS, limit=10)
     with pytest.raises(FaultyAggregatorError, match="model-step") as caught:
-        course_of(Origin(2), MODEL, moved((place, 10.01 * UNITS[group])), before, layers=LAYERS, limit=10)
+        course_of(Origin(2), MODEL, moved((place, 10.01 * YARDSTICKS[group])), before, layers=LAYERS, limit=10)
     assert caught.value.check == "HEADER_TARGET_STEP"
 
 

@@ -127,7 +127,13 @@ def _secrets(rounds: SourceRounds) -> list[bytes]:
 
 
 def _public(advertise: Advertise) -> tuple[bytes, ...]:
-    return (advertise.mask_key, advertise.box_key, advertise.self_mask_commitment, advertise.nonce_commitment)
+    return (
+        advertise.mask_key,
+        advertise.box_key,
+        advertise.self_mask_commitment,
+        advertise.nonce_commitment,
+        advertise.row_commitment,
+    )
 
 
 def test_secrets_never_repeat_over_attempts_and_rounds(tmp_path: Path) -> None:
@@ -150,7 +156,7 @@ def test_secrets_never_repeat_over_attempts_and_rounds(tmp_path: Path) -> None:
     federation.go()
     assert federation.statuses == ["finished"] * 4
     federation.close()
-    assert len(keys) == 4 * 3 * 2 * 4  # four in an Advertise, three sources, two attempts, four rounds
+    assert len(keys) == 5 * 3 * 2 * 4  # five in an Advertise, three sources, two attempts, four rounds
     assert len(seen) == len(keys)
     assert len(set(keys) | set(seen)) == 2 * len(keys)
 

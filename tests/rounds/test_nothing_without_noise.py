@@ -148,7 +148,7 @@ class WithoutClipping(PrivateTrainer):
     def train(self, *arguments: Any, **options: Any) -> LocalResult:
         result = super().train(*arguments, **options)
         plain = self.evaluate(arguments[0], self._data).loss
-        return replace(result, update=(result.update * np.float32(1 + 1e-6 * plain)).astype(np.float32))
+        return replace(result, update=(result.update * np.float32(1 + 1e-4 * plain)).astype(np.float32))
 
 
 class OtherSteps(PrivateTrainer):
@@ -161,7 +161,7 @@ class OtherSteps(PrivateTrainer):
 
 LEAKS: dict[str, tuple[type[PrivateFederation], type[PrivateTrainer]]] = {
     "loss and accuracy": (Telling, WithLoss),
-    "a millionth of the update": (PrivateFederation, WithoutClipping),
+    "a ten-thousandth of the update": (PrivateFederation, WithoutClipping),
     "rows of a class": (PrivateFederation, OtherSteps),
 }
 

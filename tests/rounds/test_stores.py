@@ -91,7 +91,7 @@ def test_positions_sessions_fuses_and_results_survive_a_restart(tmp_path: Path) 
     again = store_at(tmp_path / "s.sqlite")
     body = accepted.body
     outside = (accepted.envelope.session_id, accepted.digest())
-    before = AcceptedHeader(2, 1, body.previous_result_digest, body.model_digest, *outside)
+    before = AcceptedHeader(2, 1, body.previous_result_digest, body.model_digest, *outside, answered=False)
     assert again.known(RUN) == Known(second, before)
     assert again.known(OTHER_RUN) == Known()
     again.close()

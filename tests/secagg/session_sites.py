@@ -157,7 +157,7 @@ class Source:
         self.starts += 1
         terms, roster = self.terms, roster_of(self.terms.n)
         level = terms.level_of(self.index)
-        policy = default_policy(level.label, terms.k_min, terms.n_c)  # type: ignore[arg-type]
+        policy = default_policy(level.label, terms.k_min, terms.n_c, norm_rows="colluders-may-see")  # type: ignore[arg-type]
         self.store = store_at(self.folder / f"source-{self.index}.sqlite")
         self.witness = witness_at(self.folder, self.index, terms, self.store)
         site = SourceSite.under_policy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -211,7 +212,7 @@ def test_walk_to_the_made_model_takes_the_rounds_that_its_length_says(staged: Ma
         for index, trainer in trainers.items():
             own = units_of(trainer.train(model, 1, 1.0).update, groups)
             units[index] = tuple(max(pair) for pair in zip(own, units[index], strict=True))
-        return tuple(LIMIT * min(least) for least in zip(*units.values(), strict=True))
+        return tuple(LIMIT * 2.0 ** math.floor(math.log2(min(least))) for least in zip(*units.values(), strict=True))
 
     stage = staged_with(staged, partial(WalksThere, made=IMPRINT, groups=groups, reach=reach), 60).play()
 
