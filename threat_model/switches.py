@@ -19,7 +19,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256, shake_256
 from inspect import getsource
@@ -371,6 +371,18 @@ MODEL_CHAIN = all_of(
     checks_off("HEADER_CHAIN"),
 )
 """A source takes any model, as that of a result that it has not heard of, one for each round that the header counts."""
+
+
+def _answered(original: Callable[..., Any]) -> Callable[..., Any]:
+    def origin_of(header: Any, known: Any, missed: Any, **who: Any) -> Any:
+        accepted = known.accepted and replace(known.accepted, answered=True)
+        return original(header, replace(known, accepted=accepted), missed, **who)
+
+    return origin_of
+
+
+ANSWERED_SESSION = replaced("that a result follows the last answer", model_bound, "origin_of", _answered)
+"""A source takes a result of its last session however far that came."""
 
 
 def _with_compression(original: Callable[..., list[tuple[str, int]]]) -> Callable[..., list[tuple[str, int]]]:

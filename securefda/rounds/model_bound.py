@@ -158,13 +158,14 @@ def origin_of(header: Header, known: Known, missed: Missed | None, *, own_index:
         raise _too_few(0, limits.n_c + 1)
     _require_model(header, missed.result.body.model_digest)
     caught_up = _own_last_session(accepted, taken, missed.result)
-    if caught_up is not None:
+    if caught_up is not None and accepted is not None and accepted.answered:
         return Origin(caught_up.number, caught_up)
     vouching = len(missed.givers & limits.trusted - {own_index})
     if vouching <= limits.n_c:
         raise _too_few(vouching, limits.n_c + 1)
     require(missed.number > known.number, "HEADER_CHAIN", "its result is none that came after those of this site")
-    return Origin(missed.number)
+    is_own = caught_up is not None and caught_up.number == missed.number
+    return Origin(missed.number, caught_up if is_own else None)
 
 
 def _require_model(header: Header, digest: bytes) -> None:
@@ -184,7 +185,7 @@ def _own_last_session(
     accepted: AcceptedHeader | None, taken: TakenResult | None, result: Signed[Result]
 ) -> TakenResult | None:
     """The result as that of the last session that this source was in, if it is, and if it has taken none of it."""
-    if accepted is None or not accepted.answered or (taken is not None and taken.number > accepted.number):
+    if accepted is None or (taken is not None and taken.number > accepted.number):
         return None
     outside = (result.envelope.session_id, result.envelope.context)
     if outside != (accepted.session_id, accepted.digest):

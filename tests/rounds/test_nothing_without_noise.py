@@ -114,7 +114,7 @@ def test_no_message_depends_on_rows_whichever_way_they_are_trained_on(
 
 
 FIRST = {"individual": "Update", "cohort": "MaskedInput", "sum": "Advertise", "mixed": "Update"}
-"""The first message of a source in which its rows show: at sum that is the one with its energies."""
+"""The first message of a source in which its rows show: at sum the one with the commitment to its energy row."""
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -148,7 +148,9 @@ class WithoutClipping(PrivateTrainer):
     def train(self, *arguments: Any, **options: Any) -> LocalResult:
         result = super().train(*arguments, **options)
         plain = self.evaluate(arguments[0], self._data).loss
-        return replace(result, update=(result.update * np.float32(1 + 1e-4 * plain)).astype(np.float32))
+        update = result.update.copy()
+        update[0] *= np.float32(1 + 1e-4 * plain)  # of one coordinate: a factor on all of them is lost under caps
+        return replace(result, update=update)
 
 
 class OtherSteps(PrivateTrainer):
@@ -161,7 +163,7 @@ class OtherSteps(PrivateTrainer):
 
 LEAKS: dict[str, tuple[type[PrivateFederation], type[PrivateTrainer]]] = {
     "loss and accuracy": (Telling, WithLoss),
-    "a ten-thousandth of the update": (PrivateFederation, WithoutClipping),
+    "a ten-thousandth of a coordinate": (PrivateFederation, WithoutClipping),
     "rows of a class": (PrivateFederation, OtherSteps),
 }
 
@@ -171,7 +173,8 @@ LEAKS: dict[str, tuple[type[PrivateFederation], type[PrivateTrainer]]] = {
 def test_a_leak_beside_the_noise_is_found(tmp_path: Path, plan: str, leak: str) -> None:
     """Companions, each of one way to say something without noise."""
     kind, trainer = LEAKS[leak]
-    found = differences(tmp_path, SOURCES, plan, kind=kind, trainer=trainer)
+    # Of fedgp_auto, whose filter leaves too few sources in a layer of noise, a sum may hold nothing.
+    found = differences(tmp_path, SOURCES, plan, "source_only", kind=kind, trainer=trainer)
     assert found
     assert found[0][0] != TARGET
 

@@ -104,6 +104,25 @@ def test_runs_are_counted_over_folders_and_processes(
     assert not is_open(book(max_runs=2), C)
 
 
+def test_no_result_pays_for_a_round_that_is_unfinished_for_good(
+    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+) -> None:
+    own = book(max_unfinished=2)
+    own.begin_attempt(header(A, 1), FOLDER)
+    own.never_paid(A, 1)
+    for number in range(2, 9):
+        finish(own, header(A, number))
+    own.begin_attempt(header(A, 9), FOLDER)
+
+    assert not is_open(own, A, number=10)
+    own.result_accepted(A, 9)
+    assert is_open(own, A, number=10)
+    own.begin_attempt(header(A, 10), FOLDER)
+    own.never_paid(A, 10)
+    own.result_accepted(A, 10)
+    assert not is_open(own, A, number=11)
+
+
 def test_a_run_is_over_when_as_many_have_begun_since_as_the_policy_permits(
     book: Callable[..., RunBook], header: Callable[..., Signed[Header]], clock: Clock
 ) -> None:

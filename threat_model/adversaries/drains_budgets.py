@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 from securefda.rounds.headers import Place
-from securefda.secagg.messages import Survivors
+from securefda.rounds.site import vector_to_wire
+from securefda.secagg.messages import KeyList, Result, Survivors
 from threat_model.adversaries.base import MaliciousAggregator
 
 
@@ -25,4 +28,32 @@ class DrainsBudget(MaliciousAggregator):
 
     def survivors_for(self, index: int) -> Survivors | None:  # noqa: ARG002 - of the base
         """None: the sum is of no interest."""
+        return None
+
+
+class PaysWithWords(MaliciousAggregator):
+    """Drops every round after the first message, and shows a result of it that never was before the next.
+
+    Powers: the target's key: it signs a result under any session that it has begun.
+    Goal: as :class:`DrainsBudget`, and rounds that pass for finished ones though no sum was opened.
+    Source: our own.
+    """
+
+    threat = "T19"
+
+    def next_place(self) -> Place | None:
+        """The next round, which continues a made-up result of the last; as long as that brought an answer."""
+        number, previous = len(self.sessions) + 1, b""
+        if self.sessions:
+            if not self.heard.advertised:
+                return None
+            context = next(iter(self.heard.views.values())).ctx
+            made_up = Result(b"", len(self.heard.views), sha256(vector_to_wire(self.model)).digest())
+            self.last_result = self.signer.sign(self.heard.session_id, context, made_up)
+            self.receipts, self.had_result = {}, set()
+            previous = self.last_result.digest()
+        return Place(self.run, number, 1, previous) if number <= self.seat.settings.strategy.rounds else None
+
+    def key_list_for(self, index: int) -> KeyList | None:  # noqa: ARG002 - of the base
+        """None: the round is over."""
         return None

@@ -11,11 +11,12 @@ import pytest
 from securefda.adaptation import Strategy
 from securefda.dp.events import Budget
 from securefda.rounds.private_site import PrivateTrainer
-from securefda.secagg.messages import MaskedInput
-from threat_model.adversaries.drains_budgets import DrainsBudget
+from securefda.secagg.messages import Advertise, MaskedInput
+from threat_model.adversaries.drains_budgets import DrainsBudget, PaysWithWords
 from threat_model.private_sites import DELTA, private_trainer, rows_of, sgd, spent
 from threat_model.sites import INPUTS
 from threat_model.stage import MakesStage, Stage
+from threat_model.switches import ANSWERED_SESSION, switched_off
 
 N, VICTIM = 3, 1
 BUDGET = Budget(8.0, DELTA)
@@ -24,10 +25,17 @@ NOISY = sgd(0.01, 20, noise=4.0)
 """About thirty rounds of it cost an epsilon of 8."""
 
 
-def drained(staged: MakesStage, ledgers: Path, **options: Any) -> tuple[Stage, PrivateTrainer]:
+def private_stage(
+    staged: MakesStage, ledgers: Path, adversary: Any = DrainsBudget, **options: Any
+) -> tuple[Stage, PrivateTrainer]:
     site = private_trainer(ledgers, ROWS, NOISY, budget=BUDGET)
     settings = {"strategy": Strategy(rule="source_only", rounds=100)}  # type: ignore[arg-type]
-    return staged(N, aggregator=DrainsBudget, trainers={VICTIM: site}, settings=settings, **options).play(), site
+    return staged(N, aggregator=adversary, trainers={VICTIM: site}, settings=settings, **options), site
+
+
+def drained(staged: MakesStage, ledgers: Path, **options: Any) -> tuple[Stage, PrivateTrainer]:
+    stage, site = private_stage(staged, ledgers, **options)
+    return stage.play(), site
 
 
 @pytest.mark.threat("T19")
@@ -47,3 +55,22 @@ def test_budget_is_gone_for_no_result_where_nobody_counts_rounds(staged: MakesSt
     assert stage.accepted(VICTIM) == 0
     assert 0.95 * BUDGET.epsilon < spent(site) <= BUDGET.epsilon
     assert len(stage.said(VICTIM, MaskedInput)) > 20
+
+
+@pytest.mark.threat("T19")
+def test_result_that_never_was_pays_for_no_round(staged: MakesStage, ledgers: Path) -> None:
+    """In the second round it is a model of no result that this source knows of; that accuses nobody."""
+    stage, site = drained(staged, ledgers, adversary=PaysWithWords)
+    assert len(stage.said(VICTIM, Advertise)) == 1
+    assert stage.refusals(VICTIM) == ["HEADER_CHAIN"]
+    assert spent(site) < BUDGET.epsilon / 3
+
+
+@pytest.mark.threat("T19")
+@pytest.mark.control
+def test_budget_is_gone_where_results_count_however_far_their_sessions_came(staged: MakesStage, ledgers: Path) -> None:
+    stage, site = private_stage(staged, ledgers, PaysWithWords)
+    with switched_off(ANSWERED_SESSION, roster=stage.roster):
+        stage.play()
+    assert stage.said(VICTIM, MaskedInput) == []
+    assert 0.95 * BUDGET.epsilon < spent(site) <= BUDGET.epsilon
