@@ -25,6 +25,7 @@ class Witnesses:
         self._have_shown: set[int] = set()
         self._asked: dict[int, int] = {}
         self._times_shown: Counter[int] = Counter()
+        self._unanswered: Counter[int] = Counter()
         self.vouching: set[int] = set()
         self.faulty: set[int] = set()
 
@@ -34,7 +35,9 @@ class Witnesses:
         self.vouching.clear()
         self._have_shown.clear()
         self._times_shown.clear()
-        return [self.ask(index) for index in sorted(set(present) - self.faulty)]
+        asked = sorted(set(present) - self.faulty)
+        self._unanswered.update(asked)
+        return [self.ask(index) for index in asked]
 
     def ask(self, index: int) -> Send:
         """Show the newest checkpoint to a source. Raises AuditError."""
@@ -76,7 +79,10 @@ class Witnesses:
 
     def _answer(self, index: int, body: Body) -> list[Send]:
         if isinstance(body, Checkpoint):
-            self._times_shown[index] += 1
+            if self._unanswered[index]:  # one that was busy for some rounds answers all that it was asked meanwhile
+                self._unanswered[index] -= 1
+            else:
+                self._times_shown[index] += 1
             if self._times_shown[index] > MOST_SHOWN:
                 raise CheckpointError("CHECKPOINT_AGAIN", f"its log, more than {MOST_SHOWN} times in a row")
             answer = self._witness.cosign(index, body)

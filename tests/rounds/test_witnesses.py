@@ -266,6 +266,38 @@ def test_log_that_is_shown_again_and_again_is_a_fault_at_either_side(federation:
     assert f"{site_id(ME)} fails check CHECKPOINT_AGAIN" in federation.watch.text
 
 
+def test_source_that_was_busy_for_rounds_and_then_answers_all_that_it_was_asked_is_no_fault(tmp_path: Path) -> None:
+    """It reads nothing while it trains; the others finish rounds, before each of which it is asked to cosign."""
+    federation = Federation(tmp_path, 4, rounds=12, rule="source_only", recorded=True)
+    held: list[Any] = []
+    busy = {"since": False, "over": False}
+    hand_over = federation.hand_over
+
+    def hold(passed: Any) -> None:
+        if passed.to == ME and is_header(passed.message) and passed.message.body.round == 2:
+            busy["since"] = not busy["over"]
+        if passed.to == ME and busy["since"]:
+            held.append(passed)
+        else:
+            hand_over(passed)
+
+    federation.hand_over = hold  # type: ignore[method-assign]
+    federation.open()
+    while federation.step():
+        if busy["since"] and len(federation.statuses) == MOST_SHOWN + 3:
+            busy.update(since=False, over=True)
+            for passed in held:
+                hand_over(passed)
+            held.clear()
+
+    assert busy["over"]
+    assert federation.run._witnesses.faulty == set()
+    assert not [note for note in federation.watch.notes if "alarm" in note]
+    assert federation.statuses == ["finished"] * 12
+    assert len(federation.watch.records[ME]) >= 12 - MOST_SHOWN - 4
+    federation.close()
+
+
 def test_second_goodbye_is_not_the_end_of_another_run(federation: Federation) -> None:
     federation.open().go()
     before = len(events(federation, ME))
