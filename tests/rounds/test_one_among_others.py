@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rounds_federation import TARGET, AnySigned, Federation, changed, signer, until
+from rounds_federation import TARGET, AnySigned, Federation, changed, signer, site_id, until
+from rounds_fixed import Fixed
 from rounds_liars import SAMPLES, Liar
 
 from securefda.errors import ConfigError
 from securefda.policy import WorkLimits
 from securefda.secagg.checks import quantisation
 from securefda.secagg.messages import NO_CONTEXT, Header, Parcel, Refusal, ShareBundle, Visibility
+from securefda.training import LocalResult, Vector
 
 ME, LIAR = 2, 1
 OTHER_RUN, OTHER_SESSION = b"r" * 16, b"s" * 32
@@ -168,4 +170,26 @@ def test_a_layer_that_the_header_drives_to_the_clip_does_not_leave_though_most_o
     layers = (replace(first, clip=0.1), *(replace(layer, clip=10.0) for layer in others))
     lie = Parcel(changed(header.message, layers=layers), header.vectors)
     assert keys(federation.sources[ME].handle(lie)) == [Refusal("CLIPPED")]
+    federation.close()
+
+
+class AtItsClipInOddRounds(Fixed):
+    """Its update is beyond every clip in rounds 1, 3, 5, ..., and small in the others."""
+
+    def train(self, received: Vector, round_number: int, factor: float, **options: Any) -> LocalResult:
+        self._update = np.full(received.size, 100.0 if round_number % 2 else 0.01, np.float32)
+        return super().train(received, round_number, factor, **options)
+
+
+def test_round_that_a_source_kept_back_at_its_clip_is_paid_for_by_no_result(tmp_path: Path) -> None:
+    """Whether a part is at the clip depends on the rows. A target that asks for it again and again is left."""
+    federation = Federation(tmp_path, 4, rule="source_only", rounds=9)
+    site = federation.sources[ME]._site
+    object.__setattr__(site, "trainer", AtItsClipInOddRounds(site.trainer, [0.0], {}))  # type: ignore[arg-type]
+    federation.open().go()
+    refused = [record["refused"].get(site_id(ME)) for record in federation.store.records()]
+    assert refused == ["CLIPPED", None, "CLIPPED", None, "CLIPPED", *["release.max-unfinished"] * 4]
+    assert "release.max-unfinished" in str(federation.sources[ME].failure)  # with which its process ends
+    assert federation.statuses == ["finished"] * 9
+    assert len(federation.watch.records[ME]) == 2
     federation.close()
