@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from securefda.adaptation import Strategy
-from securefda.policy import SourcePolicy, default_policy
+from securefda.policy import SourcePolicy, WorkLimits, default_policy
 from securefda.secagg.messages import Advertise, Granularity
 from securefda.secagg.transcript import architecture_digest
 from securefda.training import Vector
@@ -401,7 +401,8 @@ def two_opposed(index: int, round_number: int, received: Vector) -> Vector:
 @pytest.mark.control
 def test_others_that_are_opposed_by_themselves_cancel_under_the_filter_too(staged: MakesStage) -> None:
     """No switch, and no permission: the filter leaves each part the sign of its own update, which is all it does."""
-    stage = crafted(staged, OPPOSED_STAND_IN, updates=two_opposed, policies={VICTIM: policy()}).play()
+    policies = {VICTIM: policy(limits=WorkLimits(model_step=LONG))}
+    stage = crafted(staged, OPPOSED_STAND_IN, updates=two_opposed, policies=policies).play()
     assert stage.alarms(VICTIM) == []
     assert stage.adversary.summed == {VICTIM, 2, 3, 4}
     assert exposure(stage) > 0.95
