@@ -82,7 +82,7 @@ The smallest such rate: a tiny one rounds the updates of all but the largest sit
     "limits.model-step": """\
 How far one finished round may move the model, in any group of layers, in units of how far this site's own training
 has moved it in a round so far; the target's update may reach as far. The smaller this is, the more rounds a target
-needs to lead the model to one that it has made up. Honest rounds stay below a third of the default.""",
+needs to lead the model to one that it has made up. Honest rounds stay below half of the default.""",
     "limits.training-deadline-s-max": "The longest that a header may give for training, in seconds ...",
     "limits.phase-deadline-s-max": "... and for one step of the masking session.",
     "release.max-attempts": """\

@@ -261,19 +261,20 @@ class Course:
         Raises:
             FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP; the detail says how far it is.
         """
-        since = f"the model moved {{}} times what this site's training moves it, in {self.steps} finished rounds"
+        since = f"the model moved {{}} units in {self.steps} finished rounds"
         self._require(self.moved, self.steps, "HEADER_STEP", since)
-        self._require(self.target, 1, "HEADER_TARGET_STEP", "the target's update is {} times this site's own")
+        self._require(self.target, 1, "HEADER_TARGET_STEP", "the target's update is {} units long")
 
     def _require(self, lengths: Units, steps: int, check: str, what: str) -> None:
         for name, length, unit in zip(self.names, lengths, self.units, strict=False):
-            # A refusal tells the aggregator something of the unit. On this grid it is a power of two at most.
+            # A refusal tells the aggregator on which side of the limit a model is: so of the unit a power of two at most.
             yardstick = 2.0 ** math.floor(math.log2(unit))
             if not length <= self.limit * steps * yardstick:
-                allowed = (
-                    f"at most {self.limit * steps:g} is allowed (limits.model-step = {self.limit:g} in policy.toml)"
+                detail = (
+                    f"in {name}, {what.format(f'{length / yardstick:.3g}')}; at most {self.limit * steps:g} is allowed "
+                    f"(limits.model-step = {self.limit:g} in policy.toml; a unit is what this site's own training moves, "
+                    "rounded down to a power of two)"
                 )
-                detail = f"in {name}, {what.format(f'{length / yardstick:.3g}')}; {allowed}"
                 raise FaultyAggregatorError(check, detail, blames=False)
 
 

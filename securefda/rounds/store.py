@@ -162,8 +162,8 @@ class SourceStore(_Store):
         (count,) = self._database.execute("SELECT count(*) FROM fuses").fetchone()
         return int(count)
 
-    def require_open(self, run_id: bytes, round_number: int | None = None) -> None:
-        """Refuse a run, or a round, in which this site takes no further part.
+    def require_open(self, run_id: bytes) -> None:
+        """Refuse a run in which this site takes no further part.
 
         Raises:
             ConfigError: this folder is that of another run.
@@ -178,7 +178,7 @@ class SourceStore(_Store):
                 f"this folder belongs to run {other.hex()[:12]}, and the aggregator is in run {run_id.hex()[:12]}",
                 hint="where this site means to take part in that run too, name another folder: --out FOLDER",
             )
-        self._runs.require_open(run_id, self._file_number, round_number)
+        self._runs.require_open(run_id, self._file_number)
 
     def history(self, session_id: bytes, run_id: bytes, round_number: int) -> History:
         """What the header checks need to know about this session, run and round."""
