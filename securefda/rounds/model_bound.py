@@ -267,13 +267,13 @@ class Course:
 
     def _require(self, lengths: Units, steps: int, check: str, what: str) -> None:
         for name, length, unit in zip(self.names, lengths, self.units, strict=False):
-            # A refusal tells the aggregator on which side of the limit a model is: so of the unit a power of two at most.
+            # A refusal tells on which side of the limit a model is, and so of the unit a power of two at most.
             yardstick = 2.0 ** math.floor(math.log2(unit))
             if not length <= self.limit * steps * yardstick:
                 detail = (
                     f"in {name}, {what.format(f'{length / yardstick:.3g}')}; at most {self.limit * steps:g} is allowed "
-                    f"(limits.model-step = {self.limit:g} in policy.toml; a unit is what this site's own training moves, "
-                    "rounded down to a power of two)"
+                    f"(limits.model-step = {self.limit:g} in policy.toml; a unit is what this site's own training "
+                    "moves, rounded down to a power of two)"
                 )
                 raise FaultyAggregatorError(check, detail, blames=False)
 
