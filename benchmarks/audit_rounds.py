@@ -36,10 +36,10 @@ from typing import Any
 import numpy as np
 from audit_rounds_shares import timing
 
-from securefda.config import load_federation
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.run_folder import METRICS_FILE
-from securefda.transport.memory import simulate
+from securefda.local.simulator import simulate
+from securefda.operations.progress import SilentReporter
+from securefda.operations.run_folder import METRICS_FILE
+from securefda.site.config import load_federation
 
 HERE = Path(__file__).resolve().parent
 MOST_OF_A_ROUND = 0.03

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+from securefda.audit.journal import Journal
+from securefda.audit.recorder import MessageRecorder
 from securefda.audit.records import Entry
-from securefda.rounds.journal import Journal
-from securefda.rounds.witness import Witness
-from securefda.secagg.messages import Body, Header, Signed
+from securefda.audit.witness import Witness
+from securefda.protocol.messages import Body, Header, Signed
 from securefda.transport.observer import Direction
-from securefda.transport.recorder import MessageRecorder
 
 LOGGING = ((Journal, "append"), (Journal, "event"), (MessageRecorder, "_keep"), (MessageRecorder, "_entry"))
 STAY = frozenset({"run-began", "policy-loaded", "restarted", "run-ended", "checkpoint-signed", "checkpoint-cosigned"})

@@ -24,8 +24,8 @@ from absl import logging
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from securefda.dp.accountants import ORDERS, epsilon
-from securefda.dp.events import DpEvent
+from securefda.privacy.accountants import ORDERS, epsilon
+from securefda.privacy.events import DpEvent
 
 DELTAS = (1e-5, 1e-6)
 SHAPES = (

@@ -37,14 +37,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from securefda.dp.audit import correct_guesses, epsilon_lower_bound, throw_coins
-from securefda.dp.events import Budget, DpEvent
-from securefda.dp.ledger import Ledger
-from securefda.rounds.accounts import data_set_of
+from securefda.privacy.empirical_audit import correct_guesses, epsilon_lower_bound, throw_coins
+from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.ledger import Ledger
+from securefda.privacy.private_training import schedule_of, train_private
+from securefda.site.privacy_account import data_set_of
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.digits import Digits
 from securefda.training import TrainingSettings, build_model, model_to_vector, train_local, vector_to_model
-from securefda.training.private import schedule_of, train_private
 from securefda.training.settings import NoiseSettings
 
 SITE = "hospital-a"

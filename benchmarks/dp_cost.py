@@ -39,7 +39,7 @@ from dp_cost_runs import (
 from matplotlib.figure import Figure
 from studies import Cache, as_text, measure, style, this_machine
 
-from securefda.cli.bench.federated import workers
+from securefda.bench.federated import workers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

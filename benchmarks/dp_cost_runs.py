@@ -12,22 +12,22 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 
-import securefda.training.private  # noqa: F401 - here, so that no run's time has the import of Opacus in it
-from securefda.adaptation import Rule, round_plan
-from securefda.cli.bench.federated import Job
-from securefda.config import FederationConfig, load_federation, strategy_of
-from securefda.config.sections import DEFAULT_DATA_SET
-from securefda.dp.events import Budget
-from securefda.dp.ledger import Ledger
-from securefda.dp.planning import Schedule, plan_noise
+import securefda.privacy.private_training  # noqa: F401 - here, so that no run's time has the import of Opacus in it
+from securefda.bench.federated import Job
 from securefda.errors import SecureFdaError
-from securefda.rounds.accounts import data_set_of, ledger_file
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.records import REPORTED_ROUNDS
-from securefda.rounds.run_folder import SITES_FOLDER, RunRecord, read_run
+from securefda.local.simulator import simulate
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import REPORTED_ROUNDS
+from securefda.operations.run_folder import SITES_FOLDER, RunRecord, read_run
+from securefda.privacy.events import Budget
+from securefda.privacy.ledger import Ledger
+from securefda.privacy.planning import Schedule, plan_noise
+from securefda.rules import Rule, round_plan
+from securefda.site.config import FederationConfig, load_federation, strategy_of
+from securefda.site.config.sections import DEFAULT_DATA_SET
+from securefda.site.privacy_account import data_set_of, ledger_file
 from securefda.tasks import Samples, TaskSettings, load_task
 from securefda.tasks.fed_heart import HOSPITALS
-from securefda.transport.memory import simulate
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from securefda.dp.noise import PAIRS, SAMPLES, NoiseSource
+from securefda.privacy.noise import PAIRS, SAMPLES, NoiseSource
 
 BITS = PAIRS * 12
 VALUES_PER_PASS = 2 * PAIRS / SAMPLES

@@ -28,11 +28,11 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from securefda.dp.noise import NoiseSource
+from securefda.privacy.noise import NoiseSource
+from securefda.privacy.private_training import train_private
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.digits import Digits
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector, train_local
-from securefda.training.private import train_private
 from securefda.training.vectors import Vector, vector_to_model
 
 ALLOWED = 1.3

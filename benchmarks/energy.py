@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from securefda.adaptation import energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
+from securefda.rules import energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
 
 SEED = 20240517
 WARM_UP_RUNS = 5

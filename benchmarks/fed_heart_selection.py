@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from securefda.cli.bench.federated import Job, run_all, workers
-from securefda.config import FederationConfig, load_federation
+from securefda.bench.federated import Job, run_all, workers
+from securefda.site.config import FederationConfig, load_federation
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.fed_heart import HOSPITALS, FedHeart
 from securefda.training import derive_seed

@@ -1,5 +1,5 @@
 """Whole federations, simulated, by the name under which scripts of this folder know them."""
 
-from securefda.cli.bench.federated import Job, RunResult, run, run_all, workers
+from securefda.bench.federated import Job, RunResult, run, run_all, workers
 
 __all__ = ["Job", "RunResult", "run", "run_all", "workers"]

@@ -23,7 +23,7 @@ from levels_runs import RULES, STUDIES, Cell, Figures, cells_of, run_cell
 from matplotlib.figure import Figure
 from studies import Cache, as_text, measure, style, this_machine
 
-from securefda.cli.bench.federated import workers
+from securefda.bench.federated import workers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,17 +14,17 @@ from statistics import fmean, median
 import torch
 from safetensors.numpy import load_file
 
-from securefda.cli.bench.federated import Job
-from securefda.config import FederationConfig, load_federation
+from securefda.bench.federated import Job
 from securefda.errors import SecureFdaError
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.records import REPORTED_ROUNDS
-from securefda.rounds.run_folder import MODEL_FILE, RunFolder, RunRecord, read_run
-from securefda.secagg.messages import Visibility
+from securefda.local.simulator import simulate
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import REPORTED_ROUNDS
+from securefda.operations.run_folder import MODEL_FILE, RunFolder, RunRecord, read_run
+from securefda.protocol.messages import Visibility
+from securefda.site.config import FederationConfig, load_federation
 from securefda.tasks import Task, TaskSettings, load_task
 from securefda.tasks.fed_heart import HOSPITALS
 from securefda.training import layer_table, vector_to_model
-from securefda.transport.memory import simulate
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 _NO_RULE = "privacy.kappa=0"

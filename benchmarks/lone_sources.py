@@ -19,19 +19,11 @@ from pathlib import Path
 import numpy as np
 from offline_rounds import OfflineSites
 
-from securefda.adaptation import (
-    Contribution,
-    energies_of,
-    energy_caps,
-    energy_codes,
-    energy_row,
-    round_plan,
-    scale_to_caps,
-)
-from securefda.config import FederationConfig, load_federation
-from securefda.rounds.expected import expected_header
-from securefda.rounds.target import train_target
-from securefda.secagg.messages import Granularity
+from securefda.aggregator.expected import expected_header
+from securefda.aggregator.target import train_target
+from securefda.protocol.messages import Granularity
+from securefda.rules import Contribution, energies_of, energy_caps, energy_codes, energy_row, round_plan, scale_to_caps
+from securefda.site.config import FederationConfig, load_federation
 from securefda.training import LocalResult
 
 

@@ -17,11 +17,10 @@ from functools import partial
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from securefda.secagg.checks import TAIL
-from securefda.secagg.fixed_point import ClippedLayer, Quantisation
-from securefda.secagg.masking import accumulate, mask, unmask
-from securefda.secagg.prg import BLOCK_BYTES, Mask, RingVector, add_masks
-from securefda.secagg.secret import Secret
+from securefda.protocol.checks import TAIL
+from securefda.protocol.fixed_point import ClippedLayer, Quantisation
+from securefda.protocol.masking import BLOCK_BYTES, Mask, RingVector, accumulate, add_masks, mask, unmask
+from securefda.protocol.secret import Secret
 
 STREAM_BYTES = 64 * 2**20
 RAW_BLOCK_BYTES = 2**20

@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from securefda.cli.bench.job import Job
-from securefda.cli.bench.processes import parties
-from securefda.cli.run import run_processes
-from securefda.config import FederationConfig
-from securefda.rounds.progress import SilentReporter
+from securefda.bench.job import Job
+from securefda.bench.processes import parties
+from securefda.local.launcher import run_processes
+from securefda.operations.progress import SilentReporter
+from securefda.site.config import FederationConfig
 from securefda.tasks import Samples, Task
 
 SAMPLING_S = 0.005

@@ -28,16 +28,15 @@ from typing import Any
 import numpy as np
 from offline_rounds import OfflineSites
 
-from securefda.adaptation import round_plan
-from securefda.adaptation.groups import layer_groups
-from securefda.cli.bench.federated import use_one_thread
-from securefda.cli.bench.machine import this_machine
-from securefda.config import load_federation
-from securefda.rounds import model_bound, source_round
-from securefda.rounds.model_bound import Course, Units, units_of
-from securefda.rounds.progress import SilentReporter
+from securefda.bench.federated import use_one_thread
+from securefda.bench.job import this_machine
+from securefda.local.simulator import simulate
+from securefda.operations.progress import SilentReporter
+from securefda.rules import round_plan
+from securefda.site.config import load_federation
+from securefda.source import model_bound, rounds
+from securefda.source.model_bound import Course, Units, layer_groups, units_of
 from securefda.training import Vector
-from securefda.transport.memory import simulate
 from threat_model.adversaries.made_model import imprinting_model, one_step_towards
 
 LIMITS = (3.0, 10.0, 30.0)
@@ -206,7 +205,7 @@ def _run(case: Case, data: tuple[str, ...], seed: int) -> dict[str, Any]:
 def _unbounded() -> Iterator[list[Course]]:
     """No step is too long; what was measured, with the units that it is held against."""
     courses: list[Course] = []
-    course_of, after = source_round.course_of, Course.after
+    course_of, after = rounds.course_of, Course.after
 
     def measured(*arguments: Any, **named: Any) -> Course:
         return replace(course_of(*arguments, **named | {"limit": float("inf")}))
@@ -216,11 +215,11 @@ def _unbounded() -> Iterator[list[Course]]:
         courses.append(course if course.units else replace(course, units=units))
         return units
 
-    source_round.course_of, Course.after = measured, seen  # type: ignore[method-assign, assignment]
+    rounds.course_of, Course.after = measured, seen  # type: ignore[method-assign, assignment]
     try:
         yield courses
     finally:
-        source_round.course_of, Course.after = model_bound.course_of, after  # type: ignore[method-assign]
+        rounds.course_of, Course.after = model_bound.course_of, after  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

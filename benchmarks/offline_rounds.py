@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from securefda.adaptation import Contribution, ContributionSum, RoundPlan, contribute
-from securefda.config import FederationConfig, strategy_of, training_settings
-from securefda.rounds.site import SiteTrainer
-from securefda.rounds.target import TargetRound
+from securefda.aggregator.target import TargetRound
+from securefda.rules import Contribution, ContributionSum, RoundPlan, contribute
+from securefda.site.config import FederationConfig, strategy_of, training_settings
 from securefda.tasks import Samples, TaskSettings, load_task
 from securefda.training import LocalResult, TrainingSettings, Vector
+from securefda.training.trainer import SiteTrainer
 
 
 class OfflineSites:

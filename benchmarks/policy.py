@@ -10,10 +10,10 @@ import json
 import statistics
 import time
 
-from securefda.policy import SourcePolicy, check_header
-from securefda.policy.model import EnergyBounds
-from securefda.secagg.messages import EnergyTerms, Granularity, Header, Layer, RuleTerms, TargetTerms, Visibility
-from securefda.secagg.parameters import SessionLimits
+from securefda.protocol.messages import EnergyTerms, Granularity, Header, Layer, RuleTerms, TargetTerms, Visibility
+from securefda.protocol.parameters import SessionLimits
+from securefda.site.policy import SourcePolicy, check_header
+from securefda.site.policy.model import EnergyBounds
 
 
 def header_of(participants: int, layers: int) -> Header:

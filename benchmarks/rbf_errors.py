@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from offline_rounds import OfflineSites
 
-from securefda.adaptation import DeltaErrors, RoundPlan, Rule, mean_errors, round_plan
-from securefda.config import FederationConfig, load_federation
-from securefda.rounds.target import TargetRound, train_target
+from securefda.aggregator.target import TargetRound, train_target
+from securefda.rules import DeltaErrors, RoundPlan, Rule, mean_errors, round_plan
+from securefda.site.config import FederationConfig, load_federation
 from securefda.training import LocalResult, Vector
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "rbf.toml"

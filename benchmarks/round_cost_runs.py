@@ -17,12 +17,12 @@ from typing import Any
 from federated import Job
 from round_cost_task import params_of
 
-from securefda.cli.run import run_processes
-from securefda.config import FederationConfig
 from securefda.errors import SecureFdaError
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.run_folder import METRICS_FILE
+from securefda.local.launcher import run_processes
+from securefda.operations.progress import SilentReporter
+from securefda.operations.run_folder import METRICS_FILE
 from securefda.settings import parse_settings
+from securefda.site.config import FederationConfig
 
 HERE = Path(__file__).resolve().parent
 STUDY = "round-cost"

@@ -18,14 +18,15 @@ from typing import Any
 
 from audit_rounds_shares import Shares, replace
 
-from securefda.rounds import run_model, source_round
-from securefda.rounds.clear_attempt import ClearAttempt
-from securefda.rounds.private_site import PrivateTrainer
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.site import SiteTrainer
-from securefda.rounds.source import SourceRounds
-from securefda.secagg import aggregator as aggregator_steps
-from securefda.secagg import source as source_steps
+from securefda.aggregator import model
+from securefda.aggregator.clear_attempt import ClearAttempt
+from securefda.aggregator.run import AggregatorRun
+from securefda.protocol import aggregator as aggregator_steps
+from securefda.protocol import source as source_steps
+from securefda.source import rounds
+from securefda.source.private_trainer import PrivateTrainer
+from securefda.source.run import SourceRounds
+from securefda.training.trainer import SiteTrainer
 
 _MASKING = {
     source_steps: (
@@ -52,9 +53,9 @@ _MASKING = {
     ),
 }
 _RULE = {
-    source_round: ("aligned_update", "contribution_at_source", "clip_contribution", "row_of", "capped_input"),
+    rounds: ("aligned_update", "contribution_at_source", "clip_contribution", "row_of", "capped_input"),
     ClearAttempt: ("_evaluate",),
-    run_model: ("total_of", "update_of"),
+    model: ("total_of", "update_of"),
 }
 TIMED: dict[str, dict[Any, tuple[str, ...]]] = {
     "masking": _MASKING,

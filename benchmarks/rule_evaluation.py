@@ -17,16 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from securefda.adaptation import (
-    ContributionSum,
-    RoundPlan,
-    Rule,
-    TargetStatistics,
-    auto_beta,
-    contribute,
-    fedda,
-    fedgp,
-)
+from securefda.rules import ContributionSum, RoundPlan, Rule, TargetStatistics, auto_beta, contribute, fedda, fedgp
 
 SEED = 20240517
 WARM_UP_RUNS = 5

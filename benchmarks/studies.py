@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from securefda.cli.bench.machine import this_machine
-from securefda.cli.bench.plot_style import style
+from securefda.bench.job import this_machine
+from securefda.bench.plots import style
 
 if TYPE_CHECKING:
-    from securefda.cli.bench.federated import Job
+    from securefda.bench.federated import Job
 
 __all__ = ["AnyCell", "Cache", "Cell", "Figures", "as_text", "measure", "style", "this_machine"]
 

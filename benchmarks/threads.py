@@ -1,7 +1,7 @@
 """What threads do to a step of training: models and batches of rising work, on one thread and on more.
 
 Steps of one thread and of several take turns, so that both see the same load; figures are medians. The work of a step
-is what ``securefda.training.threads`` counts. Prints one JSON object.
+is what ``securefda.training.device`` counts. Prints one JSON object.
 
     python benchmarks/threads.py                   # on an idle machine
     python benchmarks/threads.py --busy            # beside processes that keep every core busy
@@ -20,9 +20,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from securefda.cli.bench.machine import this_machine
+from securefda.bench.job import this_machine
 from securefda.cores import usable_cores
-from securefda.training.threads import choose_threads, multiply_adds
+from securefda.training.device import choose_threads, multiply_adds
 
 IMAGE = (1, 28, 28)
 BATCHES = (4, 16, 64, 256)

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securefda.adaptation.strategy import Strategy
-from securefda.config import (
+from securefda.errors import ConfigError, ExitCode
+from securefda.privacy.events import Budget
+from securefda.rules.strategy import Strategy
+from securefda.settings import Settings, known_keys
+from securefda.site.config import (
     aggregator_toml,
     budget_of,
     child_environment,
@@ -23,11 +26,8 @@ from securefda.config import (
     strategy_of,
     training_settings,
 )
-from securefda.config.files import AggregatorConfig, FederationConfig, SourceConfig
-from securefda.dp.events import Budget
-from securefda.errors import ConfigError, ExitCode
-from securefda.policy import check_training
-from securefda.settings import Settings, known_keys
+from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
+from securefda.site.policy import check_training
 from securefda.training import NoiseSettings, TrainingSettings
 
 MINIMAL = """

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from securefda.dp.accountants import epsilon
-from securefda.dp.events import DpEvent
-from securefda.dp.planning import Schedule
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import DpEvent
+from securefda.privacy.planning import Schedule
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 OURS = ("dp_cost", "dp_cost_runs", "federated", "studies")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from securefda.config import load_aggregator, load_federation, load_source
+from securefda.site.config import load_aggregator, load_federation, load_source
 
 ROOT = Path(__file__).parents[1]
 FEDERATIONS = sorted((ROOT / "examples").glob("*.toml"))

@@ -22,31 +22,31 @@ import numpy as np
 import pytest
 
 import securefda
-from securefda.audit.evidence import FORMAT, Evidence, EvidenceError
 from securefda.audit.facts import RecordError
+from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
 from securefda.audit.records import Record
-from securefda.cli import budget_site, main, run
-from securefda.cli.bench import processes, suite_folder
-from securefda.cli.bench.job import Job
-from securefda.cli.threats import load_last_run, load_register
-from securefda.config import aggregator_toml, kit_settings_toml, load_aggregator, load_federation
-from securefda.dp.ledger import Ledger, fingerprints_of
-from securefda.dp.ledger_rows import DataSet, LedgerError, _digest
+from securefda.bench import processes, suite_folder
+from securefda.bench.job import Job
+from securefda.cli import budget_site, main
+from securefda.cli.threat_register import load_last_run, load_register
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
-from securefda.federation.endpoints import Address, Endpoints
-from securefda.federation.enrolment import init_federation
-from securefda.federation.files import write_file
-from securefda.federation.kit import load_kit
-from securefda.federation.roster_memory import check_not_older
-from securefda.federation.sites import SiteSpec
+from securefda.local import launcher
+from securefda.operations.progress import SilentReporter
+from securefda.operations.run_folder import read_run
 from securefda.parse import MAX_NESTING, BeyondBounds, json_value, toml_table
-from securefda.policy import load_policy
-from securefda.policy.model import parse_policy
+from securefda.privacy.ledger import Ledger, fingerprints_of
+from securefda.privacy.ledger_storage import DataSet, LedgerError, _digest
+from securefda.protocol.roster import Roster, SignedRoster
 from securefda.rounds.composition import run_settings
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.run_folder import read_run
 from securefda.rounds.store import AggregatorStore
-from securefda.secagg.roster import Roster, SignedRoster
+from securefda.site.config import aggregator_toml, kit_settings_toml, load_aggregator, load_federation
+from securefda.site.endpoints import Address, Endpoints, SiteSpec
+from securefda.site.enrolment import init_federation
+from securefda.site.files import write_file
+from securefda.site.kit import load_kit
+from securefda.site.policy import load_policy
+from securefda.site.policy.model import parse_policy
+from securefda.site.roster_memory import check_not_older
 
 PACKAGE = Path(securefda.__file__).parent
 PARSERS = {
@@ -214,7 +214,7 @@ def as_the_result_of_a_process(folder: Path, data: bytes) -> object:
     (folder / "result.json").write_bytes(data)
     ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
     ended.wait()
-    failure = run._Site("hospital", ended, folder).failure()
+    failure = launcher._Site("hospital", ended, folder).failure()
     assert failure is not None
     raise failure
 
@@ -269,10 +269,10 @@ READERS = {
         in_file("summary.json", lambda file: read_run(file.parent)), b'{"rounds":@}'
     ),
     "rounds.store.AggregatorStore._json": Reader(in_a_store, raises=SecureFdaError, takes=True),
-    "cli.run._summary": Reader(in_file("summary.json", run._summary)),
+    "cli.run._summary": Reader(in_file("summary.json", launcher._summary)),
     "cli.run._Site.result": Reader(as_the_result_of_a_process, b"[@]", SecureFdaError),
     "cli.run._report_rounds": Reader(
-        in_file("metrics.jsonl", lambda file: run._report_rounds(file, 0, 1, SilentReporter())),
+        in_file("metrics.jsonl", lambda file: launcher._report_rounds(file, 0, 1, SilentReporter())),
         b'{"round":1,"x":@}\n',
         takes=True,
     ),

@@ -16,9 +16,9 @@ from typing import Any
 from securefda.errors import SecureFdaError
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
+from securefda.transport.event_loop import in_thread
 from securefda.transport.events import Joined, Misbehaved
 from securefda.transport.limits import TransportSettings
-from securefda.transport.offload import in_thread
 from securefda.transport.server import AggregatorServer
 from securefda.transport.tls import Credentials
 

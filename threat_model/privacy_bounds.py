@@ -1,6 +1,6 @@
 """What (epsilon, delta)-differential privacy leaves an attacker, as bounds that tests compare scores with. Pure.
 
-One neighbouring relation throughout, the ledger's: a row is there or not (:data:`securefda.dp.events.GUARANTEE`).
+One neighbouring relation throughout, the ledger's: a row is there or not (:data:`securefda.privacy.events.GUARANTEE`).
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from securefda.dp.events import Budget
-from securefda.dp.ledger import Ledger
-from securefda.rounds.accounts import PrivacyAccount, data_set_of
-from securefda.rounds.private_site import PrivateTrainer
-from securefda.rounds.site import SiteTrainer
-from securefda.secagg.secret import RandomBytes
+from securefda.privacy.events import Budget
+from securefda.privacy.ledger import Ledger
+from securefda.protocol.secret import RandomBytes
+from securefda.site.privacy_account import PrivacyAccount, data_set_of
+from securefda.source.private_trainer import PrivateTrainer
 from securefda.tasks import Samples, Task, TaskSettings
 from securefda.training import LocalResult, NoiseSettings, TrainingSettings, Vector
+from securefda.training.trainer import SiteTrainer
 from threat_model.sites import INPUTS, OUTPUTS, published_key
 
 ABSENT = -100

@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from securefda.aggregator.attempt import Send
+from securefda.audit.witness import Head, Witness, WitnessMemory
 from securefda.errors import FaultySourceError, ProtocolError
-from securefda.rounds.attempts import Send
-from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
-from securefda.rounds.witness import Head, Witness, WitnessMemory
-from securefda.secagg.messages import Abort, Checkpoint, Cosigned, MissedResult, Parcel, Refusal
-from securefda.secagg.secret import Secret
+from securefda.protocol.messages import Abort, Checkpoint, Cosigned, MissedResult, Parcel, Refusal
+from securefda.protocol.secret import Secret
+from securefda.source.run import SourceReporter, SourceRounds, SourceSite
 from threat_model.adversaries.replay import Replay, Replayed
 from threat_model.sites import AggregatorSeat, SiteWatch
 from threat_model.watched import WatchedAggregator

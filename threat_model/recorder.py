@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from securefda.cli.threats import LAST_RUN_FILE, LastRun, RecordedTest, load_last_run, load_register
+from securefda.cli.threat_register import LAST_RUN_FILE, LastRun, RecordedTest, load_last_run, load_register
 from securefda.errors import ConfigError
 from threat_model.register import CONTROL_MARK, MACHINERY_MARK, MARKS, THREAT_MARK, misnamed, unshown
 

@@ -19,19 +19,19 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.audit.journal import Journal, Opening
+from securefda.audit.witness import Witness, WitnessMemory
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.federation.throwaway import throwaway_roster
-from securefda.policy import SourcePolicy
-from securefda.rounds.journal import Journal, Opening
-from securefda.rounds.progress import Reporter
-from securefda.rounds.records import SiteLine
-from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.source_site import SourceSite
+from securefda.operations.progress import Reporter
+from securefda.operations.records import SiteLine
+from securefda.protocol.messages import Header, Signed, Signer
+from securefda.protocol.roster import Roster
+from securefda.protocol.transcript import architecture_digest
 from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.rounds.witness import Witness, WitnessMemory
-from securefda.secagg.messages import Header, Signed, Signer
-from securefda.secagg.roster import Roster
-from securefda.secagg.transcript import architecture_digest
+from securefda.site.policy import SourcePolicy
+from securefda.site.throwaway import throwaway_roster
+from securefda.source.site import SourceSite
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
 from securefda.transport import wire

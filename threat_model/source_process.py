@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from securefda.errors import SecureFdaError
-from securefda.policy.model import ReleaseLimits
-from securefda.rounds.run_book import RunBook
-from securefda.rounds.source import SourceRounds, SourceSite
+from securefda.protocol.messages import Parcel
 from securefda.rounds.store import SourceStore
-from securefda.secagg.messages import Parcel
+from securefda.site.policy.model import ReleaseLimits
+from securefda.source.run import SourceRounds, SourceSite
+from securefda.source.run_book import RunBook
 from securefda.transport import wire
 from threat_model.sites import SiteWatch, witness_at
 

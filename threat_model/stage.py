@@ -12,24 +12,24 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from securefda.adaptation import Strategy
+from securefda.aggregator.attempt import Send
+from securefda.aggregator.run import AggregatorRun
+from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.audit.recorder import MessageRecorder
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError
-from securefda.policy import SourcePolicy, default_policy
-from securefda.policy.model import ModelPolicy
-from securefda.rounds.attempts import Send
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_book import RunBook
-from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.site import Trainer, vector_to_wire
-from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
+from securefda.operations.progress import SilentReporter
+from securefda.protocol.checks import quantisation
+from securefda.protocol.messages import Abort, Header, Parcel, Refusal, Visibility
+from securefda.protocol.roster import Roster
 from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Abort, Header, Parcel, Refusal, Visibility
-from securefda.secagg.roster import Roster
+from securefda.rules import Strategy
+from securefda.site.policy import SourcePolicy, default_policy
+from securefda.site.policy.model import ModelPolicy
+from securefda.source.run import SourceReporter, SourceRounds, SourceSite
+from securefda.source.run_book import RunBook
 from securefda.training import Vector
-from securefda.transport.memory_network import AggregatorEndpoint, MemoryNetwork, Passed, SourceEndpoint, UnderWay
-from securefda.transport.recorder import MessageRecorder
+from securefda.training.trainer import Trainer, vector_to_wire
+from securefda.transport.in_memory import AggregatorEndpoint, MemoryNetwork, Passed, SourceEndpoint, UnderWay
 from threat_model.sites import (
     CLIP,
     MAX_SAMPLES,

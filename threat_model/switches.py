@@ -28,29 +28,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import securefda.secagg
-from securefda.adaptation import energy
+import securefda.protocol
 from securefda.audit.log import AuditLog
 from securefda.errors import FaultyAggregatorError
-from securefda.federation import policy_signature
-from securefda.policy import verdict
-from securefda.rounds import energies, model_bound, terms
-from securefda.rounds.process_guard import ProcessGuard
-from securefda.rounds.restore_guard import ReleaseMarker
-from securefda.rounds.run_book import RunBook
+from securefda.protocol import agreement, checks, contribution, masking, parameters
+from securefda.protocol import roster as roster_module
+from securefda.protocol import source as source_steps
+from securefda.protocol.masking import Mask, RingVector, add_masks
+from securefda.protocol.messages import Unmask
+from securefda.protocol.roster import Roster, SignedRoster
+from securefda.protocol.secret import Secret
 from securefda.rounds.store import SourceStore
-from securefda.secagg import agreement, checks, masking, parameters
-from securefda.secagg import roster as roster_module
-from securefda.secagg import source as source_steps
-from securefda.secagg.messages import Unmask
-from securefda.secagg.prg import Mask, RingVector, add_masks
-from securefda.secagg.roster import Roster, SignedRoster
-from securefda.secagg.secret import Secret
+from securefda.rules import norm_caps
+from securefda.site.policy import signed, verdict
+from securefda.source import model_bound
+from securefda.source.run_book import RunBook
+from securefda.state_file import ProcessGuard, ReleaseMarker
 from securefda.transport import limits
 from threat_model.sites import published_public_keys
 
 OUTSIDE = ("TYPE", "SENDER", "SESSION", "CONTEXT", "SIGNATURE")
-"""What :func:`securefda.secagg.checks.envelope_fault` can be told to overlook."""
+"""What :func:`securefda.protocol.checks.envelope_fault` can be told to overlook."""
 
 _CODE = ("securefda.", "services.", "threat_model.adversaries.")
 
@@ -198,7 +196,7 @@ def _one_mitigation(mitigation: str, kind: str, names: Sequence[str]) -> str:
 def names_of_checks() -> frozenset[str]:
     """Every name that the code gives to a condition it requires."""
     found: set[str] = set()
-    for module in pkgutil.iter_modules(securefda.secagg.__path__, "securefda.secagg."):
+    for module in pkgutil.iter_modules(securefda.protocol.__path__, "securefda.protocol."):
         tree = ast.parse(getsource(importlib.import_module(module.name)))
         found |= {name for node in ast.walk(tree) for name in _names_required(node)}
     return frozenset(found)
@@ -302,18 +300,18 @@ POLICY = all_of(
 """A source does not compare headers, or its update in clear, with its policy; what the session checks it checks."""
 
 POLICY_SIGNATURE = replaced(
-    "the site's signature over its policy", policy_signature, "read_signed_policy", lambda _: _read_unsigned
+    "the site's signature over its policy", signed, "read_signed_policy", lambda _: _read_unsigned
 )
 """A site starts with whatever its policy file says."""
 
 UPDATE_AT_THE_CLIP = replaced(
-    "keeping back an update that is at its clip", terms, "require_few_at_the_clip", lambda _: lambda *_: None
+    "keeping back an update that is at its clip", contribution, "require_few_at_the_clip", lambda _: lambda *_: None
 )
 """A source clips and lets any number of coordinates be at the clip."""
 
 
-_NOTHING_CAPPED = energies.AppliedCaps(0, sha256(b"").hexdigest(), 0, 0)
-ENERGY_RULE = replaced("scaling to the caps", energies, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED)
+_NOTHING_CAPPED = contribution.AppliedCaps(0, sha256(b"").hexdigest(), 0, 0)
+ENERGY_RULE = replaced("scaling to the caps", contribution, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED)
 """Energy rows are exchanged, and no source scales its part of the sum down."""
 
 
@@ -344,7 +342,7 @@ def _counting_all(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda rows, *, kappa, others: original(rows, kappa=kappa, others=max(others, len(rows) - 1))
 
 
-ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest energies alone", energy, "energy_caps", _counting_all)
+ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest energies alone", norm_caps, "energy_caps", _counting_all)
 """Whatever the header says, the energies of all other sources count, also of those that can be lost."""
 
 

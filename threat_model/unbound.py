@@ -7,13 +7,13 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
+from securefda.protocol import agreement, transcript
+from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol.agreement import BoxAddress
+from securefda.protocol.checks import History
+from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Envelope, Header, Signed, Signer
+from securefda.protocol.signatures import sign_bytes, signature_is_valid
 from securefda.rounds.store import SourceStore
-from securefda.secagg import agreement, transcript
-from securefda.secagg.aggregator_session import AggregatorSession
-from securefda.secagg.agreement import BoxAddress
-from securefda.secagg.checks import History
-from securefda.secagg.messages import NO_CONTEXT, NO_SESSION, Envelope, Header, Signed, Signer
-from securefda.secagg.signatures import sign_bytes, signature_is_valid
 from securefda.transport import wire
 from threat_model.switches import Switch, all_of, checks_off, method_replaced, outside_off, replaced
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from securefda.adaptation import checks as rule_checks
-from securefda.rounds import tail, terms
-from securefda.rounds.tail import Figures
-from securefda.secagg import agreement, fixed_point, masking
-from securefda.secagg.agreement import KeyPair
-from securefda.secagg.secret import Secret
+from securefda.protocol import aggregate_statistics, agreement, contribution, fixed_point, masking
+from securefda.protocol.aggregate_statistics import Figures
+from securefda.protocol.agreement import KeyPair
+from securefda.protocol.secret import Secret
+from securefda.rules import checks as rule_checks
 from threat_model.switches import all_of, replaced
 
 
@@ -35,7 +34,7 @@ COMMITMENTS = all_of(
 )
 """Whatever t shares give is taken for the secret that their owner dealt."""
 
-SUM_AT_THE_CLIP = replaced("sums are within the clip at their weight", terms, "check_sum", _nothing)
+SUM_AT_THE_CLIP = replaced("sums are within the clip at their weight", contribution, "check_sum", _nothing)
 """The weight that came with a sum may be any."""
 
 
@@ -51,7 +50,7 @@ RANGE = all_of(
     "range of sums",
     replaced("ring sums are what so many inputs reach", fixed_point, "_check_range", _nothing),
     SUM_AT_THE_CLIP,
-    replaced("weights of a sum are above zero", tail, "decode_figures", _positive),
+    replaced("weights of a sum are above zero", aggregate_statistics, "decode_figures", _positive),
     replaced(
         "weights of a sum are weights",
         rule_checks,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 
-from securefda.rounds import witness
-from securefda.rounds.witness import Witness
-from securefda.secagg import transcript
-from securefda.secagg.messages import Header, Signed
+from securefda.audit import witness
+from securefda.audit.witness import Witness
+from securefda.protocol import transcript
+from securefda.protocol.messages import Header, Signed
 from securefda.transport import wire
 from threat_model.switches import method_replaced, replaced
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.records import RoundLine
-from securefda.rounds.run import AggregatorRun
+from securefda.aggregator.run import AggregatorRun
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import RoundLine
 from threat_model.sites import AggregatorSeat
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.secagg import agreement, prg, secret
-from securefda.secagg.prg import Mask, RingVector
-from securefda.secagg.secret import Secret
+from securefda.protocol import agreement, masking, secret
+from securefda.protocol.masking import Mask, RingVector
+from securefda.protocol.secret import Secret
 from threat_model.switches import Switch, replaced
 
 Words = NDArray[np.uint32]
@@ -85,12 +85,12 @@ def _positive_stream(mask: Mask, count: int, original: Callable[..., None]) -> W
     return words & np.uint32(0x7FFF_FFFF)
 
 
-FULL_KEYS = replaced("mask keys of 256 bits", prg, "add_masks", _masks_of(_folded_stream))
+FULL_KEYS = replaced("mask keys of 256 bits", masking, "add_masks", _masks_of(_folded_stream))
 """Masks come from a Mersenne Twister whose seed is 24 bits of the key."""
 
 UNIFORM_WORDS: Switch = replaced(
     "mask words uniform over the ring",
-    prg,
+    masking,
     "add_masks",
     lambda original: _masks_of(partial(_positive_stream, original=original))(None),
 )

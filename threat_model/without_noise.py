@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from securefda.dp import ledger_rows, noise_optimizer
+from securefda.privacy import ledger_storage, noise
 from securefda.training import seeds
 from threat_model.switches import Switch, replaced
 
-LEDGER_MEMORY = replaced("rounds that were charged before", ledger_rows, "charged", lambda _: lambda _: ())
+LEDGER_MEMORY = replaced("rounds that were charged before", ledger_storage, "charged", lambda _: lambda _: ())
 """A round is paid for by itself, as where an accountant is made anew with each round."""
 
-NOISE_OF_A_CSPRNG = replaced("noise of a CSPRNG", noise_optimizer, "take_noise_from", lambda _: lambda *_: None)
+NOISE_OF_A_CSPRNG = replaced("noise of a CSPRNG", noise, "take_noise_from", lambda _: lambda *_: None)
 """Opacus draws its noise itself, from torch's generator."""
 
 SECRET_SEED = replaced("a state of the CSPRNG for layers", seeds, "secret_torch", lambda _: lambda *_: nullcontext())
@@ -22,7 +22,7 @@ def noise_scaled(factor: float) -> Switch:
     """Noise has ``factor`` times the standard deviation that is charged for."""
     return replaced(
         f"noise at its scale, not {factor:g} of it",
-        noise_optimizer,
+        noise,
         "_std",
         lambda original: lambda optimizer: factor * original(optimizer),
     )

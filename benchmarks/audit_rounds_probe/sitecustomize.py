@@ -19,7 +19,7 @@ class _Wait(MetaPathFinder):
     """Starts when the services are imported: everything that is timed or replaced is there then."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:  # noqa: ARG002 - the finder's interface
-        if fullname == "securefda.transport.process":
+        if fullname == "securefda.transport.event_loop":
             sys.meta_path.remove(self)
             _start()
 

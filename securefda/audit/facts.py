@@ -1,15 +1,68 @@
-"""What each kind of event says beside the fields that all records have, and the forms that values may have. Pure."""
+"""What each kind of event says beside the fields that all records have, and the forms that values may have. Pure.
+
+What a log is called: the origin of its checkpoints and the name of its witnesses. Pure.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from securefda.audit.names import is_name
+FORMAT: Final = 1
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+@lru_cache(maxsize=4096)  # a log has a few of them, in every record
+def is_name(text: str) -> bool:
+    """Tell whether ``text`` can name a federation, a site or a run: 1 to 63 characters of ``a-z 0-9 -``."""
+    return _NAME.fullmatch(text) is not None
+
+
+def witness_name(federation: str, party: str) -> str:
+    """The name under which a party cosigns the logs of others."""
+    return f"securefda/{FORMAT}/{federation}/{party}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogName:
+    """Whose log of which run: each of them has a tree of its own.
+
+    Attributes:
+        federation: federation id, 1 to 63 characters of ``a-z 0-9 -``, not beginning with a hyphen.
+        party: site id of who writes the log, of the same form.
+        run: run id, of the same form.
+
+    Raises:
+        ValueError: one is not so.
+    """
+
+    federation: str
+    party: str
+    run: str
+
+    def __post_init__(self) -> None:
+        for key in ("federation", "party", "run"):
+            if not is_name(getattr(self, key)):
+                raise ValueError(f"{key} {getattr(self, key)!r} has other than 1 to 63 characters of a-z, 0-9 and -")
+
+    @property
+    def origin(self) -> str:
+        """First line of every checkpoint of this log, and the name of the key that signs them."""
+        return f"{witness_name(self.federation, self.party)}/{self.run}"
+
+    @classmethod
+    def parse(cls, origin: str) -> LogName:
+        """Read an origin. Raises ValueError for anything that ``origin`` does not say."""
+        words = origin.split("/")
+        if len(words) != 5 or words[:2] != ["securefda", str(FORMAT)]:
+            raise ValueError(f"{origin[:80]!r} is no origin of a log of this format")
+        return cls(*words[2:])
+
 
 MAX_INTEGER: Final = 2**53 - 1
 """The largest that every reader of JSON takes."""

@@ -5,6 +5,8 @@ kept has the digest of a copy, unless the log says right behind it that none was
 their records. What a kill or a power cut leaves is no finding: before a restart, or at the end of a log that does not
 say that the run ended, the last records behind the newest checkpoint may lack their copies, and a copy may be torn or
 lack its record. See `kept` for how they are written.
+
+The messages that are kept beside a log, compared with its records, for the audit commands.
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Final, Literal
 
+from securefda.audit.findings import Verification
 from securefda.audit.kept import MOST_KEPT_BYTES, NOT_KEPT, Piece, kept_files, read_pieces
+from securefda.audit.reading import DamagedLog, LogFolder
 from securefda.audit.records import Entry, Record
+from securefda.audit.statement_reader import StatementReader
 from securefda.audit.statements import HeaderSaid, Statement
 from securefda.audit.store import AuditError
-from securefda.errors import ProtocolError
+from securefda.errors import ExitCode, ProtocolError, SecureFdaError
 
 EvidenceKind = Literal[
     "evidence-damaged", "evidence-missing", "evidence-differs", "evidence-unrecorded", "evidence-moved"
@@ -402,3 +407,37 @@ def _record(index: int, entry: Entry) -> str:
 
 def _seq(one: _Missing) -> int:
     return one.seq
+
+
+class EvidenceLost(SecureFdaError):
+    """A log is what it should be, and the messages that are kept beside it as evidence are not."""
+
+    exit_code = ExitCode.AUDIT
+
+
+def kept_verdict(log: LogFolder, verification: Verification, reader: StatementReader, *, live: bool) -> KeptVerdict:
+    """Compare the messages beside a log with those of its records that the verification vouches for.
+
+    Args:
+        log: the log.
+        verification: what it is worth by itself.
+        reader: under the roster of its run.
+        live: whether it was being written before it was verified.
+    """
+    found = verification.finding
+    is_whole = found is None or found.kind in ("missing-cosignature", "torn")
+    bound = None if is_whole or found is None else found.index
+    if bound == 0:
+        return NOT_JUDGED
+    try:
+        return check_kept(
+            log.folder,
+            log.party,
+            log.run,
+            islice(log.records(), bound),
+            reader.read,
+            is_whole=is_whole,
+            live_size=verification.size if live else None,
+        )
+    except DamagedLog:  # the verification says so, or the log was changed since
+        return NOT_JUDGED

@@ -24,10 +24,10 @@ from securefda.audit.facts import (
     is_count,
     is_decimal,
     is_digest,
+    is_name,
     is_word,
     require,
 )
-from securefda.audit.names import is_name
 from securefda.parse import json_value
 
 VERSION: Final = 1

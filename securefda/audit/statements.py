@@ -1,7 +1,7 @@
 """What a signed message says, as far as it is held against the logs. The bytes themselves are opaque here. Pure.
 
-Whoever reads the bytes (`securefda.transport.statements`) fills these types in and checks the signature; what follows
-from them is decided in `securefda.audit.claims`. Digests are SHA-256 in hex; sites are named by their ids.
+Whoever reads the bytes (`securefda.audit.statement_reader`) fills these types in and checks the signature; what follows
+from them is decided in `securefda.audit.reconcile.claims`. Digests are SHA-256 in hex; sites are named by their ids.
 """
 
 from __future__ import annotations

@@ -3,20 +3,264 @@
 What it shows, where nothing is found: the records that the newest checkpoint covers are those that the party's key
 signed, in their order, none missing. That the party did not show others something else is for the cosignatures, and for
 the checkpoints that others hold.
+
+One pass over the records of a log on disk, side by side with its tiles. Memory does not grow with the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from securefda.audit.checkpoints import Head, HeadReader, Unfit
+from securefda.audit.facts import LogName, RecordError
 from securefda.audit.findings import Finding, Kind, Verification
-from securefda.audit.heads import Head, HeadReader, Unfit
-from securefda.audit.names import LogName
-from securefda.audit.store import AuditError, read_tile
-from securefda.audit.tiles import WIDTH
-from securefda.audit.walk import Divergence, Walk
+from securefda.audit.merkle import leaf_hash
+from securefda.audit.reading import being_written
+from securefda.audit.records import NewerVersion, Record
+from securefda.audit.store import TAIL, AuditError, read, read_bundle, read_tile
+from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Levels, Tile, bundle_path, unpack
+
+CLOCK_SLACK: Final = timedelta(minutes=5)
+"""How far a clock may go back unremarked: NTP corrects, and threads take the time before they wait."""
+_MOST_ENTRIES: Final = 2 * WIDTH
+"""Of one file: it must have 256, and what was put in must be seen; empty ones without end need not be."""
+
+
+@dataclass(slots=True)
+class Divergence:
+    """The first place where a record does not hash to what its tile says.
+
+    Attributes:
+        index: the place.
+        levels: the tree before it.
+        expected: hash that the tile has there.
+        got: hash of the record that is there.
+        seq: place that this record claims; -1 where it is no record.
+        expected_later, got_again: whether either hash was seen at a later place.
+        next_seq: place that the record behind it claims; -1 where it is no record, None where there is none.
+    """
+
+    index: int
+    levels: Levels
+    expected: bytes
+    got: bytes
+    seq: int
+    expected_later: bool = False
+    got_again: bool = False
+    next_seq: int | None = None
+
+    def follow(self, index: int, entry: bytes, leaf: bytes) -> None:
+        """Take note of a record behind the divergence."""
+        self.expected_later |= leaf == self.expected
+        self.got_again |= leaf == self.got
+        if index == self.index + 1:
+            self.next_seq = _claimed_seq(entry)
+
+
+@dataclass(slots=True)
+class Walk:
+    """What a pass over a log found.
+
+    Attributes:
+        folder, name: the log, and whose it should be.
+        heads: size and root of each checkpoint to hold the records against; several may have one size.
+        covered: size of the newest checkpoint in the log.
+        anchors: which of the heads somebody else vouches for, by size and root.
+        progress: called after every file with how many records were read, and how many the checkpoint covers.
+    """
+
+    folder: Path
+    name: LogName
+    heads: Mapping[int, tuple[bytes, ...]]
+    covered: int
+    anchors: frozenset[tuple[int, bytes]]
+    progress: Callable[[int, int], None] = lambda _read, _covered: None
+    levels: Levels = field(default_factory=Levels)
+    divergence: Divergence | None = None
+    good: int = 0
+    """Size of the last checkpoint that held before the first that did not, or before the divergence."""
+    anchored: int = 0
+    """Likewise, of a checkpoint for which not only the party vouches."""
+    mismatch: int | None = None
+    """Size of the first checkpoint that the records do not have the root of."""
+    matched_later: bool = False
+    """Whether a checkpoint held at the mismatch, where others did not, or behind it or the divergence."""
+    wrong: Finding | None = None
+    """The first record that is not what its place, or its log, wants."""
+    damaged: Finding | None = None
+    """The first tile or bundle that is not made of the records."""
+    torn: int = 0
+    """Bytes behind the last whole record."""
+    backwards: int = 0
+    """How often the clock went back by more than the slack."""
+    _latest: str = ""
+
+    def run(self) -> Walk:
+        """Go over the log once, and return this. Raises AuditError where a bundle cannot be read."""
+        self._check_heads()
+        for entries in self._bundles():
+            hashes = [leaf_hash(entry) for entry in entries]
+            tile: list[bytes] = []
+            for entry, leaf in zip(entries, hashes, strict=True):
+                index = self.levels.size
+                if self.divergence is None and index < self.covered:
+                    if index % WIDTH == 0 or not tile:
+                        tile = self._tile(index)
+                    self._compare(index, entry, leaf, tile)
+                elif self.divergence is not None:
+                    self.divergence.follow(index, entry, leaf)
+                self._check_record(index, entry)
+                self._grow(leaf)
+            self.progress(self.levels.size, self.covered)
+        return self
+
+    def _bundles(self) -> Iterator[list[bytes]]:
+        """The entries of one file after the other. A bundle that is missing below the checkpoint is passed over.
+
+        The log may be written meanwhile: a tail that has become a bundle before it was read is the bundle.
+        """
+        index = 0
+        while True:
+            data = read_bundle(self.folder, index)
+            if data is None and index >= self.covered // WIDTH:
+                last = self._read_last(index)
+                data = read_bundle(self.folder, index)
+                if data is None:
+                    yield self._last_bundle(index, *last)
+                    return
+            if data is not None:
+                entries, taken = unpack(data, _MOST_ENTRIES)
+                if len(entries) != WIDTH or taken < len(data):
+                    first = index * WIDTH + min(len(entries), WIDTH)
+                    self._damage("edited", first, f"{bundle_path(index)} has not 256 whole records")
+                yield [*entries, data[taken:]] if taken < len(data) else entries
+            index += 1
+
+    def _read_last(self, index: int) -> tuple[bytes | None, bytes | None]:
+        """The tail, and the partial bundle that the checkpoint covers."""
+        tail = read(self.folder / TAIL, 2 * MAX_BUNDLE_BYTES)
+        if tail:
+            entries, taken = unpack(tail, _MOST_ENTRIES)
+            if taken < len(tail) and len(entries) < WIDTH:
+                # Its writer is about to finish the record, or has done so and is gone, or died over it.
+                live = being_written(self.folder)
+                tail = tail[:taken] if live else read(self.folder / TAIL, 2 * MAX_BUNDLE_BYTES)
+        width = self._signed_width(index)
+        return tail, read_bundle(self.folder, index, width) if width else None
+
+    def _signed_width(self, index: int) -> int:
+        """How many records of bundle ``index``, the last one, the checkpoint covers."""
+        return self.covered % WIDTH if self.covered // WIDTH == index else 0
+
+    def _last_bundle(self, index: int, data: bytes | None, signed: bytes | None) -> list[bytes]:
+        width = self._signed_width(index)
+        if data is None:  # a copy for others, which ends where the checkpoint does
+            data = signed or b""
+        entries, taken = unpack(data, _MOST_ENTRIES)
+        self.torn = len(data) - taken
+        if signed is not None:  # it is written when the log is closed; the tail has the same records and more
+            self._check_copy(index, signed, entries[:width])
+        return entries
+
+    def _check_copy(self, index: int, signed: bytes, entries: list[bytes]) -> None:
+        """Hold the partial bundle against the records of the tail that the checkpoint covers."""
+        whole, length = unpack(signed, _MOST_ENTRIES)
+        if length < len(signed) or whole != entries:
+            first = index * WIDTH + _common(entries, whole)
+            self._damage("edited", first, f"{bundle_path(index, len(entries))} is not what the tail says")
+
+    def _tile(self, index: int) -> list[bytes]:
+        """Hashes of the leaves from ``index`` to the end of its tile, as far as the checkpoint goes."""
+        number = index // WIDTH
+        try:
+            return read_tile(self.folder, 0, number, min(WIDTH, self.covered - number * WIDTH))
+        except AuditError as error:
+            self._damage("unreadable", index, f"a tile of the records from {number * WIDTH} on {error.what}")
+            return []
+
+    def _compare(self, index: int, entry: bytes, leaf: bytes, tile: list[bytes]) -> None:
+        if tile and tile[index % WIDTH] != leaf:
+            self.divergence = Divergence(index, self.levels.copy(), tile[index % WIDTH], leaf, _claimed_seq(entry))
+
+    def _check_record(self, index: int, entry: bytes) -> None:
+        if self.wrong is not None or self.divergence is not None:
+            return
+        try:
+            record = Record.parse(entry)
+        except NewerVersion as error:
+            self.wrong = Finding("newer-version", index, exact=True, what=str(error))
+            return
+        except RecordError as error:
+            self.wrong = Finding("unreadable", index, exact=True, what=str(error))
+            return
+        if record.party != self.name.party:
+            self.wrong = Finding("wrong-party", index, exact=True, what=f"the record is of {record.party}")
+        elif record.run != self.name.run:
+            self.wrong = Finding("replayed", index, exact=True, what=f"the record is of run {record.run}")
+        elif record.seq != index:
+            kind: Kind = "deleted" if record.seq > index else "inserted"
+            self.wrong = Finding(kind, index, exact=True, what=f"the record says that it is number {record.seq}")
+        elif record.time < self._latest:  # one form of fixed length: texts compare like times
+            self.backwards += datetime.fromisoformat(self._latest) - record.moment > CLOCK_SLACK
+        else:
+            self._latest = record.time
+
+    def _grow(self, leaf: bytes) -> None:
+        for tile in self.levels.append(leaf):
+            if self.divergence is None and self.mismatch is None:
+                self._check_tile(tile)
+        if self.levels.size in self.heads:
+            self._check_heads()
+
+    def _check_heads(self) -> None:
+        size = self.levels.size
+        root = self.levels.root() if size in self.heads else b""
+        held = [known == root for known in self.heads.get(size, ())]
+        if self.divergence is None and self.mismatch is None:
+            if all(held):
+                self.good = size if held else self.good
+                self.anchored = size if (size, root) in self.anchors else self.anchored
+            else:
+                self.mismatch, self.matched_later = size, any(held)
+        else:
+            self.matched_later |= any(held)
+        if size == self.covered and self.divergence is None and self.mismatch is None:
+            for tile in self.levels.partials():
+                self._check_tile(tile)
+
+    def _check_tile(self, tile: Tile) -> None:
+        first = tile.index * WIDTH << HEIGHT * tile.level
+        if first + len(tile.hashes) // 32 * (1 << HEIGHT * tile.level) > self.covered:
+            return  # a crash may have come before it was written
+        try:
+            stored = b"".join(read_tile(self.folder, tile.level, tile.index, len(tile.hashes) // 32))
+        except AuditError as error:
+            self._damage("unreadable", first, f"{tile.path} {error.what}")
+            return
+        if stored != tile.hashes:
+            self._damage("edited", first, f"{tile.path} is not made of the records")
+
+    def _damage(self, kind: Kind, index: int, what: str) -> None:
+        if self.damaged is None:
+            self.damaged = Finding(kind, index, exact=True, what=what)
+
+
+def _claimed_seq(entry: bytes) -> int:
+    try:
+        return Record.parse(entry).seq
+    except RecordError:
+        return -1
+
+
+def _common(one: list[bytes], other: list[bytes]) -> int:
+    """How many records both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
+
 
 _SAID: Final[Mapping[Kind, str]] = {
     "edited": "the record is not the one that was signed",

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _leave_training_behind(code: int) -> None:
     """End the process at once where a thread still trains: it cannot be stopped, and Python would abort over it."""
-    offload = sys.modules.get("securefda.transport.offload")
+    offload = sys.modules.get("securefda.transport.event_loop")
     if offload is not None and offload.work_goes_on():
         sys.stdout.flush()
         sys.stderr.flush()

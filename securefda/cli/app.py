@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from securefda import __version__
-from securefda.cli import audit
-from securefda.cli.commands import bench, budget, federation, kit, policy, preflight, processes, threats, training
+from securefda.cli import audit, bench, budget, federation, kit, policy, preflight, processes, threats, training
 
 app = typer.Typer(
     name="securefda",

@@ -75,7 +75,7 @@ def verify(
     A log is what its party says. What is proved is that its records are those which the party signed, in their order,
     none missing; and where others cosigned it, that they saw no other log of this run.
     """
-    from securefda.cli.audit_verify import Question, check_logs
+    from securefda.audit.verification import Question, check_logs
     from securefda.cli.audit_verify_output import print_checked
 
     question = Question(tuple(logs), roster, witnesses, tuple(known or ()), record)
@@ -100,8 +100,7 @@ def show(
 
     What is printed is what the party wrote; whether it is what was signed, verify says.
     """
-    from securefda.cli.audit_filter import parse_filter
-    from securefda.cli.audit_show import show_log
+    from securefda.cli.audit_show import parse_filter, show_log
 
     wanted = parse_filter(peer, rounds, types, directions=direction, levels=disclosure, since=since, until=until)
     _leave(show_log(log, wanted, last, output))
@@ -123,8 +122,7 @@ def tail(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Print the last records of a log, then new ones as they are written, until the run ends."""
-    from securefda.cli.audit_filter import parse_filter
-    from securefda.cli.audit_tail import tail_log
+    from securefda.cli.audit_show import parse_filter, tail_log
 
     wanted = parse_filter(peer, rounds, types, directions=direction, levels=disclosure)
     _leave(tail_log(log, wanted, last or 0, output, follow=follow))

@@ -34,7 +34,7 @@ def report(
 
     The page is written whatever the logs are; exit code 13 says that something is wrong with them.
     """
-    from securefda.cli.audit_report_file import print_written, write_audit_page
+    from securefda.audit.report.file import print_written, write_audit_page
 
     code = print_written(output, write_audit_page(folder, out, run, roster, now()))
     if code:

@@ -8,7 +8,7 @@ from typing import Any
 
 from securefda.audit.kept_check import KeptVerdict
 from securefda.audit.reading import Inclusion
-from securefda.cli.audit_verify import Checked, error_of
+from securefda.audit.verification import Checked, error_of
 from securefda.cli.output import Format, aligned, print_error, print_result, printable
 
 _MOST_LOST = 8

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securefda.cli.budget_output import draw, filled, up
-from securefda.cli.budget_site import BudgetSite
+from securefda.cli.budget_site import BudgetSite, draw, filled, up
 from securefda.cli.output import aligned
-from securefda.dp.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent, require_accountant, require_delta
-from securefda.dp.planning import Plan, Schedule, plan_epsilon, plan_noise
 from securefda.errors import ConfigError
-from securefda.rounds.accounts import TERMS
+from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent, require_accountant, require_delta
+from securefda.privacy.planning import Plan, Schedule, plan_epsilon, plan_noise
+from securefda.site.privacy_account import TERMS
 
 _OPTIONS = {
     "samples": "--samples",

@@ -9,15 +9,13 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from securefda.cli.budget_output import down, draw, filled, finite, up
-from securefda.cli.budget_site import BudgetSite
+from securefda.cli.budget_site import BudgetSite, down, draw, filled, finite, up
 from securefda.cli.output import aligned, printable
-from securefda.dp.accountants import epsilon
-from securefda.dp.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent, delta_warning
-from securefda.dp.ledger_rows import Row, charged, last_reset
-from securefda.dp.ledger_state import CLOCK_SLACK_S
-from securefda.dp.planning import plan_epsilon, rounds_within
-from securefda.rounds.accounts import TERMS
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent, delta_warning
+from securefda.privacy.ledger_storage import CLOCK_SLACK_S, Row, charged, last_reset
+from securefda.privacy.planning import plan_epsilon, rounds_within
+from securefda.site.privacy_account import TERMS
 
 _MOST_ROUNDS = 1000
 """More of them are not counted: by PRV it would take minutes."""

@@ -1,23 +1,87 @@
-"""Whose budget a command is about: a site's settings file, its kit, its rows and the ledger of these."""
+"""Whose budget a command is about: a site's settings file, its kit, its rows and the ledger of these.
+
+What the budget commands share in what they print and draw.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from securefda.config import AggregatorConfig, SourceConfig, budget_of, load_aggregator, load_source, training_settings
-from securefda.config.sections import ProcessSection
-from securefda.dp.events import Budget
-from securefda.dp.ledger import Ledger
-from securefda.dp.ledger_rows import DataSet
-from securefda.dp.planning import Schedule
 from securefda.errors import ConfigError
-from securefda.federation.kit import Kit, load_kit
-from securefda.policy import load_signed_policy
-from securefda.rounds.accounts import check_statements, data_set_of, ledger_file
+from securefda.privacy.events import Budget
+from securefda.privacy.ledger import Ledger
+from securefda.privacy.ledger_storage import DataSet
+from securefda.privacy.planning import Schedule
 from securefda.settings import read_toml
+from securefda.site.config import (
+    AggregatorConfig,
+    SourceConfig,
+    budget_of,
+    load_aggregator,
+    load_source,
+    training_settings,
+)
+from securefda.site.config.sections import ProcessSection
+from securefda.site.kit import Kit, load_kit
+from securefda.site.policy import load_signed_policy
+from securefda.site.privacy_account import check_statements, data_set_of, ledger_file
+
+if TYPE_CHECKING:
+    from securefda.operations.figures import Series
+
+_WIDTH = 100
+_SVG_START = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+
+
+def up(epsilon: float) -> str:
+    """Four decimals, rounded up: what is printed of an upper bound is one."""
+    return f"{math.ceil(epsilon * 10_000) / 10_000:.4f}" if math.isfinite(epsilon) else "not finite"
+
+
+def down(epsilon: float) -> str:
+    """Four decimals, rounded down: for what is left."""
+    return f"{math.floor(epsilon * 10_000) / 10_000:.4f}"
+
+
+def finite(epsilon: float) -> float | None:
+    """What JSON can say of an epsilon; None where none is known."""
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def filled(lines: Iterable[str]) -> str:
+    """Lines of words, wrapped."""
+    return "\n".join(textwrap.fill(line, _WIDTH, break_long_words=False) for line in lines)
+
+
+def require_new(plot: Path | None) -> None:
+    """Refuse, before any work, to draw over a file. Raises ConfigError."""
+    if plot is not None and plot.exists():
+        raise ConfigError("--plot", f"{plot} exists already", hint="name a new file, or remove that one")
+
+
+def draw(path: Path, lines: Series, delta: float, about: str) -> None:
+    """Write the curves of epsilon over the rounds as an SVG by itself, with ``about`` in it.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    from securefda.operations.figures import lines_figure
+    from securefda.site.files import write_file, writing_errors
+
+    label = f"epsilon at delta {delta:g},\none row added or removed"
+    svg = lines_figure(lines, label, "budget")
+    # A figure of the report takes names and colours from its page; a file has to bring them.
+    start = f'{_SVG_START} style="background: #fff; color: #000"'
+    opening, end, rest = svg.replace("<svg", start, 1).partition(">")
+    with writing_errors(path):
+        write_file(path, f"{opening}{end}<desc>{about}</desc>{rest}".encode(), 0o644)
+
 
 _HINT = "name the site's own settings: source.toml, aggregator.toml or KIT/local/settings.toml"
 
@@ -59,12 +123,12 @@ class BudgetSite:
 
     def schedule(self, rounds: int = 1) -> Schedule:
         """How often rounds as configured use the rows. Raises ConfigError: ``training.batch-size``."""
-        from securefda.training.private import schedule_of
+        from securefda.privacy.private_training import schedule_of
 
         return schedule_of(training_settings(self.config.training), self.data.samples, rounds)
 
     def check_statements(self) -> tuple[int, ...]:
-        """As :func:`securefda.rounds.accounts.check_statements`, of this ledger and this site."""
+        """As :func:`securefda.site.privacy_account.check_statements`, of this ledger and this site."""
         return check_statements(self.ledger, self.kit.signing_key.public_key().public_bytes_raw())
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from securefda.cli.output import printable
-from securefda.rounds.progress import Reporter
-from securefda.rounds.records import RoundLine
+from securefda.operations.progress import Reporter
+from securefda.operations.records import RoundLine
 
 _NAMED_SITES = 4
 

@@ -38,7 +38,7 @@ def require_fresh(out: Path) -> Path:
     Raises:
         ConfigError: it does; a second run must not mix its rounds with the first one's.
     """
-    from securefda.rounds.run_folder import METRICS_FILE, SUMMARY_FILE
+    from securefda.operations.run_folder import METRICS_FILE, SUMMARY_FILE
 
     if (out / SUMMARY_FILE).exists() or (out / METRICS_FILE).exists():
         raise ConfigError("--out", f"{out} holds a run already", hint="name a new folder")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from securefda.errors import ConfigError, PolicyRefusal, SecureFdaError
 
 if TYPE_CHECKING:
-    from securefda.adaptation import Strategy
-    from securefda.config import FederationConfig
-    from securefda.federation.kit import Kit
-    from securefda.policy import SourcePolicy
-    from securefda.secagg.messages import Header, RuleTerms, Signed, Visibility
+    from securefda.protocol.messages import Header, RuleTerms, Signed, Visibility
+    from securefda.rules import Strategy
+    from securefda.site.config import FederationConfig
+    from securefda.site.kit import Kit
+    from securefda.site.policy import SourcePolicy
 
 
 class PolicyCheckError(SecureFdaError):
@@ -43,7 +43,7 @@ class Owned:
         Raises:
             ConfigError, CertificateError: the kit is unsound, or there is nothing at ``path``.
         """
-        from securefda.federation.kit import LOCAL, POLICY_FILE, STARTUP, load_kit
+        from securefda.site.kit import LOCAL, POLICY_FILE, STARTUP, load_kit
 
         root = path if path.is_dir() else path.resolve().parent.parent
         if not path.is_dir() and not (path.resolve().parent.name == LOCAL and (root / STARTUP).is_dir()):
@@ -56,7 +56,7 @@ class Owned:
         Raises:
             ConfigError: it is wrong, or not signed; the site is named where it is known.
         """
-        from securefda.policy import load_policy, load_signed_policy
+        from securefda.site.policy import load_policy, load_signed_policy
 
         if self.kit is None:
             return load_policy(self.path)
@@ -136,8 +136,8 @@ class Question:
             ConfigError: no header over these sources could satisfy it.
             FaultyAggregatorError: the headers do not name the site.
         """
-        from securefda.policy import check_header, check_task, check_training, require_satisfiable
-        from securefda.secagg.parameters import SessionLimits
+        from securefda.protocol.parameters import SessionLimits
+        from securefda.site.policy import check_header, check_task, check_training, require_satisfiable
 
         own, limits = self.indices[site], None
         if self.has_names:
@@ -164,8 +164,8 @@ def question_of_federation(config: FederationConfig, permitted: Mapping[str, str
     Raises:
         ConfigError: no plan of levels serves all sources; it names the sites and the key.
     """
-    from securefda.config import strategy_of
-    from securefda.rounds.expected import expected_header
+    from securefda.aggregator.expected import expected_header
+    from securefda.site.config import strategy_of
 
     privacy = config.privacy
     sites = {site: permitted.get(site, privacy.permitted(site)) for site in config.federation.sources}
@@ -193,8 +193,8 @@ def question_of_header(path: Path, kits: Sequence[Kit]) -> Question:
 
 def rules_of_run(strategy: Strategy) -> list[RuleTerms]:
     """Every rule that a run may put into a header, each once."""
-    from securefda.adaptation.strategy import CANDIDATES, round_plan
-    from securefda.rounds.terms import terms_of
+    from securefda.protocol.contribution import terms_of
+    from securefda.rules.strategy import CANDIDATES, round_plan
 
     estimates = (None, *({rule: 0.0} for rule in CANDIDATES))
     plans = [round_plan(strategy, number, errors) for number in (1, strategy.rounds) for errors in estimates]
@@ -207,8 +207,8 @@ def read_header(path: Path, kit: Kit | None) -> Signed[Header]:
     Raises:
         ConfigError: the file is missing, holds no header, or none of this kit's roster and target.
     """
-    from securefda.federation.files import read_file
-    from securefda.secagg.messages import Header
+    from securefda.protocol.messages import Header
+    from securefda.site.files import read_file
     from securefda.transport.wire import WireError, decode_signed
 
     try:
@@ -241,7 +241,7 @@ def verdicts_on(
     Raises:
         SecureFdaError: what was named cannot be used, or no plan of levels serves all sources.
     """
-    from securefda.config import load_federation
+    from securefda.site.config import load_federation
 
     owned = [Owned.at(path, now) for path in policies]
     loaded = [_loaded(item) for item in owned]
@@ -268,8 +268,8 @@ def levels_of_kits(paths: Sequence[Path], now: datetime) -> tuple[dict[str, str]
     Raises:
         SecureFdaError: a kit, a policy or the target's settings cannot be used, or no plan of levels serves all.
     """
-    from securefda.policy.levels import plan_levels
-    from securefda.secagg.messages import Visibility
+    from securefda.protocol.messages import Visibility
+    from securefda.site.policy.verdict import plan_levels
 
     owned = [Owned.at(path, now) for path in paths]
     kits = [item.kit for item in owned if item.kit is not None]
@@ -286,9 +286,9 @@ def levels_of_kits(paths: Sequence[Path], now: datetime) -> tuple[dict[str, str]
 
 def _asked_by(targets: Sequence[Kit]) -> tuple[Visibility, int]:
     """What the target's own settings ask to see, and their smallest sum; where they are not here, all and 0."""
-    from securefda.config import load_aggregator
-    from securefda.federation.kit import SETTINGS_FILE
-    from securefda.secagg.messages import Visibility
+    from securefda.protocol.messages import Visibility
+    from securefda.site.config import load_aggregator
+    from securefda.site.kit import SETTINGS_FILE
 
     settings = [kit.local / SETTINGS_FILE for kit in targets if (kit.local / SETTINGS_FILE).exists()]
     if not settings:

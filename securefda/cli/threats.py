@@ -1,183 +1,142 @@
-"""The threat register and what the last test run found: two files of the source tree, strictly read.
-
-``threats.toml`` says what is claimed. ``.last-run.json`` beside it says which tests of these claims ran last and how
-they ended; ``threat_model/recorder.py`` writes it. Nothing here imports the tree, which is not part of the package.
-"""
+"""``securefda threats``: what is claimed, and whether the tests of it held when they ran last."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import shutil
+import sys
+import textwrap
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AwareDatetime, Field, ValidationError, model_validator
+import typer
 
-import securefda
-from securefda.errors import ConfigError
-from securefda.settings import Settings, parse_settings, read_toml
+from securefda.cli.options import OutputFormat
+from securefda.cli.output import Format, aligned, print_result
 
-REGISTER_FILE = "threats.toml"
-LAST_RUN_FILE = ".last-run.json"
+if TYPE_CHECKING:
+    from securefda.cli.threat_register import Kind, LastRun, Register, Threat, Verdict
 
-Attacker = Literal["HbC-A", "Mal-A", "CS", "MS", "COL", "NET", "OUT", "INS"]
-Level = Literal["individual", "cohort", "sum"]
-Status = Literal["mitigated", "accepted", "out of scope", "planned"]
-Kind = Literal["adversary", "control"]
-Outcome = Literal["passed", "failed", "skipped", "not run"]
-
-_Text = Annotated[str, Field(min_length=1)]
-_Texts = Annotated[tuple[_Text, ...], Field(strict=False)]
+_NARROWEST_TITLE = 20
+_SUMMARY_WIDTH = 80
+_KINDS: tuple[Kind, ...] = ("adversary", "control")
+_LEGEND = """\
+adversary: an attack that has to fail; `passed` says that it did.
+control: the same attack with the mitigation switched off, which has to succeed.
+planned: not mitigated yet. What each row stands on: threat_model/README.md"""
 
 
-class Threat(Settings):
-    """One row of the register.
+def threats(
+    register: Annotated[
+        Path | None, typer.Option("--register", metavar="FOLDER", help="The threat_model folder of a source tree.")
+    ] = None,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Print the threat register with the outcome of the last test run."""
+    from securefda.cli.threat_register import load_last_run, load_register, register_folder
 
-    Attributes:
-        id: ``T`` and two digits; stays with the threat for good.
-        title: what happens, a few words.
-        attackers: who would do it; empty where it happens by chance.
-        asset: what is lost.
-        levels: visibility levels at which it can happen.
-        status: ``planned`` is not mitigated yet, whatever part of it is.
-        mitigation: what stands in the way today; for ``planned``, also what is missing.
-        modules: files that hold the mitigation, from the root of the source tree.
-        residual: what remains.
-        control: whether a positive control has to succeed: the same adversary with the mitigation switched off.
-    """
-
-    id: Annotated[str, Field(pattern=r"^T\d\d$")]
-    title: _Text
-    attackers: Annotated[tuple[Attacker, ...], Field(strict=False)]
-    asset: _Text
-    levels: Annotated[tuple[Level, ...], Field(strict=False, min_length=1)]
-    status: Status
-    mitigation: _Text
-    modules: _Texts
-    residual: _Text
-    control: bool
-
-    @model_validator(mode="after")
-    def _status_fits(self) -> Self:
-        if self.status == "mitigated" and not self.modules:
-            raise ConfigError(self.id, "a mitigated threat names the modules that mitigate it")
-        if self.status != "mitigated" and self.control:
-            raise ConfigError(self.id, "a control switches a mitigation off, and this threat has none")
-        return self
+    folder = register_folder(register)
+    found, last = load_register(folder), load_last_run(folder)
+    print_result(output, _plain(folder, found, last), _text(found, last, _width()))
 
 
-class Register(Settings):
-    """All threats, in rising order of their ids."""
-
-    threat: Annotated[tuple[Threat, ...], Field(strict=False, min_length=1)]
-
-    @model_validator(mode="after")
-    def _ids_rise(self) -> Self:
-        ids = [threat.id for threat in self.threat]
-        if ids != sorted(set(ids)):
-            raise ConfigError("threat", "ids must differ and rise")
-        return self
+def _width() -> int | None:
+    """Columns of the terminal; None where lines may have any length, since a program reads them."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-class RecordedTest(Settings):
-    """How one test of a threat ended when it ran last; ``seconds`` with its set-up."""
-
-    threats: _Texts
-    kind: Kind
-    outcome: Literal["passed", "failed", "skipped"]
-    seconds: float
-    time: AwareDatetime
+def _plain(folder: Path, register: Register, last: LastRun | None) -> dict[str, Any]:
+    return {
+        "register": str(folder),
+        "last_run": None if last is None else {"full_run": _iso(last.full_run), "latest": _iso(_latest(last))},
+        "threats": [_plain_threat(threat, last) for threat in register.threat],
+    }
 
 
-class LastRun(Settings):
-    """What is known of the tests, by their pytest id; ``full_run`` is when all of them ran last."""
+def _plain_threat(threat: Threat, last: LastRun | None) -> dict[str, Any]:
+    from securefda.cli.threat_register import LastRun, verdict
 
-    full_run: AwareDatetime | None = None
-    tests: dict[str, RecordedTest] = Field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The tests of one kind of one threat taken together; ``time`` is that of the one that ran longest ago."""
-
-    outcome: Outcome
-    records: tuple[RecordedTest, ...]
-
-    def count(self, outcome: Outcome) -> int:
-        """How many of the tests ended so."""
-        return sum(record.outcome == outcome for record in self.records)
-
-    @property
-    def time(self) -> AwareDatetime | None:
-        """None where no test ran."""
-        return min((record.time for record in self.records), default=None)
+    known = last or LastRun()
+    fields = threat.model_dump(mode="json")
+    fields["control_required"] = fields.pop("control")
+    return fields | {str(kind): _plain_verdict(verdict(known, threat.id, kind)) for kind in _KINDS}
 
 
-def verdict(last: LastRun, threat_id: str, kind: Kind) -> Verdict:
-    """Judge the tests of one kind: one that failed spoils it, and at least one must have passed."""
-    records = tuple(record for record in last.tests.values() if threat_id in record.threats and record.kind == kind)
-    outcomes = {record.outcome for record in records}
-    ranked: Iterable[Outcome] = ("failed", "passed", "skipped")
-    return Verdict(next((outcome for outcome in ranked if outcome in outcomes), "not run"), records)
+def _plain_verdict(found: Verdict) -> dict[str, Any]:
+    return {
+        "outcome": found.outcome,
+        "passed": found.count("passed"),
+        "failed": found.count("failed"),
+        "skipped": found.count("skipped"),
+        "seconds": round(sum(record.seconds for record in found.records), 3),
+        "time": _iso(found.time),
+    }
 
 
-def register_folder(given: Path | None) -> Path:
-    """The folder that holds the register: the one given, or ``threat_model`` beside the package's source tree.
-
-    Raises:
-        ConfigError: there is no register.
-    """
-    if given is not None:
-        if not (given / REGISTER_FILE).is_file():
-            raise ConfigError("--register", f"{given} holds no {REGISTER_FILE}", hint="name a threat_model folder")
-        return given
-    folder = Path(securefda.__file__).parents[1] / "threat_model"
-    if not (folder / REGISTER_FILE).is_file():
-        raise ConfigError(
-            "threats",
-            "the threat register is part of the source tree, not of the installed package",
-            hint="name the tree's folder: --register PATH/threat_model",
-        )
-    return folder
+def _text(register: Register, last: LastRun | None, width: int | None) -> str:
+    head = ("", "threat", "status", "adversary", "control", "attackers")
+    rows = [head, *(_row(threat, last) for threat in register.threat)]
+    return "\n\n".join([aligned(_wrapped(rows, width)), _summary(register, last), _LEGEND])
 
 
-def load_register(folder: Path) -> Register:
-    """Read ``threats.toml``.
+def _row(threat: Threat, last: LastRun | None) -> tuple[str, ...]:
+    from securefda.cli.threat_register import LastRun, verdict
 
-    Raises:
-        ConfigError: it is missing or malformed, a key is unknown, or a value is wrong.
-    """
-    path = folder / REGISTER_FILE
-    return parse_settings(Register, read_toml(path), file=path)
-
-
-def load_last_run(folder: Path) -> LastRun | None:
-    """Read what the tests left; None where they never ran.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not what this release writes.
-    """
-    path = folder / LAST_RUN_FILE
-    try:
-        return LastRun.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        why = error.errors(include_url=False)[0]["msg"]
-        raise ConfigError(str(path), f"is no record of a test run: {why}", hint="delete it and run make test") from None
-
-
-def unproven(register: Register, last: LastRun, kind: Kind) -> list[Threat]:
-    """The threats whose tests of this kind have to pass, and of which one did not, or none ran."""
-    due = (
-        threat for threat in register.threat if threat.status == "mitigated" and (kind == "adversary" or threat.control)
+    known = last or LastRun()
+    adversary, control = (verdict(known, threat.id, kind) for kind in _KINDS)
+    expected = threat.status == "mitigated"
+    return (
+        threat.id,
+        threat.title,
+        threat.status,
+        adversary.outcome if expected or adversary.records else "-",
+        control.outcome if threat.control or control.records else "-",
+        " ".join(threat.attackers) or "-",
     )
-    return [threat for threat in due if verdict(last, threat.id, kind).outcome != "passed"]
 
 
-def by_status(register: Register) -> dict[Status, int]:
-    """How many threats have each status that occurs."""
-    counts = {status: sum(threat.status == status for threat in register.threat) for status in get_args(Status)}
-    return {status: count for status, count in counts.items() if count}
+def _wrapped(rows: list[tuple[str, ...]], width: int | None) -> list[tuple[str, ...]]:
+    """Break titles so that rows fit into ``width``; the other columns keep theirs."""
+    if width is None:
+        return rows
+    others = sum(max(map(len, column)) + 2 for place, column in enumerate(zip(*rows, strict=True)) if place != 1)
+    room = max(_NARROWEST_TITLE, width - others)
+    lines = []
+    for first, title, *rest in rows:
+        parts = textwrap.wrap(title, room)
+        lines.append((first, parts[0], *rest))
+        lines += [("", part, *("" for _ in rest)) for part in parts[1:]]
+    return lines
+
+
+def _summary(register: Register, last: LastRun | None) -> str:
+    from securefda.cli.threat_register import by_status, unproven
+
+    counts = ", ".join(f"{count} {status}" for status, count in by_status(register).items())
+    missing = (
+        [] if last is None else sorted({threat.id for kind in _KINDS for threat in unproven(register, last, kind)})
+    )
+    shown = textwrap.fill(f"Mitigated, and not shown to be: {' '.join(missing)}", _SUMMARY_WIDTH) if missing else ""
+    return "\n".join(filter(None, [f"{len(register.threat)} threats: {counts}", shown, _when(last)]))
+
+
+def _when(last: LastRun | None) -> str:
+    latest = None if last is None else _latest(last)
+    if last is None or latest is None:
+        return "The tests of this have not run here: make test"
+    if last.full_run is None:
+        return f"Some tests ran, up to {_minute(latest)}; never all of them: make test"
+    again = f", some again up to {_minute(latest)}" if latest > last.full_run else ""
+    return f"All tests ran on {_minute(last.full_run)}{again}."
+
+
+def _minute(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def _latest(last: LastRun) -> datetime | None:
+    return max((record.time for record in last.tests.values()), default=None)

@@ -19,9 +19,9 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from securefda.config import LoggingSection
 from securefda.errors import ConfigError
 from securefda.operations.notes import Level
+from securefda.site.config import LoggingSection
 
 OWNER_ONLY = 0o600
 MOST_CHARACTERS = 2000

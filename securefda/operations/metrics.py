@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from securefda.errors import ConfigError
 from securefda.operations.notes import UNNAMED, Remark
-from securefda.rounds.records import RoundLine, SiteLine
+from securefda.operations.records import RoundLine, SiteLine
 
 HOST = "127.0.0.1"
 MOST_CHECKS = 100

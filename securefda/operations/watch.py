@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from securefda import __version__
-from securefda.config import LoggingSection, MetricsSection
 from securefda.errors import FaultyAggregatorError, PolicyRefusal, ProtocolError, SecureFdaError
 from securefda.operations.notes import Level, Remark, read_note
-from securefda.rounds.progress import Reporter, SourceReporter
-from securefda.rounds.records import RoundLine, SiteLine
-from securefda.secagg.messages import (
+from securefda.operations.progress import Reporter, SourceReporter
+from securefda.operations.records import RoundLine, SiteLine
+from securefda.protocol.messages import (
     Advertise,
     Body,
     Consistency,
@@ -25,7 +24,8 @@ from securefda.secagg.messages import (
     Survivors,
     Update,
 )
-from securefda.secagg.roster import Roster
+from securefda.protocol.roster import Roster
+from securefda.site.config import LoggingSection, MetricsSection
 
 if TYPE_CHECKING:
     from securefda.operations.logs import OperationalLog
@@ -57,7 +57,7 @@ class _Book:
     def write(self, level: Level, text: str, peer: str = "") -> None:
         if self.log is None:
             return
-        from securefda.operations.logs import Place  # noqa: PLC0415 - only where a log is kept
+        from securefda.operations.logs import Place
 
         self.log.write(level, text, Place(self.run_id(), self.round, self.phase, peer))
 
@@ -235,7 +235,7 @@ def watch_target(
         book = _Book(_log(stack, logging, out, target, shown), {site: site for site in sources})
         meters = None
         if metrics.port:
-            from securefda.operations.metrics import TargetMetrics, served  # noqa: PLC0415 - only where it is on
+            from securefda.operations.metrics import TargetMetrics, served
 
             meters = TargetMetrics()
             stack.enter_context(served(meters.registry, metrics.port))
@@ -253,7 +253,7 @@ def watch_source(
         book = _Book(_log(stack, logging, out, site, shown), {"aggregator": target})
         meters = None
         if metrics.port:
-            from securefda.operations.metrics import SourceMetrics, served  # noqa: PLC0415 - only where it is on
+            from securefda.operations.metrics import SourceMetrics, served
 
             meters = SourceMetrics()
             stack.enter_context(served(meters.registry, metrics.port))
@@ -264,7 +264,7 @@ def watch_source(
 def _log(stack: ExitStack, settings: LoggingSection, out: Path, site: str, shown: Reporter) -> OperationalLog | None:
     if not settings.is_on:
         return None
-    from securefda.operations.logs import OperationalLog  # noqa: PLC0415 - only where a log is kept
+    from securefda.operations.logs import OperationalLog
 
     return stack.enter_context(closing(OperationalLog(settings, out, site, shown.note)))
 

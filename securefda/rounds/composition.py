@@ -16,8 +16,20 @@ from typing import cast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda import __version__
-from securefda.adaptation import Rule
-from securefda.config import (
+from securefda.aggregator.personal import personal_model
+from securefda.aggregator.run import AggregatorRun
+from securefda.aggregator.settings import ByteCounts, RunSettings, TargetSite
+from securefda.audit.journal import Journal, Opening, logs_folder
+from securefda.audit.witness import Witness, WitnessMemory
+from securefda.errors import ConfigError, SecureFdaError
+from securefda.operations.records import RoundLine, RunStatus, Summary, summarise
+from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.ledger import Ledger, Reservation
+from securefda.protocol.messages import Body, Envelope, Granularity, Signer, Visibility
+from securefda.protocol.roster import Roster
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rules import Rule
+from securefda.site.config import (
     AggregatorConfig,
     FederationConfig,
     SourceConfig,
@@ -26,18 +38,9 @@ from securefda.config import (
     strategy_of,
     training_settings,
 )
-from securefda.config.sections import DEFAULT_DATA_SET, ProcessSection, TrainingSection
-from securefda.dp.events import Budget, DpEvent
-from securefda.dp.ledger import Ledger, Reservation
-from securefda.errors import ConfigError, SecureFdaError
-from securefda.policy import (
-    SourcePolicy,
-    check_task,
-    check_training,
-    default_policy_text,
-    require_satisfiable,
-)
-from securefda.rounds.accounts import (
+from securefda.site.config.sections import DEFAULT_DATA_SET, ProcessSection, TrainingSection
+from securefda.site.policy import SourcePolicy, check_task, check_training, default_policy_text, require_satisfiable
+from securefda.site.privacy_account import (
     PrivacyAccount,
     data_set_of,
     ledger_file,
@@ -45,20 +48,11 @@ from securefda.rounds.accounts import (
     require_no_ledger_at,
     require_unledgered,
 )
-from securefda.rounds.journal import Journal, Opening, logs_folder
-from securefda.rounds.personal import personal_model
-from securefda.rounds.records import RoundLine, RunStatus, Summary, summarise
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_settings import ByteCounts, RunSettings, TargetSite
-from securefda.rounds.site import SiteTrainer
-from securefda.rounds.source import SourceSite
-from securefda.rounds.source_site import require_room_for
-from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.rounds.witness import Witness, WitnessMemory
-from securefda.secagg.messages import Body, Envelope, Granularity, Signer, Visibility
-from securefda.secagg.roster import Roster
+from securefda.source.run import SourceSite
+from securefda.source.site import require_room_for
 from securefda.tasks import Samples, Task, TaskSettings, load_task, task_code
 from securefda.training import PersonalMemory, SecretSeed, require_steps
+from securefda.training.trainer import SiteTrainer
 
 Encode = Callable[[Envelope[Body]], bytes]
 
@@ -253,7 +247,7 @@ def trainer_at(
         ahead = partial(require_no_ledger_at, file, process.data_set)  # one that is made while the run goes on, too
         seed, site = process.seed, member.site_id
         return SiteTrainer(task, site, rows, settings, seed, secret=secret, before_round=ahead, memory=memory), ()
-    from securefda.rounds.private_site import PrivateTrainer  # noqa: PLC0415 - it imports Opacus
+    from securefda.source.private_trainer import PrivateTrainer  # noqa: PLC0415 - it imports Opacus
 
     known = data()
     key = member.signing_key.public_key().public_bytes_raw()

@@ -16,16 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from securefda.adaptation import ServerState
 from securefda.errors import ConfigError
 from securefda.parse import json_value
-from securefda.rounds.model_bound import AcceptedHeader, Known, TakenResult, TrainedFrom, Units
-from securefda.rounds.restore_guard import ReleaseMarker
-from securefda.rounds.run_book import RunBook
-from securefda.rounds.state_file import StateFile
-from securefda.secagg.checks import History, PastResult
-from securefda.secagg.messages import Envelope, Header, Receipt, Result, Signed
-from securefda.secagg.transcript import round_terms
+from securefda.protocol.checks import History, PastResult
+from securefda.protocol.messages import Envelope, Header, Receipt, Result, Signed
+from securefda.protocol.transcript import round_terms
+from securefda.rules import ServerState
+from securefda.source.model_bound import AcceptedHeader, Known, TakenResult, TrainedFrom, Units
+from securefda.source.run_book import RunBook
+from securefda.state_file import ReleaseMarker, StateFile
 from securefda.training import Vector
 
 _SCHEMA_VERSION = 9
@@ -260,7 +259,7 @@ class SourceStore(_Store):
     def accept_header(self, header: Signed[Header], number: int = 0) -> None:
         """Remember a header, so that neither it nor an earlier position nor another run is ever accepted again.
 
-        ``number`` is that of its model, see :mod:`securefda.rounds.model_bound`.
+        ``number`` is that of its model, see :mod:`securefda.source.model_bound`.
 
         Raises:
             PolicyRefusal, FaultyAggregatorError: as :meth:`RunBook.require_open`; then nothing is remembered.

@@ -1,9 +1,21 @@
-"""Where to train: CUDA if there is a usable GPU, else Apple's MPS, else the CPU; or what the config says."""
+"""Where to train: CUDA if there is a usable GPU, else Apple's MPS, else the CPU; or what the config says.
+
+How many threads of the CPU a step of training uses: as many as its work is worth, not as many as there are cores.
+
+A step of a small model takes microseconds. Handing parts of it to other threads, and waiting for them, takes longer,
+and far longer where other processes use the same cores.
+"""
 
 from __future__ import annotations
 
-import torch
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from securefda.cores import usable_cores
 from securefda.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -33,3 +45,56 @@ def describe_device(device: torch.device, threads: int = 0) -> str:
     if device.type == "cpu" and threads:
         return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
     return str(device)
+
+
+WORK_PER_THREAD = 20_000_000
+"""Multiply-adds of a forward pass that are worth a thread: some milliseconds of a step. ``benchmarks/threads.py`` shows
+what more threads give on a machine."""
+
+
+def choose_threads(setting: int, work: Callable[[], int], env: Mapping[str, str] = os.environ) -> int:
+    """Return the number of threads for steps of so much work.
+
+    Args:
+        setting: ``training.threads``; 0 leaves the choice to the environment, and then to the work.
+        work: counts the multiply-adds of one forward pass over a batch, see :func:`multiply_adds`, where that is asked.
+        env: ``OMP_NUM_THREADS`` in it gives the number; ``OMP_THREAD_LIMIT`` the most, as OpenMP has it.
+    """
+    if setting:
+        return setting
+    if env.get("OMP_NUM_THREADS"):
+        return torch.get_num_threads()  # torch has read it
+    limit = env.get("OMP_THREAD_LIMIT", "")
+    most = min(usable_cores(), int(limit)) if limit.isdecimal() else usable_cores()
+    return max(1, min(work() // WORK_PER_THREAD, most))
+
+
+def multiply_adds(model: nn.Module, features: Tensor) -> int:
+    """Return how many multiply-adds of matrices and kernels a forward pass takes for one row.
+
+    Counted in layers that have a ``weight`` of two dimensions or more, once for each position of their output; at
+    least the number of parameters. What a model computes by functions alone is not seen.
+
+    Args:
+        model: on the CPU; it is run once, in evaluation mode, and put back into its own.
+        features: rows, of which the first is tried.
+    """
+    counted = 0
+
+    def count(layer: nn.Module, _: Any, output: Any) -> None:
+        nonlocal counted
+        weight = getattr(layer, "weight", None)
+        looks_up = isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
+        if isinstance(weight, Tensor) and weight.dim() > 1 and isinstance(output, Tensor) and not looks_up:
+            counted += weight.numel() * output.numel() // weight.shape[0]
+
+    hooks = [layer.register_forward_hook(count) for layer in model.modules()]
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(features[:1])
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return max(counted, sum(parameter.numel() for parameter in model.parameters()))

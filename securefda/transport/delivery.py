@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from securefda.errors import ConfigError
-from securefda.secagg.messages import Signed, vector_digests
+from securefda.protocol.messages import Signed, vector_digests
 from securefda.transport.limits import FRAME_OVERHEAD_BYTES, MAX_HEARTBEAT_S, SILENT_HEARTBEATS
 from securefda.transport.wire import WireError, signed_to_proto
 from securefda.v1 import federation_pb2 as pb

@@ -10,19 +10,19 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from securefda.aggregator.attempt import Send
+from securefda.aggregator.run import AggregatorRun
 from securefda.errors import FaultyAggregatorError, SecureFdaError
 from securefda.heap import give_free_memory_back
-from securefda.rounds.attempts import Send
-from securefda.rounds.patience import HINT
-from securefda.rounds.progress import Reporter
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import Join, Parcel
-from securefda.secagg.roster import Roster
+from securefda.operations.progress import Reporter
+from securefda.protocol.messages import Join, Parcel
+from securefda.protocol.roster import Roster
+from securefda.source.patience import HINT
+from securefda.source.run import SourceRounds
 from securefda.transport.client import AggregatorRestarted, SourceChannel
 from securefda.transport.dialer import UploadRefusedError
+from securefda.transport.event_loop import in_thread
 from securefda.transport.events import Event, Joined, Left, Misbehaved, Received
-from securefda.transport.offload import in_thread
 from securefda.transport.server import AggregatorServer
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from securefda.secagg.messages import Parcel
+from securefda.protocol.messages import Parcel
 from securefda.transport.limits import UNREAD_MESSAGES
 
 

@@ -1,25 +1,273 @@
-"""The aggregator's end of the transport: the only listener of a federation."""
+"""The aggregator's end of the transport: the only listener of a federation.
+
+The aggregator's side of the three calls. Every one begins with who is calling.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from securefda.errors import ConfigError, ConnectionFailed
-from securefda.secagg.messages import Parcel
-from securefda.transport.attachments import digests_beside
-from securefda.transport.events import Event
-from securefda.transport.limits import TransportSettings, server_options
+from securefda.errors import ConfigError, ConnectionFailed, SecureFdaError
+from securefda.protocol.messages import Body, Parcel, Signed
+from securefda.transport.delivery import INSTANCE_BYTES, Ended, Link, Pace, content_of, pump
+from securefda.transport.events import Event, Joined, Misbehaved, Received
+from securefda.transport.limits import GRPC_PREFIX_BYTES, TransportSettings, server_options
 from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
-from securefda.transport.servicer import FederationServicer
-from securefda.transport.site import SiteTable, Traffic
-from securefda.transport.tls import Credentials, server_credentials, split_address
-from securefda.v1.federation_pb2_grpc import add_FederationServiceServicer_to_server
+from securefda.transport.peer import Site, SiteTable, Traffic
+from securefda.transport.tls import Credentials, pin_of_pem, server_credentials, split_address
+from securefda.transport.vectors import PartialUpload, Refused, chunks, digests_beside
+from securefda.transport.wire import WireError, refuse_unknown_fields, signed_from_proto
+from securefda.v1 import federation_pb2 as pb
+from securefda.v1.federation_pb2_grpc import FederationServiceServicer, add_FederationServiceServicer_to_server
+from securefda.v1.messages_pb2 import SignedMessage
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class _ControlStream:
+    """A control stream of the aggregator, as :func:`pump` wants it."""
+
+    def __init__(self, context: Context, site: Site) -> None:
+        self._context = context
+        self._site = site
+
+    async def read(self) -> pb.Frame | None:
+        request = await _read(self._context, self._site)
+        return None if request is None else cast(pb.ControlRequest, request).frame
+
+    async def write(self, frame: pb.Frame) -> None:
+        await _write(self._context, self._site, pb.ControlResponse(frame=frame))
+
+
+class FederationServicer(FederationServiceServicer):
+    """Answers sources on behalf of :class:`securefda.transport.server.AggregatorServer`."""
+
+    def __init__(self, table: SiteTable) -> None:
+        self._table = table
+
+    async def Control(self, request_iterator: object, context: Context) -> None:  # type: ignore[override]  # noqa: ARG002, N802
+        """Messages and heartbeats both ways."""
+        await self._guarded(context, self._control)
+
+    async def Download(self, request: pb.DownloadRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """The rest of a vector that was offered to the caller."""
+
+        async def download(site: Site, context: Context) -> None:
+            await self._download(site, request, context)
+
+        await self._guarded(context, download)
+
+    async def Upload(self, request_iterator: object, context: Context) -> None:  # type: ignore[override]  # noqa: ARG002, N802
+        """A message with its vector."""
+        await self._guarded(context, self._upload)
+
+    async def _guarded(self, context: Context, call: Callable[[Site, Context], Awaitable[None]]) -> None:
+        """Run a call as the site that its certificate stands for; turn refusals into a status and an event."""
+        site: Site | None = None
+        try:
+            site = self._authenticate(context)
+            await call(site, context)
+        except WireError as error:
+            await self._refuse(context, site, Refused(grpc.StatusCode.INVALID_ARGUMENT, error.detail, check="WIRE"))
+        except Refused as refusal:
+            await self._refuse(context, site, refusal)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no progress for three heartbeats")
+
+    async def _refuse(self, context: Context, site: Site | None, refusal: Refused) -> None:
+        if refusal.check is not None:
+            index = None if site is None else site.index
+            self._table.events.put(Misbehaved(index, refusal.check, refusal.detail))
+        await context.abort(refusal.status, refusal.detail)
+
+    def _authenticate(self, context: Context) -> Site:
+        """The site whose roster entry has the key of the caller's certificate."""
+        facts = context.auth_context()
+        version = b"".join(facts.get("ssl_tls_version", []))
+        if version != b"TLSv1.3":
+            text = version.decode("ascii", "replace") or "no TLS"
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, f"{text} instead of TLS 1.3", check="TLS_VERSION")
+        pin = pin_of_pem(b"".join(facts.get("x509_pem_cert", [])))
+        index = self._table.site_of_pin(pin)
+        if index is None:
+            raise Refused(
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"the roster has no source with TLS key {pin.hex()[:16]}",
+                check="ROSTER_PIN",
+            )
+        return self._table.site(index)
+
+    async def _control(self, site: Site, context: Context) -> None:
+        stream = _ControlStream(context, site)
+        async with asyncio.timeout(self._table.settings.silence_s):
+            first = await stream.read()
+        if first is None:
+            return
+        if content_of(first) != "hello":
+            raise WireError("a control stream that does not begin with a hello")
+        pace = self._greet(site, first)
+        stop = site.new_stream()
+        link = site.link
+        ended = Ended("the stream broke")
+        try:
+            await stream.write(self._table.welcome(site))
+            ended = await pump(stream, link, pace, lambda one: self._accept(site, link, one), stop)
+        except grpc.aio.BaseError as error:
+            ended = Ended(f"the stream broke: {error}")
+        finally:
+            if site.stop is stop:
+                self._stream_ended(site, ended, pace)
+        if site.instance_id != first.hello.instance_id:
+            raise Refused(grpc.StatusCode.ALREADY_EXISTS, "another process of this site has connected")
+
+    def _greet(self, site: Site, first: pb.Frame) -> Pace:
+        """Take up the link with a known process, or begin one with a new process."""
+        hello = first.hello
+        if len(hello.instance_id) != INSTANCE_BYTES or len(hello.aggregator_instance_id) not in (0, INSTANCE_BYTES):
+            raise WireError(f"an instance id that is not {INSTANCE_BYTES} bytes")
+        pace = Pace.agreed(self._table.settings.heartbeat_ms, hello.heartbeat_ms)
+        # No aggregator instance: the source never got the welcome of its first stream, if there was one.
+        known = hello.aggregator_instance_id in (b"", self._table.instance_id)
+        if known and hello.instance_id == site.instance_id:
+            site.link.acknowledge(first.acknowledged)
+            site.link.rewind()
+            if not site.is_connected:
+                self._table.events.put(Joined(site.index, site.instance_id, resumed=True))
+        else:
+            site.start_anew(hello.instance_id)
+            self._table.events.put(Joined(site.index, site.instance_id, resumed=False))
+        return pace
+
+    def _stream_ended(self, site: Site, ended: Ended, pace: Pace) -> None:
+        if ended.deliberate or ended.silent:
+            self._table.lose(site, ended.why)
+        else:
+            site.lose_in(pace.silence_s, lambda: self._table.lose(site, ended.why))
+
+    async def _accept(self, site: Site, link: Link, delivery: pb.Delivery) -> None:
+        if delivery.attachment_bytes:
+            raise WireError("a source announces attachments")
+        message = self._message_of(site, delivery.message)
+        await self._table.events.slot(site.index)
+        if site.link is not link:  # a new process has connected meanwhile: nothing of this one comes after that
+            self._table.events.give_back_slot(site.index)
+            return
+        self._hand_up(site, Parcel(message))
+        link.take(delivery.sequence)
+
+    def _hand_up(self, site: Site, parcel: Parcel) -> None:
+        size = wire_size(parcel.message, sum(len(vector) for vector in parcel.vectors))
+        try:
+            self._table.note(Direction.RECEIVED, site.index, parcel.message, size)
+        except SecureFdaError as error:
+            # The run ends of it. gRPC would tell the source its words, which name the target's files.
+            raise Refused(grpc.StatusCode.ABORTED, "the aggregator cannot go on") from error
+        self._table.events.put(Received(site.index, parcel))
+
+    def _message_of(self, site: Site, proto: SignedMessage) -> Signed[Body]:
+        message = signed_from_proto(proto)
+        if message.sender != site.index:
+            raise Refused(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"site {site.index} sends a message of site {message.sender}",
+                check="SENDER",
+            )
+        return message
+
+    async def _download(self, site: Site, request: pb.DownloadRequest, context: Context) -> None:
+        site.traffic.up += refuse_unknown_fields(request) + GRPC_PREFIX_BYTES
+        view = self._table.attachments.find(request.digest, site.index)
+        if view is None:
+            raise Refused(grpc.StatusCode.NOT_FOUND, "nothing with this digest is offered to this site")
+        if request.offset >= len(view):
+            raise Refused(grpc.StatusCode.OUT_OF_RANGE, "the vector ends before that", check="WIRE")
+        for offset, data in chunks(view, request.offset, self._table.settings.chunk_bytes):
+            response = pb.DownloadResponse(total_bytes=len(view), offset=offset, data=data)
+            async with asyncio.timeout(self._table.settings.silence_s):
+                if not await _wrote(context, site, response):
+                    return
+
+    async def _upload(self, site: Site, context: Context) -> None:
+        step = await self._next_step(site, context)
+        if step is None:
+            return
+        if step.WhichOneof("step") != "start":
+            raise WireError("an upload that does not begin with its start")
+        start = step.start
+        message = self._message_of(site, start.message)
+        if site.desk.was_completed(message):
+            await _wrote(context, site, pb.UploadResponse(received_bytes=start.total_bytes, complete=True))
+            return
+        if start.instance_id != site.instance_id or self._table.events.unread_vectors(site.index):
+            raise Refused(grpc.StatusCode.ABORTED, "not now: no control stream, or the vector before is still unread")
+        upload = site.desk.begin(message, start.total_bytes)
+        if await self._receive_chunks(site, upload, context):
+            vector = site.desk.verified(upload)
+            await self._table.events.slot(site.index)
+            if site.desk.complete(upload):
+                self._hand_up(site, Parcel(message, (vector,)))
+            else:
+                self._table.events.give_back_slot(site.index)
+            await _wrote(context, site, pb.UploadResponse(received_bytes=len(vector), complete=True))
+
+    async def _receive_chunks(self, site: Site, upload: PartialUpload, context: Context) -> bool:
+        """Fill the upload from this stream; False where the stream ended first."""
+        stream = upload.stream
+        response = pb.UploadResponse(received_bytes=upload.assembly.received)
+        while await _wrote(context, site, response):
+            if upload.assembly.is_whole:
+                return True
+            step = await self._next_step(site, context)
+            if step is None:
+                return False
+            if upload.stream is not stream or not site.desk.holds(upload):
+                raise Refused(grpc.StatusCode.ABORTED, "a newer upload took over")
+            if step.WhichOneof("step") != "chunk":
+                raise WireError("an upload with a second start")
+            upload.assembly.add(step.chunk.offset, step.chunk.data)
+            response = pb.UploadResponse(received_bytes=upload.assembly.received)
+        return False
+
+    async def _next_step(self, site: Site, context: Context) -> pb.UploadRequest | None:
+        async with asyncio.timeout(self._table.settings.silence_s):
+            return cast(pb.UploadRequest | None, await _read(context, site))
+
+
+async def _read(context: Context, site: Site) -> pb.ControlRequest | pb.UploadRequest | None:
+    """The next message of a stream, with nothing unknown in it; None after the last one or where the stream broke."""
+    try:
+        request = await context.read()
+    except DecodeError as error:
+        raise WireError("not a frame") from error
+    except grpc.aio.BaseError:
+        return None
+    if request is grpc.aio.EOF:
+        return None
+    site.traffic.up += refuse_unknown_fields(request) + GRPC_PREFIX_BYTES
+    return cast(pb.ControlRequest | pb.UploadRequest, request)
+
+
+async def _write(
+    context: Context, site: Site, response: pb.ControlResponse | pb.UploadResponse | pb.DownloadResponse
+) -> None:
+    await context.write(response)
+    site.traffic.down += response.ByteSize() + GRPC_PREFIX_BYTES
+
+
+async def _wrote(context: Context, site: Site, response: pb.UploadResponse | pb.DownloadResponse) -> bool:
+    """Write; False where the stream broke, which its source will mend with a new one."""
+    with contextlib.suppress(grpc.aio.BaseError):
+        await _write(context, site, response)
+        return True
+    return False
 
 
 class AggregatorServer:

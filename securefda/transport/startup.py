@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from securefda.config import TransportSection
-from securefda.federation.kit import Kit
+from securefda.site.config import TransportSection
+from securefda.site.kit import Kit
 from securefda.transport.dialer import Endpoint
 from securefda.transport.limits import TransportSettings
 from securefda.transport.tls import Credentials

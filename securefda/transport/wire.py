@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.message import EncodeError, Message
 
 from securefda.errors import ProtocolError
-from securefda.secagg.messages import Body, Envelope, Signed
+from securefda.protocol.messages import Body, Envelope, Signed
 from securefda.transport import wire_decode, wire_encode
 from securefda.v1 import messages_pb2 as pb
 
@@ -26,7 +26,7 @@ class WireError(ProtocolError):
 
 
 def encode(envelope: Envelope[Body]) -> bytes:
-    """Serialise an envelope; what :class:`securefda.secagg.messages.Signer` signs.
+    """Serialise an envelope; what :class:`securefda.protocol.messages.Signer` signs.
 
     Raises:
         WireError: the envelope would not be read back: its body is of no known type or a number does not fit.

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from securefda.secagg import messages as m
-from securefda.secagg.roster import MAX_SITES
+from securefda.protocol import messages as m
+from securefda.protocol.roster import MAX_SITES
 from securefda.transport.wire_encode import BODY_FIELDS
 from securefda.v1 import messages_pb2 as pb
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from securefda.secagg import messages as m
+from securefda.protocol import messages as m
 from securefda.v1 import messages_pb2 as pb
 
 BODY_FIELDS: dict[type, str] = {

@@ -8,23 +8,23 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import cast
 
-from securefda.config import AggregatorConfig
-from securefda.federation.kit import Kit, load_kit, use_kit
+from securefda.aggregator.run import AggregatorRun
+from securefda.audit.recorder import MessageRecorder
 from securefda.heap import map_large_blocks
 from securefda.operations import TargetWatch, watch_target
-from securefda.rounds.accounts import TERMS
+from securefda.operations.progress import Reporter
+from securefda.operations.recording import RecordingReporter, model_file
+from securefda.operations.records import RoundLine, Summary
+from securefda.operations.run_folder import RunFolder
 from securefda.rounds.composition import Member, run_settings, summary_of, target_site
-from securefda.rounds.progress import Reporter
-from securefda.rounds.recording import RecordingReporter, model_file
-from securefda.rounds.records import RoundLine, Summary
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_folder import RunFolder
 from securefda.rounds.store import AggregatorStore
-from securefda.rounds.training_secret import secret_of_site
+from securefda.site.config import AggregatorConfig
+from securefda.site.drawing import secret_of_site
+from securefda.site.kit import Kit, load_kit, use_kit
+from securefda.site.privacy_account import TERMS
 from securefda.transport.driver import RunDriver
-from securefda.transport.meter import TrafficMeter
-from securefda.transport.process import run_until_told
-from securefda.transport.recorder import MessageRecorder
+from securefda.transport.event_loop import run_until_told
+from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
 from securefda.transport.startup import credentials_of, source_of_pin, transport_settings
 from securefda.transport.wire import encode

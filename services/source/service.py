@@ -7,26 +7,26 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from securefda.config import SourceConfig
+from securefda.audit.recorder import MessageRecorder
 from securefda.errors import PolicyRefusal, RunEnded, SecureFdaError
-from securefda.federation.kit import Kit, load_kit, use_kit
 from securefda.heap import map_large_blocks
 from securefda.operations import SourceWatch, watch_source
-from securefda.policy import load_signed_policy
-from securefda.rounds.accounts import TERMS
+from securefda.operations.progress import Reporter
+from securefda.operations.records import SiteLine, refused_line
+from securefda.operations.run_folder import METRICS_FILE, append_line, keep_refused
+from securefda.protocol.messages import Header, Signed
 from securefda.rounds.composition import Member, source_site
-from securefda.rounds.progress import Reporter
-from securefda.rounds.records import SiteLine, refused_line
-from securefda.rounds.run_book import RunBook, run_book_file
-from securefda.rounds.run_folder import METRICS_FILE, append_line, keep_refused
-from securefda.rounds.source import SourceRounds
 from securefda.rounds.store import SourceStore
-from securefda.rounds.training_secret import secret_of_site
-from securefda.secagg.messages import Header, Signed
+from securefda.site.config import SourceConfig
+from securefda.site.drawing import secret_of_site
+from securefda.site.kit import Kit, load_kit, use_kit
+from securefda.site.policy import load_signed_policy
+from securefda.site.privacy_account import TERMS
+from securefda.source.run import SourceRounds
+from securefda.source.run_book import RunBook, run_book_file
 from securefda.transport.client import SourceChannel
 from securefda.transport.driver import SourceDriver
-from securefda.transport.process import run_until_told
-from securefda.transport.recorder import MessageRecorder
+from securefda.transport.event_loop import run_until_told
 from securefda.transport.startup import credentials_of, endpoint_of, transport_settings
 from securefda.transport.wire import encode, encode_signed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from securefda.adaptation import Rule, align_update, auto_beta, combine, fedda, fedgp, project
+from securefda.rules import Rule, align_update, auto_beta, combine, fedda, fedgp, project
 
 ONE = np.ones(4)
 TWO = np.arange(1.0, 9.0).reshape(2, 4)

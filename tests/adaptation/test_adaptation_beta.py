@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securefda.adaptation import auto_beta
-from securefda.adaptation.beta import StepGeometry, projected_squared_distance, squared_distance
-from securefda.adaptation.blocks import BLOCK
-from securefda.adaptation.projection import Products
-from securefda.adaptation.statistics import TargetStatistics
+from securefda.rules import auto_beta
+from securefda.rules.beta import StepGeometry, projected_squared_distance, squared_distance
+from securefda.rules.blocks import BLOCK
+from securefda.rules.projection import Products
+from securefda.rules.statistics import TargetStatistics
 
 RULES = ["fedda", "fedgp", "fedgp_filtered"]
 ESTIMATORS = ["exact", "mean-field"]

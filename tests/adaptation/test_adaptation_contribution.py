@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securefda.adaptation import (
+from securefda.rules import (
     ContributionSum,
     RoundPlan,
     Rule,
@@ -26,7 +26,7 @@ from securefda.adaptation import (
     fedda,
     fedgp,
 )
-from securefda.adaptation.blocks import BLOCK
+from securefda.rules.blocks import BLOCK
 
 LAYERS = (4, 7, 1, 2)
 SIZE = sum(LAYERS)
@@ -260,7 +260,7 @@ def test_contribution_of_a_long_vector_needs_little_beyond_its_result():
 HASHED_ROUND = """
 import hashlib
 import numpy as np
-from securefda.adaptation import RoundPlan, TargetStatistics, contribute
+from securefda.rules import RoundPlan, TargetStatistics, contribute
 
 generator = np.random.default_rng(3)
 batches = generator.normal(size=(4, 300_000)).astype(np.float32)

@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from securefda.adaptation import energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
+from securefda.rules import energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
 
 ROUNDING = Fraction(1, 10**12)
 ENERGIES = st.one_of(
@@ -262,7 +262,7 @@ def test_bad_argument_of_what_codes_stand_for_is_named(name, codes, limits):
 
 HASHED_ROW = """
 import numpy as np
-from securefda.adaptation import energy_row
+from securefda.rules import energy_row
 
 vector = np.random.default_rng(3).normal(size=300_001)
 print(energy_row(vector, (200_000, 100_000, 1), 0.3).tobytes().hex())

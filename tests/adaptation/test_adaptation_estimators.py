@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from securefda.adaptation.beta import StepGeometry, projected_squared_distance, squared_distance
-from securefda.adaptation.projection import Products
-from securefda.adaptation.statistics import TargetStatistics
+from securefda.rules.beta import StepGeometry, projected_squared_distance, squared_distance
+from securefda.rules.projection import Products
+from securefda.rules.statistics import TargetStatistics
 
 SEED = 7
 ROUNDS = 4000

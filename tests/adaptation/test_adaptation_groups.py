@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securefda.adaptation.groups import LEAST, layer_groups
+from securefda.source.model_bound import LEAST, layer_groups
 
 
 @pytest.mark.parametrize(

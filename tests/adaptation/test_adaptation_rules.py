@@ -11,8 +11,8 @@ from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securefda.adaptation import align_update, fedda, fedgp, project
-from securefda.adaptation.blocks import BLOCK
+from securefda.rules import align_update, fedda, fedgp, project
+from securefda.rules.blocks import BLOCK
 
 LAYERS = (3, 1, 5)
 SIZE = sum(LAYERS)

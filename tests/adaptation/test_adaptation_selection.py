@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securefda.adaptation import (
+from securefda.rules import (
     CANDIDATES,
     ContributionSum,
     DeltaErrors,
@@ -26,9 +26,9 @@ from securefda.adaptation import (
     mean_errors,
     project,
 )
-from securefda.adaptation.beta import Estimator
-from securefda.adaptation.blocks import BLOCK
-from securefda.adaptation.comparison import compare
+from securefda.rules.beta import Estimator
+from securefda.rules.blocks import BLOCK
+from securefda.rules.comparison import compare
 
 LAYERS = (4, 7, 1, 2)
 SIZE = sum(LAYERS)

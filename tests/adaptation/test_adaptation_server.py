@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from securefda.adaptation import ServerOptimizer, ServerPlan, ServerState, server_step
+from securefda.rules import ServerOptimizer, ServerPlan, ServerState, server_step
 
 STEPS = 12
 RNG = np.random.default_rng(3)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securefda.adaptation import StepStatistics, TargetStatistics
-from securefda.adaptation.blocks import BLOCK
+from securefda.rules import StepStatistics, TargetStatistics
+from securefda.rules.blocks import BLOCK
 
 
 def streamed(steps) -> StepStatistics:

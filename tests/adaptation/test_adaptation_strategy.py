@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from securefda.adaptation import (
+from securefda.rules import (
     CANDIDATES,
     Estimator,
     Projection,

@@ -15,7 +15,7 @@ from run_builder import RUN, TARGET, sign
 from securefda.audit.kept import NOT_KEPT, read_kept
 from securefda.audit.kept_check import KeptFinding
 from securefda.audit.reading import open_log
-from securefda.secagg import messages as m
+from securefda.protocol import messages as m
 from securefda.transport import wire
 
 _PREFIX = 4

@@ -17,24 +17,23 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from known_sites import known_keys, known_roster
 
 from securefda.audit import notes
+from securefda.audit.facts import LogName, witness_name
 from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
-from securefda.audit.members import Members
-from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey
 from securefda.audit.reading import open_log
-from securefda.audit.reconcile import PartyLog, reconcile
+from securefda.audit.reconcile.logs import PartyLog, reconcile
+from securefda.audit.reconcile.spending import Charge
+from securefda.audit.reconcile.suspicion import Reconciliation
+from securefda.audit.reconcile.transcript import Members, read_spine
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
-from securefda.audit.run_findings import Reconciliation
-from securefda.audit.spending import Charge
-from securefda.audit.spine import read_spine
+from securefda.audit.statement_reader import KeptStatements, StatementReader
 from securefda.audit.verify import verify_log
-from securefda.dp.accountants import epsilon
-from securefda.dp.events import DpEvent
-from securefda.secagg import messages as m
-from securefda.secagg.signatures import sign_bytes
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import DpEvent
+from securefda.protocol import messages as m
+from securefda.protocol.signatures import sign_bytes
 from securefda.transport import wire
-from securefda.transport.statements import KeptStatements, StatementReader
 
 RUN_ID = bytes(range(16))
 RUN = RUN_ID.hex()

@@ -9,8 +9,8 @@ from typing import Any
 
 from run_builder import SOURCES, TARGET, Passing, Run, read_together, sign
 
-from securefda.audit.run_findings import RunFinding
-from securefda.secagg import messages as m
+from securefda.audit.reconcile.suspicion import RunFinding
+from securefda.protocol import messages as m
 
 A, B, C = SOURCES
 

@@ -22,11 +22,11 @@ from run_builder import (
     sign,
 )
 
-from securefda.audit.claims import KINDS, Claim, NotProved, prove
+from securefda.audit.reconcile.claims import KINDS, Claim, NotProved, prove
+from securefda.audit.statement_reader import StatementReader
 from securefda.audit.statements import Statement
-from securefda.secagg import messages as m
+from securefda.protocol import messages as m
 from securefda.transport import wire
-from securefda.transport.statements import StatementReader
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")
 

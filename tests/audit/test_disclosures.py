@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from securefda.audit import party_tables
-from securefda.audit.disclosures import Flow, PartyTables
-from securefda.audit.overview import (
+from securefda.audit.records import Decision, Disclosure, DpSpent, Entry, Record, format_time
+from securefda.audit.report import party_tables
+from securefda.audit.report.disclosures import Flow, PartyTables
+from securefda.audit.report.overview import (
     Moment,
     alike,
     all_flows,
@@ -20,8 +21,7 @@ from securefda.audit.overview import (
     timeline,
     unreported,
 )
-from securefda.audit.party_tables import read_party
-from securefda.audit.records import Decision, Disclosure, DpSpent, Entry, Record, format_time
+from securefda.audit.report.party_tables import read_party
 
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SUM = Disclosure("sum", "update", 3)

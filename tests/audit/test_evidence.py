@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from securefda.audit.evidence import Evidence, EvidenceError, Exhibit
+from securefda.audit.reconcile.evidence import Evidence, EvidenceError, Exhibit
 
 CLAIM = Exhibit("equivocation", "hospital-t", "two headers", 2, 1, "ab" * 16, (b"one", b"another"), (b"note",))
 EVIDENCE = Evidence("study", "00" * 16, b"roster", (CLAIM,))

@@ -14,7 +14,7 @@ from run_builder import (
 )
 from run_lies import A, B, C, first
 
-from securefda.audit.run_findings import RunFinding
+from securefda.audit.reconcile.suspicion import RunFinding
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")
 

@@ -20,9 +20,9 @@ from run_builder import (
 from run_lies import A, B, C, Lie, but, first, lying
 
 from securefda.audit import notes
+from securefda.audit.reconcile.suspicion import RunFinding
 from securefda.audit.records import Disclosure
-from securefda.audit.run_findings import RunFinding
-from securefda.secagg import messages as m
+from securefda.protocol import messages as m
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")
 

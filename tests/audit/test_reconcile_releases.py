@@ -22,7 +22,7 @@ from run_builder import (
 from run_lies import A, B, C, but, first, lying
 
 from securefda.audit.records import Decision, Disclosure
-from securefda.secagg import messages as m
+from securefda.protocol import messages as m
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")
 

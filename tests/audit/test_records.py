@@ -13,8 +13,7 @@ from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securefda.audit.facts import EVENTS, RecordError
-from securefda.audit.names import LogName, witness_name
+from securefda.audit.facts import EVENTS, LogName, RecordError, witness_name
 from securefda.audit.records import (
     MAX_RECORD_BYTES,
     Decision,

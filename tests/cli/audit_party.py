@@ -13,16 +13,16 @@ import pytest
 from known_sites import known_keys
 from signed_messages import SIZE, kept_form, signed_message
 
+from securefda.audit.facts import LogName, witness_name
 from securefda.audit.kept import KeptMessages
+from securefda.audit.keys import ROSTER_FILE
 from securefda.audit.log import AuditLog
-from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
 from securefda.audit.records import Disclosure, Entry
 from securefda.cli import main
-from securefda.cli.audit_keys import ROSTER_FILE
-from securefda.federation.throwaway import throwaway_roster
-from securefda.secagg.messages import Signed
-from securefda.secagg.roster import Roster
+from securefda.protocol.messages import Signed
+from securefda.protocol.roster import Roster
+from securefda.site.throwaway import throwaway_roster
 
 SITES = ("target", "source-1", "source-2", "source-3")
 RUN = "0123456789abcdef" * 2

@@ -12,14 +12,14 @@ from typing import Any
 from known_sites import known_keys, known_roster
 from signed_messages import kept_form, signed_message, size_of
 
+from securefda.audit.facts import LogName, witness_name
 from securefda.audit.kept import KeptMessages
+from securefda.audit.keys import ROSTER_FILE
 from securefda.audit.log import AuditLog
-from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
-from securefda.cli.audit_keys import ROSTER_FILE
-from securefda.policy import NAMED_POLICIES
-from securefda.secagg.messages import vector_digests
+from securefda.protocol.messages import vector_digests
+from securefda.site.policy import NAMED_POLICIES
 
 RUN = "0123456789abcdef" * 2
 FEDERATION = "hearts"

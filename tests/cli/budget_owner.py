@@ -13,9 +13,9 @@ import pytest
 
 from securefda.cli import main
 from securefda.cli.budget_site import BudgetSite, load_site
-from securefda.cli.samples import sample
-from securefda.dp.accountants import epsilon
-from securefda.dp.events import Budget, DpEvent
+from securefda.local.samples import sample
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import Budget, DpEvent
 
 WIDE = Budget(1000.0, 1e-5)
 ROUND = (1.1, 0.2, 10)

@@ -4,23 +4,24 @@ import math
 
 import pytest
 
-from securefda.cli.bench.accuracy import misses_of
-from securefda.cli.bench.accuracy_plots import write_plots
-from securefda.cli.bench.accuracy_tables import tables
-from securefda.cli.bench.bars import (
+from securefda.bench.accuracy import misses_of
+from securefda.bench.federated import RunResult
+from securefda.bench.plan import Request
+from securefda.bench.plots import write_plots
+from securefda.bench.results import Results, RunKey
+from securefda.bench.suites import (
     AtLeast,
     AtMost,
     BestIsOneOf,
+    Column,
+    Published,
     SelectionHolds,
     Steadier,
+    Suite,
     compare_levels,
     judgements,
 )
-from securefda.cli.bench.federated import RunResult
-from securefda.cli.bench.plan import Request
-from securefda.cli.bench.published import Published
-from securefda.cli.bench.results import Results, RunKey
-from securefda.cli.bench.suite import Column, Suite
+from securefda.bench.tables import tables
 
 LEFT, RIGHT = (Column("things", name, x=x) for name, x in (("left", 0.0), ("right", 1.0)))
 PAPER = Published("Table 99", ("left", "mean"), {"fedda": (55.55, None), "fedgp": (None, 44.4)})

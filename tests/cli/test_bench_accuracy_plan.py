@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from securefda.adaptation.strategy import Rule
-from securefda.cli.bench.plan import LEVELS, Request, common_settings, digest_of, plan
-from securefda.cli.bench.published import MEAN
-from securefda.cli.bench.suites import DATA, RULES, SUITES
-from securefda.cli.samples import sample
-from securefda.config import load_federation
+from securefda.bench.plan import LEVELS, Request, common_settings, digest_of, plan
+from securefda.bench.suites import DATA, MEAN, RULES, SUITES
 from securefda.errors import ConfigError
+from securefda.local.samples import sample
+from securefda.rules.strategy import Rule
+from securefda.site.config import load_federation
 
 FILES = Path("/nowhere")
 

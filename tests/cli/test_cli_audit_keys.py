@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from audit_party import LOG_KEYS, RUN, SITES, Party, ended, public, roster
 
+from securefda.audit.keys import keys_of, roster_named
 from securefda.audit.reading import open_log
 from securefda.cli import main
-from securefda.cli.audit_keys import keys_of, roster_named
-from securefda.cli.samples import sample
 from securefda.errors import CertificateError, ConfigError
-from securefda.federation.kit import load_kit
-from securefda.secagg.roster import sign_roster
+from securefda.local.samples import sample
+from securefda.protocol.roster import sign_roster
+from securefda.site.kit import load_kit
 
 
 @pytest.fixture(scope="module")

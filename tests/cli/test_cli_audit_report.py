@@ -14,8 +14,8 @@ from audit_report_pages import Page, page_of
 from securefda.audit.kept import FILE
 from securefda.audit.records import Decision
 from securefda.cli import main
-from securefda.rounds.records import summarise
-from securefda.rounds.run_folder import RunFolder
+from securefda.operations.records import summarise
+from securefda.operations.run_folder import RunFolder
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 

@@ -16,8 +16,7 @@ from audit_party import RUN, Party, audit, began, ended, message
 
 from securefda.audit.log import AuditLog
 from securefda.audit.records import Entry
-from securefda.cli.audit_filter import Filter
-from securefda.cli.audit_tail import tail_log
+from securefda.cli.audit_show import Filter, tail_log
 from securefda.cli.output import Format
 
 Capture = pytest.CaptureFixture[str]

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from audit_party import LOG_KEYS, RUN, Party, audit, audit_json, began, message, roster
 
+from securefda.audit.facts import LogName
 from securefda.audit.kept import FILE
 from securefda.audit.merkle import check_inclusion, leaf_hash
-from securefda.audit.names import LogName
 from securefda.audit.notes import Checkpoint, Note, sign
+from securefda.audit.progress import verification_progress
 from securefda.audit.tiles import Levels, pack, unpack
 from securefda.cli import main
-from securefda.cli.audit_progress import verification_progress
-from securefda.cli.samples import sample
-from securefda.federation.kit import Kit, load_kit
+from securefda.local.samples import sample
+from securefda.site.kit import Kit, load_kit
 
 Capture = pytest.CaptureFixture[str]
 LOST = "has lost its evidence: at byte 0 of messages.bin, what is kept there is not what was signed"

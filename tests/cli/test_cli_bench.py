@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from securefda.bench import job as job_module
+from securefda.bench.crowd import STEPS, Setting, crowd
+from securefda.bench.job import Job, cpu_seconds, update_of
+from securefda.bench.processes import groups_of
+from securefda.bench.secagg import _check_sum, _checked, jobs_of
+from securefda.bench.session import PHASES, identities, measured_session
 from securefda.cli import main
-from securefda.cli.bench import job as job_module
-from securefda.cli.bench.crowd import STEPS, Setting, crowd
-from securefda.cli.bench.job import Job, update_of
-from securefda.cli.bench.memory import cpu_seconds
-from securefda.cli.bench.primitives import identities
-from securefda.cli.bench.processes import groups_of
-from securefda.cli.bench.secagg import _check_sum, _checked, jobs_of
-from securefda.cli.bench.session import PHASES, measured_session
 from securefda.errors import ConfigError, SecureFdaError
 
 

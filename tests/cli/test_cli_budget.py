@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from securefda.cli import main
-from securefda.dp.accountants import epsilon
-from securefda.dp.events import ASSUMPTIONS, GUARANTEE, DpEvent
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, DpEvent
 
 PLAN = ["budget", "plan"]
 SCHEDULE = ["--rounds", "50", "--samples", "199", "--batch", "16", "--epochs", "1"]

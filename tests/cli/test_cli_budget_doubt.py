@@ -11,9 +11,9 @@ import pytest
 from budget_owner import Owner, spent
 
 from securefda.cli import main
-from securefda.cli.samples import sample
-from securefda.federation.kit import load_kit
-from securefda.rounds.accounts import signer_of
+from securefda.local.samples import sample
+from securefda.site.kit import load_kit
+from securefda.site.privacy_account import signer_of
 
 
 def test_a_second_ledger_is_refused_under_the_same_name_under_another_and_after_the_first_was_deleted(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from budget_owner import ROUND, Owner, spent
 
-from securefda.dp.accountants import epsilon
-from securefda.dp.events import ASSUMPTIONS, GUARANTEE, DpEvent
-from securefda.rounds.accounts import TERMS
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, DpEvent
+from securefda.site.privacy_account import TERMS
 
 SVG = "{http://www.w3.org/2000/svg}"
 

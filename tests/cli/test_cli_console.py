@@ -7,7 +7,7 @@ import io
 import pytest
 
 from securefda.cli.console import BarReporter, LineReporter, console_reporter, round_text, some_of
-from securefda.rounds.records import RoundLine
+from securefda.operations.records import RoundLine
 
 LINE: RoundLine = {
     "round": 3,

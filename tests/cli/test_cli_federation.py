@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from securefda.cli import main
-from securefda.cli.samples import sample
-from securefda.config import load_aggregator, load_source
-from securefda.federation.kit import load_kit
-from securefda.federation.policy_signature import write_policy_signature
-from securefda.policy import load_policy
+from securefda.local.samples import sample
+from securefda.site.config import load_aggregator, load_source
+from securefda.site.kit import load_kit
+from securefda.site.policy import load_policy
+from securefda.site.policy.signed import write_policy_signature
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,9 @@ from typer.main import get_command
 
 from securefda.cli import main
 from securefda.cli.app import app
-from securefda.cli.samples import sample
-from securefda.federation.kit import load_kit
-from securefda.secagg.messages import NO_CONTEXT, Signer
+from securefda.local.samples import sample
+from securefda.protocol.messages import NO_CONTEXT, Signer
+from securefda.site.kit import load_kit
 from securefda.transport.wire import encode, encode_signed
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("audit", "policy")]

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from securefda.aggregator.expected import expected_header
 from securefda.cli import main
-from securefda.cli.samples import sample
-from securefda.config import load_federation
-from securefda.federation.kit import load_kit
-from securefda.policy import (
+from securefda.local.samples import sample
+from securefda.protocol.messages import NO_CONTEXT, Result, Signer
+from securefda.site.config import load_federation
+from securefda.site.kit import load_kit
+from securefda.site.policy import (
     NAMED_POLICIES,
     DpPolicy,
     SourcePolicy,
@@ -24,8 +26,6 @@ from securefda.policy import (
     load_signed_policy,
     policy_text,
 )
-from securefda.rounds.expected import expected_header
-from securefda.secagg.messages import NO_CONTEXT, Result, Signer
 from securefda.transport.wire import encode, encode_signed
 
 FEDERATION = str(sample("digits"))

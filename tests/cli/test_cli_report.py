@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from securefda.cli.report import human_bytes, report_after, write_report
-from securefda.cli.verdict import protected, unprotected, verdict
 from securefda.errors import ConfigError, QuorumLost
-from securefda.rounds.records import RoundLine, summarise
-from securefda.rounds.run_folder import RunFolder
+from securefda.operations.records import RoundLine, summarise
+from securefda.operations.report import human_bytes, report_after, write_report
+from securefda.operations.run_folder import RunFolder
+from securefda.operations.verdict import protected, unprotected, verdict
 
 SITES = ["source-1", "source-2", "source-10"]
 

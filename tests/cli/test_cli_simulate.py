@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from securefda.cli import main
-from securefda.cli.samples import sample
 from securefda.errors import ConfigError
+from securefda.local.samples import sample
 
 SHORT = ["--set", "strategy.rounds=2", "--set", "strategy.warm-up-rounds=1"]
 

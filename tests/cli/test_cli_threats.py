@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from securefda.cli import main, threats
-from securefda.cli.threats import LAST_RUN_FILE, LastRun, RecordedTest
+from securefda.cli import main, threat_register
+from securefda.cli.threat_register import LAST_RUN_FILE, LastRun, RecordedTest
 
 FULL_RUN = datetime(2026, 5, 1, 10, 0, tzinfo=UTC)
 LATER = datetime(2026, 5, 2, 11, 30, tzinfo=UTC)
@@ -31,7 +31,7 @@ asset = "an update"
 levels = ["sum"]
 status = "{status}"
 mitigation = "a check"
-modules = ["securefda/secagg/checks.py"]
+modules = ["securefda/protocol/checks.py"]
 residual = "none"
 control = {control}
 """
@@ -168,7 +168,7 @@ def test_json_without_a_run_says_so(folder: Path, capsys: pytest.CaptureFixture[
 def test_installed_package_without_a_tree_ends_with_4_and_the_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(threats.securefda, "__file__", str(tmp_path / "securefda" / "__init__.py"))
+    monkeypatch.setattr(threat_register.securefda, "__file__", str(tmp_path / "securefda" / "__init__.py"))
     assert main(["threats"]) == 4
     out, err = capsys.readouterr()
     assert out == ""

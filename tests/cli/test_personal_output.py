@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from securefda.cli.report import render_report
-from securefda.cli.summary_text import run_text
-from securefda.config import load_federation
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.run_folder import read_run
-from securefda.transport.memory import simulate
+from securefda.local.simulator import simulate
+from securefda.operations.progress import SilentReporter
+from securefda.operations.report import render_report
+from securefda.operations.run_folder import read_run
+from securefda.operations.summary_text import run_text
+from securefda.site.config import load_federation
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.toml"
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from securefda.dp.accountants import ORDERS
-from securefda.dp.events import DpEvent
+from securefda.privacy.accountants import ORDERS
+from securefda.privacy.events import DpEvent
 
 _POINTS = 6_001
 _WIDTH = 14.0

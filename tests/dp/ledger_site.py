@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from securefda.dp.events import Budget, DpEvent
-from securefda.dp.ledger import Ledger
-from securefda.dp.ledger_rows import DataSet
+from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.ledger import Ledger
+from securefda.privacy.ledger_storage import DataSet
 
 NOON = 1_800_000_000
 DATA = DataSet("site-a", "hearts", "ab" * 32, 300)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ledger_site import DATA, EVENT, NOON
 
-from securefda.dp.events import Budget
-from securefda.dp.ledger import Ledger
 from securefda.errors import BudgetExhausted
+from securefda.privacy.events import Budget
+from securefda.privacy.ledger import Ledger
 
 
 def main(path: Path, run: str, limit: float) -> int:

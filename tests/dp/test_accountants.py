@@ -15,9 +15,9 @@ from dp_accounting.rdp import RdpAccountant
 from independent import independent_epsilon
 from scipy.stats import norm
 
-from securefda.dp.accountants import LEAST_PRV_DELTA, ORDERS, epsilon, rdp_of_a_step
-from securefda.dp.events import DpEvent
 from securefda.errors import ConfigError
+from securefda.privacy.accountants import LEAST_PRV_DELTA, ORDERS, epsilon, rdp_of_a_step
+from securefda.privacy.events import DpEvent
 
 DELTA = 1e-5
 GRID = [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from securefda.dp.audit import correct_guesses, epsilon_lower_bound, p_value, throw_coins
+from securefda.privacy.empirical_audit import correct_guesses, epsilon_lower_bound, p_value, throw_coins
 
 TRIALS = 2000
 CONFIDENCE = 0.95

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from ledger_site import DATA, EVENT, NOON, WIDE, Site, sign
 
-from securefda.dp.accountants import epsilon
-from securefda.dp.events import Budget
-from securefda.dp.ledger import Ledger
-from securefda.dp.ledger_rows import LedgerError
-from securefda.dp.ledger_state import CLOCK_SLACK_S
 from securefda.errors import BudgetExhausted, ConfigError, ExitCode, TrainingError
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import Budget
+from securefda.privacy.ledger import Ledger
+from securefda.privacy.ledger_storage import CLOCK_SLACK_S, LedgerError
 
 DELTA = 1e-5
 

@@ -17,11 +17,11 @@ import pytest
 from disk_points import die_at, tell_disk_points
 from ledger_site import DATA, EVENT, NOON, WIDE, Site
 
-from securefda.dp.accountants import epsilon
-from securefda.dp.events import Budget
-from securefda.dp.ledger import Ledger
-from securefda.dp.ledger_rows import LedgerError
 from securefda.errors import BudgetExhausted
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import Budget
+from securefda.privacy.ledger import Ledger
+from securefda.privacy.ledger_storage import LedgerError
 
 DELTA = 1e-5
 SCRIPT = Path(__file__).with_name("spend_and_die.py")

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from ledger_site import DATA, EVENT, NOON, WIDE, Site, sign
 
-from securefda.dp.accountants import epsilon
-from securefda.dp.ledger import Ledger
-from securefda.dp.ledger_files import RowMarkers
-from securefda.dp.ledger_rows import Head, LedgerError, chained, read_chain
 from securefda.errors import ConfigError
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.ledger import Ledger
+from securefda.privacy.ledger_storage import Head, LedgerError, RowMarkers, chained, read_chain
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ import pytest
 from independent import independent_epsilon
 from ledger_site import NOON, Site, sign
 
-from securefda.dp.events import Budget, DpEvent
-from securefda.dp.ledger import Ledger, Reservation
 from securefda.errors import BudgetExhausted
+from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.ledger import Ledger, Reservation
 
 TRACES, CHUNK = 200, 20
 TOLERANCE = 1e-6

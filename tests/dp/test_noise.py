@@ -13,8 +13,8 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from securefda.dp import noise as module
-from securefda.dp.noise import LARGEST, PAIRS, NoiseSource, grid_of
+from securefda.privacy import noise as module
+from securefda.privacy.noise import LARGEST, PAIRS, NoiseSource, grid_of
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else []), *(["mps"] if torch.mps.is_available() else [])]
 KEY = bytes(range(32))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from securefda.dp.noise import PAIRS, NoiseSource
+from securefda.privacy.noise import PAIRS, NoiseSource
 
 COUNT = 2**18
 STD = 0.37

@@ -13,8 +13,7 @@ from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimiz
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from securefda.dp.noise import NoiseSource, grid_of
-from securefda.dp.noise_optimizer import take_noise_from
+from securefda.privacy.noise import NoiseSource, grid_of, take_noise_from
 
 ROWS, FEATURES, CLASSES = 64, 50, 40
 CLIP, MULTIPLIER = 0.5, 2.0

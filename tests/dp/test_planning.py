@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from securefda.dp.accountants import epsilon
-from securefda.dp.events import Budget, DpEvent
-from securefda.dp.planning import Schedule, plan_epsilon, plan_noise, rounds_within
 from securefda.errors import ConfigError
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.planning import Schedule, plan_epsilon, plan_noise, rounds_within
 
 SCHEDULE = Schedule(samples=300, batch_size=32, epochs=1, rounds=20)
 BUDGET = Budget(8.0, 1e-5)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from securefda.dp.sampling import draw_rows
+from securefda.privacy.private_training import draw_rows
 
 ROWS, DRAWS = 200, 1000
 RATES = [0.02, 0.25, 0.5, 0.9]

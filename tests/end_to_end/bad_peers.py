@@ -20,17 +20,12 @@ from typing import Any
 from e2e_processes import Kits
 from source_stores import store_at
 
-from securefda.config import load_aggregator, load_source
+from securefda.aggregator.run import AggregatorRun
+from securefda.audit.recorder import MessageRecorder
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.federation.kit import Kit, load_kit
-from securefda.policy import load_signed_policy
-from securefda.rounds.composition import Member, run_settings, source_site, target_site
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.records import SiteLine
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.source import SourceRounds
-from securefda.rounds.store import AggregatorStore
-from securefda.secagg.messages import (
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import SiteLine
+from securefda.protocol.messages import (
     Body,
     Checkpoint,
     Cosigned,
@@ -42,11 +37,16 @@ from securefda.secagg.messages import (
     Signed,
     Signer,
 )
-from securefda.secagg.signatures import sign_bytes
+from securefda.protocol.signatures import sign_bytes
+from securefda.rounds.composition import Member, run_settings, source_site, target_site
+from securefda.rounds.store import AggregatorStore
+from securefda.site.config import load_aggregator, load_source
+from securefda.site.kit import Kit, load_kit
+from securefda.site.policy import load_signed_policy
+from securefda.source.run import SourceRounds
 from securefda.transport.client import SourceChannel
 from securefda.transport.driver import RunDriver, SourceDriver
-from securefda.transport.meter import TrafficMeter
-from securefda.transport.recorder import MessageRecorder
+from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
 from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin, transport_settings
 from securefda.transport.wire import encode

@@ -22,8 +22,8 @@ from e2e_processes import Process, kits
 from securefda.audit.kept import read_kept
 from securefda.audit.reading import find_logs, open_log
 from securefda.cli import main
-from securefda.federation.kit import SECRET_FILES
-from securefda.federation.training_secret import TRAINING_KEY_FILE
+from securefda.site.kit import SECRET_FILES
+from securefda.site.training_secret import TRAINING_KEY_FILE
 from securefda.transport.wire import decode_signed
 
 POLICY_COMMENT = "canary-0c59: the ward is afraid of the insurer"

@@ -13,7 +13,7 @@ import pytest
 from e2e_processes import WAIT_S, Kits, Process, assert_one_clear_line, kits
 
 from securefda.errors import ExitCode
-from securefda.rounds.run_folder import read_run
+from securefda.operations.run_folder import read_run
 
 ONE_SOURCE = """
 [federation]

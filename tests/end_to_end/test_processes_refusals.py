@@ -14,9 +14,8 @@ from e2e_processes import Kits, assert_one_clear_line, free_port, kits
 
 from securefda.cli import main
 from securefda.errors import ExitCode
-from securefda.federation.endpoints import Address
-from securefda.federation.enrolment import init_federation
-from securefda.federation.sites import SiteSpec
+from securefda.site.endpoints import Address, SiteSpec
+from securefda.site.enrolment import init_federation
 from securefda.transport.wire import decode_signed
 
 SHORT = "transport.reconnect-deadline-s=2"

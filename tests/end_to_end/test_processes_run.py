@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 
 from securefda.cli import main
 from securefda.errors import ExitCode
-from securefda.federation.training_secret import TRAINING_KEY_FILE
-from securefda.rounds.run_folder import RunRecord, read_run
+from securefda.operations.run_folder import RunRecord, read_run
+from securefda.site.training_secret import TRAINING_KEY_FILE
 
 ROUNDS = 12
 ONE_ROUND = ("strategy.rounds=1", "strategy.warm-up-rounds=0")

@@ -15,7 +15,7 @@ from depth import at_depth
 from e2e_processes import Process, assert_one_clear_line, kits
 
 from securefda.errors import ExitCode
-from securefda.rounds.run_folder import read_run
+from securefda.operations.run_folder import read_run
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from securefda.federation.endpoints import Address
-from securefda.federation.enrolment import Enrolment, init_federation
-from securefda.federation.sites import SiteSpec
+from securefda.site.endpoints import Address, SiteSpec
+from securefda.site.enrolment import Enrolment, init_federation
 
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from securefda.errors import ConfigError
-from securefda.federation.endpoints import Address, Endpoints
+from securefda.site.endpoints import Address, Endpoints
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from federation_builder import NOW, make
 
 from securefda.errors import AuthenticationError, CertificateError, ConfigError
-from securefda.federation.authority import Authority
-from securefda.federation.certificates import ROSTER_KEY_OID, identify_peer, parse_ca
-from securefda.federation.enrolment import (
+from securefda.protocol.roster import SignedRoster, sign_roster
+from securefda.site.authority import Authority
+from securefda.site.certificates import ROSTER_KEY_OID, identify_peer, parse_ca
+from securefda.site.endpoints import SiteSpec
+from securefda.site.enrolment import (
     Enrolment,
     add_site,
     countersign,
@@ -31,10 +33,8 @@ from securefda.federation.enrolment import (
     renew_site,
     revoke_site,
 )
-from securefda.federation.files import read_file
-from securefda.federation.kit import load_kit
-from securefda.federation.sites import SiteSpec
-from securefda.secagg.roster import SignedRoster, sign_roster
+from securefda.site.files import read_file
+from securefda.site.kit import load_kit
 
 BERNE = SiteSpec("berne", "source", "Hospital of Berne")
 

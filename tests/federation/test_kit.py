@@ -16,15 +16,14 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from federation_builder import NOW, make
 
 from securefda.errors import CertificateError, ConfigError, ExitCode
-from securefda.federation.authority import Authority
-from securefda.federation.endpoints import Endpoints
-from securefda.federation.enrolment import renew_site, revoke_site
-from securefda.federation.files import FileContent, read_file, write_file
-from securefda.federation.kit import LISTED_FILES, SECRET_FILES, STARTUP_FILES, Kit, load_kit, make_manifest, open_kit
-from securefda.federation.sites import SiteSpec
-from securefda.federation.training_secret import TRAINING_KEY_FILE, make_training_secret
-from securefda.secagg.roster import Roster, SignedRoster, sign_roster
-from securefda.secagg.signatures import sign_bytes, signature_is_valid
+from securefda.protocol.roster import Roster, SignedRoster, sign_roster
+from securefda.protocol.signatures import sign_bytes, signature_is_valid
+from securefda.site.authority import Authority
+from securefda.site.endpoints import Endpoints, SiteSpec
+from securefda.site.enrolment import renew_site, revoke_site
+from securefda.site.files import FileContent, read_file, write_file
+from securefda.site.kit import LISTED_FILES, SECRET_FILES, STARTUP_FILES, Kit, load_kit, make_manifest, open_kit
+from securefda.site.training_secret import TRAINING_KEY_FILE, make_training_secret
 
 
 def put(path: Path, data: bytes) -> None:

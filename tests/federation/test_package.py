@@ -12,8 +12,8 @@ import pytest
 from federation_builder import NOW
 
 from securefda.errors import CertificateError, ConfigError
-from securefda.federation.kit import SECRET_FILES, load_kit
-from securefda.federation.package import inspect_kit, package_kit
+from securefda.site.kit import SECRET_FILES, load_kit
+from securefda.site.package import inspect_kit, package_kit
 
 
 def repack(package: Path, change: dict[str, bytes | None], mode: int | None = None) -> Path:

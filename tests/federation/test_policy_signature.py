@@ -11,11 +11,11 @@ import pytest
 from federation_builder import NOW, make
 
 from securefda.errors import ConfigError, ExitCode
-from securefda.federation.enrolment import add_site, renew_site, revoke_site
-from securefda.federation.kit import Kit, load_kit
-from securefda.federation.policy_signature import policy_signature, write_policy_signature
-from securefda.federation.sites import SiteSpec
-from securefda.policy import SourcePolicy, load_signed_policy
+from securefda.site.endpoints import SiteSpec
+from securefda.site.enrolment import add_site, renew_site, revoke_site
+from securefda.site.kit import Kit, load_kit
+from securefda.site.policy import SourcePolicy, load_signed_policy
+from securefda.site.policy.signed import policy_signature, write_policy_signature
 
 MEND = "read it with 'securefda policy explain', then 'securefda policy sign KIT'"
 

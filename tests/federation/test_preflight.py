@@ -17,12 +17,11 @@ import pytest
 from federation_builder import make
 
 from securefda.errors import AuthenticationError, CertificateError, ConfigError, ConnectionFailed, DataError, ExitCode
-from securefda.federation.certificates import identify_peer, parse_certificate
-from securefda.federation.endpoints import Address
-from securefda.federation.enrolment import renew_site, revoke_site
-from securefda.federation.kit import Kit, load_kit
-from securefda.federation.preflight import Finding, Level, Probes, exit_code, preflight
-from securefda.federation.reach import check_port_free, shake_hands
+from securefda.site.certificates import identify_peer, parse_certificate
+from securefda.site.endpoints import Address
+from securefda.site.enrolment import renew_site, revoke_site
+from securefda.site.kit import Kit, load_kit
+from securefda.site.preflight import Finding, Level, Probes, check_port_free, exit_code, preflight, shake_hands
 
 # TLS libraries read the machine's clock, so these federations are valid in real time.
 NOW = datetime.now(UTC)

@@ -18,18 +18,18 @@ from random_sites import random_run, random_source
 from run_settings import run_settings
 from source_stores import store_at
 
-from securefda.adaptation import Rule, Strategy
-from securefda.cli.bench.job import SAMPLES
+from securefda.aggregator.run import AggregatorRun
+from securefda.bench.job import SAMPLES
 from securefda.errors import AuthenticationError, QuorumLost, SecureFdaError
-from securefda.federation.enrolment import renew_site, revoke_site
-from securefda.federation.kit import Kit, load_kit
-from securefda.federation.sites import SiteSpec
-from securefda.policy import default_policy
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import RoundLine, SiteLine
 from securefda.rounds.composition import Member
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.records import RoundLine, SiteLine
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.source import SourceRounds
+from securefda.rules import Rule, Strategy
+from securefda.site.endpoints import SiteSpec
+from securefda.site.enrolment import renew_site, revoke_site
+from securefda.site.kit import Kit, load_kit
+from securefda.site.policy import default_policy
+from securefda.source.run import SourceRounds
 from securefda.transport.client import SourceChannel
 from securefda.transport.driver import RunDriver, SourceDriver
 from securefda.transport.limits import TransportSettings

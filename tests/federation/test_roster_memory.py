@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from federation_builder import NOW, make
 
-from securefda.config import AggregatorConfig, ProcessSection, SourceConfig, TaskSection
 from securefda.errors import ConfigError
-from securefda.federation.enrolment import renew_site, revoke_site
-from securefda.federation.kit import Kit, load_kit, use_kit
-from securefda.federation.roster_memory import ROSTERS_FILE, check_not_older, remember
-from securefda.rounds.progress import SilentReporter
-from securefda.secagg.roster import Roster
+from securefda.operations.progress import SilentReporter
+from securefda.protocol.roster import Roster
+from securefda.site.config import AggregatorConfig, ProcessSection, SourceConfig, TaskSection
+from securefda.site.enrolment import renew_site, revoke_site
+from securefda.site.kit import Kit, load_kit, use_kit
+from securefda.site.roster_memory import ROSTERS_FILE, check_not_older, remember
 from services.aggregator import service as aggregator_service
 from services.source import service as source_service
 

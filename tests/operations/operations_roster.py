@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from known_sites import known_roster
 
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.rounds.records import RoundLine, SiteLine
-from securefda.secagg.messages import Header, Signed
-from securefda.secagg.roster import Roster
+from securefda.operations.records import RoundLine, SiteLine
+from securefda.protocol.messages import Header, Signed
+from securefda.protocol.roster import Roster
 
 SITES = ("clinic", "hospital-a", "hospital-b", "hospital-c")
 FINISHED: RoundLine = {

@@ -15,11 +15,11 @@ from operations_roster import FINISHED, SITES, Console, roster
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from securefda.config import LoggingSection, MetricsSection
 from securefda.errors import ConfigError, ExitCode, FaultyAggregatorError, PolicyRefusal, ProtocolError
 from securefda.operations import SourceWatch, TargetWatch, watch_source, watch_target
 from securefda.operations.metrics import MOST_CHECKS, SourceMetrics, TargetMetrics
-from securefda.rounds.records import RoundLine
+from securefda.operations.records import RoundLine
+from securefda.site.config import LoggingSection, MetricsSection
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 Samples = dict[tuple[str, tuple[str, ...]], float]

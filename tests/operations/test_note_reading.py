@@ -11,7 +11,7 @@ import pytest
 from rounds_federation import AnySigned, Federation
 
 from securefda.operations.notes import Remark, read_note
-from securefda.secagg.messages import ShareBundle, Survivors
+from securefda.protocol.messages import ShareBundle, Survivors
 
 PEERS = {site: site for site in ("hospital-a", "hospital-a-2", "round", "a", "alarm")}
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from securefda.config import LoggingSection
 from securefda.errors import ConfigError, ExitCode
 from securefda.operations.logs import MOST_CHARACTERS, OperationalLog, Place, escaped
+from securefda.site.config import LoggingSection
 
 BOTH = LoggingSection(file="site.log", json_file="site.jsonl")
 PLACE = Place("ab" * 16, 3, "masked input", "hospital-a")
@@ -240,7 +240,7 @@ def test_a_log_that_is_named_absolutely_lies_there(log: Callable[..., Operationa
 def test_the_logs_are_out_of_reach_of_other_loggers(tmp_path: Path) -> None:
     """Whatever else logs in the process, or turns logging off in it, is none of their business."""
     code = (
-        "import logging; from pathlib import Path; from securefda.config import LoggingSection\n"
+        "import logging; from pathlib import Path; from securefda.site.config import LoggingSection\n"
         "from securefda.operations.logs import OperationalLog, Place\n"
         "log = OperationalLog(LoggingSection(file='a.log'), Path(), 'clinic', print)\n"
         "log.write('info', 'ours', Place()); logging.getLogger().error('theirs'); log.close()\n"

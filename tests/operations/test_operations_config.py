@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from securefda.config import (
+from securefda.errors import ConfigError, ExitCode
+from securefda.site.config import (
     LoggingSection,
     MetricsSection,
     aggregator_toml,
@@ -17,7 +18,6 @@ from securefda.config import (
     load_source,
     source_toml,
 )
-from securefda.errors import ConfigError, ExitCode
 
 SITES = ["source-1", "source-2", "source-3"]
 FEDERATION = f"""

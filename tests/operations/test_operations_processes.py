@@ -18,7 +18,7 @@ from operations_tasks import OPTION_VALUE, ROW_VALUE
 
 from securefda.cli import main
 from securefda.errors import ExitCode
-from securefda.federation.kit import SECRET_FILES
+from securefda.site.kit import SECRET_FILES
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 SITES = ("target", "source-1", "source-2", "source-3")

@@ -12,9 +12,9 @@ import pytest
 from operations_roster import FINISHED, SITES, Console, roster
 
 from securefda import __version__
-from securefda.config import LoggingSection, MetricsSection
 from securefda.errors import FaultyAggregatorError, QuorumLost
 from securefda.operations import watch_source, watch_target
+from securefda.site.config import LoggingSection, MetricsSection
 
 LOGS = LoggingSection(json_file="site.jsonl", level="debug")
 OFF = MetricsSection()
@@ -135,7 +135,7 @@ def test_where_both_are_off_no_file_is_made_and_nothing_is_imported_for_them(tmp
         "import sys; from pathlib import Path\n"
         "import services.aggregator.service, services.source.service\n"
         "from operations_roster import Console, roster\n"
-        "from securefda.config import LoggingSection, MetricsSection\n"
+        "from securefda.site.config import LoggingSection, MetricsSection\n"
         "from securefda.operations import watch_source, watch_target\n"
         "off = LoggingSection(), MetricsSection()\n"
         "with watch_target(Console(), *off, out=Path('run'), roster=roster()) as watch: watch.note('a')\n"

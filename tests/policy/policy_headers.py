@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from known_sites import known_roster
 
-from securefda.policy import (
+from securefda.protocol.messages import EnergyTerms, Granularity, Header, Layer, RuleTerms, TargetTerms, Visibility
+from securefda.protocol.roster import Roster
+from securefda.site.policy import (
     EnergyBounds,
     MetadataPolicy,
     QuantisationBounds,
@@ -12,8 +14,6 @@ from securefda.policy import (
     SourcePolicy,
     WorkLimits,
 )
-from securefda.secagg.messages import EnergyTerms, Granularity, Header, Layer, RuleTerms, TargetTerms, Visibility
-from securefda.secagg.roster import Roster
 
 ME = 3
 ARCHITECTURE = bytes(range(32))

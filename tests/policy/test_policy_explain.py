@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from securefda.dp.events import ASSUMPTIONS
-from securefda.policy import (
+from securefda.privacy.events import ASSUMPTIONS
+from securefda.site.policy import (
     NAMED_POLICIES,
     DpPolicy,
     EnergyBounds,
@@ -14,7 +14,7 @@ from securefda.policy import (
     default_policy,
     explain,
 )
-from securefda.policy.model import ModelPolicy
+from securefda.site.policy.model import ModelPolicy
 
 
 def test_the_numbers_are_filled_in() -> None:

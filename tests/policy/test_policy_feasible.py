@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from securefda.errors import ConfigError, ExitCode
-from securefda.policy import QuantisationBounds, SourcePolicy, default_policy, require_satisfiable
+from securefda.site.policy import QuantisationBounds, SourcePolicy, default_policy, require_satisfiable
 
 SITES = ("alpha", "beta", "gamma", "delta")
 

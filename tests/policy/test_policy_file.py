@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from policy_headers import roster
 
-from securefda.adaptation.strategy import Rule
-from securefda.dp.events import ACCOUNTANTS, Budget
 from securefda.errors import ConfigError
-from securefda.policy import DpPolicy, SourcePolicy, default_policy, default_policy_text, load_policy, parse_policy
-from securefda.secagg.messages import Granularity, Visibility
+from securefda.privacy.events import ACCOUNTANTS, Budget
+from securefda.protocol.messages import Granularity, Visibility
+from securefda.rules.strategy import Rule
 from securefda.settings import kebab_case, known_keys
+from securefda.site.policy import DpPolicy, SourcePolicy, default_policy, default_policy_text, load_policy, parse_policy
 
 
 @pytest.fixture

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from policy_headers import ME, header_at_every_limit, rule
 
-from securefda.dp.events import Budget
-from securefda.dp.planning import Schedule, plan_epsilon, plan_noise
 from securefda.errors import PolicyRefusal
-from securefda.policy import (
+from securefda.privacy.events import Budget
+from securefda.privacy.planning import Schedule, plan_epsilon, plan_noise
+from securefda.protocol.messages import EnergyTerms, Granularity, Header, Visibility
+from securefda.settings import kebab_case, known_keys
+from securefda.site.policy import (
     NAMED_POLICIES,
     SourcePolicy,
     check_header,
@@ -20,9 +22,7 @@ from securefda.policy import (
     load_policy,
     require_satisfiable,
 )
-from securefda.policy.comments import COMMENTS
-from securefda.secagg.messages import EnergyTerms, Granularity, Header, Visibility
-from securefda.settings import kebab_case, known_keys
+from securefda.site.policy.template import COMMENTS
 
 MEANT_WITH_THE_KEY_BEFORE = {"quantisation.clip-max", "quantisation.max-samples-max"}
 

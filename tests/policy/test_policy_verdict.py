@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_headers import ARCHITECTURE, FACTORY, ME, POLICY, header_at_every_limit, roster, rule
 
-from securefda.adaptation.strategy import Rule
 from securefda.errors import ExitCode, FaultyAggregatorError, PolicyRefusal
-from securefda.policy import SourcePolicy, check_header, check_metadata, check_task, check_training
-from securefda.policy.verdict import check_metrics
-from securefda.secagg.messages import EnergyTerms, Granularity, Header, Layer, TargetTerms, Update, Visibility
+from securefda.protocol.messages import EnergyTerms, Granularity, Header, Layer, TargetTerms, Update, Visibility
+from securefda.rules.strategy import Rule
 from securefda.settings import known_keys
+from securefda.site.policy import SourcePolicy, check_header, check_metadata, check_task, check_training
+from securefda.site.policy.verdict import check_metrics
 
 Asks = Callable[[SourcePolicy], None]
 ROSTER = roster()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rounds_federation import TARGET, Federation, trainer_of
 
-from securefda.adaptation import align_update, auto_beta, fedda, fedgp
+from securefda.rules import align_update, auto_beta, fedda, fedgp
 
 Vector64 = NDArray[np.float64]
 AUTO = {"fedda_auto": "fedda", "fedgp_auto": "fedgp"}

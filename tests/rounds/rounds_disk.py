@@ -12,14 +12,14 @@ from typing import Any, Self
 import pytest
 from rounds_federation import TARGET, Federation, identity, site_id
 
+from securefda.audit.journal import Opening
 from securefda.audit.store import AuditError
+from securefda.audit.witness import Witness
+from securefda.protocol.messages import Parcel
 from securefda.rounds.composition import Member, witness_of
-from securefda.rounds.journal import Opening
 from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.rounds.witness import Witness
-from securefda.secagg.messages import Parcel
 from securefda.transport import wire
-from securefda.transport.memory_network import UnderWay
+from securefda.transport.in_memory import UnderWay
 from securefda.transport.observer import Direction
 
 

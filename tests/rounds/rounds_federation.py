@@ -21,29 +21,29 @@ from rounds_tasks import Points
 from run_settings import run_settings
 from source_stores import store_at
 
-from securefda.adaptation import Strategy
+from securefda.aggregator.cosigners import Witnesses
+from securefda.aggregator.personal import personal_of
+from securefda.aggregator.run import AggregatorRun
+from securefda.aggregator.settings import TargetSite
+from securefda.audit.journal import Opening
+from securefda.audit.recorder import MessageRecorder
+from securefda.audit.witness import Witness
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.policy import SourcePolicy, default_policy
+from securefda.operations.records import RoundLine, SiteLine
+from securefda.protocol.messages import Checkpoint, Cosigned, Header, Parcel, Signed, Signer, Visibility
+from securefda.protocol.roster import Roster
+from securefda.protocol.secret import Secret
 from securefda.rounds.composition import Member, witness_of
-from securefda.rounds.journal import Opening
-from securefda.rounds.personal import personal_of
-from securefda.rounds.records import RoundLine, SiteLine
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_settings import TargetSite
-from securefda.rounds.site import SiteTrainer
-from securefda.rounds.source import SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.rounds.witness import Witness
-from securefda.rounds.witnesses import Witnesses
-from securefda.secagg.messages import Checkpoint, Cosigned, Header, Parcel, Signed, Signer, Visibility
-from securefda.secagg.roster import Roster
-from securefda.secagg.secret import Secret
+from securefda.rules import Strategy
+from securefda.site.policy import SourcePolicy, default_policy
+from securefda.source.run import SourceRounds, SourceSite
 from securefda.tasks import TaskSettings
 from securefda.training import OwnRows, PersonalMemory, TrainingSettings
+from securefda.training.trainer import SiteTrainer
 from securefda.transport import wire
-from securefda.transport.memory_network import MemoryNetwork, Passed, UnderWay
+from securefda.transport.in_memory import MemoryNetwork, Passed, UnderWay
 from securefda.transport.observer import MessageObserver
-from securefda.transport.recorder import MessageRecorder
 
 TARGET = 0
 SEED = 5

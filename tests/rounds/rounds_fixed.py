@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from rounds_federation import TARGET, Federation
 
-from securefda.rounds.site import SiteTrainer
 from securefda.training import LocalResult, Vector
+from securefda.training.trainer import SiteTrainer
 
 STEPS = 2
 LEARNING_RATE = 0.05

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from securefda.rounds.source import SourceRounds
-from securefda.rounds.source_round import capped_input, release_masked
-from securefda.secagg.checks import TAIL
-from securefda.secagg.messages import Header, Parcel
-from securefda.secagg.source import AwaitingShares, receive_shares
+from securefda.protocol.checks import TAIL
+from securefda.protocol.messages import Header, Parcel
+from securefda.protocol.source import AwaitingShares, receive_shares
+from securefda.source.rounds import capped_input, release_masked
+from securefda.source.run import SourceRounds
 
 KEPT, SAMPLES, LOSS, ACCURACY = range(-TAIL, 4 - TAIL)
 """Where w, n and the sums of metrics stand in an encoded vector."""

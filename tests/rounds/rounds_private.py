@@ -12,20 +12,20 @@ from typing import Any
 from rounds_federation import SEED, TARGET, UNIX_S, Federation, identity, site_id
 from rounds_tasks import Points
 
-from securefda.dp.accountants import epsilon
-from securefda.dp.events import Budget, DpEvent
-from securefda.dp.ledger import Ledger
-from securefda.policy import MetadataPolicy, SourcePolicy, WorkLimits
-from securefda.rounds.accounts import PrivacyAccount, data_set_of
-from securefda.rounds.private_site import PrivateTrainer
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.site import SiteTrainer
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.secret import RandomBytes
+from securefda.aggregator.run import AggregatorRun
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.ledger import Ledger
+from securefda.protocol.secret import RandomBytes
+from securefda.site.policy import MetadataPolicy, SourcePolicy, WorkLimits
+from securefda.site.privacy_account import PrivacyAccount, data_set_of
+from securefda.source.private_trainer import PrivateTrainer
+from securefda.source.run import SourceRounds
 from securefda.tasks import Samples, TaskSettings
 from securefda.training import TrainingSettings
 from securefda.training.settings import NoiseSettings
-from securefda.transport.memory_network import UnderWay
+from securefda.training.trainer import SiteTrainer
+from securefda.transport.in_memory import UnderWay
 
 NOISE = NoiseSettings(1.0)
 WIDE = Budget(10_000.0, 1e-5)

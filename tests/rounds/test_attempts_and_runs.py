@@ -21,11 +21,10 @@ from rounds_federation import (
 )
 from rounds_liars import KEPT, SAMPLES, Liar
 
+from securefda.aggregator.run import MOST_LOST_IN_A_ROW
 from securefda.audit.reading import find_logs, open_log
 from securefda.errors import ConfigError, QuorumLost, SecureFdaError
-from securefda.policy import default_policy
-from securefda.rounds.run import MOST_LOST_IN_A_ROW
-from securefda.secagg.messages import (
+from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
     Abort,
@@ -46,6 +45,7 @@ from securefda.secagg.messages import (
     Update,
     Visibility,
 )
+from securefda.site.policy import default_policy
 
 MESSAGES = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask)
 RELEASED = (MaskedInput, SurvivorSignature, Unmask)

@@ -11,9 +11,9 @@ import pytest
 from rounds_federation import TARGET, AnySigned, Federation
 
 from securefda.errors import FaultyAggregatorError, QuorumLost
-from securefda.policy import ReleaseLimits
-from securefda.rounds.patience import HINT, MOST_BROKEN_IN_A_ROW
-from securefda.secagg.messages import Header, KeyList, Refusal, ShareBundle
+from securefda.protocol.messages import Header, KeyList, Refusal, ShareBundle
+from securefda.site.policy import ReleaseLimits
+from securefda.source.patience import HINT, MOST_BROKEN_IN_A_ROW
 
 VICTIM = 2
 

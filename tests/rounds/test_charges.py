@@ -12,10 +12,10 @@ import pytest
 from rounds_federation import TARGET, is_header, signer, until
 from rounds_private import PrivateFederation
 
+from securefda.aggregator.run import MOST_LOST_IN_A_ROW
 from securefda.errors import PolicyRefusal
-from securefda.policy import ReleaseLimits
-from securefda.rounds.run import MOST_LOST_IN_A_ROW
-from securefda.secagg.messages import Advertise, Header, Parcel, Refusal, Update, Visibility
+from securefda.protocol.messages import Advertise, Header, Parcel, Refusal, Update, Visibility
+from securefda.site.policy import ReleaseLimits
 
 ME = 1
 

@@ -12,12 +12,10 @@ import pytest
 from rounds_federation import TARGET, AnySigned, Federation, is_header, site_id, trainer_of
 from rounds_liars import KEPT, SAMPLES, Liar
 
-from securefda.adaptation import ContributionSum, Strategy, contribute, round_plan
-from securefda.policy import default_policy
-from securefda.rounds.records import RoundLine
-from securefda.rounds.target import train_target
-from securefda.rounds.terms import aligned_update
-from securefda.secagg.messages import (
+from securefda.aggregator.target import train_target
+from securefda.operations.records import RoundLine
+from securefda.protocol.contribution import aligned_update
+from securefda.protocol.messages import (
     Abort,
     Advertise,
     MaskedInput,
@@ -26,6 +24,8 @@ from securefda.secagg.messages import (
     Unmask,
     Visibility,
 )
+from securefda.rules import ContributionSum, Strategy, contribute, round_plan
+from securefda.site.policy import default_policy
 
 N = 8
 

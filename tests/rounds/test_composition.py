@@ -11,13 +11,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import Federation, roster_of
 from source_stores import store_at
 
-from securefda.config import AggregatorConfig, NoiseSection, ProcessSection, SourceConfig, TaskSection, TrainingSection
-from securefda.config.sections import DEFAULT_DATA_SET
-from securefda.dp.ledger import Ledger
 from securefda.errors import ConfigError
-from securefda.policy import default_policy
-from securefda.rounds.accounts import data_set_of, ledger_file
+from securefda.privacy.ledger import Ledger
 from securefda.rounds.composition import Member, run_settings, source_site, task_of, training_rows
+from securefda.site.config import (
+    AggregatorConfig,
+    NoiseSection,
+    ProcessSection,
+    SourceConfig,
+    TaskSection,
+    TrainingSection,
+)
+from securefda.site.config.sections import DEFAULT_DATA_SET
+from securefda.site.policy import default_policy
+from securefda.site.privacy_account import data_set_of, ledger_file
 from securefda.training import choose_device
 from securefda.transport.wire import encode
 

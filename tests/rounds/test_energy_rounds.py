@@ -12,11 +12,11 @@ from rounds_federation import TARGET, AnySigned, Federation, is_header
 from rounds_fixed import fix
 from rounds_liars import Liar
 
-from securefda.adaptation import energies_of, energy_caps, energy_codes, energy_row, fedgp
-from securefda.policy import EnergyBounds
-from securefda.secagg.agreement import BOX_BYTES
-from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Advertise, Granularity, Header, MaskedInput, ShareBundle, Visibility
+from securefda.protocol.agreement import BOX_BYTES
+from securefda.protocol.checks import quantisation
+from securefda.protocol.messages import Advertise, Granularity, Header, MaskedInput, ShareBundle, Visibility
+from securefda.rules import energies_of, energy_caps, energy_codes, energy_row, fedgp
+from securefda.site.policy import EnergyBounds
 
 INDIVIDUAL, COHORT, SUM = Visibility
 N = 5

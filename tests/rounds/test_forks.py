@@ -13,9 +13,8 @@ import pytest
 from rounds_federation import Federation, secrets_in, until
 
 from securefda.errors import SecureFdaError
-from securefda.rounds.process_guard import CopiedProcess, ProcessGuard
-from securefda.secagg import source as session_steps
-from securefda.secagg.messages import (
+from securefda.protocol import source as session_steps
+from securefda.protocol.messages import (
     SESSION_ID_BYTES,
     Consistency,
     Header,
@@ -27,6 +26,7 @@ from securefda.secagg.messages import (
     Survivors,
     Visibility,
 )
+from securefda.state_file import CopiedProcess, ProcessGuard
 
 ME = 2
 PHASES = [KeyList, ShareDelivery, Survivors, Consistency, Result]

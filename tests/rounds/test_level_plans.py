@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from rounds_federation import roster_of
 from run_settings import run_settings
 
-from securefda.adaptation import Strategy, round_plan
+from securefda.aggregator.headers import Federation, Place, Planner, header_of
+from securefda.aggregator.settings import RunSettings
 from securefda.errors import ConfigError
-from securefda.policy import check_header, default_policy
-from securefda.policy.levels import plan_levels
-from securefda.rounds.headers import Federation, Place, Planner, header_of
-from securefda.rounds.run_settings import RunSettings
-from securefda.rounds.terms import terms_of
-from securefda.secagg.messages import Header, Visibility
-from securefda.secagg.parameters import threshold_is_sound
+from securefda.protocol.contribution import terms_of
+from securefda.protocol.messages import Header, Visibility
+from securefda.protocol.parameters import threshold_is_sound
+from securefda.rules import Strategy, round_plan
+from securefda.site.policy import check_header, default_policy
+from securefda.site.policy.verdict import plan_levels
 
 INDIVIDUAL, COHORT, SUM = Visibility
 MASKED = (COHORT, SUM)

@@ -16,14 +16,14 @@ from depth import at_depth
 from rounds_disk import EndingFederation, FullDisk
 from rounds_federation import TARGET, AnySigned, roster_of, site_id
 
-from securefda.audit.names import LogName
+from securefda.audit.facts import LogName
 from securefda.audit.reading import LogFolder, NoLog, find_logs, open_log
+from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.audit.records import Entry
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
-from securefda.cli.audit_run import reconcile_folder
 from securefda.errors import SecureFdaError
-from securefda.secagg.messages import Parcel, Result, Visibility
+from securefda.protocol.messages import Parcel, Result, Visibility
 from securefda.transport.observer import Direction
 
 CLEAR, SUM = Visibility.INDIVIDUAL, Visibility.SUM

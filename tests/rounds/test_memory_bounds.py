@@ -14,15 +14,15 @@ import pytest
 from depth import at_depth
 from random_sites import random_run, random_source
 
-from securefda.cli.bench.job import Job
-from securefda.cli.bench.party import settings_of
-from securefda.cli.bench.primitives import identities
-from securefda.policy import default_policy
+from securefda.aggregator.run import AggregatorRun
+from securefda.bench.job import Job
+from securefda.bench.party import settings_of
+from securefda.bench.session import identities
+from securefda.operations.progress import SilentReporter
+from securefda.protocol.messages import Parcel, Visibility
 from securefda.rounds.composition import Member
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import Parcel, Visibility
+from securefda.site.policy import default_policy
+from securefda.source.run import SourceRounds
 from securefda.transport.wire import encode
 
 REPOSITORY = Path(__file__).parents[2]

@@ -13,10 +13,17 @@ import pytest
 from rounds_definition import Trained, trained
 from rounds_federation import Federation
 
-from securefda.adaptation import DeltaErrors, TargetStatistics
-from securefda.policy import MetadataPolicy
-from securefda.rounds.tail import DISTANCE_BOUND, LOSS_BOUND, ErrorUnits, Figures, decode_figures, encode_figures
-from securefda.secagg.messages import Body, Update, Visibility
+from securefda.protocol.aggregate_statistics import (
+    DISTANCE_BOUND,
+    LOSS_BOUND,
+    ErrorUnits,
+    Figures,
+    decode_figures,
+    encode_figures,
+)
+from securefda.protocol.messages import Body, Update, Visibility
+from securefda.rules import DeltaErrors, TargetStatistics
+from securefda.site.policy import MetadataPolicy
 
 INDIVIDUAL, COHORT, SUM = Visibility
 TOLD = {"samples", "loss", "accuracy"}

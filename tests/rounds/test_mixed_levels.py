@@ -11,8 +11,8 @@ from rounds_definition import trained, update_by_definition
 from rounds_federation import TARGET, AnySigned, Federation, is_header, site_id, until
 
 from securefda.errors import ConfigError
-from securefda.rounds.records import RoundLine
-from securefda.secagg.messages import (
+from securefda.operations.records import RoundLine
+from securefda.protocol.messages import (
     Abort,
     Advertise,
     KeyList,

@@ -14,8 +14,21 @@ import pytest
 from rounds_federation import TARGET, AnySigned, Federation, Killed, changed, signer, trainer_of, until
 
 from securefda.errors import FaultyAggregatorError
-from securefda.policy.model import ModelPolicy
-from securefda.rounds.model_bound import (
+from securefda.protocol.messages import (
+    NO_CONTEXT,
+    NO_SESSION,
+    Advertise,
+    Header,
+    MissedResult,
+    Parcel,
+    Receipt,
+    Refusal,
+    Result,
+    Signed,
+)
+from securefda.protocol.parameters import SessionLimits
+from securefda.site.policy.model import ModelPolicy
+from securefda.source.model_bound import (
     INITIAL_TOLERANCE,
     AcceptedHeader,
     Known,
@@ -28,19 +41,6 @@ from securefda.rounds.model_bound import (
     origin_of,
     units_of,
 )
-from securefda.secagg.messages import (
-    NO_CONTEXT,
-    NO_SESSION,
-    Advertise,
-    Header,
-    MissedResult,
-    Parcel,
-    Receipt,
-    Refusal,
-    Result,
-    Signed,
-)
-from securefda.secagg.parameters import SessionLimits
 
 ME, N = 1, 4
 LIMITS = SessionLimits(k_min=2, n_c=1, trusted=frozenset({1, 2, 3}))

@@ -13,8 +13,7 @@ import pytest
 from rounds_federation import TARGET, Federation, secrets_in, signer, until
 
 from securefda.errors import SecureFdaError
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import (
+from securefda.protocol.messages import (
     NO_CONTEXT,
     SESSION_ID_BYTES,
     Advertise,
@@ -29,6 +28,7 @@ from securefda.secagg.messages import (
     Survivors,
     Visibility,
 )
+from securefda.source.run import SourceRounds
 
 ME = 2
 BEFORE_RELEASE = [KeyList, ShareDelivery]

@@ -17,12 +17,12 @@ from depth import at_depth
 from rounds_federation import TARGET
 from rounds_private import NOISE, PrivateFederation, differing, settings_with
 
-from securefda.rounds.private_site import PrivateTrainer
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import Visibility
+from securefda.protocol.messages import Visibility
+from securefda.source.private_trainer import PrivateTrainer
+from securefda.source.run import SourceRounds
 from securefda.training import LocalResult
 from securefda.training.settings import NoiseSettings
-from securefda.transport.memory_network import UnderWay
+from securefda.transport.in_memory import UnderWay
 
 INDIVIDUAL, COHORT, SUM = Visibility
 SWALLOWS = settings_with(NoiseSettings(2.0**60), learning_rate=2.0**-63)

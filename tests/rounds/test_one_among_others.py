@@ -14,9 +14,9 @@ from rounds_fixed import Fixed
 from rounds_liars import SAMPLES, Liar
 
 from securefda.errors import ConfigError
-from securefda.policy import WorkLimits
-from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import NO_CONTEXT, Header, Parcel, Refusal, ShareBundle, Visibility
+from securefda.protocol.checks import quantisation
+from securefda.protocol.messages import NO_CONTEXT, Header, Parcel, Refusal, ShareBundle, Visibility
+from securefda.site.policy import WorkLimits
 from securefda.training import LocalResult, Vector
 
 ME, LIAR = 2, 1

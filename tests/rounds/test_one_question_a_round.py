@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from rounds_federation import TARGET, Federation, signer, until
 
-from securefda.policy import ReleaseLimits
-from securefda.rounds.site import vector_to_wire
-from securefda.secagg.messages import NO_CONTEXT, Advertise, Header, Parcel, Refusal, TargetTerms
+from securefda.protocol.messages import NO_CONTEXT, Advertise, Header, Parcel, Refusal, TargetTerms
+from securefda.site.policy import ReleaseLimits
+from securefda.training.trainer import vector_to_wire
 
 VICTIM = 1
 STEPS = 2

@@ -12,9 +12,9 @@ import pytest
 from rounds_federation import TARGET, Federation, is_header, rows_of, until
 from source_stores import store_at
 
-from securefda.rounds.records import summarise
+from securefda.operations.records import summarise
+from securefda.protocol.messages import Advertise, Header, Result, ShareDelivery, Update, Visibility
 from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.secagg.messages import Advertise, Header, Result, ShareDelivery, Update, Visibility
 from securefda.training import Vector
 from securefda.training.personal import FineTuned
 

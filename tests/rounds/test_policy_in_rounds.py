@@ -11,11 +11,9 @@ import pytest
 from rounds_federation import TARGET, Federation, changed, until
 
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.policy import WorkLimits, check_header
-from securefda.rounds.records import SiteLine, refused_line
-from securefda.rounds.run_folder import METRICS_FILE, RunFolder, read_run
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import (
+from securefda.operations.records import SiteLine, refused_line
+from securefda.operations.run_folder import METRICS_FILE, RunFolder, read_run
+from securefda.protocol.messages import (
     Abort,
     Consistency,
     Header,
@@ -29,6 +27,8 @@ from securefda.secagg.messages import (
     Survivors,
     Visibility,
 )
+from securefda.site.policy import WorkLimits, check_header
+from securefda.source.run import SourceRounds
 from securefda.transport.wire import decode_signed, encode_signed
 
 ME = 2

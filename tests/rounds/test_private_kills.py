@@ -14,9 +14,9 @@ import pytest
 from rounds_private import WIDE
 from train_and_die import STEPS, Life, data_set
 
-from securefda.dp.accountants import epsilon
-from securefda.dp.events import DpEvent
-from securefda.dp.ledger import Ledger
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import DpEvent
+from securefda.privacy.ledger import Ledger
 
 SCRIPT = Path(__file__).with_name("train_and_die.py")
 POINTS = [

@@ -12,11 +12,11 @@ import pytest
 from rounds_federation import TARGET, AnySigned, Killed, identity, is_header, site_id
 from rounds_private import WIDE, PrivateFederation, enough_for
 
-from securefda.dp.accountants import epsilon
 from securefda.errors import BudgetExhausted, ExitCode, TrainingError
-from securefda.rounds.accounts import signer_of
-from securefda.rounds.private_site import PrivateTrainer
-from securefda.secagg.messages import Advertise, MaskedInput, Refusal, Visibility
+from securefda.privacy.accountants import epsilon
+from securefda.protocol.messages import Advertise, MaskedInput, Refusal, Visibility
+from securefda.site.privacy_account import signer_of
+from securefda.source.private_trainer import PrivateTrainer
 from securefda.training import LocalResult
 
 POOR = 2

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rounds_federation import SEED, TARGET, AnySigned, Federation, Killed, is_header, until
 
+from securefda.aggregator.run import AggregatorRun
 from securefda.errors import ConfigError
-from securefda.rounds.recording import RecordingReporter, model_file
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_folder import RunFolder, read_run
-from securefda.secagg.messages import (
+from securefda.operations.recording import RecordingReporter, model_file
+from securefda.operations.run_folder import RunFolder, read_run
+from securefda.protocol.messages import (
     Advertise,
     Goodbye,
     Header,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rounds_federation import Federation, until
 
+from securefda.aggregator.headers import Planner
 from securefda.errors import ConfigError
-from securefda.rounds.headers import Planner
-from securefda.secagg.messages import Header, Parcel, Refusal, Result, Update, Visibility
+from securefda.protocol.messages import Header, Parcel, Refusal, Result, Update, Visibility
 
 INDIVIDUAL, COHORT, SUM = Visibility
 THREE_AT_SUM = dict.fromkeys((2, 3, 4), SUM)

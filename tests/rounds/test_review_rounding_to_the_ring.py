@@ -11,9 +11,9 @@ from rounds_federation import AnySigned, Federation, is_header
 from rounds_fixed import fix
 from rounds_liars import Liar
 
-from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Granularity, Header
-from securefda.secagg.prg import RingVector
+from securefda.protocol.checks import quantisation
+from securefda.protocol.masking import RingVector
+from securefda.protocol.messages import Granularity, Header
 
 VICTIM, OTHERS = 3, (1, 2)
 SIZES = (12, 3)

@@ -12,10 +12,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import TARGET, UNIX_S, Federation, is_header, roster_of, signer, site_id, until
 
-from securefda.policy import check_header
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import Abort, Header, KeyList, Parcel, Refusal, Signer, Survivors
-from securefda.secagg.roster import Roster
+from securefda.protocol.messages import Abort, Header, KeyList, Parcel, Refusal, Signer, Survivors
+from securefda.protocol.roster import Roster
+from securefda.site.policy import check_header
+from securefda.source.run import SourceRounds
 from securefda.transport import wire
 
 N, ME, OTHER = 4, 2, 3

@@ -12,16 +12,23 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import TARGET, roster_of, site_id
 from source_stores import store_at
 
-from securefda.config import AggregatorConfig, NoiseSection, ProcessSection, SourceConfig, TaskSection, TrainingSection
-from securefda.config.sections import DEFAULT_DATA_SET
-from securefda.dp.ledger import Ledger
-from securefda.dp.ledger_rows import LedgerError
 from securefda.errors import ConfigError
-from securefda.policy import default_policy
-from securefda.rounds.accounts import data_set_of, ledger_file, make_ledger
+from securefda.privacy.ledger import Ledger
+from securefda.privacy.ledger_storage import LedgerError
 from securefda.rounds.composition import Member, source_site, target_site, task_of, training_rows
-from securefda.rounds.private_site import PrivateTrainer
 from securefda.rounds.store import AggregatorStore
+from securefda.site.config import (
+    AggregatorConfig,
+    NoiseSection,
+    ProcessSection,
+    SourceConfig,
+    TaskSection,
+    TrainingSection,
+)
+from securefda.site.config.sections import DEFAULT_DATA_SET
+from securefda.site.policy import default_policy
+from securefda.site.privacy_account import data_set_of, ledger_file, make_ledger
+from securefda.source.private_trainer import PrivateTrainer
 from securefda.transport.wire import encode
 
 DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")

@@ -13,9 +13,9 @@ from rounds_federation import TARGET, AnySigned, Federation, Killed, is_header, 
 from rounds_fixed import fix
 from rounds_liars import Liar
 
-from securefda.adaptation import CANDIDATES, Rule, TargetStatistics, choose_rule, delta_errors, mean_errors, round_plan
-from securefda.rounds.records import RoundLine
-from securefda.secagg.messages import Header, MaskedInput, Visibility
+from securefda.operations.records import RoundLine
+from securefda.protocol.messages import Header, MaskedInput, Visibility
+from securefda.rules import CANDIDATES, Rule, TargetStatistics, choose_rule, delta_errors, mean_errors, round_plan
 
 INDIVIDUAL, COHORT, SUM = Visibility
 NO_CAPS = {"kappa": 0.0}

@@ -12,9 +12,9 @@ from rounds_federation import TARGET, Federation, signer, until
 from source_stores import book_beside, store_at
 
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError
-from securefda.policy import ReleaseLimits
-from securefda.rounds.run_book import RunBook, run_book_file
-from securefda.secagg.messages import NO_CONTEXT, Header, Parcel, Refusal, Signed
+from securefda.protocol.messages import NO_CONTEXT, Header, Parcel, Refusal, Signed
+from securefda.site.policy import ReleaseLimits
+from securefda.source.run_book import RunBook, run_book_file
 
 ME = 1
 DAY_S = 86_400

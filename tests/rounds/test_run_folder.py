@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from securefda.dp.events import Budget
 from securefda.errors import ConfigError, QuorumLost, SecureFdaError
-from securefda.rounds.recording import RecordingReporter
-from securefda.rounds.records import RoundLine, Summary, summarise
-from securefda.rounds.run_folder import RunFolder, append_line, read_run, replace_file
+from securefda.operations.recording import RecordingReporter
+from securefda.operations.records import RoundLine, Summary, summarise
+from securefda.operations.run_folder import RunFolder, append_line, read_run, replace_file
+from securefda.privacy.events import Budget
 from securefda.rounds.store import TargetRelease
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rounds_federation import TARGET, AnySigned, Federation, Killed, is_header, until
 
-from securefda.adaptation import ServerPlan, server_step
-from securefda.secagg.messages import Advertise, Header, MaskedInput, Result, Visibility
+from securefda.protocol.messages import Advertise, Header, MaskedInput, Result, Visibility
+from securefda.rules import ServerPlan, server_step
 
 ROUNDS = 3
 NO_CAPS = {"kappa": 0.0}

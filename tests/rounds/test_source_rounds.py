@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 from rounds_federation import TARGET, Federation, changed, reached_from, secrets_in, signer, site_id, until
 
-from securefda.adaptation import Contribution
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError, TrainingError
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import (
+from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
     SESSION_ID_BYTES,
@@ -38,6 +36,8 @@ from securefda.secagg.messages import (
     Update,
     Visibility,
 )
+from securefda.rules import Contribution
+from securefda.source.run import SourceRounds
 
 ME = 2
 PHASES: dict[type, type] = {

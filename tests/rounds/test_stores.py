@@ -16,10 +16,8 @@ import pytest
 from source_stores import store_at
 
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.rounds.model_bound import AcceptedHeader, Known, TakenResult
-from securefda.rounds.store import AggregatorStore, Asked, KeptResult, SourceStore
-from securefda.secagg.checks import History, PastResult
-from securefda.secagg.messages import (
+from securefda.protocol.checks import History, PastResult
+from securefda.protocol.messages import (
     NO_CONTEXT,
     Envelope,
     Header,
@@ -30,7 +28,9 @@ from securefda.secagg.messages import (
     Signed,
     Visibility,
 )
-from securefda.secagg.transcript import round_terms
+from securefda.protocol.transcript import round_terms
+from securefda.rounds.store import AggregatorStore, Asked, KeptResult, SourceStore
+from securefda.source.model_bound import AcceptedHeader, Known, TakenResult
 
 RUN, OTHER_RUN = bytes(16), b"x" * 16
 SESSION, OTHER_SESSION = bytes(32), b"s" * 32

@@ -12,15 +12,15 @@ from rounds_definition import trained
 from rounds_federation import TARGET, AnySigned, Federation, changed, is_header, site_id, until
 from rounds_liars import ACCURACY, LOSS, Liar
 
-from securefda.cli.samples import sample
-from securefda.config import NoiseSection, load_federation
+from securefda.aggregator.expected import expected_header
 from securefda.errors import PolicyRefusal, TrainingError
-from securefda.policy import MetadataPolicy
-from securefda.rounds.expected import expected_header
-from securefda.rounds.site import SiteTrainer
-from securefda.rounds.terms import metrics_of
-from securefda.secagg.messages import Advertise, Header, Join, Parcel, Refusal, Update, Visibility
+from securefda.local.samples import sample
+from securefda.protocol.contribution import metrics_of
+from securefda.protocol.messages import Advertise, Header, Join, Parcel, Refusal, Update, Visibility
+from securefda.site.config import NoiseSection, load_federation
+from securefda.site.policy import MetadataPolicy
 from securefda.training import LocalResult
+from securefda.training.trainer import SiteTrainer
 
 INDIVIDUAL, COHORT, SUM = Visibility
 ME = 2
@@ -309,7 +309,7 @@ def test_an_update_that_carries_figures_which_the_header_leaves_out_does_not_lea
     body = header.message.body
     assert isinstance(body, Header)
     monkeypatch.setattr(
-        "securefda.rounds.source_round.metrics_of",
+        "securefda.source.rounds.metrics_of",
         lambda header, result: metrics_of(replace(header, metrics=True), result),
     )
     answers = federation.sources[1].handle(header)

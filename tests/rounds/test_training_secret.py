@@ -19,19 +19,26 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from rounds_federation import SEED, TARGET, identity, roster_of, site_id, task_of, training_of
 from source_stores import store_at
 
-from securefda.config import AggregatorConfig, NoiseSection, ProcessSection, SourceConfig, TaskSection, TrainingSection
 from securefda.errors import ConfigError
-from securefda.policy import default_policy
+from securefda.protocol.secret import Secret
 from securefda.rounds.composition import Member, source_site, target_site
-from securefda.rounds.site import SiteTrainer
 from securefda.rounds.store import AggregatorStore
-from securefda.rounds.training_secret import REPEATABLE, TrainingSecret, secret_of_site
-from securefda.secagg.secret import Secret
+from securefda.site.config import (
+    AggregatorConfig,
+    NoiseSection,
+    ProcessSection,
+    SourceConfig,
+    TaskSection,
+    TrainingSection,
+)
+from securefda.site.drawing import REPEATABLE, TrainingSecret, secret_of_site
+from securefda.site.policy import default_policy
 from securefda.training import OwnRows, TrainingSettings, Vector, derive_seed, train_local
 from securefda.training.local import batches
 from securefda.training.mixture import Mixture
 from securefda.training.personal import FineTuned, vector_of
 from securefda.training.seeds import encode_parts, generator_of, round_seed, seeded_torch
+from securefda.training.trainer import SiteTrainer
 from securefda.transport.wire import encode
 
 RUN, OTHER_RUN = "0" * 32, "1" * 32

@@ -23,15 +23,15 @@ from rounds_federation import SEED, UNIX_S
 from rounds_private import NOISE, WIDE, settings_with
 from rounds_tasks import Points
 
-from securefda.dp.accountants import rdp_of_a_step
-from securefda.dp.ledger import Ledger
-from securefda.dp.ledger_rows import DataSet
-from securefda.dp.noise import KEY_BYTES
-from securefda.rounds.accounts import PrivacyAccount, data_set_of
-from securefda.rounds.private_site import PrivateTrainer
+from securefda.privacy.accountants import rdp_of_a_step
+from securefda.privacy.ledger import Ledger
+from securefda.privacy.ledger_storage import DataSet
+from securefda.privacy.noise import KEY_BYTES
+from securefda.privacy.private_training import train_private
+from securefda.site.privacy_account import PrivacyAccount, data_set_of
+from securefda.source.private_trainer import PrivateTrainer
 from securefda.tasks import TaskSettings
 from securefda.training import LocalResult
-from securefda.training.private import train_private
 
 SITE, RUN = "source-1", "run"
 TASK = Points(TaskSettings("target", (SITE,), SEED))

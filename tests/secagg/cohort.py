@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.federation.throwaway import throwaway_roster
-from securefda.secagg import aggregator as agg
-from securefda.secagg import source as src
-from securefda.secagg.aggregator_session import AggregatorSession
-from securefda.secagg.checks import History, check_header, quantisation
-from securefda.secagg.messages import (
+from securefda.protocol import aggregator as agg
+from securefda.protocol import source as src
+from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol.checks import History, check_header, quantisation
+from securefda.protocol.masking import RingVector
+from securefda.protocol.messages import (
     NO_CONTEXT,
     EnergyTerms,
     Envelope,
@@ -36,12 +36,12 @@ from securefda.secagg.messages import (
     Signer,
     Visibility,
 )
-from securefda.secagg.parameters import SessionLimits, default_threshold
-from securefda.secagg.prg import RingVector
-from securefda.secagg.roster import Roster, RosterEntry
-from securefda.secagg.secret import Secret
-from securefda.secagg.signatures import sign_bytes
-from securefda.secagg.transcript import architecture_digest, layer_names_and_shapes
+from securefda.protocol.parameters import SessionLimits, default_threshold
+from securefda.protocol.roster import Roster, RosterEntry
+from securefda.protocol.secret import Secret
+from securefda.protocol.signatures import sign_bytes
+from securefda.protocol.transcript import architecture_digest, layer_names_and_shapes
+from securefda.site.throwaway import throwaway_roster
 from securefda.transport import wire
 
 TARGET = 1

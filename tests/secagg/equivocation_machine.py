@@ -16,7 +16,7 @@ from session_lies import STRANGER, Draw
 from session_machine import terms_with
 from session_sites import Terms
 
-from securefda.secagg.messages import (
+from securefda.protocol.messages import (
     Abort,
     Consistency,
     EnergyTerms,

@@ -12,10 +12,10 @@ from typing import Any
 
 from cohort import TARGET, AnySigned, Bytes, Cohort, forged, resigned, signer
 
-from securefda.secagg import agreement
-from securefda.secagg.agreement import BoxAddress, SharePair
-from securefda.secagg.checks import row_bytes
-from securefda.secagg.messages import (
+from securefda.protocol import agreement
+from securefda.protocol.agreement import BoxAddress, SharePair
+from securefda.protocol.checks import row_bytes
+from securefda.protocol.messages import (
     Abort,
     Advertise,
     DeliveredBox,
@@ -28,7 +28,7 @@ from securefda.secagg.messages import (
     SurvivorSignature,
     Visibility,
 )
-from securefda.secagg.secret import Secret
+from securefda.protocol.secret import Secret
 
 VICTIM, COLLUDER = 2, 3
 STRANGER = sha256(b"something else").digest()

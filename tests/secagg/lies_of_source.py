@@ -10,7 +10,7 @@ import numpy as np
 from cohort import TARGET, AnySigned, Cohort, forged, resigned, signer
 from lies_of_aggregator import STRANGER
 
-from securefda.secagg.messages import Abort, MasterShare, SelfMaskShare, Step, SurvivorSignature, Unmask
+from securefda.protocol.messages import Abort, MasterShare, SelfMaskShare, Step, SurvivorSignature, Unmask
 
 LIAR, DROPPED = 4, 5
 KEYS, SHARES, INPUT, SIGNATURE, UNMASK = range(5)

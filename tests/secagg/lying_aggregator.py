@@ -19,14 +19,13 @@ from session_network import received
 from session_sites import WIDTH, HonestSource, Terms, UnitTrainer, folder_in_memory, must, witness_at
 
 from securefda.audit import notes
-from securefda.audit.names import witness_name
-from securefda.rounds.store import AggregatorStore
-from securefda.secagg import agreement
-from securefda.secagg import source as src
-from securefda.secagg.agreement import BoxAddress, SharePair, row_commitment
-from securefda.secagg.checks import row_bytes, row_readers
-from securefda.secagg.cohorts import nonce_commitment
-from securefda.secagg.messages import (
+from securefda.audit.facts import witness_name
+from securefda.protocol import agreement
+from securefda.protocol import source as src
+from securefda.protocol.agreement import BoxAddress, SharePair, row_commitment
+from securefda.protocol.checks import row_bytes, row_readers
+from securefda.protocol.cohorts import nonce_commitment
+from securefda.protocol.messages import (
     NO_CONTEXT,
     Advertise,
     Checkpoint,
@@ -49,8 +48,9 @@ from securefda.secagg.messages import (
     SurvivorSignature,
     Unmask,
 )
-from securefda.secagg.secret import Secret
-from securefda.transport.memory_network import UnderWay
+from securefda.protocol.secret import Secret
+from securefda.rounds.store import AggregatorStore
+from securefda.transport.in_memory import UnderWay
 
 MODEL = bytes(4 * WIDTH)
 NO_SHARES = SharePair(Secret(bytes(33)), Secret(bytes(33)))

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.secagg import aggregator as agg
-from securefda.secagg import source as src
-from securefda.secagg.aggregator_session import AggregatorSession
-from securefda.secagg.checks import History, PastResult, check_header, quantisation
-from securefda.secagg.messages import Result, Signed, Signer
-from securefda.secagg.parameters import SessionLimits
-from securefda.secagg.prg import RingVector
-from securefda.secagg.roster import Roster
-from securefda.secagg.transcript import layer_names_and_shapes
+from securefda.protocol import aggregator as agg
+from securefda.protocol import source as src
+from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol.checks import History, PastResult, check_header, quantisation
+from securefda.protocol.masking import RingVector
+from securefda.protocol.messages import Result, Signed, Signer
+from securefda.protocol.parameters import SessionLimits
+from securefda.protocol.roster import Roster
+from securefda.protocol.transcript import layer_names_and_shapes
 from securefda.transport import wire
 
 VECTORS = Path(__file__).parents[1] / "vectors"

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from cohort import TARGET
 from session_sites import must
 
+from securefda.aggregator.attempt import Attempt
 from securefda.errors import FaultyAggregatorError, FaultySourceError, PolicyRefusal, SecureFdaError
-from securefda.rounds.attempts import Attempt
-from securefda.secagg.messages import Abort, Parcel, Refusal
+from securefda.protocol.messages import Abort, Parcel, Refusal
 
 OF_THE_OUTSIDE = frozenset(
     ["SENDER", "DUPLICATE", "TYPE", "SUITE", "SESSION", "CONTEXT", "SIGNATURE", "ORDER", "INPUT_DIGEST", "INPUT_LENGTH"]

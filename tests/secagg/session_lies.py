@@ -16,10 +16,10 @@ from cohort import AnySigned, Bytes, resigned, signer
 from hypothesis import strategies as st
 from session_sites import WIDTH, Source
 
-from securefda.secagg import agreement
-from securefda.secagg.agreement import BoxAddress, KeyPair, SharePair, row_commitment
-from securefda.secagg.checks import TAIL
-from securefda.secagg.messages import (
+from securefda.protocol import agreement
+from securefda.protocol.agreement import BoxAddress, KeyPair, SharePair, row_commitment
+from securefda.protocol.checks import TAIL
+from securefda.protocol.messages import (
     Abort,
     Advertise,
     Checkpoint,
@@ -33,9 +33,9 @@ from securefda.secagg.messages import (
     Step,
     SurvivorSignature,
 )
-from securefda.secagg.secret import Secret
-from securefda.secagg.shamir import PRIME, LagrangeAtZero, x_of
-from securefda.secagg.transcript import key_list_context
+from securefda.protocol.secret import Secret
+from securefda.protocol.shamir import PRIME, LagrangeAtZero, x_of
+from securefda.protocol.transcript import key_list_context
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 STRANGER = sha256(b"a stranger").digest()

@@ -14,7 +14,7 @@ from session_lies import LIES, Draw, Scene, balanced, off_by, outside
 from session_network import SessionNetwork, received
 from session_sites import MOST_SOURCES, Terms
 
-from securefda.secagg.messages import (
+from securefda.protocol.messages import (
     Advertise,
     Checkpoint,
     Cosigned,
@@ -24,8 +24,8 @@ from securefda.secagg.messages import (
     SurvivorSignature,
     Unmask,
 )
-from securefda.secagg.parameters import default_threshold, threshold_is_sound
-from securefda.transport.memory_network import UnderWay
+from securefda.protocol.parameters import default_threshold, threshold_is_sound
+from securefda.transport.in_memory import UnderWay
 
 KINDS = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask)
 OF_LOGS = (Checkpoint, Cosigned)

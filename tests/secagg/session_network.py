@@ -28,17 +28,17 @@ from session_sites import (
     witness_at,
 )
 
-from securefda.adaptation import Strategy, energies_of, energy_caps, energy_codes
+from securefda.aggregator.attempt import Attempt, PartialSum, RoundSum, Send
+from securefda.aggregator.masked_attempt import MaskedAttempt
+from securefda.aggregator.run import AggregatorRun
+from securefda.aggregator.settings import RunSettings, TargetSite
 from securefda.errors import FaultyAggregatorError
-from securefda.rounds.attempts import Attempt, PartialSum, RoundSum, Send
-from securefda.rounds.masked_attempt import MaskedAttempt
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_settings import RunSettings, TargetSite
+from securefda.protocol.agreement import ROW_OPENING_BYTES
+from securefda.protocol.checks import TAIL, quantisation
+from securefda.protocol.messages import Abort, Header, Parcel, Survivors, Visibility
 from securefda.rounds.store import AggregatorStore
-from securefda.secagg.agreement import ROW_OPENING_BYTES
-from securefda.secagg.checks import TAIL, quantisation
-from securefda.secagg.messages import Abort, Header, Parcel, Survivors, Visibility
-from securefda.transport.memory_network import MemoryNetwork, Passed, UnderWay
+from securefda.rules import Strategy, energies_of, energy_caps, energy_codes
+from securefda.transport.in_memory import MemoryNetwork, Passed, UnderWay
 from securefda.transport.wire import WireError
 
 

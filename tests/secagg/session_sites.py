@@ -19,14 +19,11 @@ import numpy as np
 from cohort import TARGET, Bytes, identity, roster_of, secrets_in, signer
 from source_stores import store_at
 
+from securefda.audit.journal import Opening
+from securefda.audit.witness import Witness, WitnessMemory
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.policy import default_policy
-from securefda.rounds.composition import Member, witness_of
-from securefda.rounds.journal import Opening
-from securefda.rounds.source import SourceRounds, SourceSite
-from securefda.rounds.witness import Witness, WitnessMemory
-from securefda.secagg.cohorts import cohort_with
-from securefda.secagg.messages import (
+from securefda.protocol.cohorts import cohort_with
+from securefda.protocol.messages import (
     Abort,
     Header,
     MaskedInput,
@@ -39,8 +36,11 @@ from securefda.secagg.messages import (
     Unmask,
     Visibility,
 )
-from securefda.secagg.source import AwaitingSurvivors
-from securefda.secagg.transcript import architecture_digest
+from securefda.protocol.source import AwaitingSurvivors
+from securefda.protocol.transcript import architecture_digest
+from securefda.rounds.composition import Member, witness_of
+from securefda.site.policy import default_policy
+from securefda.source.run import SourceRounds, SourceSite
 from securefda.training import Evaluation, LayerTable, LocalResult
 from securefda.transport import wire
 

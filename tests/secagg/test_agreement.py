@@ -6,8 +6,8 @@ from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securefda.secagg import agreement
-from securefda.secagg.agreement import (
+from securefda.protocol import agreement
+from securefda.protocol.agreement import (
     BOX_BYTES,
     BoxAddress,
     BoxError,
@@ -17,8 +17,8 @@ from securefda.secagg.agreement import (
     Label,
     SharePair,
 )
-from securefda.secagg.secret import Secret
-from securefda.secagg.shamir import PRIME, ShareError
+from securefda.protocol.secret import Secret
+from securefda.protocol.shamir import PRIME, ShareError
 
 CTX, OTHER_CTX = bytes([1]) * 32, bytes([2]) * 32
 MASTER, SELF_SECRET = Secret(bytes([3]) * 32), Secret(bytes([4]) * 32)

@@ -14,7 +14,7 @@ import test_header_checks
 import test_lying_aggregator
 import test_lying_source
 
-from securefda.secagg import aggregator, aggregator_session, checks, opening, source
+from securefda.protocol import aggregator, checks, source, unmasking
 
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
 HEADER = {lie.check for lie in test_header_checks.LIES} | set(test_header_checks.OUTSIDE)
@@ -39,7 +39,7 @@ def test_every_check_of_the_aggregator_is_told_in_a_lie_of_a_source() -> None:
     assert apart <= names_in(test_lying_source)
     outside = set(lies_of_source.OUTSIDE)  # found by envelope_fault, whose names are in the module of the checks
     assert outside <= names_in(checks)
-    assert names_in(aggregator) | names_in(aggregator_session) | names_in(opening) | outside == SOURCE | apart
+    assert names_in(aggregator) | names_in(aggregator) | names_in(unmasking) | outside == SOURCE | apart
 
 
 def test_key_of_low_order_is_told_where_masks_are_made_too() -> None:

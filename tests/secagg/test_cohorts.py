@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError, QuorumLost
-from securefda.secagg import source as src
-from securefda.secagg.checks import quantisation
-from securefda.secagg.cohorts import cohort_with, cohorts_of, nonce_commitment, nonce_fits
-from securefda.secagg.messages import Visibility
-from securefda.secagg.parameters import default_threshold
+from securefda.protocol import source as src
+from securefda.protocol.checks import quantisation
+from securefda.protocol.cohorts import cohort_with, cohorts_of, nonce_commitment, nonce_fits
+from securefda.protocol.messages import Visibility
+from securefda.protocol.parameters import default_threshold
 
 CTX1 = sha256(b"ctx1").digest()
 

@@ -11,9 +11,9 @@ from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securefda.secagg.decoding import points_on_polynomial
-from securefda.secagg.secret import Secret
-from securefda.secagg.shamir import PRIME, LagrangeAtZero, split
+from securefda.protocol.secret import Secret
+from securefda.protocol.shamir import PRIME, LagrangeAtZero, split
+from securefda.protocol.unmasking import points_on_polynomial
 
 SECRET = Secret(bytes(range(32)))
 

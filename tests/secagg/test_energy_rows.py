@@ -10,12 +10,12 @@ from lies_of_aggregator import MIXED
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError
-from securefda.secagg import agreement
-from securefda.secagg import source as src
-from securefda.secagg.agreement import BOX_BYTES, ROW_OPENING_BYTES, BoxAddress, SharePair
-from securefda.secagg.checks import row_bytes, row_fault, row_readers
-from securefda.secagg.messages import Advertise, EnergyTerms, Granularity, Header, ShareBundle, Signed, Visibility
-from securefda.secagg.secret import Secret
+from securefda.protocol import agreement
+from securefda.protocol import source as src
+from securefda.protocol.agreement import BOX_BYTES, ROW_OPENING_BYTES, BoxAddress, SharePair
+from securefda.protocol.checks import row_bytes, row_fault, row_readers
+from securefda.protocol.messages import Advertise, EnergyTerms, Granularity, Header, ShareBundle, Signed, Visibility
+from securefda.protocol.secret import Secret
 
 AT_SUM, COLLUDER, IN_COHORT = 2, 0, 4
 

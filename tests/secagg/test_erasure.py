@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cohort import PHASES, Cohort, leaving, secrets_in
 
-from securefda.secagg import source as src
+from securefda.protocol import source as src
 
 VICTIM = 2
 DROPS = {5: 2}

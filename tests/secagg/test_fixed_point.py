@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from securefda.secagg.fixed_point import Q_MAX_CAP, ClippedLayer, Quantisation, RangeAlarm
-from securefda.secagg.parameters import sum_cannot_wrap
+from securefda.protocol.fixed_point import Q_MAX_CAP, ClippedLayer, Quantisation, RangeAlarm
+from securefda.protocol.parameters import sum_cannot_wrap
 
 clips = st.floats(1e-6, 1e6)
 rings = st.sampled_from([32, 64])

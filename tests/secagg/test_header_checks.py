@@ -26,8 +26,8 @@ from cohort import (
 )
 
 from securefda.errors import FaultyAggregatorError
-from securefda.secagg.checks import History, PastResult, check_header, check_vectors
-from securefda.secagg.messages import (
+from securefda.protocol.checks import History, PastResult, check_header, check_vectors
+from securefda.protocol.messages import (
     NO_CONTEXT,
     Abort,
     EnergyTerms,
@@ -39,9 +39,9 @@ from securefda.secagg.messages import (
     Visibility,
     vector_digests,
 )
-from securefda.secagg.parameters import SessionLimits
-from securefda.secagg.roster import Roster
-from securefda.secagg.transcript import layer_names_and_shapes, round_terms
+from securefda.protocol.parameters import SessionLimits
+from securefda.protocol.roster import Roster
+from securefda.protocol.transcript import layer_names_and_shapes, round_terms
 
 N, ME = 5, 2
 OTHER = sha256(b"other").digest()

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import secagg_oracles as oracle
 
-from securefda.secagg import agreement, masking, shamir
-from securefda.secagg.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, Label, SharePair
-from securefda.secagg.fixed_point import ClippedLayer, Quantisation
-from securefda.secagg.prg import Mask, add_masks
-from securefda.secagg.secret import Secret
+from securefda.protocol import agreement, masking, shamir
+from securefda.protocol.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, Label, SharePair
+from securefda.protocol.fixed_point import ClippedLayer, Quantisation
+from securefda.protocol.masking import Mask, add_masks
+from securefda.protocol.secret import Secret
 
 ROOT = Path(__file__).parents[2]
 VECTORS = ROOT / "tests" / "vectors"

@@ -11,11 +11,11 @@ from cohort import PHASES, Bytes, Cohort, header_body, leaving, over_the_wire, r
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError, QuorumLost
-from securefda.secagg import source as src
-from securefda.secagg.checks import quantisation
-from securefda.secagg.cohorts import cohorts_of, quorum_of
-from securefda.secagg.messages import EnergyTerms, Granularity, KeyList, SelfMaskShare, Visibility
-from securefda.secagg.parameters import default_threshold
+from securefda.protocol import source as src
+from securefda.protocol.checks import quantisation
+from securefda.protocol.cohorts import cohorts_of, quorum_of
+from securefda.protocol.messages import EnergyTerms, Granularity, KeyList, SelfMaskShare, Visibility
+from securefda.protocol.parameters import default_threshold
 
 INDIVIDUAL, COHORT, SUM = Visibility
 CTX1 = bytes(range(32))

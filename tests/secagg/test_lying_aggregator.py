@@ -11,8 +11,8 @@ from lies_of_aggregator import COLLUDER, LIES, OUTSIDE, VICTIM, Lie
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError
-from securefda.secagg import source as src
-from securefda.secagg.messages import Survivors
+from securefda.protocol import source as src
+from securefda.protocol.messages import Survivors
 
 
 def cohort_before(slot: int, **setup: object) -> Cohort:

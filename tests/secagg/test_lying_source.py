@@ -13,9 +13,9 @@ from lies_of_source import DROPPED, LIAR, LIES, OUTSIDE, UNMASK, SourceLie, from
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultySourceError
-from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import MasterShare, SelfMaskShare, Unmask
-from securefda.secagg.shamir import PRIME, LagrangeAtZero, x_of
+from securefda.protocol.checks import quantisation
+from securefda.protocol.messages import MasterShare, SelfMaskShare, Unmask
+from securefda.protocol.shamir import PRIME, LagrangeAtZero, x_of
 
 # Six sources, t = 4: one is lost between R1 and R2, so that both kinds of shares are asked for in R4.
 DROPS = {DROPPED: 2}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from securefda.secagg import masking, prg
-from securefda.secagg.prg import KEYSTREAM_PER_THREAD, useful_threads
-from securefda.secagg.secret import Secret
+from securefda.protocol import masking
+from securefda.protocol.masking import KEYSTREAM_PER_THREAD, useful_threads
+from securefda.protocol.secret import Secret
 
 
 class Cohort:
@@ -69,8 +69,8 @@ def test_pairwise_masks_cancel_when_nobody_drops() -> None:
 
 def test_two_threads_mask_and_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors as long as it takes for the second thread to be started."""
-    used, keystream = set(), prg._keystream
-    monkeypatch.setattr(prg, "_keystream", lambda *at: used.add(threading.get_ident()) or keystream(*at))
+    used, keystream = set(), masking._keystream
+    monkeypatch.setattr(masking, "_keystream", lambda *at: used.add(threading.get_ident()) or keystream(*at))
     cohort = Cohort(3, length=2 * KEYSTREAM_PER_THREAD // (3 * 4) + 1)
     assert useful_threads(3 * cohort.inputs[0].nbytes, threads=2) == 2
     masked = cohort.masked(0)

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from lies_of_aggregator import LIES, VICTIM, Lie
 
 from securefda.errors import ProtocolError
-from securefda.secagg.messages import Parcel, Unmask
+from securefda.protocol.messages import Parcel, Unmask
 
 DROPS = {5: 2}
 

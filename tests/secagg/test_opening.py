@@ -4,9 +4,9 @@ import secrets
 
 import pytest
 
-from securefda.secagg.opening import _Parity
-from securefda.secagg.secret import Secret
-from securefda.secagg.shamir import PRIME, SHARE_BYTES, element_of, split
+from securefda.protocol.secret import Secret
+from securefda.protocol.shamir import PRIME, SHARE_BYTES, element_of, split
+from securefda.protocol.unmasking import _Parity
 
 THRESHOLD = 4
 XS = (2, 3, 5, 6, 9, 12, 13)

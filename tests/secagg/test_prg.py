@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from securefda.secagg import prg
-from securefda.secagg.prg import (
+from securefda.protocol import masking
+from securefda.protocol.masking import (
     BLOCK_BYTES,
     KEYSTREAM_PER_THREAD,
     MOST_THREADS,
@@ -20,7 +20,7 @@ from securefda.secagg.prg import (
     available_threads,
     useful_threads,
 )
-from securefda.secagg.secret import Secret
+from securefda.protocol.secret import Secret
 
 KEYS = [bytes([number]) * 32 for number in range(1, 5)]
 CHI_SQUARE_255 = 377.1  # upper 1e-6 quantile with 255 degrees of freedom
@@ -64,28 +64,28 @@ def test_result_does_not_depend_on_threads(bits: int, extra: int, threads: int) 
 def test_as_many_threads_share_the_vector_as_were_asked_for(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream is opened by the thread that uses it, and none is through before all have begun."""
     seen, all_here = set(), threading.Barrier(threads, timeout=30)
-    keystream = prg._keystream
+    keystream = masking._keystream
 
     def opened(key: Secret, first_byte: int) -> CipherContext:
         seen.add(threading.get_ident())
         all_here.wait()
         return keystream(key, first_byte)
 
-    monkeypatch.setattr(prg, "_keystream", opened)
+    monkeypatch.setattr(masking, "_keystream", opened)
     add_masks(np.zeros(3 * BLOCK_BYTES // 4, np.uint32), [Mask(Secret(KEYS[0]))], threads=threads)
     assert len(seen) == threads
     assert threading.get_ident() in seen
 
 
 def test_an_error_in_another_thread_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    keystream = prg._keystream
+    keystream = masking._keystream
 
     def opened(key: Secret, first_byte: int) -> CipherContext:
         if first_byte:
             raise MemoryError("no room for a cipher")
         return keystream(key, first_byte)
 
-    monkeypatch.setattr(prg, "_keystream", opened)
+    monkeypatch.setattr(masking, "_keystream", opened)
     with pytest.raises(MemoryError, match="no room"):
         add_masks(np.zeros(3 * BLOCK_BYTES // 4, np.uint32), [Mask(Secret(KEYS[0]))], threads=2)
 

@@ -21,8 +21,8 @@ from published import (
 )
 
 from securefda.errors import ConfigError, FaultyAggregatorError, FaultySourceError, ProtocolError, QuorumLost
-from securefda.secagg.checks import check_header, check_vectors
-from securefda.secagg.roster import Roster, SignedRoster
+from securefda.protocol.checks import check_header, check_vectors
+from securefda.protocol.roster import Roster, SignedRoster
 from securefda.transport.wire import WireError
 
 SESSIONS = [one["name"] for one in load("sessions")["valid"]]

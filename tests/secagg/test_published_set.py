@@ -8,7 +8,7 @@ import pytest
 from published import VECTORS, load
 from test_check_names import names_in
 
-from securefda.secagg import aggregator, aggregator_session, checks, opening, source
+from securefda.protocol import aggregator, checks, source, unmasking
 
 FILES = sorted(path.stem for path in VECTORS.glob("*.json"))
 COUNTED: dict[str, tuple[list[str], list[str]]] = {
@@ -55,7 +55,7 @@ def test_there_are_at_least_five_invalid_cases_for_each_valid_one() -> None:
     ("files", "modules"),
     [
         (("headers", "lies_to_source"), (checks, source)),
-        (("lies_to_aggregator",), (aggregator, aggregator_session, opening)),
+        (("lies_to_aggregator",), (aggregator, aggregator, unmasking)),
     ],
     ids=["source", "aggregator"],
 )

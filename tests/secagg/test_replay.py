@@ -9,7 +9,7 @@ from cohort import TARGET, AnySigned, Cohort, leaving, signer
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError
-from securefda.secagg.messages import (
+from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
     Abort,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securefda.errors import ConfigError
-from securefda.secagg.roster import Roster, RosterEntry, SignedRoster, sign_roster
+from securefda.protocol.roster import Roster, RosterEntry, SignedRoster, sign_roster
 
 
 def key(number: int) -> Ed25519PrivateKey:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import secagg_oracles as oracle
 
-from securefda.secagg import agreement, prg, shamir
-from securefda.secagg.secret import Secret, draw
+from securefda.protocol import agreement, masking, shamir
+from securefda.protocol.secret import Secret, draw
 
 CANARY = b"canary-canary-canary-canary-cana"
 
@@ -33,7 +33,7 @@ def test_no_way_of_printing_shows_a_secret(caplog: pytest.LogCaptureFixture) -> 
     secret = Secret(CANARY)
     logging.getLogger("secagg").warning("%s %r", secret, Holder(secret))
     printed = [repr(secret), str(secret), f"{secret}", f"{secret!r:>40}", repr(Holder(secret)), repr([secret])]
-    printed += [repr(agreement.KeyPair(secret)), repr(prg.Mask(secret)), caplog.text]
+    printed += [repr(agreement.KeyPair(secret)), repr(masking.Mask(secret)), caplog.text]
     assert caplog.text
     assert not any(shows(text) for text in printed)
 

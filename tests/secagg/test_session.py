@@ -13,10 +13,10 @@ from cohort import PHASES, TARGET, AnySigned, Cohort, Link, leaving
 from depth import at_depth
 
 from securefda.errors import FaultySourceError, QuorumLost
-from securefda.secagg import source as src
-from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Layer
-from securefda.secagg.parameters import default_threshold
+from securefda.protocol import source as src
+from securefda.protocol.checks import quantisation
+from securefda.protocol.messages import Layer
+from securefda.protocol.parameters import default_threshold
 
 SIZES = range(3, 8)
 

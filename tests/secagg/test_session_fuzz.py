@@ -22,19 +22,19 @@ from session_machine import SessionMachine
 from session_network import SessionNetwork, received
 from session_sites import Terms, Violation
 
-from securefda.policy import verdict
-from securefda.rounds import source_round
-from securefda.rounds.source_site import SourceSite
+from securefda.audit.witness import CheckpointError, Witness
+from securefda.protocol import aggregator, checks, masking
+from securefda.protocol import source as src
+from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol.agreement import ROW_OPENING_BYTES, row_commitment
+from securefda.protocol.checks import TAIL
+from securefda.protocol.messages import Advertise, Checkpoint, Parcel, ShareBundle, Visibility
+from securefda.protocol.secret import Secret
 from securefda.rounds.store import SourceStore
-from securefda.rounds.witness import CheckpointError, Witness
-from securefda.secagg import aggregator, checks, masking
-from securefda.secagg import source as src
-from securefda.secagg.aggregator_session import AggregatorSession
-from securefda.secagg.agreement import ROW_OPENING_BYTES, row_commitment
-from securefda.secagg.checks import TAIL
-from securefda.secagg.messages import Advertise, Checkpoint, Parcel, ShareBundle, Visibility
-from securefda.secagg.secret import Secret
-from securefda.transport.memory_network import UnderWay
+from securefda.site.policy import verdict
+from securefda.source import rounds
+from securefda.source.site import SourceSite
+from securefda.transport.in_memory import UnderWay
 
 SESSIONS = at_depth(20, 300)
 """How many sessions are played against each adversary."""
@@ -133,13 +133,13 @@ def unseen_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def signing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that has signed the lists goes on waiting for lists."""
-    real = source_round._sign_survivors
+    real = rounds._sign_survivors
 
-    def sign(site: SourceSite, current: source_round.SourceRound, following: Any, message: Any) -> Any:
+    def sign(site: SourceSite, current: rounds.SourceRound, following: Any, message: Any) -> Any:
         _, answer = real(site, current, following, message)
         return replace(current, phase=replace(current.phase, shares=following.shares)), answer  # type: ignore[call-arg]
 
-    monkeypatch.setattr(source_round, "_sign_survivors", sign)
+    monkeypatch.setattr(rounds, "_sign_survivors", sign)
 
 
 def fuse_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:

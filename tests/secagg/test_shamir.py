@@ -4,9 +4,9 @@ from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securefda.secagg import shamir
-from securefda.secagg.secret import Secret
-from securefda.secagg.shamir import PRIME, LagrangeAtZero, ShareError, reconstruct, split
+from securefda.protocol import shamir
+from securefda.protocol.secret import Secret
+from securefda.protocol.shamir import PRIME, LagrangeAtZero, ShareError, reconstruct, split
 
 
 def is_probable_prime(n: int) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from securefda.secagg.messages import Abort, Goodbye, Join, Refusal, Step, Visibility
+from securefda.protocol.messages import Abort, Goodbye, Join, Refusal, Step, Visibility
 
 FORGED = "X failed; it accuses source-2"
 WRITES: dict[str, Callable[[str], object]] = {

@@ -12,15 +12,11 @@ import pytest
 from published import session
 from second_implementation import index, labelled
 
-from securefda.adaptation.energy import SMALL_LAYER
-from securefda.audit.facts import MAX_INTEGER
-from securefda.audit.names import LogName, witness_name
-from securefda.rounds import tail
-from securefda.rounds.patience import MOST_BROKEN_IN_A_ROW
-from securefda.rounds.run import CLOSING_S
-from securefda.rounds.witness import MOST_SHOWN
-from securefda.secagg import agreement, checks, messages, roster, shamir
-from securefda.secagg.messages import (
+from securefda.aggregator.run import CLOSING_S
+from securefda.audit.facts import MAX_INTEGER, LogName, witness_name
+from securefda.audit.witness import MOST_SHOWN
+from securefda.protocol import aggregate_statistics, agreement, checks, messages, roster, shamir
+from securefda.protocol.messages import (
     Advertise,
     Body,
     Consistency,
@@ -41,6 +37,8 @@ from securefda.secagg.messages import (
     Unmask,
     Visibility,
 )
+from securefda.rules.norm_caps import SMALL_LAYER
+from securefda.source.patience import MOST_BROKEN_IN_A_ROW
 from securefda.transport import wire, wire_decode, wire_encode
 from securefda.v1 import messages_pb2 as pb
 
@@ -158,8 +156,8 @@ def test_enums_have_the_numbers_of_the_code() -> None:
         f"a vector has m + {checks.TAIL} elements",
         f"is not (m + {checks.TAIL}) · b/8",
         f"The masked input itself has (m + {checks.TAIL}) · b/8 bytes",
-        f"mean loss over the training rows / {tail.LOSS_BOUND:g}",
-        f"`source_only` / ({tail.DISTANCE_BOUND:g} · mean_square)",
+        f"mean loss over the training rows / {aggregate_statistics.LOSS_BOUND:g}",
+        f"`source_only` / ({aggregate_statistics.DISTANCE_BOUND:g} · mean_square)",
         f"at most {wire_decode.MAX_SIDES} sides",
         f"A checkpoint has at most {messages.MAX_NOTE_BYTES} bytes ({messages.MAX_NOTE_BYTES // 1024} KiB)",
         f"a proof at most {messages.MAX_PROOF_HASHES} hashes",

@@ -8,8 +8,8 @@ from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.federation.throwaway import throwaway_roster
-from securefda.secagg.roster import Roster
+from securefda.protocol.roster import Roster
+from securefda.site.throwaway import throwaway_roster
 
 
 @cache

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from source_stores import store_at
 
-from securefda.cli.bench.trainer import RandomTrainer
-from securefda.policy import SourcePolicy
+from securefda.aggregator.run import AggregatorRun
+from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.audit.journal import Opening
+from securefda.audit.witness import Witness
+from securefda.bench.party import RandomTrainer
 from securefda.rounds.composition import Member, witness_of
-from securefda.rounds.journal import Opening
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.run_settings import RunSettings, TargetSite
-from securefda.rounds.source import SourceRounds, SourceSite
 from securefda.rounds.store import AggregatorStore, SourceStore
-from securefda.rounds.witness import Witness
+from securefda.site.policy import SourcePolicy
+from securefda.source.run import SourceRounds, SourceSite
 from securefda.tasks import Samples
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
-from securefda.adaptation import Strategy
-from securefda.rounds.run_settings import RunSettings
-from securefda.secagg.messages import Visibility
+from securefda.aggregator.settings import RunSettings
+from securefda.protocol.messages import Visibility
+from securefda.rules import Strategy
 
 
 def run_settings(strategy: Strategy, visibility: Visibility = Visibility.SUM, **changes: Any) -> RunSettings:

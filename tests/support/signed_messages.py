@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from known_sites import known_key
 
 from securefda.audit.kept import NOT_KEPT
-from securefda.secagg import messages as m
-from securefda.secagg.signatures import SIGNATURE_BYTES
+from securefda.protocol import messages as m
+from securefda.protocol.signatures import SIGNATURE_BYTES
 from securefda.transport import wire
 
 SIZE = 2_000

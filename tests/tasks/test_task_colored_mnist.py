@@ -5,8 +5,8 @@ import pytest
 import torch
 from idx_files import made_up, write_set
 
-from securefda.config import load_federation
 from securefda.errors import ConfigError, DataError
+from securefda.site.config import load_federation
 from securefda.tasks import TaskSettings, load_task
 from securefda.tasks.colored_mnist import COLOUR_FLIPS
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from securefda.config import load_federation
 from securefda.errors import ConfigError
+from securefda.site.config import load_federation
 from securefda.tasks import TaskSettings, load_task
 from securefda.training import build_model
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from training_private import SGD, Net
 
 from securefda.errors import TrainingError
+from securefda.privacy.private_checks import require_separate_rows
 from securefda.training import build_model
-from securefda.training.private_checks import require_separate_rows
 
 
 class PreparedTogether(Net):

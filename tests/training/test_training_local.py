@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from training_tasks import Line, WithDropout
 
-from securefda.adaptation import StepStatistics, TargetStatistics
 from securefda.errors import TrainingError
+from securefda.rules import StepStatistics, TargetStatistics
 from securefda.tasks import Samples
 from securefda.training import (
     FEWEST_TARGET_STEPS,

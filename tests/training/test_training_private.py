@@ -12,10 +12,10 @@ import torch
 from training_private import NO_NOISE, NOISE, ROWS, SGD, WAYS, WHOLE, Coupled, Net, by, fixed, silent, train, ways
 from training_tasks import Line, WithDropout
 
-from securefda.dp.noise import NoiseSource
+from securefda.privacy.noise import NoiseSource
+from securefda.privacy.private_training import schedule_of
 from securefda.tasks import Samples, Task
 from securefda.training import TrainingSettings, build_model, model_to_vector, train_local
-from securefda.training.private import schedule_of
 from securefda.training.settings import NoiseSettings
 
 PLAIN = [

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from securefda.cores import usable_cores
-from securefda.training.threads import WORK_PER_THREAD, choose_threads, multiply_adds
+from securefda.training.device import WORK_PER_THREAD, choose_threads, multiply_adds
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from securefda.training.threads import WORK_PER_THREAD, choose_threads, multiply
     ],
 )
 def test_threads_follow_the_work_up_to_the_cores(monkeypatch, work, cores, threads):
-    monkeypatch.setattr("securefda.training.threads.usable_cores", lambda: cores)
+    monkeypatch.setattr("securefda.training.device.usable_cores", lambda: cores)
     assert choose_threads(0, lambda: work, {}) == threads
 
 
@@ -36,7 +36,7 @@ def test_openmp_variable_wins_over_the_work():
 
 @pytest.mark.parametrize(("limit", "threads"), [("1", 1), ("2", 2), ("", 8), ("many", 8), ("99", 8)])
 def test_openmp_limit_bounds_the_choice(monkeypatch, limit, threads):
-    monkeypatch.setattr("securefda.training.threads.usable_cores", lambda: 8)
+    monkeypatch.setattr("securefda.training.device.usable_cores", lambda: 8)
     assert choose_threads(0, lambda: 100 * WORK_PER_THREAD, {"OMP_THREAD_LIMIT": limit}) == threads
 
 

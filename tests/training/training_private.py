@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from training_tasks import Line
 
+from securefda.privacy.private_training import train_private
 from securefda.tasks import Samples, Task
 from securefda.training import LocalResult, TrainingSettings, build_model, model_to_vector
-from securefda.training.private import train_private
 from securefda.training.settings import NoiseSettings
 
 ROWS = 20

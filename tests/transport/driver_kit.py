@@ -12,21 +12,21 @@ from random_sites import random_run, random_source
 from run_settings import run_settings
 from transport_kit import CALM, RUN_ID, TARGET, Sites
 
-from securefda.adaptation import Rule, Strategy
-from securefda.cli.bench.job import SAMPLES
+from securefda.aggregator.run import AggregatorRun
+from securefda.audit.recorder import MessageRecorder
+from securefda.bench.job import SAMPLES
 from securefda.errors import SecureFdaError
-from securefda.policy import default_policy
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import RoundLine, SiteLine
+from securefda.protocol.messages import Body, Parcel, Signed
 from securefda.rounds.composition import Member
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.records import RoundLine, SiteLine
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import Body, Parcel, Signed
+from securefda.rules import Rule, Strategy
+from securefda.site.policy import default_policy
+from securefda.source.run import SourceRounds
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.driver import RunDriver, SourceDriver
 from securefda.transport.observer import Direction
-from securefda.transport.recorder import MessageRecorder
 from securefda.transport.server import AggregatorServer
 from securefda.transport.wire import encode
 

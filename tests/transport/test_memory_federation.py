@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from securefda.config import load_federation
 from securefda.errors import ExitCode, QuorumLost
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.records import Summary
-from securefda.rounds.run_folder import read_run
-from securefda.rounds.site import SiteTrainer
-from securefda.secagg.messages import (
+from securefda.local.simulator import simulate
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import Summary
+from securefda.operations.run_folder import read_run
+from securefda.protocol.messages import (
     Advertise,
     Body,
     Checkpoint,
@@ -27,9 +26,10 @@ from securefda.secagg.messages import (
     SurvivorSignature,
     Unmask,
 )
+from securefda.site.config import load_federation
 from securefda.tasks import TaskSettings, load_task
 from securefda.training import TrainingSettings
-from securefda.transport.memory import simulate
+from securefda.training.trainer import SiteTrainer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ROUNDS = 10

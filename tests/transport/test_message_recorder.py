@@ -26,11 +26,12 @@ from transport_kit import (
     soon,
 )
 
+from securefda.audit import recorder as recorder_module
 from securefda.audit.kept import FILE
 from securefda.audit.records import Decision, Disclosure
 from securefda.audit.store import AuditError
 from securefda.errors import FaultyAggregatorError
-from securefda.secagg.messages import (
+from securefda.protocol.messages import (
     NO_SESSION,
     Advertise,
     Body,
@@ -47,7 +48,6 @@ from securefda.secagg.messages import (
     Update,
     Visibility,
 )
-from securefda.transport import recorder as recorder_module
 from securefda.transport.events import Received
 from securefda.transport.observer import Direction, ignore
 from securefda.transport.wire import encode_signed

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from securefda.transport.offload import in_thread, work_goes_on
+from securefda.transport.event_loop import in_thread, work_goes_on
 
 WAIT_S = 20.0
 

@@ -33,7 +33,7 @@ from transport_kit import (
 )
 
 from securefda.errors import FaultyAggregatorError
-from securefda.secagg.messages import MaskedInput, Parcel
+from securefda.protocol.messages import MaskedInput, Parcel
 from securefda.transport.dialer import UploadRefusedError
 from securefda.transport.events import Misbehaved, Received
 from securefda.transport.limits import UNREAD_MESSAGES

@@ -40,7 +40,7 @@ from securefda.errors import (
     ExitCode,
     FaultyAggregatorError,
 )
-from securefda.secagg.messages import Refusal
+from securefda.protocol.messages import Refusal
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.events import Misbehaved, Received

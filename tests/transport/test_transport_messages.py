@@ -28,7 +28,7 @@ from transport_kit import (
 )
 
 from securefda.errors import ConfigError, ConnectionFailed, SecureFdaError
-from securefda.secagg.messages import Parcel
+from securefda.protocol.messages import Parcel
 from securefda.transport.dialer import UploadRefusedError
 from securefda.transport.events import Joined, Left, Misbehaved, Received
 from securefda.transport.observer import Direction, wire_size

@@ -24,12 +24,11 @@ from transport_kit import (
 )
 
 from securefda.errors import ConnectionFailed
-from securefda.transport.client import AggregatorRestarted
+from securefda.transport.client import AggregatorRestarted, upload
 from securefda.transport.dialer import HungUp
 from securefda.transport.events import Joined, Left, Received
 from securefda.transport.limits import TransportSettings
-from securefda.transport.site import Traffic
-from securefda.transport.transfers import upload
+from securefda.transport.peer import Traffic
 
 
 @scenario

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transport_kit import header_body
 
 from securefda.errors import ExitCode, ProtocolError
-from securefda.secagg import messages as m
+from securefda.protocol import messages as m
 from securefda.transport.wire import WireError, decode, decode_signed, encode, encode_signed
 from securefda.transport.wire_decode import MAX_LAYERS, MAX_SITES
 from securefda.transport.wire_encode import BODY_FIELDS

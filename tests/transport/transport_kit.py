@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from securefda.secagg.messages import (
+from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
     Body,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from google.protobuf.descriptor import FieldDescriptor
 from wire_fields import SIZED, VARINT, tagged
 
-from securefda.secagg.messages import NO_SESSION
+from securefda.protocol.messages import NO_SESSION
 from securefda.transport.wire import WireError, decode
 from securefda.transport.wire_decode import MAX_ENVELOPE_BYTES
 from securefda.v1 import messages_pb2 as pb

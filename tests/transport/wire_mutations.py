@@ -37,7 +37,7 @@ from wire_fields import (
     varint,
 )
 
-from securefda.secagg.roster import MAX_SITES
+from securefda.protocol.roster import MAX_SITES
 from securefda.transport.wire import WireError, decode_signed, encode, encode_signed
 from securefda.transport.wire_decode import MAX_LAYERS
 from securefda.transport.wire_encode import BODY_FIELDS

@@ -18,11 +18,11 @@ from message_vectors import plain
 from session_vectors import PLANS, VectorCohort, begun, signed
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError, ProtocolError, QuorumLost
-from securefda.secagg import source as src
-from securefda.secagg.messages import Signed
-from securefda.secagg.prg import RingVector
-from securefda.secagg.shamir import PRIME
-from securefda.secagg.signatures import sign_bytes
+from securefda.protocol import source as src
+from securefda.protocol.masking import RingVector
+from securefda.protocol.messages import Signed
+from securefda.protocol.shamir import PRIME
+from securefda.protocol.signatures import sign_bytes
 
 DUE_AT_SOURCE = ("KeyList", "ShareDelivery", "Survivors", "Consistency", "Result")
 DUE_AT_AGGREGATOR = ("Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask")

@@ -20,12 +20,12 @@ from message_vectors import plain
 from session_vectors import signed
 
 from securefda.errors import FaultyAggregatorError
-from securefda.secagg.checks import History, check_vectors
-from securefda.secagg.messages import Header
-from securefda.secagg.parameters import SessionLimits
-from securefda.secagg.roster import Roster, SignedRoster, sign_roster
-from securefda.secagg.signatures import sign_bytes
-from securefda.secagg.strict_json import canonical_json
+from securefda.parse import canonical_json
+from securefda.protocol.checks import History, check_vectors
+from securefda.protocol.messages import Header
+from securefda.protocol.parameters import SessionLimits
+from securefda.protocol.roster import Roster, SignedRoster, sign_roster
+from securefda.protocol.signatures import sign_bytes
 
 Terms = dict[str, Any]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from securefda.secagg import agreement, masking, shamir
-from securefda.secagg.agreement import BoxAddress, Label, SharePair
-from securefda.secagg.fixed_point import ClippedLayer, Quantisation
-from securefda.secagg.prg import BLOCK_BYTES, Mask, add_masks
-from securefda.secagg.secret import Secret
+from securefda.protocol import agreement, masking, shamir
+from securefda.protocol.agreement import BoxAddress, Label, SharePair
+from securefda.protocol.fixed_point import ClippedLayer, Quantisation
+from securefda.protocol.masking import BLOCK_BYTES, Mask, add_masks
+from securefda.protocol.secret import Secret
 
 LOW_ORDER_POINTS = (
     "0000000000000000000000000000000000000000000000000000000000000000",

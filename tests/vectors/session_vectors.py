@@ -17,15 +17,15 @@ from lies_of_aggregator import MIXED
 from message_vectors import plain
 from numpy.typing import NDArray
 
-from securefda.adaptation import energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
-from securefda.secagg import agreement, shamir
-from securefda.secagg.agreement import BoxAddress, KeyPair
-from securefda.secagg.checks import quantisation
-from securefda.secagg.cohorts import cohort_with, cohorts_of, nonce_commitment
-from securefda.secagg.messages import EnergyTerms, Granularity, Visibility
-from securefda.secagg.prg import RingVector
-from securefda.secagg.secret import Secret
-from securefda.secagg.transcript import key_list_context, members_context, survivors_digest
+from securefda.protocol import agreement, shamir
+from securefda.protocol.agreement import BoxAddress, KeyPair
+from securefda.protocol.checks import quantisation
+from securefda.protocol.cohorts import cohort_with, cohorts_of, nonce_commitment
+from securefda.protocol.masking import RingVector
+from securefda.protocol.messages import EnergyTerms, Granularity, Visibility
+from securefda.protocol.secret import Secret
+from securefda.protocol.transcript import key_list_context, members_context, survivors_digest
+from securefda.rules import energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
 
 
 def _cohorts(size: int, quorum: int, **changes: Any) -> dict[str, Any]:

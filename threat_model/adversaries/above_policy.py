@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from securefda.secagg.messages import Header, Visibility
+from securefda.protocol.messages import Header, Visibility
 from securefda.training import Vector
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.sites import AggregatorSeat

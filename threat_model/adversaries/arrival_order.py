@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from securefda.secagg.messages import Advertise, MaskedInput, ShareBundle, SurvivorSignature, Unmask, Update
-from securefda.transport.memory_network import Passed
+from securefda.protocol.messages import Advertise, MaskedInput, ShareBundle, SurvivorSignature, Unmask, Update
+from securefda.transport.in_memory import Passed
 from threat_model.sites import TARGET
 
 _COLLECTED = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask, Update)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from securefda.adaptation import RoundPlan, TargetStatistics, energies_of
-from securefda.rounds.headers import Place
-from securefda.rounds.target import TargetRound
+from securefda.aggregator.headers import Place
+from securefda.aggregator.target import TargetRound
+from securefda.rules import RoundPlan, TargetStatistics, energies_of
 from securefda.training import LocalResult
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.heard import Heard

@@ -10,14 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 
-from securefda.adaptation import RoundPlan, round_plan
+from securefda.aggregator.attempt import Send
+from securefda.aggregator.cosigners import Witnesses
+from securefda.aggregator.headers import Place, Planner, SessionPlan, make_header
+from securefda.aggregator.target import TargetRound, train_target
 from securefda.errors import FaultySourceError
-from securefda.rounds.attempts import Send
-from securefda.rounds.headers import Place, Planner, SessionPlan, make_header
-from securefda.rounds.site import vector_from_wire, vector_to_wire
-from securefda.rounds.target import TargetRound, train_target
-from securefda.rounds.witnesses import Witnesses
-from securefda.secagg.messages import (
+from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
     RUN_ID_BYTES,
@@ -48,8 +46,10 @@ from securefda.secagg.messages import (
     Update,
     Visibility,
 )
-from securefda.secagg.secret import draw
+from securefda.protocol.secret import draw
+from securefda.rules import RoundPlan, round_plan
 from securefda.training import Vector
+from securefda.training.trainer import vector_from_wire, vector_to_wire
 from threat_model.adversaries.heard import Heard, View
 from threat_model.adversaries.masks import ring_vector
 from threat_model.adversaries.opens import Opens

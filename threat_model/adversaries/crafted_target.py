@@ -13,17 +13,16 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.adaptation import RoundPlan, TargetStatistics, energy_caps, energy_codes, energy_row
-from securefda.rounds.energies import EnergyRow
-from securefda.rounds.headers import Place
-from securefda.rounds.source import SourceReporter, SourceSite
-from securefda.rounds.target import TargetRound
-from securefda.rounds.terms import contribution_at_source
-from securefda.secagg import source as steps
-from securefda.secagg.agreement import ROW_OPENING_BYTES, row_commitment
-from securefda.secagg.cohorts import quorum_of
-from securefda.secagg.messages import Advertise, Granularity, Parcel, Visibility
-from securefda.secagg.secret import Secret
+from securefda.aggregator.headers import Place
+from securefda.aggregator.target import TargetRound
+from securefda.protocol import source as steps
+from securefda.protocol.agreement import ROW_OPENING_BYTES, row_commitment
+from securefda.protocol.cohorts import quorum_of
+from securefda.protocol.contribution import EnergyRow, contribution_at_source
+from securefda.protocol.messages import Advertise, Granularity, Parcel, Visibility
+from securefda.protocol.secret import Secret
+from securefda.rules import RoundPlan, TargetStatistics, energy_caps, energy_codes, energy_row
+from securefda.source.run import SourceReporter, SourceSite
 from securefda.training import LocalResult, Vector
 from threat_model.adversaries.colluders import SubtractsColluders
 from threat_model.adversaries.sources import ColludingSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from securefda.secagg.messages import Consistency, Survivors
+from securefda.protocol.messages import Consistency, Survivors
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
 from threat_model.sites import AggregatorSeat

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from securefda.rounds.headers import Place
-from securefda.rounds.site import vector_to_wire
-from securefda.secagg.messages import KeyList, Result, Survivors
+from securefda.aggregator.headers import Place
+from securefda.protocol.messages import KeyList, Result, Survivors
+from securefda.training.trainer import vector_to_wire
 from threat_model.adversaries.base import MaliciousAggregator
 
 

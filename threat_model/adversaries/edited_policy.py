@@ -9,8 +9,8 @@ from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.federation.policy_signature import policy_signature
-from securefda.policy import default_policy, default_policy_text
+from securefda.site.policy import default_policy, default_policy_text
+from securefda.site.policy.signed import policy_signature
 
 Way = Literal["edited", "unsigned", "of another site", "signed by another key", "signed in another's name"]
 WAYS: tuple[Way, ...] = ("edited", "unsigned", "of another site", "signed by another key", "signed in another's name")

@@ -8,21 +8,21 @@ from itertools import combinations, permutations
 from pathlib import Path
 from random import Random
 
+from securefda.aggregator.attempt import Send
+from securefda.aggregator.headers import Place
 from securefda.audit import notes
-from securefda.audit.claims import KINDS, Claim, NotProved, prove
+from securefda.audit.facts import LogName
 from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
-from securefda.audit.members import Members
 from securefda.audit.merkle import leaf_hash
-from securefda.audit.names import LogName
 from securefda.audit.notes import Note, Signature
+from securefda.audit.reconcile.claims import KINDS, Claim, NotProved, prove
+from securefda.audit.reconcile.transcript import Members
 from securefda.audit.records import Entry, encode_record, format_time
+from securefda.audit.statement_reader import StatementReader
 from securefda.audit.statements import CheckpointSaid, HeaderSaid, Statement
-from securefda.rounds.attempts import Send
-from securefda.rounds.headers import Place
-from securefda.rounds.source import SourceReporter, SourceSite
-from securefda.rounds.witness import CheckpointError
-from securefda.secagg.messages import (
+from securefda.audit.witness import CheckpointError
+from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
     RUN_ID_BYTES,
@@ -35,8 +35,8 @@ from securefda.secagg.messages import (
     Parcel,
     ShareDelivery,
 )
-from securefda.secagg.roster import Roster
-from securefda.transport.statements import StatementReader
+from securefda.protocol.roster import Roster
+from securefda.source.run import SourceReporter, SourceSite
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.heard import Heard, View
 from threat_model.adversaries.sources import MaliciousSource

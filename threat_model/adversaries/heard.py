@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from securefda.secagg.cohorts import cohort_with, cohorts_of
-from securefda.secagg.messages import (
+from securefda.protocol.cohorts import cohort_with, cohorts_of
+from securefda.protocol.masking import RingVector
+from securefda.protocol.messages import (
     Abort,
     Advertise,
     Header,
@@ -21,8 +22,7 @@ from securefda.secagg.messages import (
     Unmask,
     Update,
 )
-from securefda.secagg.prg import RingVector
-from securefda.secagg.transcript import header_context, key_list_context, members_context
+from securefda.protocol.transcript import header_context, key_list_context, members_context
 from securefda.training import Vector
 
 

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from securefda.secagg import agreement
-from securefda.secagg.agreement import BoxAddress, KeyPair, SharePair
-from securefda.secagg.cohorts import nonce_commitment
-from securefda.secagg.messages import (
-    Advertise,
-    DeliveredBox,
-    KeyList,
-    MasterShare,
-    ShareDelivery,
-    Signed,
-    Signer,
-)
-from securefda.secagg.secret import Secret
-from securefda.secagg.shamir import split, x_of
+from securefda.protocol import agreement
+from securefda.protocol.agreement import BoxAddress, KeyPair, SharePair
+from securefda.protocol.cohorts import nonce_commitment
+from securefda.protocol.messages import Advertise, DeliveredBox, KeyList, MasterShare, ShareDelivery, Signed, Signer
+from securefda.protocol.secret import Secret
+from securefda.protocol.shamir import split, x_of
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
 from threat_model.adversaries.opens import ShareKind

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from securefda.privacy.private_training import train_private
 from securefda.tasks import Samples, Task
 from securefda.training import NoiseSettings, TrainingSettings, Vector
-from securefda.training.private import train_private
 from threat_model.private_sites import ABSENT
 
 _FAR = 11.0

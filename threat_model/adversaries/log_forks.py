@@ -6,24 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from securefda.aggregator.attempt import Send
+from securefda.aggregator.cosigners import Witnesses
+from securefda.aggregator.settings import TargetSite
 from securefda.audit import notes
-from securefda.audit.names import witness_name
-from securefda.rounds.attempts import Send
-from securefda.rounds.journal import Opening
-from securefda.rounds.run_settings import TargetSite
-from securefda.rounds.source import SourceReporter, SourceSite
-from securefda.rounds.witness import Witness
-from securefda.rounds.witnesses import Witnesses
-from securefda.secagg.messages import (
-    NO_CONTEXT,
-    NO_SESSION,
-    Body,
-    Checkpoint,
-    Cosigned,
-    Header,
-    Parcel,
-    Signed,
-)
+from securefda.audit.facts import witness_name
+from securefda.audit.journal import Opening
+from securefda.audit.witness import Witness
+from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Header, Parcel, Signed
+from securefda.source.run import SourceReporter, SourceSite
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.sources import MaliciousSource
 from threat_model.sites import TARGET, AggregatorSeat, witness_at

@@ -14,12 +14,12 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.rounds.attempts import Send
-from securefda.rounds.headers import Place
-from securefda.rounds.model_bound import Units
-from securefda.rounds.site import vector_to_wire
-from securefda.secagg.messages import Parcel, Receipt, Result
+from securefda.aggregator.attempt import Send
+from securefda.aggregator.headers import Place
+from securefda.protocol.messages import Parcel, Receipt, Result
+from securefda.source.model_bound import Units
 from securefda.training import Vector
+from securefda.training.trainer import vector_to_wire
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.sites import AggregatorSeat
 

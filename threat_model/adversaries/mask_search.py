@@ -9,9 +9,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.secagg import agreement
-from securefda.secagg.prg import RingVector
-from securefda.secagg.secret import Secret
+from securefda.protocol import agreement
+from securefda.protocol.masking import RingVector
+from securefda.protocol.secret import Secret
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64, decode
 from threat_model.scores import cosine

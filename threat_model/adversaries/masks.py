@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Header
-from securefda.secagg.prg import Mask, RingVector, add_masks
-from securefda.secagg.secret import Secret
-from securefda.secagg.shamir import ShareError, reconstruct, x_of
+from securefda.protocol.checks import quantisation
+from securefda.protocol.masking import Mask, RingVector, add_masks
+from securefda.protocol.messages import Header
+from securefda.protocol.secret import Secret
+from securefda.protocol.shamir import ShareError, reconstruct, x_of
 
 Vector64 = NDArray[np.float64]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from securefda.secagg.messages import Signed
-from securefda.transport.memory_network import Passed
+from securefda.protocol.messages import Signed
+from securefda.transport.in_memory import Passed
 from threat_model.sites import TARGET
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from securefda.secagg.messages import Consistency, Header, KeyList
+from securefda.protocol.messages import Consistency, Header, KeyList
 from securefda.training import Vector
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64

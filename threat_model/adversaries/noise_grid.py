@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from securefda.privacy.private_training import train_private
 from securefda.tasks import Samples, Task
 from securefda.training import NoiseSettings, TrainingSettings, Vector
-from securefda.training.private import train_private
 from threat_model.adversaries.known_seed import without_row
 
 _BLOCK = 16

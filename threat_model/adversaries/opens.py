@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from securefda.secagg import agreement
-from securefda.secagg.agreement import KeyPair
-from securefda.secagg.messages import MasterShare, SelfMaskShare
-from securefda.secagg.prg import RingVector
-from securefda.secagg.secret import Secret
+from securefda.protocol import agreement
+from securefda.protocol.agreement import KeyPair
+from securefda.protocol.masking import RingVector
+from securefda.protocol.messages import MasterShare, SelfMaskShare
+from securefda.protocol.secret import Secret
 from threat_model.adversaries.heard import Heard
 from threat_model.adversaries.masks import Decoded, Vector64, decode, open_secret, peel
 from threat_model.adversaries.sources import ColludingSource

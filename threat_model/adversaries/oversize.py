@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from securefda.secagg.messages import MaskedInput, Parcel, Signed
+from securefda.protocol.messages import MaskedInput, Parcel, Signed
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Connection
 from securefda.transport.tls import Credentials, channel_credentials, server_credentials

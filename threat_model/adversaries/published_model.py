@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.dp.audit import correct_guesses, epsilon_lower_bound
+from securefda.privacy.empirical_audit import correct_guesses, epsilon_lower_bound
 from securefda.training import Vector
 
 

@@ -6,17 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from securefda.secagg.messages import (
-    Consistency,
-    KeyList,
-    MaskedInput,
-    ShareDelivery,
-    Signed,
-    Survivors,
-    Update,
-)
+from securefda.protocol.messages import Consistency, KeyList, MaskedInput, ShareDelivery, Signed, Survivors, Update
 from securefda.transport import wire
-from securefda.transport.memory_network import Passed
+from securefda.transport.in_memory import Passed
 from threat_model.sites import TARGET, signer_of
 
 Mode = Literal["verbatim", "relabelled", "anew"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from securefda.rounds.attempts import Send
-from securefda.rounds.headers import Place
-from securefda.secagg.messages import RUN_ID_BYTES, Header, Join, Parcel, Result
-from securefda.secagg.secret import draw
+from securefda.aggregator.attempt import Send
+from securefda.aggregator.headers import Place
+from securefda.protocol.messages import RUN_ID_BYTES, Header, Join, Parcel, Result
+from securefda.protocol.secret import draw
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Decoded, Vector64
 from threat_model.sites import AggregatorSeat

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from securefda.rounds.attempts import Send
-from securefda.secagg.messages import (
+from securefda.aggregator.attempt import Send
+from securefda.protocol.masking import RingVector
+from securefda.protocol.messages import (
     Abort,
     Advertise,
     Checkpoint,
@@ -22,8 +23,7 @@ from securefda.secagg.messages import (
     SurvivorSignature,
     Unmask,
 )
-from securefda.secagg.messages import Consistency as ConsistencyList
-from securefda.secagg.prg import RingVector
+from securefda.protocol.messages import Consistency as ConsistencyList
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64, decode, ring_vector
 from threat_model.adversaries.opens import ShareKind

@@ -9,9 +9,9 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.rounds.headers import Place
-from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import Header, Layer
+from securefda.aggregator.headers import Place
+from securefda.protocol.checks import quantisation
+from securefda.protocol.messages import Header, Layer
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Decoded
 from threat_model.sites import AggregatorSeat

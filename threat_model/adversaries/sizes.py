@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import MaskedInput, Parcel
+from securefda.protocol.messages import MaskedInput, Parcel
+from securefda.source.run import SourceRounds
 from securefda.transport import wire
-from securefda.transport.memory_network import Passed
+from securefda.transport.in_memory import Passed
 from threat_model.sites import TARGET
 
 Sizes = dict[tuple[int, str], tuple[int, ...]]

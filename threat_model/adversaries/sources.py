@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from securefda.rounds.source import SourceReporter, SourceRounds, SourceSite
-from securefda.secagg import source as steps
-from securefda.secagg.agreement import SharePair
-from securefda.secagg.messages import Body, Parcel, Signer
-from securefda.secagg.secret import Secret
+from securefda.protocol import source as steps
+from securefda.protocol.agreement import SharePair
+from securefda.protocol.messages import Body, Parcel, Signer
+from securefda.protocol.secret import Secret
+from securefda.source.run import SourceReporter, SourceRounds, SourceSite
 
 
 @dataclass

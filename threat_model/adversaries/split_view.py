@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from securefda.secagg.messages import (
+from securefda.protocol.messages import (
     Consistency,
     KeyList,
     MasterShare,

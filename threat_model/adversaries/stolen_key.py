@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from securefda.errors import AuthenticationError
-from securefda.federation.kit import STARTUP, load_kit
-from securefda.secagg.messages import Header
-from securefda.secagg.roster import Roster
+from securefda.protocol.messages import Header
+from securefda.protocol.roster import Roster
+from securefda.site.kit import STARTUP, load_kit
 from securefda.transport.client import SourceChannel
 from securefda.transport.limits import TransportSettings
 from securefda.transport.startup import credentials_of, endpoint_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 
-from securefda.secagg.messages import Survivor, Survivors
+from securefda.protocol.messages import Survivor, Survivors
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
 from threat_model.sites import TARGET, AggregatorSeat

@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.secagg.roster import Roster, SignedRoster, sign_roster
+from securefda.protocol.roster import Roster, SignedRoster, sign_roster
 from threat_model.adversaries.colluders import SubtractsColluders
 
 

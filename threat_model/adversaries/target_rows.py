@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from securefda.rounds.site import vector_from_wire
-from securefda.rounds.source import SourceReporter, SourceSite
-from securefda.secagg.messages import Header, Parcel
+from securefda.protocol.messages import Header, Parcel
+from securefda.source.run import SourceReporter, SourceSite
 from securefda.training import Vector
+from securefda.training.trainer import vector_from_wire
 from threat_model.adversaries.inversion import Row, inverted
 from threat_model.adversaries.sources import ColludingSource
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from securefda.rounds.source import SourceReporter, SourceSite
-from securefda.secagg.messages import MasterShare, Parcel, SelfMaskShare, Unmask
-from securefda.secagg.shamir import PRIME, SHARE_BYTES
+from securefda.protocol.messages import MasterShare, Parcel, SelfMaskShare, Unmask
+from securefda.protocol.shamir import PRIME, SHARE_BYTES
+from securefda.source.run import SourceReporter, SourceSite
 from threat_model.adversaries.sources import MaliciousSource
 
 

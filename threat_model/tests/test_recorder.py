@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from securefda.cli.threats import LAST_RUN_FILE, load_last_run
+from securefda.cli.threat_register import LAST_RUN_FILE, load_last_run
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.machinery
@@ -20,7 +20,7 @@ asset = "an update"
 levels = ["sum"]
 status = "{status}"
 mitigation = "a check"
-modules = ["securefda/secagg/checks.py"]
+modules = ["securefda/protocol/checks.py"]
 residual = "none"
 control = {control}
 """

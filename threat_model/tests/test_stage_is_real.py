@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.adaptation import Strategy
-from securefda.secagg.messages import Advertise, MaskedInput, Survivors, Visibility
-from securefda.transport.memory_network import Passed
+from securefda.protocol.messages import Advertise, MaskedInput, Survivors, Visibility
+from securefda.rules import Strategy
+from securefda.transport.in_memory import Passed
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.sources import ColludingSource, MaliciousSource
 from threat_model.scores import NOTHING_LEARNT_COSINE, auc, cosine, is_recovered, relative_error

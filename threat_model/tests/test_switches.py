@@ -12,11 +12,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import FaultyAggregatorError
-from securefda.rounds import source as rounds_source
-from securefda.rounds import source_round
-from securefda.secagg import checks, masking, source
-from securefda.secagg.messages import SelfMaskShare, Unmask
-from securefda.secagg.roster import Roster
+from securefda.protocol import checks, masking, source
+from securefda.protocol.messages import SelfMaskShare, Unmask
+from securefda.protocol.roster import Roster
+from securefda.source import rounds
+from securefda.source import run as rounds_source
 from threat_model.sites import roster_of
 from threat_model.switches import (
     ONE_SHARE_PER_OWNER,
@@ -58,7 +58,7 @@ def in_place() -> list[object]:
         checks.envelope_fault,
         source.envelope_fault,
         rounds_source.envelope_fault,
-        source_round.envelope_fault,
+        rounds.envelope_fault,
         masking.mask,
         source.mask,
         vars(Unmask)["__post_init__"],

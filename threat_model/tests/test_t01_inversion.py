@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from securefda.rounds.site import SiteTrainer
-from securefda.secagg.messages import Visibility
+from securefda.protocol.messages import Visibility
+from securefda.training.trainer import SiteTrainer
 from threat_model.adversaries.inversion import InvertsUpdates
 from threat_model.privacy_bounds import guess_bound, too_many_right
 from threat_model.private_sites import DELTA, plain_trainer, private_trainer, rows_of, sgd, spent

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from securefda.policy import default_policy
-from securefda.rounds.site import SiteTrainer
-from securefda.secagg.messages import MaskedInput, Update, Visibility
+from securefda.protocol.messages import MaskedInput, Update, Visibility
+from securefda.site.policy import default_policy
+from securefda.training.trainer import SiteTrainer
 from threat_model.adversaries.membership import TellsMembers
 from threat_model.privacy_bounds import auc_bound
 from threat_model.private_sites import DELTA, Candidates, fixed_bytes, plain_trainer, private_trainer, sgd, spent

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from securefda.secagg import agreement, masking, prg
-from securefda.secagg.prg import Mask
-from securefda.secagg.secret import Secret
+from securefda.protocol import agreement, masking
+from securefda.protocol.masking import Mask
+from securefda.protocol.secret import Secret
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.mask_search import FoldedSeedSearch, KeyBirthday, MaskStatistics, first_words
 from threat_model.adversaries.masks import Decoded, decode
@@ -118,7 +118,7 @@ def streams_of_keys_that_differ_in_one_bit() -> set[bytes]:
     key, streams = int.from_bytes(bytes(range(32)), "little"), set()
     for flip in [0, *(1 << bit for bit in range(256))]:
         words = np.zeros(4, np.uint32)
-        prg.add_masks(words, [Mask(Secret((key ^ flip).to_bytes(32, "little")))])
+        masking.add_masks(words, [Mask(Secret((key ^ flip).to_bytes(32, "little")))])
         streams.add(words.tobytes())
     return streams
 

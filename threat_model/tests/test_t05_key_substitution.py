@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from securefda.secagg.messages import MaskedInput, ShareBundle
+from securefda.protocol.messages import MaskedInput, ShareBundle
 from threat_model.adversaries.key_substitution import ALL_KEYS, KeySubstitution
 from threat_model.scores import is_recovered
 from threat_model.stage import MakesStage, Stage

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from securefda.secagg import agreement
-from securefda.secagg.messages import MasterShare, SurvivorSignature, Unmask
+from securefda.protocol import agreement
+from securefda.protocol.messages import MasterShare, SurvivorSignature, Unmask
 from threat_model.adversaries.declared_dropped import DeclaredDropped
 from threat_model.scores import NOTHING_LEARNT_COSINE, cosine, is_recovered
 from threat_model.stage import MakesStage, Stage

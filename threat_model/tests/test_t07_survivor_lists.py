@@ -15,9 +15,9 @@ import pytest
 from depth import at_depth
 
 from securefda.errors import FaultyAggregatorError
-from securefda.secagg import source as steps
-from securefda.secagg.agreement import SharePair
-from securefda.secagg.messages import (
+from securefda.protocol import source as steps
+from securefda.protocol.agreement import SharePair
+from securefda.protocol.messages import (
     Consistency,
     MaskedInput,
     MasterShare,
@@ -28,8 +28,8 @@ from securefda.secagg.messages import (
     SurvivorSignature,
     Unmask,
 )
-from securefda.secagg.secret import Secret
-from securefda.secagg.transcript import survivors_digest
+from securefda.protocol.secret import Secret
+from securefda.protocol.transcript import survivors_digest
 from securefda.transport import wire
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.sources import ColludingSource

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from securefda.secagg.messages import MaskedInput, SurvivorSignature, Unmask, Visibility
+from securefda.protocol.messages import MaskedInput, SurvivorSignature, Unmask, Visibility
 from threat_model.adversaries.cohort_isolation import CohortIsolation
 from threat_model.scores import NOTHING_LEARNT_COSINE, cosine, is_recovered
 from threat_model.stage import MakesStage, Stage

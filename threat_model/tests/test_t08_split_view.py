@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from securefda.errors import FaultyAggregatorError
-from securefda.policy import default_policy
-from securefda.secagg.checks import check_consistency
-from securefda.secagg.messages import Advertise, Consistency, MaskedInput, SurvivorSignature, Unmask
-from securefda.secagg.parameters import threshold_is_sound
+from securefda.protocol.checks import check_consistency
+from securefda.protocol.messages import Advertise, Consistency, MaskedInput, SurvivorSignature, Unmask
+from securefda.protocol.parameters import threshold_is_sound
+from securefda.site.policy import default_policy
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.adversaries.split_view import SplitView
 from threat_model.scores import NOTHING_LEARNT_COSINE, cosine, is_recovered

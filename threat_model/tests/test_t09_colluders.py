@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.policy import default_policy
-from securefda.secagg.messages import Advertise, MaskedInput, ShareBundle, Visibility
+from securefda.protocol.messages import Advertise, MaskedInput, ShareBundle, Visibility
+from securefda.site.policy import default_policy
 from threat_model.adversaries.colluders import SubtractsColluders
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.scores import NOTHING_LEARNT_COSINE, cosine, cosine_of_one_in, is_recovered

@@ -11,11 +11,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import CertificateError, ConfigError
-from securefda.federation.kit import load_kit
-from securefda.federation.sites import SiteSpec
-from securefda.policy import default_policy
-from securefda.secagg.messages import Advertise, Join, MaskedInput, ShareBundle
-from securefda.secagg.roster import Roster, SignedRoster
+from securefda.protocol.messages import Advertise, Join, MaskedInput, ShareBundle
+from securefda.protocol.roster import Roster, SignedRoster
+from securefda.site.endpoints import SiteSpec
+from securefda.site.kit import load_kit
+from securefda.site.policy import default_policy
 from tests.federation.federation_builder import NOW, make
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.adversaries.sybils import EnrolsSybils, IsolatesAmongSybils
@@ -76,7 +76,7 @@ def test_victim_that_trusts_every_site_of_the_roster_is_isolated_exactly(staged:
 
 
 def taken(proposal: SignedRoster, ca: Ed25519PrivateKey = CA) -> Roster:
-    """What a site makes of ``roster.json``, as :func:`securefda.federation.kit.open_kit` does."""
+    """What a site makes of ``roster.json``, as :func:`securefda.site.kit.open_kit` does."""
     return SignedRoster.from_bytes(proposal.to_bytes()).verify(ca.public_key().public_bytes_raw())
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from securefda.secagg.messages import Advertise, MaskedInput, Update, Visibility
+from securefda.protocol.messages import Advertise, MaskedInput, Update, Visibility
 from threat_model.adversaries.round_again import RoundAgain, Way
 from threat_model.scores import is_recovered
 from threat_model.stage import MakesStage, Stage

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.adaptation import Strategy
-from securefda.policy import default_policy
-from securefda.secagg.messages import Advertise, Checkpoint, Join, KeyList, Parcel, Result, Visibility
-from securefda.transport.memory_network import Passed
+from securefda.protocol.messages import Advertise, Checkpoint, Join, KeyList, Parcel, Result, Visibility
+from securefda.rules import Strategy
+from securefda.site.policy import default_policy
+from securefda.transport.in_memory import Passed
 from threat_model.adversaries.replay import Replay, SecondCount
 from threat_model.probes import Outcome, ProbedAggregator, ProbedSource
 from threat_model.sites import CLIP, MAX_SAMPLES, N_PARAMS, TARGET, roster_of

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.secagg.messages import Advertise, MaskedInput, Refusal, ShareBundle, Unmask
+from securefda.protocol.messages import Advertise, MaskedInput, Refusal, ShareBundle, Unmask
 from threat_model.adversaries.model_inconsistency import ModelInconsistency
 from threat_model.scores import NOTHING_LEARNT_COSINE, RECOVERED_COSINE, cosine
 from threat_model.sites import CLIP, LAYERS, N_PARAMS

@@ -17,17 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_stores import store_at
 
-from securefda.adaptation import Strategy, round_plan
+from securefda.aggregator.headers import Place, Planner, make_header
+from securefda.aggregator.settings import TargetSite
 from securefda.audit import notes
-from securefda.audit.names import witness_name
+from securefda.audit.facts import witness_name
 from securefda.audit.notes import Note
-from securefda.policy import ReleaseLimits, SourcePolicy, default_policy
-from securefda.rounds.headers import Place, Planner, make_header
-from securefda.rounds.run_settings import TargetSite
-from securefda.rounds.site import vector_to_wire
-from securefda.rounds.source import SourceRounds
-from securefda.rounds.terms import MOST_CLIPPED
-from securefda.secagg.messages import (
+from securefda.protocol.contribution import MOST_CLIPPED
+from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
     Advertise,
@@ -42,7 +38,11 @@ from securefda.secagg.messages import (
     TargetTerms,
     Visibility,
 )
-from securefda.secagg.transcript import architecture_digest
+from securefda.protocol.transcript import architecture_digest
+from securefda.rules import Strategy, round_plan
+from securefda.site.policy import ReleaseLimits, SourcePolicy, default_policy
+from securefda.source.run import SourceRounds
+from securefda.training.trainer import vector_to_wire
 from threat_model.adversaries.sign_header import LayerSigns, SignHeader
 from threat_model.scores import cosine
 from threat_model.sites import (

@@ -8,16 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.secagg.messages import (
-    Abort,
-    Advertise,
-    Checkpoint,
-    Cosigned,
-    Join,
-    Refusal,
-    Result,
-    Visibility,
-)
+from securefda.protocol.messages import Abort, Advertise, Checkpoint, Cosigned, Join, Refusal, Result, Visibility
 from threat_model.adversaries.false_inputs import FalseInput, NotFinite, TightRing, added, at_the_limit
 from threat_model.scores import cosine
 from threat_model.sites import CLIP, N_PARAMS, known_update

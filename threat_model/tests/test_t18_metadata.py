@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from securefda.policy import MetadataPolicy, SourcePolicy, default_policy
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import Update, Visibility
+from securefda.protocol.messages import Update, Visibility
+from securefda.site.policy import MetadataPolicy, SourcePolicy, default_policy
+from securefda.source.run import SourceRounds
 from securefda.training import LocalResult
 from threat_model.adversaries.metadata import ReadsMetadata
 from threat_model.sites import CLIP, TARGET, KnownUpdates, known_update

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.adaptation import Strategy
-from securefda.rounds.source import SourceRounds
-from securefda.secagg.messages import (
+from securefda.protocol.messages import (
     Advertise,
     Checkpoint,
     Cosigned,
@@ -26,6 +24,8 @@ from securefda.secagg.messages import (
     SurvivorSignature,
     Visibility,
 )
+from securefda.rules import Strategy
+from securefda.source.run import SourceRounds
 from securefda.training import LocalResult, Vector
 from securefda.transport import wire
 from threat_model.adversaries.sizes import ReportsMetrics, WatchesSizes

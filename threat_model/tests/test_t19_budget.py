@@ -19,8 +19,8 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from securefda.dp.events import Budget
-from securefda.rounds.private_site import PrivateTrainer
+from securefda.privacy.events import Budget
+from securefda.source.private_trainer import PrivateTrainer
 from threat_model.adversaries.asks_again import AsksAgain, Told
 from threat_model.privacy_bounds import auc_bound
 from threat_model.private_sites import (

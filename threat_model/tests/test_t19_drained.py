@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.adaptation import Strategy
-from securefda.dp.events import Budget
-from securefda.rounds.private_site import PrivateTrainer
-from securefda.secagg.messages import Advertise, MaskedInput
+from securefda.privacy.events import Budget
+from securefda.protocol.messages import Advertise, MaskedInput
+from securefda.rules import Strategy
+from securefda.source.private_trainer import PrivateTrainer
 from threat_model.adversaries.drains_budgets import DrainsBudget, PaysWithWords
 from threat_model.private_sites import DELTA, private_trainer, rows_of, sgd, spent
 from threat_model.sites import INPUTS

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from securefda.privacy.private_training import train_private
 from securefda.tasks import Samples, Task
 from securefda.training import TrainingSettings, Vector
-from securefda.training.private import train_private
 from threat_model.adversaries.known_seed import KnowsTheSeed, without_row
 from threat_model.adversaries.noise_grid import ReadsTheGrid
 from threat_model.private_sites import ABSENT, Rows, rows_of, sgd

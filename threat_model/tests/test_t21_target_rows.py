@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.adaptation import Strategy
-from securefda.policy import default_policy
-from securefda.rounds.site import SiteTrainer
-from securefda.secagg.messages import Header, Visibility
+from securefda.protocol.messages import Header, Visibility
+from securefda.rules import Strategy
+from securefda.site.policy import default_policy
 from securefda.tasks import Samples
 from securefda.training import Vector
+from securefda.training.trainer import SiteTrainer
 from threat_model.adversaries.inversion import inverted
 from threat_model.adversaries.target_rows import InvertsTarget
 from threat_model.privacy_bounds import guess_bound, too_many_right

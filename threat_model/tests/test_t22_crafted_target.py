@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.adaptation import Strategy
-from securefda.policy import SourcePolicy, WorkLimits, default_policy
-from securefda.secagg.messages import Advertise, Granularity
-from securefda.secagg.transcript import architecture_digest
+from securefda.protocol.messages import Advertise, Granularity
+from securefda.protocol.transcript import architecture_digest
+from securefda.rules import Strategy
+from securefda.site.policy import SourcePolicy, WorkLimits, default_policy
 from securefda.training import Vector
 from threat_model.adversaries.crafted_target import ClaimsEnergy, CraftsTarget, Multiples, Search, target_update_for
 from threat_model.scores import RECOVERED_COSINE, cosine, cosine_under_energies

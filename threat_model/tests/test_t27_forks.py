@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from securefda.adaptation import Strategy
-from securefda.cli.audit_run import reconcile_folder
-from securefda.secagg.messages import Advertise, Checkpoint, Cosigned, MaskedInput, Update, Visibility
+from securefda.audit.reconcile.runs import reconcile_folder
+from securefda.protocol.messages import Advertise, Checkpoint, Cosigned, MaskedInput, Update, Visibility
+from securefda.rules import Strategy
 from threat_model.adversaries.log_forks import ForksLater, SplitsLog, TwoFacedSource, Way
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.sites import TARGET

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from securefda.audit.facts import LogName
 from securefda.audit.findings import Kind, Verification
 from securefda.audit.kept import FILE, read_kept
 from securefda.audit.kept_check import NOT_JUDGED
-from securefda.audit.names import LogName
+from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.audit.records import Record
+from securefda.audit.statement_reader import StatementReader
 from securefda.audit.verify import verify_log
-from securefda.cli.audit_run import reconcile_folder
-from securefda.secagg.messages import Checkpoint
-from securefda.transport.statements import StatementReader
+from securefda.protocol.messages import Checkpoint
 from threat_model.adversaries.log_insider import (
     Change,
     LogInsider,
@@ -176,7 +176,7 @@ def test_evidence_that_is_not_compared_with_records_is_lost_unseen(
     finished: Stage, monkeypatch: pytest.MonkeyPatch, site: int
 ) -> None:
     destroys_evidence(finished, site)
-    monkeypatch.setattr("securefda.cli.audit_run.kept_verdict", lambda *_, **__: NOT_JUDGED)
+    monkeypatch.setattr("securefda.audit.reconcile.runs.kept_verdict", lambda *_, **__: NOT_JUDGED)
     assert verified(finished, site).finding is None
     assert reconcile_folder(finished.folder / "logs").outcome.findings == ()
 

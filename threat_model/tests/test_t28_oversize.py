@@ -19,12 +19,12 @@ import grpc
 import pytest
 from source_stores import store_at
 
-from securefda.policy import default_policy
-from securefda.rounds.progress import SilentReporter
-from securefda.rounds.run import AggregatorRun
-from securefda.rounds.source import SourceRounds
+from securefda.aggregator.run import AggregatorRun
+from securefda.operations.progress import SilentReporter
+from securefda.protocol.messages import MaskedInput, Visibility
 from securefda.rounds.store import AggregatorStore
-from securefda.secagg.messages import MaskedInput, Visibility
+from securefda.site.policy import default_policy
+from securefda.source.run import SourceRounds
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.driver import RunDriver, SourceDriver

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.secagg import masking
-from securefda.secagg.fixed_point import ClippedLayer, Quantisation
-from securefda.secagg.messages import MaskedInput, Result, Update, Visibility
-from securefda.secagg.prg import KEYSTREAM_PER_THREAD, useful_threads
-from securefda.secagg.secret import Secret
+from securefda.protocol import masking
+from securefda.protocol.fixed_point import ClippedLayer, Quantisation
+from securefda.protocol.masking import KEYSTREAM_PER_THREAD, useful_threads
+from securefda.protocol.messages import MaskedInput, Result, Update, Visibility
+from securefda.protocol.secret import Secret
 from threat_model.adversaries.arrival_order import ArrivalOrder
 from threat_model.sites import roster_of
 from threat_model.stage import MakesStage, Stage

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from securefda.errors import ConfigError
-from securefda.secagg.checks import quantisation
-from securefda.secagg.messages import (
+from securefda.protocol.checks import quantisation
+from securefda.protocol.messages import (
     Advertise,
     Join,
     MaskedInput,
@@ -24,7 +24,7 @@ from securefda.secagg.messages import (
     Unmask,
 )
 from securefda.training import Vector
-from securefda.transport.memory_network import Passed
+from securefda.transport.in_memory import Passed
 from threat_model.adversaries.second_input import ForkedView, SecondInput
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.scores import NOTHING_LEARNT_COSINE, cosine, is_recovered

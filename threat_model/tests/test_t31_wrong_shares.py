@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.secagg.messages import Abort, MaskedInput, Result, Unmask
-from securefda.transport.memory_network import Passed
+from securefda.protocol.messages import Abort, MaskedInput, Result, Unmask
+from securefda.transport.in_memory import Passed
 from threat_model.adversaries.wrong_shares import WrongShares
 from threat_model.scores import NOTHING_LEARNT_COSINE, cosine
 from threat_model.sites import roster_of

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.policy import SourcePolicy, default_policy, default_policy_text, load_policy
-from securefda.secagg.messages import (
+from securefda.protocol.messages import (
     Advertise,
     Granularity,
     Header,
@@ -23,7 +22,8 @@ from securefda.secagg.messages import (
     Visibility,
 )
 from securefda.settings import known_keys
-from securefda.transport.memory_network import Passed
+from securefda.site.policy import SourcePolicy, default_policy, default_policy_text, load_policy
+from securefda.transport.in_memory import Passed
 from threat_model.adversaries.above_policy import AbovePolicy, Change, in_clear
 from threat_model.sites import CLIP, MAX_SAMPLES, N_PARAMS
 from threat_model.stage import MakesStage, Stage

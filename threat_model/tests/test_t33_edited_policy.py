@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.config import SourceConfig, TaskSection
 from securefda.errors import ConfigError, ExitCode
-from securefda.federation.kit import load_kit
-from securefda.federation.policy_signature import write_policy_signature
-from securefda.policy import default_policy, default_policy_text, load_signed_policy
-from securefda.rounds.progress import SilentReporter
+from securefda.operations.progress import SilentReporter
+from securefda.site.config import SourceConfig, TaskSection
+from securefda.site.kit import load_kit
+from securefda.site.policy import default_policy, default_policy_text, load_signed_policy
+from securefda.site.policy.signed import write_policy_signature
 from services.source import service
 from tests.federation.federation_builder import make
 from threat_model.adversaries.above_policy import AbovePolicy

@@ -18,14 +18,13 @@ import numpy as np
 import pytest
 
 from securefda.errors import ConfigError
-from securefda.federation.endpoints import Address
-from securefda.federation.enrolment import countersign, init_federation, renew_site, revoke_site
-from securefda.federation.kit import LOCAL, STARTUP, Kit, load_kit, use_kit
-from securefda.federation.roster_memory import ROSTERS_FILE
-from securefda.federation.sites import SiteSpec
-from securefda.rounds.source import SourceReporter, SourceSite
-from securefda.secagg.messages import RUN_ID_BYTES, Advertise, Header, MaskedInput, ShareBundle
-from securefda.secagg.roster import Roster
+from securefda.protocol.messages import RUN_ID_BYTES, Advertise, Header, MaskedInput, ShareBundle
+from securefda.protocol.roster import Roster
+from securefda.site.endpoints import Address, SiteSpec
+from securefda.site.enrolment import countersign, init_federation, renew_site, revoke_site
+from securefda.site.kit import LOCAL, STARTUP, Kit, load_kit, use_kit
+from securefda.site.roster_memory import ROSTERS_FILE
+from securefda.source.run import SourceReporter, SourceSite
 from securefda.transport.limits import TransportSettings
 from securefda.transport.server import AggregatorServer
 from securefda.transport.startup import credentials_of, source_of_pin

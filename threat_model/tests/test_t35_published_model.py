@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from securefda.dp.audit import throw_coins
-from securefda.rounds.private_site import PrivateTrainer
-from securefda.rounds.site import SiteTrainer
+from securefda.privacy.empirical_audit import throw_coins
+from securefda.source.private_trainer import PrivateTrainer
 from securefda.tasks import Samples
 from securefda.training import Vector
+from securefda.training.trainer import SiteTrainer
 from threat_model.adversaries.published_model import AuditsModel
 from threat_model.privacy_bounds import FALSE_ALARM
 from threat_model.private_sites import ABSENT, DELTA, Rows, asked, plain_trainer, private_trainer, rows_of, sgd

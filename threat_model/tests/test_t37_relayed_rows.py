@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from securefda.adaptation import Strategy
-from securefda.secagg.messages import ShareBundle
+from securefda.protocol.messages import ShareBundle
+from securefda.rules import Strategy
 from securefda.training import Vector
 from threat_model.adversaries.relayed_rows import ReadsRelayedRows
 from threat_model.scores import cosine

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from securefda.adaptation import Strategy
-from securefda.secagg.messages import Advertise, MaskedInput
+from securefda.protocol.messages import Advertise, MaskedInput
+from securefda.rules import Strategy
 from threat_model.adversaries.run_after_run import RunAfterRun
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.scores import cosine

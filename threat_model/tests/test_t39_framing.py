@@ -21,21 +21,21 @@ import numpy as np
 import pytest
 from depth import at_depth
 
-from securefda.adaptation import Strategy
-from securefda.audit import claims
-from securefda.audit.evidence import Evidence, Exhibit
-from securefda.audit.names import LogName
-from securefda.audit.run_findings import RunFinding
+from securefda.audit.facts import LogName
+from securefda.audit.reconcile.evidence import Evidence, Exhibit
+from securefda.audit.reconcile.evidence_file import judge_evidence, print_judged, write_evidence
+from securefda.audit.reconcile.logs import claims
+from securefda.audit.reconcile.runs import reconcile_folder
+from securefda.audit.reconcile.suspicion import RunFinding
+from securefda.audit.statement_reader import StatementReader
 from securefda.audit.statements import ONCE, Statement
-from securefda.cli.audit_evidence import judge_evidence, print_judged, write_evidence
-from securefda.cli.audit_run import reconcile_folder
 from securefda.cli.output import Format
+from securefda.protocol.messages import Header, MaskedInput, Parcel, ShareDelivery, Visibility
+from securefda.protocol.roster import Roster
 from securefda.rounds.store import AggregatorStore
-from securefda.secagg.messages import Header, MaskedInput, Parcel, ShareDelivery, Visibility
-from securefda.secagg.roster import Roster
+from securefda.rules import Strategy
 from securefda.training import Vector
-from securefda.transport.memory_network import UnderWay
-from securefda.transport.statements import StatementReader
+from securefda.transport.in_memory import UnderWay
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.framing import Accuser, Framer, Hoard, Mixer, add_false_records
 from threat_model.adversaries.round_again import RoundAgain

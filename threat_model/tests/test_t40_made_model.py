@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from securefda.adaptation.groups import layer_groups
-from securefda.adaptation.strategy import Strategy
-from securefda.rounds.model_bound import units_of
-from securefda.rounds.site import SiteTrainer
-from securefda.secagg.messages import Advertise, MaskedInput, Unmask
+from securefda.protocol.messages import Advertise, MaskedInput, Unmask
+from securefda.rules.strategy import Strategy
+from securefda.source.model_bound import layer_groups, units_of
 from securefda.tasks import Samples, Task, TaskSettings
 from securefda.training import Vector
+from securefda.training.trainer import SiteTrainer
 from threat_model.adversaries.made_model import (
     AsksByModel,
     WalksThere,

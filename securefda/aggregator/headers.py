@@ -1,0 +1,225 @@
+"""Who makes up an attempt, and the header that opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+from securefda.aggregator.settings import RunSettings, TargetSite, require_no_step_updates
+from securefda.aggregator.target import TargetRound, published_terms
+from securefda.errors import ConfigError, QuorumLost
+from securefda.protocol.contribution import terms_of
+from securefda.protocol.messages import (
+    NO_CONTEXT,
+    SESSION_ID_BYTES,
+    EnergyTerms,
+    Header,
+    Layer,
+    RuleTerms,
+    Signed,
+    TargetTerms,
+    Visibility,
+)
+from securefda.protocol.parameters import default_threshold, threshold_is_sound
+from securefda.protocol.secret import draw
+from securefda.protocol.transcript import architecture_digest
+from securefda.rules import RoundPlan
+from securefda.site.policy.verdict import plan_levels
+from securefda.training import LayerTable, Vector
+from securefda.training.trainer import vector_to_wire
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """Who takes part in an attempt at which level, and the numbers that follow.
+
+    Attributes:
+        levels: roster index of each participant -> what the aggregator sees of it.
+        threshold: t of the masking session; 1 where there is none.
+        sum_quorum: fewest sources over which the sum opens; 0 where nobody is at ``sum``.
+        cohort_size: fewest members of a cohort; 0 where nobody is at ``cohort``.
+        cohort_quorum: fewest sources over which the sum of a cohort opens; 0 likewise.
+        energy: the energy rule of the sum, if there is one.
+    """
+
+    levels: Mapping[int, Visibility]
+    threshold: int
+    sum_quorum: int
+    cohort_size: int
+    cohort_quorum: int
+    energy: EnergyTerms | None
+
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """Roster indices in order."""
+        return tuple(sorted(self.levels))
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Which sets of sources can make an attempt under a run's settings, and how; ``names`` are of all sources."""
+
+    names: Mapping[int, str]
+    settings: RunSettings
+
+    def can_do(self, permitted: Mapping[int, Visibility], *, with_sum: bool = False) -> bool:
+        """Whether these sources can make an attempt in which each hides as far as its policy wants, see `plan`."""
+        try:
+            self.plan(permitted, with_sum=with_sum)
+        except ConfigError:
+            return False
+        return True
+
+    def plan(self, permitted: Mapping[int, Visibility], *, with_sum: bool = False) -> SessionPlan:
+        """The plan of an attempt of these sources.
+
+        Args:
+            permitted: roster index -> the most that the source's policy lets the aggregator see.
+            with_sum: some have to be at ``sum``: where nobody would be, all are.
+
+        Raises:
+            ConfigError: there is none; it names the sites that cannot be served, or the strategy that serves none at
+                ``sum``.
+        """
+        if not permitted:
+            raise ConfigError("privacy.visibility", "no source is there")
+        asked, smallest = self.settings.visibility, self.settings.smallest_sum
+        by_name = {self.names[index]: max(asked, level) for index, level in permitted.items()}
+        levels = plan_levels(by_name, smallest)
+        if with_sum and Visibility.SUM not in levels.values():
+            levels = plan_levels(dict.fromkeys(by_name, Visibility.SUM), smallest)
+        by_index = {index: levels[self.names[index]] for index in permitted}
+        of_sum, in_cohorts = (
+            sum(level is wanted for level in levels.values()) for wanted in (Visibility.SUM, Visibility.COHORT)
+        )
+        if of_sum:
+            require_no_step_updates(self.settings.strategy)
+        threshold = self._threshold(of_sum + in_cohorts)
+        sum_quorum = self._sum_quorum(of_sum, threshold) if in_cohorts else threshold
+        return SessionPlan(
+            levels=by_index,
+            threshold=threshold,
+            sum_quorum=sum_quorum if of_sum else 0,
+            cohort_size=min(self.settings.cohort_size, threshold, in_cohorts),
+            cohort_quorum=smallest if in_cohorts else 0,
+            energy=self._energy(sum_quorum) if of_sum else None,
+        )
+
+    def _threshold(self, n: int) -> int:
+        """t of a session of n sources; 1 where n is 0: in clear nothing is shared, and one source is enough."""
+        settings = self.settings
+        if n == 0:
+            return 1
+        try:
+            threshold = settings.threshold or default_threshold(n, settings.k_min, settings.n_c)
+        except ValueError as error:
+            raise ConfigError("privacy.n-c", str(error)) from None
+        if not threshold_is_sound(threshold, n, settings.n_c):
+            why = f"{threshold} does not protect {n} sources of which {settings.n_c} may collude"
+            raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
+        return threshold
+
+    def _sum_quorum(self, members: int, threshold: int) -> int:
+        """Of a sum beside cohorts: two thirds of its members, as the threshold is of all, and at most t."""
+        return min(members, threshold, max(2 * members // 3 + 1, self.settings.smallest_sum))
+
+    def _energy(self, sum_quorum: int) -> EnergyTerms | None:
+        settings = self.settings
+        if settings.kappa == 0:
+            return None
+        return EnergyTerms(settings.kappa, sum_quorum - 1 - settings.n_c, settings.energy_granularity)
+
+    def error(self, present: Collection[int], why: ConfigError) -> QuorumLost:
+        """What ends a run in which too few sources report; it names those that are missing."""
+        settings = self.settings
+        needed = 1 if settings.visibility is Visibility.INDIVIDUAL else max(settings.smallest_sum, settings.threshold)
+        have = [self.names[index] for index in sorted(present)]
+        missing = [self.names[index] for index in sorted(set(self.names) - set(present))]
+        hint = f"start the missing sources ({why.why})" if len(have) >= needed else "start the missing sources"
+        return QuorumLost("join", needed, have, missing, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a run an attempt stands, and what it continues."""
+
+    run_id: bytes
+    round: int
+    attempt: int
+    previous_result_digest: bytes
+    previous_checkpoint: bytes = b""
+
+
+def make_header(
+    site: TargetSite,
+    settings: RunSettings,
+    place: Place,
+    *,
+    plan: RoundPlan,
+    target: TargetRound | None,
+    model: Vector,
+    session: SessionPlan,
+    metrics: bool,
+) -> Signed[Header]:
+    """Sign the header of an attempt, with a fresh session id."""
+    body = header_of(
+        Federation(site.roster.digest(), len(site.sources), site.trainer.layers),
+        settings,
+        place,
+        rule=terms_of(plan),
+        target=published_terms(target, plan, to_sources=Visibility.SUM in session.levels.values()),
+        model_digest=sha256(vector_to_wire(model)).digest(),
+        session=session,
+        metrics=metrics,
+    )
+    return site.signer.sign(draw(site.random_bytes, SESSION_ID_BYTES), NO_CONTEXT, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Federation:
+    """What headers say of a federation whatever the round: its roster, number of sources, and model."""
+
+    roster_digest: bytes
+    sources: int
+    layers: LayerTable
+
+
+def header_of(
+    federation: Federation,
+    settings: RunSettings,
+    place: Place,
+    *,
+    rule: RuleTerms,
+    target: TargetTerms | None,
+    model_digest: bytes,
+    session: SessionPlan,
+    metrics: bool,
+) -> Header:
+    """The header of an attempt; ``metrics`` only where the join of every participant said so."""
+    return Header(
+        run_id=place.run_id,
+        round=place.round,
+        attempt=place.attempt,
+        levels=tuple(session.levels[index] for index in session.participants),
+        rule=rule,
+        target=target,
+        layers=tuple(Layer(name, shape, settings.clip) for name, shape in federation.layers),
+        architecture_digest=architecture_digest(federation.layers),
+        model_digest=model_digest,
+        roster_digest=federation.roster_digest,
+        participants=session.participants,
+        threshold=session.threshold,
+        modulus_bits=settings.modulus_bits,
+        n_max=2 * federation.sources,  # room to spare: a sum that is noise then leaves the range at once
+        max_samples=settings.max_samples,
+        training_deadline_ms=round(1000 * settings.training_deadline_s),
+        phase_deadline_ms=round(1000 * settings.phase_deadline_s),
+        previous_result_digest=place.previous_result_digest,
+        previous_checkpoint=place.previous_checkpoint,
+        cohort_size=session.cohort_size,
+        cohort_quorum=session.cohort_quorum,
+        sum_quorum=session.sum_quorum,
+        energy=session.energy,
+        metrics=metrics,
+    )

@@ -1,0 +1,270 @@
+"""The round that a run is in: what was done for it so far, and the line that is written when it ends.
+
+From the sums that an attempt opened to V, w and n of the round's rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Literal
+
+import numpy as np
+
+from securefda.aggregator.attempt import PartialSum, RoundSum
+from securefda.aggregator.settings import ByteCounts, TargetSite
+from securefda.aggregator.target import TargetRound
+from securefda.operations.records import RoundLine, SeenLine
+from securefda.protocol.aggregate_statistics import Vector64
+from securefda.protocol.contribution import check_sum, clip_contribution, evaluate_rule
+from securefda.protocol.messages import Header, Visibility
+from securefda.rounds.store import Asked
+from securefda.rules import Contribution, ContributionSum, DeltaErrors, RoundPlan, Rule, combine, cosine
+from securefda.training import Vector
+from securefda.training.trainer import vector_to_wire
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RoundTotal:
+    """V (float64, (m,)), w and n of the rules, in units of the header's ``max_samples``.
+
+    ``errors`` are the estimated errors of the rules, means over the samples; None where they are not asked for.
+    """
+
+    vector: Vector64
+    kept: float
+    samples: float
+    errors: DeltaErrors | None = None
+
+    @property
+    def mean_beta(self) -> float:
+        """Mean of beta, weighted by samples: 1 - w/n."""
+        return 1.0 - self.kept / self.samples
+
+
+def evaluate_at_target(header: Header, target: TargetRound | None, update: Vector | Vector64) -> Contribution:
+    """Evaluate the round's rule on the aligned update of a source, or the mean of a cohort (m,).
+
+    Raises:
+        ValueError: the update and the target's numbers contradict each other.
+    """
+    if target is None:
+        return evaluate_rule(header, None, None, update)
+    return evaluate_rule(header, target.statistics, target.result.update, update, target.step_updates)
+
+
+def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> RoundTotal:
+    """Put the sums together, each as its level gives it.
+
+    In a sum of level ``sum`` or ``individual`` the rule was evaluated on each source. On a cohort it is evaluated here,
+    on its mean as if it were a source.
+
+    Raises:
+        ValueError: a sum is not what honest parts give.
+    """
+    total = _Total(header)
+    for part in outcome.parts:
+        if not part.figures.samples > 0:
+            raise ValueError("a sum has no samples")
+        check_sum(header, part.vector, part.figures.samples, len(part.members))
+        if part.level is Visibility.COHORT:
+            contribution, samples = _of_cohort(header, target, part)
+            total.sum.add(contribution, samples)
+            total.add_errors(contribution.errors, samples)
+        else:
+            total.sum.add_sum(part.vector, part.figures.kept, part.figures.samples)
+            total.add_errors(part.figures.errors, 1.0)
+    return total.finished()
+
+
+def _of_cohort(header: Header, target: TargetRound | None, cohort: PartialSum) -> tuple[Contribution, float]:
+    """What a cohort contributes, and its weight."""
+    samples = cohort.figures.samples
+    contribution = evaluate_at_target(header, target, cohort.vector / samples)
+    clip_contribution(header, contribution)
+    return contribution, samples
+
+
+class _Total:
+    """Running total over the parts of a round."""
+
+    def __init__(self, header: Header) -> None:
+        self.sum = ContributionSum(header.n_params)
+        self._errors = DeltaErrors(0.0, 0.0, 0.0) if header.rule.select else None
+
+    def add_errors(self, errors: DeltaErrors | None, weight: float) -> None:
+        """Add errors ``weight`` times."""
+        if self._errors is not None and errors is not None:
+            self._errors = self._errors.plus(errors.times(weight))
+
+    def finished(self) -> RoundTotal:
+        samples = self.sum.samples
+        errors = None if self._errors is None or not samples > 0 else self._errors.times(1 / samples)
+        return RoundTotal(self.sum.vector, self.sum.kept, samples, errors)
+
+
+def update_of(rule: Rule, total: RoundTotal, target: TargetRound | None, max_samples: int) -> Vector64:
+    """The round's update of the model, float64 (m,).
+
+    Raises:
+        ValueError: the total is not one that honest parts give.
+    """
+    target_samples = target.result.samples / max_samples if target and rule is Rule.FEDAVG else None
+    update = combine(
+        rule,
+        total.vector,
+        total.kept,
+        total.samples,
+        target_update=target.result.update if target else None,
+        target_samples=target_samples,
+    )
+    return update.astype(np.float64, copy=False)
+
+
+@dataclass(slots=True)
+class CurrentRound:
+    """A round in progress.
+
+    Attributes:
+        number: counts from 1.
+        plan: what the round does.
+        attempt: number of the last attempt that began; 0 before the first.
+        asked: what the first attempt asked of its sources; later ones must ask for the same. None before it.
+        traffic_before: bytes of the process when the round began.
+        trained: whether the target has done its part, once for all attempts.
+        target: what that gave; None where the rule uses nothing of the target.
+        seconds: by phase.
+        refused: policy key or check by roster index of the source that refused.
+        levels: roster index -> what the aggregator sees of the source in the last attempt.
+        metrics: whether the sources hand in loss and accuracy in the last attempt.
+        released_to: site ids that were sent the target's update.
+        target_cosine: cosine of g_T and the round's update of the model.
+    """
+
+    number: int
+    plan: RoundPlan
+    attempt: int
+    traffic_before: ByteCounts
+    asked: Asked | None = None
+    trained: bool = False
+    target: TargetRound | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    levels: dict[int, Visibility] = field(default_factory=dict)
+    metrics: bool = False
+    released_to: set[str] = field(default_factory=set)
+    target_cosine: float | None = None
+
+    def begin(self, header: Header, asked: Asked) -> None:
+        """An attempt begins with this header."""
+        self.attempt, self.metrics, self.asked = header.attempt, header.metrics, asked
+        self.levels = dict(zip(header.participants, header.levels, strict=True))
+
+    def cosine_with_target(self, update: Vector64) -> float | None:
+        """How far the update that everybody gets to know shows g_T; None where there is no g_T."""
+        return None if self.target is None else cosine(self.target.result.update, update)
+
+    def spent(self, phase: str, seconds: float) -> None:
+        """Add to the time of a phase."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+    def finished_line(
+        self,
+        site: TargetSite,
+        model: Vector,
+        participants: Iterable[int],
+        *,
+        outcome: RoundSum | None,
+        total: RoundTotal | None,
+        max_samples: int,
+    ) -> RoundLine:
+        """The line of a finished round, without its evaluation; ``outcome`` is None for a round of the target alone."""
+        survivors = outcome.survivors if outcome else frozenset()
+        line = self._line(site, model, "finished", participants, survivors)
+        line["mean_beta"] = total.mean_beta if total and self.plan.rule.adapts else None
+        line["target_cosine"] = self.target_cosine
+        if outcome is not None:
+            parts = outcome.parts
+            line["emptied"] = _emptied(site, parts)
+            line["seen"] = [seen for part in parts for seen in _seen(site, part, max_samples, metrics=self.metrics)]
+        if total and total.errors and self.target and self.target.statistics:
+            errors = total.errors.by_rule(self.target.statistics.mean_variance)
+            line["delta_errors"] = {str(rule): error for rule, error in errors.items()}
+        return line
+
+    def lost_line(self, site: TargetSite, model: Vector, participants: Iterable[int]) -> RoundLine:
+        """The line of a round that was given up."""
+        return self._line(site, model, "lost", participants, frozenset())
+
+    def _line(
+        self,
+        site: TargetSite,
+        model: Vector,
+        status: Literal["finished", "lost"],
+        participants: Iterable[int],
+        survivors: frozenset[int],
+    ) -> RoundLine:
+        up, down = (
+            {site.name(index): count - old.get(index, 0) for index, count in sorted(new.items())}
+            for new, old in zip(site.traffic(), self.traffic_before, strict=True)
+        )
+        line = RoundLine(
+            round=self.number,
+            rule=str(self.plan.rule),
+            mean_beta=None,
+            survivors=[site.name(index) for index in sorted(survivors)],
+            dropped=[site.name(index) for index in sorted(set(participants) - survivors)],
+            refused={site.name(index): key for index, key in sorted(self.refused.items())},
+            levels={site.name(index): level.label for index, level in sorted(self.levels.items())},
+            target_update_to=sorted(self.released_to),
+            attempts=self.attempt,
+            seconds=dict(self.seconds),
+            bytes_up=up,
+            bytes_down=down,
+            model_digest=sha256(vector_to_wire(model)).hexdigest(),
+            status=status,
+        )
+        if self.target is not None and self.target.result.epsilon is not None:
+            line["target_epsilon"] = self.target.result.epsilon
+        return line
+
+
+def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, metrics: bool) -> Iterator[SeenLine]:
+    """What the aggregator learnt of the members of a part: of each at ``individual``, else of all together.
+
+    Without ``metrics`` there is no loss and no accuracy, whatever stands in their places.
+    """
+    level, figures = part.level.label, part.figures
+    if part.level is Visibility.INDIVIDUAL:
+        for index, told in sorted(part.reports.items()):
+            seen = (told.loss, told.accuracy) if metrics else (None, None)
+            yield SeenLine(level=level, members=[site.name(index)], rows=told.samples, loss=seen[0], accuracy=seen[1])
+        return
+    yield SeenLine(
+        level=level,
+        members=[site.name(index) for index in sorted(part.members)],
+        rows=round(figures.samples * max_samples),
+        loss=figures.loss / figures.samples if metrics else None,
+        accuracy=figures.accuracy / figures.samples if metrics else None,
+    )
+
+
+def _emptied(site: TargetSite, parts: Iterable[PartialSum]) -> list[str]:
+    """Layers in which the sum at ``sum`` is zero: too few had a part there, or too small a one, and all were cut."""
+    sums = [part.vector for part in parts if part.level is Visibility.SUM]
+    edges = np.cumsum(site.trainer.sizes)[:-1]
+    return [
+        name
+        for vector in sums
+        for (name, _), layer in zip(site.trainer.layers, np.split(vector, edges), strict=True)
+        if not layer.any()
+    ]
+
+
+def last_errors(records: Sequence[Mapping[str, Any]]) -> dict[Rule, float] | None:
+    """The estimated errors of the last round that has them; None before there is one."""
+    for record in reversed(records):
+        if record.get("delta_errors"):
+            return {Rule(rule): error for rule, error in record["delta_errors"].items()}
+    return None

@@ -1,0 +1,96 @@
+"""The target's own part of a round: its update, its three statistics, and what of them is published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from securefda.errors import TrainingError
+from securefda.protocol.aggregate_statistics import ErrorUnits
+from securefda.protocol.messages import TargetTerms
+from securefda.rules import RoundPlan, Rule, StepStatistics, TargetStatistics
+from securefda.training import FEWEST_TARGET_STEPS, LocalResult, Vector
+from securefda.training.trainer import Trainer, vector_to_wire
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TargetRound:
+    """What training at the target gave.
+
+    Attributes:
+        result: the update g_T and how it was made.
+        statistics: B, M and S_x, where the rule needs them.
+        step_updates: the single steps, float32 (B, m), where the rule needs those.
+    """
+
+    result: LocalResult
+    statistics: TargetStatistics | None
+    step_updates: Any
+
+
+def train_target(
+    trainer: Trainer, model: Vector, round_number: int, plan: RoundPlan, *, run_id: str = "", attempt: int = 0
+) -> TargetRound | None:
+    """Train the target for a round, or return None where the round's rule uses nothing of it.
+
+    Memory is O(m), but for a rule that needs every single step: that takes B vectors more. A ledger, where the target
+    has one, is told run and attempt.
+
+    Raises:
+        TrainingError: fewer than two steps where the rule estimates a variance, or a loss that is not finite.
+    """
+    if plan.rule is Rule.SOURCE_ONLY and not plan.select:
+        return None
+    if not plan.uses_target_statistics:
+        result = trainer.train(model, round_number, plan.learning_rate_factor, run_id=run_id, attempt=attempt)
+        return TargetRound(result, None, None)
+    running = StepStatistics(trainer.n_params)
+    kept: list[Vector] = []
+
+    def observe(step: Vector) -> None:
+        running.add(step)
+        if plan.needs_step_updates:
+            kept.append(step.copy())
+
+    result = trainer.train(
+        model,
+        round_number,
+        plan.learning_rate_factor,
+        run_id=run_id,
+        attempt=attempt,
+        fewest_steps=FEWEST_TARGET_STEPS,
+        on_step=observe,
+    )
+    try:
+        statistics = running.finish()
+    except ValueError as error:
+        raise TrainingError(f"target: {error}", hint="look at the target's data and learning rate") from None
+    return TargetRound(result, statistics, np.stack(kept) if kept else None)
+
+
+def error_units(target: TargetRound | None, select: bool) -> ErrorUnits | None:
+    """In what estimated errors travel; None where the round does not ask for them."""
+    return ErrorUnits.of(target.statistics) if select and target and target.statistics else None
+
+
+def published_terms(target: TargetRound | None, plan: RoundPlan, *, to_sources: bool) -> TargetTerms | None:
+    """What a header says of the target: nothing where the round needs nothing of it.
+
+    ``to_sources`` says that sources evaluate the rule, at ``sum``: then g_T and its numbers are published.
+    """
+    if target is None or target.statistics is None or not plan.uses_target_statistics:
+        return None
+    steps, learning_rate = target.result.steps, target.result.learning_rate
+    if not to_sources:
+        return TargetTerms(steps, learning_rate)
+    statistics = target.statistics
+    return TargetTerms(
+        steps=steps,
+        learning_rate=learning_rate,
+        update_digest=sha256(vector_to_wire(target.result.update)).digest(),
+        mean_square=statistics.mean_square,
+        scatter=statistics.scatter,
+    )

@@ -1,0 +1,250 @@
+"""A site's audit log of the run that it is in: what a round writes down, and the checkpoints that others cosign.
+
+A record is in its file before what it tells of happens, and on the disk too where something is released. What cannot be
+written down does not happen: the error ends the site's part in the run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.audit.facts import LogName, RecordError
+from securefda.audit.kept import KeptMessages
+from securefda.audit.log import AuditLog
+from securefda.audit.notes import Note, NoteKey, Signature
+from securefda.audit.records import DpSpent, Entry
+from securefda.audit.store import AuditError, disk_errors, read, write
+from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.ledger import Reservation
+from securefda.protocol.messages import Header, Signed
+from securefda.protocol.roster import Roster
+
+ROSTER_FILE: Final = "roster.json"
+_MAX_ROSTER_BYTES: Final = 4 * 1024 * 1024
+_ATTEMPTS: Final = 4
+"""Of so many attempts the place is known; messages of older ones come late and say nothing."""
+
+
+def logs_folder(kit: Path) -> Path:
+    """Where a site's audit logs lie, one folder for each run."""
+    return kit / "local" / "audit"
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What the first records of a log say; ``policy`` is the SHA-256 of the policy file in hex, empty without one."""
+
+    release: str
+    task: str
+    strategy: str
+    policy: str = ""
+
+
+class Journal:
+    """Writes one site's audit logs, one after the other: of the run that it is in.
+
+    Args:
+        parent: the site's folder of logs; that of a run is named like the run.
+        roster: of the federation.
+        site_id: whose logs.
+        key: the site's signing key.
+        opening: what the first records say.
+        clock: says what time it is, with its zone.
+    """
+
+    def __init__(
+        self,
+        parent: Path,
+        roster: Roster,
+        site_id: str,
+        key: Ed25519PrivateKey,
+        *,
+        opening: Opening,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._parent, self._roster, self._site_id, self._key = parent, roster, site_id, key
+        self._opening, self._clock = opening, clock
+        self._log: AuditLog | None = None
+        self._opening_lock = threading.RLock()
+        self._kept = KeptMessages(parent)
+        self._attempts: OrderedDict[bytes, Signed[Header]] = OrderedDict()
+        self.attempts = 0
+        self.run = ""
+
+    @property
+    def folder(self) -> Path:
+        """Of the log of this run."""
+        return self._parent / self.run
+
+    def origin_of(self, index: int) -> str:
+        """Of a site's log of this run, by roster index. Raises AuditError before there is a run."""
+        self._require_run()
+        return LogName(self._roster.federation_id, self._roster.by_index(index).site_id, self.run).origin
+
+    def begin(self, run: str) -> None:
+        """Open the log of a run, 32 hex digits, or go on with it; nothing where it is open already.
+
+        Raises:
+            AuditError: it cannot be written, is not what was signed, or another process writes it.
+        """
+        if run == self.run:  # at every message: without the lock, for it is set when all is done
+            return
+        with self._opening_lock:
+            if run != self.run:
+                self._begin(run)
+
+    def _begin(self, run: str) -> None:
+        self.close()
+        name = LogName(self._roster.federation_id, self._site_id, run)
+        self._log = AuditLog.open(self._parent, name, self._key, self._clock)
+        self._kept = KeptMessages(self._parent / run)
+        self._keep_roster(self._parent / run)
+        if self._log.size == 0:
+            said = self._opening
+            digest = self._roster.digest().hex()
+            self.event("run-began", release=said.release, task=said.task, strategy=said.strategy, roster=digest)
+        else:
+            self.event("restarted", lost_bytes=self._log.lost_bytes)
+        if self._opening.policy:
+            self.event("policy-loaded", policy=self._opening.policy)
+        self.run = run  # last: who sees it may append
+
+    def append(self, entry: Entry, *, durable: bool = False) -> None:
+        """Write a record; on the disk when this returns, where ``durable``.
+
+        Raises:
+            AuditError: it cannot be written: what it tells of must not happen.
+        """
+        try:
+            self._open_log.append(entry, durable=durable)
+        except RecordError as error:
+            raise self._does_not_fit(error) from error
+
+    def event(
+        self,
+        kind: str,
+        header: Signed[Header] | None = None,
+        *,
+        dp: DpSpent | None = None,
+        **facts: int | str | list[int] | list[str],
+    ) -> None:
+        """Write an event of the attempt that ``header`` opens, or of none. Raises AuditError."""
+        round_number, attempt, session = place_of(header)
+        try:
+            entry = Entry("event", kind, round=round_number, attempt=attempt, session=session, dp=dp, facts=facts)
+        except RecordError as error:
+            raise self._does_not_fit(error) from error
+        self.append(entry)
+
+    def enter(self, header: Signed[Header]) -> None:
+        """This attempt begins: the site has accepted its header, or made it. Messages of its session belong to it."""
+        self._attempts[header.envelope.session_id] = header
+        while len(self._attempts) > _ATTEMPTS:
+            self._attempts.popitem(last=False)
+        self.attempts += 1
+
+    def attempt_of(self, session_id: bytes) -> Signed[Header] | None:
+        """The header of one of the last attempts that this site was in; None for another session."""
+        return self._attempts.get(session_id)
+
+    def charged(self, budget: Budget, event: DpEvent, reservation: Reservation) -> None:
+        """Write what a round costs, before it trains. Raises AuditError."""
+        dp = DpSpent(
+            mechanism=event.mechanism,
+            accountant=budget.accountant,
+            noise_multiplier=repr(float(event.noise_multiplier)),
+            sampling_rate=repr(float(event.sampling_rate)),
+            max_grad_norm=repr(float(event.max_grad_norm)),
+            delta=repr(float(budget.delta)),
+            epsilon=repr(float(reservation.spent)),
+            steps=event.steps,
+            ledger_rows=reservation.head.count,
+            ledger_digest=reservation.head.digest.hex(),
+        )
+        self.append(Entry("event", "ledger-updated", round=event.round, attempt=event.attempt, dp=dp), durable=True)
+
+    def keep(self, message: bytes) -> None:
+        """Keep a signed message beside the log, as evidence. Raises AuditError."""
+        self._kept.keep(message)
+
+    def not_kept(self, record: Entry, check: str) -> None:
+        """Write down that no copy of a message is kept, and which check says so. Raises AuditError."""
+        place = {"round": record.round, "attempt": record.attempt, "session": record.session}
+        facts = {"check": check}
+        self.append(
+            Entry("event", "message-not-kept", **place, peer=record.peer, digest=record.digest, facts=facts)  # type: ignore[arg-type]
+        )
+
+    def checkpoint(self) -> Note:
+        """Sign the log as it is; its records are on the disk then, with the messages that are kept of them.
+
+        The note is on the disk once it is saved. Raises AuditError.
+        """
+        note = Note.parse(self._open_log.checkpoint(save=False))
+        self._kept.sync()
+        return note
+
+    def proof(self, old: int) -> tuple[bytes, ...]:
+        """That the log of the last checkpoint begins with its first ``old`` records. Raises AuditError."""
+        return self._open_log.proof(old)
+
+    def save(self) -> None:
+        """Bring the last checkpoint, with the cosignatures that it has, to the disk. Raises AuditError."""
+        self._open_log.save()
+
+    def cosigned(self, size: int, signature: Signature, witness: NoteKey) -> Note:
+        """Put a cosignature under the checkpoint of ``size`` records.
+
+        Raises:
+            SignatureError: it is not of this witness over that checkpoint.
+            AuditError: there is no such checkpoint, or it cannot be written.
+        """
+        return self._open_log.add_cosignature(size, signature, witness, save=False)
+
+    def close(self) -> None:
+        """Let others write; what was written stays."""
+        self._kept.close()
+        if self._log is not None:
+            self._log.close()
+        self._log, self.run = None, ""
+
+    @property
+    def _open_log(self) -> AuditLog:
+        self._require_run()
+        return self._log  # type: ignore[return-value]  # there is one in a run
+
+    def _does_not_fit(self, error: RecordError) -> AuditError:
+        """What no record can hold ends the site's part as a full disk does: it must not be left out."""
+        return AuditError(self._parent, f"cannot hold this: {error}", hint="report it as a fault")
+
+    def _require_run(self) -> None:
+        if self._log is None:
+            raise AuditError(self._parent, "is not open: there is no run yet", hint="join a run first")
+
+    def _keep_roster(self, folder: Path) -> None:
+        """The keys that this run's messages were checked with, for whoever reads the log later."""
+        path, data = folder / ROSTER_FILE, self._roster.canonical_bytes()
+        if read(path, _MAX_ROSTER_BYTES) != data:
+            with disk_errors(path, "written"):
+                write(path, data)
+
+
+def place_of(header: Signed[Header] | None) -> tuple[int, int, str]:
+    """Round, attempt and session of the attempt that a header opens; those of no attempt without one."""
+    if header is None:
+        return 0, 0, ""
+    return header.body.round, header.body.attempt, header.envelope.session_id.hex()
+
+
+def site_ids(roster: Roster, indices: Iterable[int]) -> list[str]:
+    """Site ids of roster indices as a record lists them; indices that the roster does not have are left out."""
+    known = range(len(roster.entries))
+    return sorted({roster.by_index(index).site_id for index in indices if index in known})

@@ -1,0 +1,167 @@
+"""Which roster an audit log is held against: the one that the user names, that of the kit around it, or its own.
+
+keys = keys_of(log_folder, roster_option)     Keys; ConfigError where there is no roster, or none that can be used
+keys.public                                   for `securefda.audit.verify.verify_log`
+keys.disagreement(named)                      None, or why the log is not of this roster
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from securefda.audit.facts import RecordError
+from securefda.audit.reading import LogFolder
+from securefda.audit.records import Record
+from securefda.audit.store import AuditError
+from securefda.errors import ConfigError
+from securefda.protocol.roster import Roster, SignedRoster
+from securefda.site.authority import CA_FILE
+from securefda.site.certificates import parse_ca
+from securefda.site.files import read_file
+from securefda.site.kit import KIT_FILE, LOCAL, STARTUP, Manifest
+from securefda.site.kit import ROSTER_FILE as KIT_ROSTER_FILE
+
+ROSTER_FILE: Final = "roster.json"
+"""In the folder of a log: canonical bytes of the roster under which the run began."""
+_AUDIT: Final = "audit"
+_OPTION: Final = "--roster"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys that a log is held against, and why these.
+
+    Attributes:
+        roster: all sites.
+        where_from: ``"option"``: the user named the file; ``"kit"``: the kit in which the log lies, whose CA and
+            members signed it; ``"log"``: the log's own, which whoever made the log could have made as well.
+        file: where it stands.
+        site: whose kit it is; empty elsewhere.
+        earlier: the log's own roster in a kit that has a later one by now, else None.
+    """
+
+    roster: Roster
+    where_from: Literal["option", "kit", "log"]
+    file: Path
+    site: str = ""
+    earlier: Roster | None = None
+
+    @property
+    def federation(self) -> str:
+        """Federation id."""
+        return self.roster.federation_id
+
+    @property
+    def public(self) -> Mapping[str, bytes]:
+        """Raw Ed25519 public key of every site, 32 bytes, by site id in roster order."""
+        return {entry.site_id: entry.signing_key for entry in self.roster.entries}
+
+    @property
+    def roles(self) -> Mapping[str, str]:
+        """``"target"`` or ``"source"`` by site id in roster order."""
+        return {entry.site_id: entry.role for entry in self.roster.entries}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical bytes in hex: what ``run-began`` names and people compare."""
+        return self.roster.digest().hex()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user has to know or to do before anything rests on these keys, one line each."""
+        if self.where_from == "log":
+            what = (
+                "the keys are from the log's own roster, which whoever made the log could have made: compare the digest"
+            )
+            return (f"{what} {self.digest} with that of the roster that you trust, or name that with {_OPTION} FILE",)
+        if self.earlier is not None:
+            what = f"the run began under an earlier roster (epoch {self.earlier.epoch}) than the kit has now"
+            return (f"{what} (epoch {self.roster.epoch}): keys that changed since are not checked",)
+        return ()
+
+    def disagreement(self, named: str | None) -> str | None:
+        """Why a log is not of this roster, one line; None where it is.
+
+        Args:
+            named: digest in hex that its ``run-began`` has, see `roster_named`; None where it is not known.
+        """
+        known = {self.digest} | ({self.earlier.digest().hex()} if self.earlier is not None else set())
+        if named is None or named in known:
+            return None
+        return f"the run began under the roster with digest {named}, and {self.file} has digest {self.digest}"
+
+
+def keys_of(log_folder: Path, roster_option: Path | None = None) -> Keys:
+    """Find the roster of a log.
+
+    ``roster_option`` comes first: a signed roster or canonical bytes, trusted because the user named it. Else that of
+    the kit, where the folder is ``KIT/local/audit/RUN``; its signatures are checked up to the kit's CA. Else the log's
+    own ``roster.json``.
+
+    Raises:
+        ConfigError: there is none, or the first of these that is there is no valid roster.
+        CertificateError: the kit's files are of two federations.
+    """
+    if roster_option is not None:
+        return Keys(_read_roster(roster_option), "option", roster_option)
+    kit = _kit_of(log_folder)
+    own = log_folder / ROSTER_FILE
+    if kit is not None:
+        return _keys_of_kit(kit, own)
+    if not own.exists():
+        hint = f"name the federation's: {_OPTION} FILE; every kit has one, {STARTUP}/{KIT_ROSTER_FILE}"
+        raise ConfigError(_OPTION, f"there is no roster beside the log {log_folder}", hint=hint)
+    return Keys(_read_roster(own), "log", own)
+
+
+def roster_named(log: LogFolder) -> str | None:
+    """Digest of the roster under which the run began, in hex, as the log's first record says; None where none does."""
+    try:
+        entry = log.entry(0)
+        record = None if entry is None else Record.parse(entry)
+    except (AuditError, RecordError):  # what is wrong with it is for the verification to say
+        return None
+    if record is None or record.entry.type != "run-began":
+        return None
+    return str(record.entry.facts["roster"])
+
+
+def _kit_of(log_folder: Path) -> Path | None:
+    """The kit whose ``local/audit/RUN`` the folder is."""
+    parents = log_folder.resolve().parents
+    if [folder.name for folder in parents[:2]] != [_AUDIT, LOCAL]:
+        return None
+    return parents[2] if (parents[2] / STARTUP / KIT_ROSTER_FILE).exists() else None
+
+
+def _keys_of_kit(kit: Path, own: Path) -> Keys:
+    """As the kit's CA and all members signed it. Neither private keys nor dates matter here: the log may be old."""
+    startup = kit / STARTUP
+    ca = parse_ca(str(startup / CA_FILE), read_file(startup / CA_FILE).data)
+    manifest = Manifest.from_signed_bytes(str(startup / KIT_FILE), read_file(startup / KIT_FILE).data, ca)
+    file = startup / KIT_ROSTER_FILE
+    roster = SignedRoster.from_bytes(read_file(file).data).verify(ca.roster_key)
+    return Keys(roster, "kit", file, manifest.site_id, _earlier(own, roster))
+
+
+def _earlier(own: Path, roster: Roster) -> Roster | None:
+    """The roster in the log, where it says that it is an earlier one of the same federation; no key of it is used."""
+    try:
+        found = _read_roster(own)
+    except ConfigError:
+        return None
+    return found if (found.federation_id == roster.federation_id and found.epoch < roster.epoch) else None
+
+
+def _read_roster(file: Path) -> Roster:
+    data = read_file(file).data
+    with suppress(ConfigError):  # then it is canonical bytes, or nothing of ours
+        data = SignedRoster.from_bytes(data).roster_bytes
+    try:
+        return Roster.from_canonical_bytes(data)
+    except ConfigError as error:
+        raise ConfigError(str(file), f"{error.key}: {error.why}", hint=error.hint) from error

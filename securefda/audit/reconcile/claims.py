@@ -1,0 +1,317 @@
+"""What signed messages prove against their signer, to somebody who has only them and the roster. Pure.
+
+A claim names messages that no honest site can have signed, whatever everybody else does. All of them carry the
+accused's own signature, and that signature binds them to one another. What somebody else chose binds nothing. The
+target chooses session ids, run ids, rounds, headers and key lists, and a source remembers them for each run folder
+only: in two folders an honest source does sign two messages with one session id.
+
+What binds messages of a *target*: it draws each session id itself, at random, and writes an attempt down before its
+header leaves. So two headers of one attempt, or two lists in one session, are two stories. A header counts only under
+the roster that the reader trusts and in the run that the claim is about, since its checkpoint is checked against those.
+
+What binds messages of a *source*: their context. From R1 on it is a digest over the header (and with it roster, run,
+round and attempt), the key list and the members. The list holds the source's own fresh keys, or it goes on with none
+(``KEY_OWN``), so each context belongs to one process and one session of it, and there every type is signed once. Two
+messages with one context are therefore of one roster, run, round and header; of which, says their session id.
+
+A site is taken to be honest only if it keeps its audit log, and if a target does not put its state back. A site that
+begins its log of a run anew has signed two logs, and one that was put back two stories of a run; the signatures do not
+show whether on purpose.
+
+What evidence cannot show, and is no claim:
+
+- Two ``Advertise`` or two ``Update`` under one header. Their context is the header's digest alone, which the target can
+  show a source again in another folder: it makes new keys there, and trains again.
+- Two releases of one round in different sessions, or in different views of one. The target can name an old run, or show
+  another list, to a source in another folder. A source that signs two views in one process passes for one of those.
+- That a message was never sent. Every message that a site has signed would show it.
+
+What shows only beside a log, a record that is missing or an epsilon that is wrong, is no claim either: there the log
+itself is the evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar, get_args
+
+from securefda.audit.notes import Checkpoint, Note, NoteError, NoteKey, Witnessed
+from securefda.audit.reconcile.transcript import Members
+from securefda.audit.statements import (
+    BROADCAST,
+    ONCE_IN_A_VIEW,
+    HeaderSaid,
+    ResultSaid,
+    Statement,
+    SurvivorsSaid,
+)
+
+ClaimKind = Literal["equivocation", "double-release", "threshold", "broken-chain", "bad-checkpoint", "forked-log"]
+KINDS: Final[frozenset[str]] = frozenset(get_args(ClaimKind))
+"""Kinds of claims.
+
+- equivocation: of a target, two headers of one attempt or in one session, or two lists or results in one session; of a
+  source, two different messages of one type in one view of a session.
+- double-release: two masked inputs of one source in one view of a session.
+- threshold: a header with an unsound threshold, or survivors that are fewer than the header allows.
+- broken-chain: a header that does not continue the last result.
+- bad-checkpoint: a header without a checkpoint of the target's log that enough others have cosigned.
+- forked-log: two checkpoints of one size with different roots.
+"""
+
+_Item = TypeVar("_Item")
+
+
+class NotProved(Exception):
+    """The messages do not prove the claim; the text says why not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who did what, and the evidence.
+
+    Attributes:
+        kind: one of `KINDS`.
+        accused: site id.
+        messages: signed messages, in the order that the kind asks for, see `prove`.
+        notes: checkpoints, of a forked log.
+    """
+
+    kind: str
+    accused: str
+    messages: tuple[Statement, ...] = ()
+    notes: tuple[bytes, ...] = ()
+
+
+def prove(claim: Claim, members: Members) -> str:
+    """Check a claim from its evidence alone, and say in one line what is proved.
+
+    The messages, in this order: of an equivocation and of a double release the two; of a threshold the header and, if
+    the survivors are too few, their list; of a broken chain the result, the header of its session, the header that
+    should continue it, and, if that continues an older result, this one and the header of its session; of a bad
+    checkpoint the header. A forked log has two notes instead.
+
+    Raises:
+        NotProved: the evidence does not show it.
+    """
+    proof = _PROOFS.get(claim.kind)
+    if claim.kind == "never-sent":  # files of earlier releases have it
+        raise NotProved("a message alone does not show that it was never sent: every site signs what it sends")
+    if proof is None:
+        raise NotProved(f"no claim is called {claim.kind[:40]!r}")
+    if claim.accused not in members.keys:
+        raise NotProved("the accused is not in the roster")
+    for message in claim.messages:
+        _require(message.valid, f"the signature of {message.sender} under a {message.type} is wrong")
+    return proof(claim, members)
+
+
+def same_view(one: Statement, other: Statement) -> bool:
+    """Whether two messages of a source are of one session and one view of it: header, key list and members alike."""
+    return one.session == other.session != "" and one.context == other.context != ""
+
+
+def _equivocation(claim: Claim, members: Members) -> str:
+    one, other = _two_of_one_type(claim)
+    if claim.accused != members.target:
+        return _twice_in_a_view(one, other)
+    said, again = one.said, other.said
+    if isinstance(said, HeaderSaid) and isinstance(again, HeaderSaid) and one.session != other.session:
+        _require_of_run(said, members)
+        _require_of_run(again, members)
+        _require(said.place == again.place, "the two headers are of different attempts")
+        return f"{claim.accused} signed two headers of round {said.round}, attempt {said.attempt}"
+    _require(one.type in BROADCAST, f"several messages of type {one.type} are allowed")
+    _require(one.session == other.session != "", "the two messages are not of one session")
+    return f"{claim.accused} signed two different messages of type {one.type} in session {one.session[:12]}"
+
+
+def _double_release(claim: Claim, members: Members) -> str:
+    _require(len(claim.messages) == 2, "releases in different sessions prove nothing, whatever comes with them")
+    one, other = _two_of_one_type(claim)
+    _require(claim.accused != members.target and one.type == "MaskedInput", "they are no masked inputs of a source")
+    return _twice_in_a_view(one, other)
+
+
+def _two_of_one_type(claim: Claim) -> tuple[Statement, Statement]:
+    one, other = _exactly(claim.messages, 2)
+    _require(one.sender == other.sender == claim.accused, "the accused has not signed both messages")
+    _require(one.type == other.type and one.digest != other.digest, "it is no pair of different messages of one type")
+    return one, other
+
+
+def _twice_in_a_view(one: Statement, other: Statement) -> str:
+    can_be_two = f"an honest source can have signed two messages of type {one.type} under one header"
+    _require(one.type in ONCE_IN_A_VIEW, can_be_two)
+    _require(same_view(one, other), "the two messages are of different views, which others chose")
+    return (
+        f"{one.sender} signed two different messages of type {one.type} in session {one.session[:12]}, "
+        "under one header, key list and set of members"
+    )
+
+
+def _threshold(claim: Claim, members: Members) -> str:
+    header, *lists = claim.messages
+    said = _header(header, claim, members)
+    if not lists:
+        fault = header_fault(said)
+    else:
+        (survivors,) = _exactly(tuple(lists), 1)
+        _require(isinstance(survivors.said, SurvivorsSaid), "the second message is no list of survivors")
+        _require(survivors.sender == claim.accused, "the accused has not signed the list")
+        _require(survivors.session == header.session != "", "the list is not of the header's session")
+        fault = survivors_fault(said, survivors.said)  # type: ignore[arg-type]
+    _require(bool(fault), "the numbers are sound")
+    return f"{claim.accused} signed, in round {said.round}: {fault}"
+
+
+def _broken_chain(claim: Claim, members: Members) -> str:
+    _require(len(claim.messages) in (3, 5), "a result, its header and the next header are needed")
+    result, before, header, *older = claim.messages
+    model, first = _result_of(result, before, claim, members)
+    following = _header(header, claim, members)
+    _require(following.place > first.place, "the header is of no later attempt than the result")
+    where = (
+        f"the header of round {following.round} and the result of round {first.round}, both signed by {claim.accused}"
+    )
+    if following.round == first.round:
+        return f"{where}: another attempt after the result"
+    if following.previous_result == result.digest:
+        _require(following.model != model, "the header continues the result")
+        return f"{where}: another model than that of the result"
+    if following.previous_result == "" or following.round == first.round + 1:
+        return f"{where}: the header does not continue the result"
+    _require(len(older) == 2, "rounds between them may have had a result")
+    _, earlier = _result_of(older[0], older[1], claim, members)
+    _require(following.previous_result == older[0].digest, "the header continues another result")
+    _require(earlier.round < first.round, "the other result is not older")
+    return f"{where}: the header continues the result of round {earlier.round}"
+
+
+def _result_of(result: Statement, header: Statement, claim: Claim, members: Members) -> tuple[str, HeaderSaid]:
+    said = _header(header, claim, members)
+    if not isinstance(result.said, ResultSaid) or result.sender != claim.accused:
+        raise NotProved("there is no result that the accused has signed")
+    _require(result.context == header.digest and result.session == header.session, "the result is of another header")
+    return result.said.model, said
+
+
+def _bad_checkpoint(claim: Claim, members: Members) -> str:
+    (header,) = _exactly(claim.messages, 1)
+    said = _header(header, claim, members)
+    fault = checkpoint_fault(said, members)
+    _require(bool(fault), "the checkpoint in the header is sound")
+    return f"{claim.accused} signed the header of round {said.round}, attempt {said.attempt}: {fault}"
+
+
+def _forked_log(claim: Claim, members: Members) -> str:
+    one, other = (_signed_head(note, claim.accused, members)[0] for note in _exactly(claim.notes, 2))
+    _require(one.size == other.size and one.root != other.root, "the two checkpoints can be of one log")
+    return f"{claim.accused} signed two checkpoints of {one.size} records of its log of this run with different roots"
+
+
+_PROOFS: Final[Mapping[str, Callable[[Claim, Members], str]]] = {
+    "equivocation": _equivocation,
+    "double-release": _double_release,
+    "threshold": _threshold,
+    "broken-chain": _broken_chain,
+    "bad-checkpoint": _bad_checkpoint,
+    "forked-log": _forked_log,
+}
+
+
+def header_fault(header: HeaderSaid) -> str:
+    """What is unsound in a header's numbers whatever the sites' policies say, in words; empty for nothing.
+
+    As in ``securefda.protocol.parameters.threshold_is_sound`` with no colluders: policies may ask for more.
+    """
+    n, t = header.masked, header.threshold
+    if n and not (2 * t > n and 0 < t <= n):
+        return f"a threshold of {t} for {n} sources, where two disjoint sets could both open sums"
+    counts = {level: list(header.levels.values()).count(level) for level in ("sum", "cohort")}
+    for level, quorum in (("sum", header.sum_quorum), ("cohort", header.cohort_quorum)):
+        if counts[level] and quorum < 2:
+            return f"a sum at {level} that opens over {quorum}"
+    return ""
+
+
+def survivors_fault(header: HeaderSaid, lists: SurvivorsSaid) -> str:
+    """What is wrong with a list of survivors under its header, in words; empty for nothing."""
+    alive, everyone = set(lists.survivors), {*lists.survivors, *lists.dropped}
+    if len(everyone) != len(lists.survivors) + len(lists.dropped):
+        return "a source that is listed twice among survivors and dropped"
+    if any(header.levels.get(site, "individual") == "individual" for site in everyone):
+        return "survivors or dropped that are not in the masking session"
+    if len(alive) < header.threshold:
+        return f"{len(alive)} survivors of at least {header.threshold}"
+    for level, quorum in (("sum", header.sum_quorum), ("cohort", header.cohort_quorum)):
+        count = sum(header.levels[site] == level for site in alive)
+        if 0 < count < quorum:
+            return f"{count} survivors at {level}, where sums open over {quorum}"
+    return ""
+
+
+def checkpoint_fault(header: HeaderSaid, members: Members) -> str:
+    """What is wrong with the checkpoint in a header, in words; empty for nothing.
+
+    It must be of the target's log of this run, signed by the target, and cosigned by as many others as the header's
+    threshold says.
+    """
+    if not header.previous_checkpoint:
+        return "no checkpoint of the target's log in it"
+    witnesses = members.witness_keys(members.target)
+    try:
+        found = _signed_head(header.previous_checkpoint, members.target, members, tuple(witnesses))[1]
+    except NotProved as error:
+        return f"the checkpoint in it: {error}"
+    cosigned = len({witnesses[item.key] for item in found if item.key in witnesses})
+    if cosigned < header.threshold:
+        return f"{cosigned} of {header.threshold} cosignatures under the checkpoint in it"
+    return ""
+
+
+def _signed_head(
+    data: bytes, party: str, members: Members, witnesses: tuple[NoteKey, ...] = ()
+) -> tuple[Checkpoint, tuple[Witnessed, ...]]:
+    """A checkpoint of a party's log that it has signed, and the signatures under it of these keys. Raises NotProved."""
+    own = members.log_key(party)
+    try:
+        note = Note.parse(data)
+        head = Checkpoint.parse(note.text)
+        _require(head.origin == own.name, f"it is not of the log of {party} in this run")
+        found = note.check([own, *witnesses])
+    except NoteError as error:
+        raise NotProved(str(error)) from error
+    _require(any(item.key == own for item in found), f"{party} has not signed it")
+    return head, found
+
+
+def _header(statement: Statement, claim: Claim, members: Members) -> HeaderSaid:
+    said = statement.said
+    if not isinstance(said, HeaderSaid) or statement.sender != claim.accused:
+        raise NotProved("there is no header that the accused has signed")
+    _require(claim.accused == members.target, "headers are the target's")
+    _require_of_run(said, members)
+    return said
+
+
+def _require_of_run(header: HeaderSaid, members: Members) -> None:
+    """A header is judged by the run and the roster that it names itself, not by those that its accuser names."""
+    _require(is_of_run(header, members), "a header is of another run, or of another roster")
+
+
+def is_of_run(header: HeaderSaid, members: Members) -> bool:
+    """Whether a header is of this run, and of the very roster under which it is read."""
+    return header.run == members.run and header.roster == members.roster
+
+
+def _exactly(items: tuple[_Item, ...], count: int) -> tuple[_Item, ...]:
+    if len(items) != count:
+        raise NotProved(f"{count} pieces of evidence are needed, not {len(items)}")
+    return items
+
+
+def _require(condition: bool, why: str) -> None:
+    if not condition:
+        raise NotProved(why)

@@ -1,0 +1,490 @@
+"""All runs that have a log below a folder, for the audit commands: their table, and what they amount to.
+
+The runs of a site together: what each took from it, and whether a result came of it. Pure.
+
+One log tells of one run. A target that begins run after run, takes what a source hands over before the sum, and hangs
+up leaves every single log in order. So the runs are counted here, each by what its source's own log says: which headers
+it accepted, what left it for whom, and in which rounds it got a result that it accepted.
+
+A round is *unfinished with disclosure* where something left the source and no accepted result followed; a run is, where
+none of its rounds was finished. What a source's own restart broke off does not count. One crash, or a lost round now
+and then, is honest; more of them than the two limits below are a finding of the target's conduct. It says what
+happened, not why: a source that is too slow in every round sees the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from securefda.audit.facts import LogName
+from securefda.audit.findings import Verification
+from securefda.audit.keys import Keys
+from securefda.audit.progress import verification_progress
+from securefda.audit.reading import DamagedLog, LogFolder, being_written
+from securefda.audit.records import Entry, Record
+from securefda.audit.report.overview import ranges
+from securefda.audit.store import AuditError
+from securefda.audit.verify import verify_log
+from securefda.cli.output import aligned, printable
+from securefda.errors import ExitCode, SecureFdaError
+
+MOST_UNFINISHED_IN_A_ROW: Final = 2
+"""Rounds of one source. A target gives up after three lost rounds in a row, and a source leaves then."""
+MOST_UNFINISHED_RUNS_A_DAY: Final = 1
+"""Of one source, in any 24 hours: a target that crashed goes on with its run, and begins no other one."""
+_DAY: Final = timedelta(hours=24)
+
+CHARGES: Final = "charges to the ledger"
+_NO_ANSWER: Final = frozenset({"Refusal", "Abort", "Join", "Checkpoint", "Cosigned", "Goodbye", "Receipt"})
+"""What a source sends without having accepted a header, or after it has left the session."""
+_WORDS: Final[Mapping[str, str]] = {
+    "model": "models",
+    "model-and-target-update": "models with g_T",
+}
+_RELEASES: Final[Mapping[str, str]] = {"MaskedInput": "masked inputs", "Update": "updates", "Unmask": "unmask shares"}
+
+Ending = Literal["completed", "failed", "no end", "goes on"]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that left a site: what, for whom, and how often. Charges stay in the site: their ``to`` is empty."""
+
+    what: str
+    to: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} × {self.what}{f' to {self.to}' if self.to else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTaken:
+    """A round of a run at one site.
+
+    Attributes:
+        number: 1-based.
+        began: time of its first record.
+        took: whether anything left the site, or was charged.
+        finished: whether a result came that the site accepted; at the target, whether it sent one.
+        broken_off: whether the site's own restart ended it.
+    """
+
+    number: int
+    began: str
+    took: bool
+    finished: bool
+    broken_off: bool
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether something was taken and nothing came of it, by no fault of the site's own process."""
+        return self.took and not self.finished and not self.broken_off
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRun:
+    """A run as one site's log tells it.
+
+    Attributes:
+        party, run: whose log of which run.
+        began, last: times of its first and last record; empty without one.
+        ended: ``"completed"`` or ``"failed"`` as its last record of an end says; ``"no end"`` where there is none,
+            ``"goes on"`` where a process is writing it.
+        headers: how many the site accepted; at the target, how many sessions it opened.
+        rounds: in order.
+        left: what left the site, sorted.
+        problem: why not all of the log was read, one line; empty where it was.
+    """
+
+    party: str
+    run: str
+    began: str
+    last: str
+    ended: Ending
+    headers: int
+    rounds: tuple[RoundTaken, ...]
+    left: tuple[Left, ...]
+    problem: str = ""
+
+    @property
+    def finished(self) -> int:
+        """Number of rounds with a result."""
+        return sum(one.finished for one in self.rounds)
+
+    @property
+    def lost(self) -> int:
+        """Number of rounds in which something left the site and no result came."""
+        return sum(one.took and not one.finished for one in self.rounds)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether something was taken in this run, and no round of it was finished."""
+        return self.ended != "goes on" and not self.finished and any(one.is_unfinished for one in self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """A finding of the target's conduct towards one source.
+
+    Attributes:
+        kind: ``"unfinished-rounds"`` or ``"unfinished-runs"``.
+        source, target: site ids.
+        what: one line of words.
+        runs: their ids, in order.
+        rounds: of unfinished rounds run and number, in order.
+        left: what left the source in these runs.
+    """
+
+    kind: Literal["unfinished-rounds", "unfinished-runs"]
+    source: str
+    target: str
+    what: str
+    runs: tuple[str, ...]
+    rounds: tuple[tuple[str, int], ...]
+    left: tuple[Left, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All runs that were found, by site and time, and what is wrong with them together."""
+
+    runs: tuple[SiteRun, ...] = ()
+    findings: tuple[Conduct, ...] = ()
+
+
+def read_run(party: str, run: str, records: Iterable[Record], target: str, *, is_live: bool = False) -> SiteRun:
+    """Read a log once, as far as it can be trusted. Memory grows with its rounds.
+
+    Args:
+        party, run: whose log of which run.
+        records: in order.
+        target: site id of the target.
+        is_live: whether a process is writing the log.
+    """
+    reader = _Reader(party, target)
+    for record in records:
+        reader.see(record)
+    return reader.site_run(run, is_live=is_live)
+
+
+def judge(runs: Sequence[SiteRun], target: str) -> History:
+    """Put the runs of each site in order, and find what is above the limits."""
+    ordered = sorted(runs, key=lambda one: (one.party != target, one.party, one.began, one.run))
+    findings: list[Conduct] = []
+    for source in sorted({one.party for one in ordered} - {target}):
+        own = [one for one in ordered if one.party == source]
+        of_runs = list(_runs(own, source, target))
+        said = {place for one in of_runs for place in one.rounds}
+        of_rounds = [one for one in _rounds(own, source, target) if not said.issuperset(one.rounds)]
+        findings += [*of_runs, *of_rounds]
+    return History(tuple(ordered), tuple(findings))
+
+
+def _runs(own: Sequence[SiteRun], source: str, target: str) -> Iterator[Conduct]:
+    """Unfinished runs that are too close to each other; those that follow each other are one finding."""
+    unfinished = [one for one in own if one.is_unfinished]
+    close: set[int] = set()
+    for first, one in enumerate(unfinished[MOST_UNFINISHED_RUNS_A_DAY:]):
+        if _time(one.began) - _time(unfinished[first].began) <= _DAY:
+            close |= set(range(first, first + MOST_UNFINISHED_RUNS_A_DAY + 1))
+    for first, last in ranges(close):
+        yield _of_runs(unfinished[first : last + 1], source, target)
+
+
+def _of_runs(series: Sequence[SiteRun], source: str, target: str) -> Conduct:
+    left = _together(series)
+    what = (
+        f"{len(series)} runs of {target} took something from {source} and brought it no result, from {_day(series[0])} "
+        f"to {_day(series[-1])}; more than {MOST_UNFINISHED_RUNS_A_DAY} within 24 hours is above the limit. "
+        f"What left: {words(left)}"
+    )
+    rounds = tuple((one.run, part.number) for one in series for part in one.rounds if part.is_unfinished)
+    return Conduct("unfinished-runs", source, target, what, tuple(one.run for one in series), rounds, left)
+
+
+def _rounds(own: Sequence[SiteRun], source: str, target: str) -> Iterator[Conduct]:
+    """Unfinished rounds in a row, over all runs, but for the last round of a run that goes on."""
+    settled = [(one, part) for one in own for part in one.rounds[: -1 if one.ended == "goes on" else None]]
+    settled = [pair for pair in settled if pair[1].finished or pair[1].is_unfinished]
+    settled.sort(key=lambda pair: pair[1].began)
+    for is_unfinished, group in groupby(settled, key=lambda pair: pair[1].is_unfinished):
+        row = list(group)
+        if is_unfinished and len(row) > MOST_UNFINISHED_IN_A_ROW:
+            yield _of_rounds(row, source, target)
+
+
+def _of_rounds(row: Sequence[tuple[SiteRun, RoundTaken]], source: str, target: str) -> Conduct:
+    runs = list(dict.fromkeys(one for one, _ in row))
+    left = _together(runs)
+    where = f"in run {runs[0].run}" if len(runs) == 1 else f"in {len(runs)} runs"
+    what = (
+        f"{len(row)} rounds of {target} in a row took something from {source} and brought it no result, {where}; more "
+        f"than {MOST_UNFINISHED_IN_A_ROW} is above the limit. What left in all rounds there: {words(left)}"
+    )
+    rounds = tuple((one.run, part.number) for one, part in row)
+    return Conduct("unfinished-rounds", source, target, what, tuple(one.run for one in runs), rounds, left)
+
+
+def words(left: Sequence[Left]) -> str:
+    """What left a site, in words."""
+    return ", ".join(map(str, left)) or "nothing"
+
+
+def _together(runs: Iterable[SiteRun]) -> tuple[Left, ...]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for one in runs:
+        for left in one.left:
+            counts[left.what, left.to] += left.count
+    return tuple(Left(what, to, count) for (what, to), count in sorted(counts.items()))
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _day(run: SiteRun) -> str:
+    return f"{run.began[:10]} {run.began[11:16]}"
+
+
+@dataclass(slots=True)
+class _Round:
+    began: str
+    took: bool = False
+    broken_off: bool = False
+    results: set[str] = field(default_factory=set)
+    """Sessions with a result; one that an alarm follows is taken out again."""
+
+
+class _Reader:
+    """Gathers one log."""
+
+    def __init__(self, party: str, target: str) -> None:
+        self._party, self._is_target = party, party == target
+        self._began = self._last = self._outcome = ""
+        self._rounds: dict[int, _Round] = {}
+        self._round_of: dict[str, int] = {}
+        self._accepted: set[tuple[int, int]] = set()
+        self._left: Counter[tuple[str, str]] = Counter()
+        self._latest = 0
+
+    def see(self, record: Record) -> None:
+        """Take a record."""
+        entry = record.entry
+        self._began, self._last = self._began or record.time, max(self._last, record.time)
+        if entry.direction == "event":
+            self._event(entry, record.time)
+        else:
+            self._message(entry, record.time)
+
+    def site_run(self, run: str, *, is_live: bool) -> SiteRun:
+        """What was gathered."""
+        ended: Ending = "goes on" if is_live else "no end"
+        if self._outcome:
+            ended = "completed" if self._outcome == "completed" else "failed"
+        return SiteRun(
+            party=self._party,
+            run=run,
+            began=self._began,
+            last=self._last,
+            ended=ended,
+            headers=len(self._accepted),
+            rounds=tuple(
+                RoundTaken(number, one.began, one.took, bool(one.results), one.broken_off)
+                for number, one in sorted(self._rounds.items())
+            ),
+            left=tuple(Left(what, to, count) for (what, to), count in sorted(self._left.items())),
+        )
+
+    def _event(self, entry: Entry, time: str) -> None:
+        match entry.type:
+            case "ledger-updated":
+                self._took(entry, time, CHARGES, "")
+            case "alarm" if entry.session:
+                for one in self._rounds.values():
+                    one.results.discard(entry.session)
+            case "run-ended":
+                self._outcome = str(entry.facts["outcome"])
+            case "restarted":
+                self._outcome = ""
+                if self._latest in self._rounds:
+                    self._rounds[self._latest].broken_off = True
+
+    def _message(self, entry: Entry, time: str) -> None:
+        sent = entry.direction == "sent"
+        is_result = entry.type == "Result" and sent == self._is_target
+        is_receipt = entry.type == "Receipt" and sent  # of a result that was shown again
+        if entry.round and (is_result or is_receipt):
+            self._round(entry.round, time).results.add(entry.session)
+        if not sent or not entry.round:
+            return
+        what = _RELEASES.get(entry.type, "")
+        if entry.disclosure is not None and not what:
+            what = _WORDS.get(entry.disclosure.what, entry.disclosure.what)
+        if what:
+            self._took(entry, time, what, entry.peer)
+        elif entry.type not in _NO_ANSWER and not self._is_target:
+            self._accepted.add((entry.round, entry.attempt))
+
+    def _took(self, entry: Entry, time: str, what: str, to: str) -> None:
+        self._accepted.add((entry.round, entry.attempt))
+        one = self._round(entry.round, time)
+        one.took, one.broken_off, self._latest = True, False, entry.round
+        self._left[what, to] += 1
+
+    def _round(self, number: int, time: str) -> _Round:
+        return self._rounds.setdefault(number, _Round(time))
+
+
+_MOST_ROWS: Final = 60
+
+
+class TargetConduct(SecureFdaError):
+    """Runs took something from a source and brought it no result, more often than the limits allow."""
+
+    exit_code = ExitCode.AUDIT
+
+
+def read_history(found: Sequence[LogFolder], keys: Keys, verified: Mapping[Path, Verification]) -> History:
+    """Read every log of the federation once, each as far as its verification vouches for it.
+
+    A log without any checkpoint is read too, since a run that ends in its first round may leave none; its row says so.
+
+    Args:
+        found: the logs, of any runs; of two copies of one log that with more records counts.
+        keys: the roster.
+        verified: folder -> what its log is worth, of those that were verified already.
+    """
+    target = keys.roster.target.site_id
+    runs: dict[tuple[str, str], tuple[int, SiteRun]] = {}
+    for log in found:
+        if log.party not in keys.public or log.federation not in ("", keys.federation):
+            continue
+        is_live = being_written(log.folder)
+        bound, problem = _vouched_for(log, verified.get(log.folder) or _verified(log, keys))
+        records = _Records(log, bound)
+        run = read_run(log.party, log.run, records, target, is_live=is_live)
+        if records.count > runs.get((log.party, log.run), (-1, run))[0]:
+            runs[log.party, log.run] = records.count, replace(run, problem=problem or records.problem)
+    return judge([run for _, run in runs.values()], target)
+
+
+class _Records:
+    """The records of a log up to a bound; one that cannot be read ends them, and ``problem`` says so."""
+
+    def __init__(self, log: LogFolder, bound: int | None) -> None:
+        self._log, self._bound = log, bound
+        self.count, self.problem = 0, ""
+
+    def __iter__(self) -> Iterator[Record]:
+        try:
+            for record in islice(self._log.records(), self._bound):
+                self.count += 1
+                yield record
+        except DamagedLog as error:
+            self.problem = error.what
+
+
+def _verified(log: LogFolder, keys: Keys) -> Verification:
+    with verification_progress(log.party) as progress:
+        return verify_log(log.folder, LogName(keys.federation, log.party, log.run), keys.public, progress=progress)
+
+
+def _vouched_for(log: LogFolder, verification: Verification) -> tuple[int | None, str]:
+    """How many records count, None for all, and why not all."""
+    found = verification.finding
+    if found is None or found.kind in ("torn", "missing-cosignature"):
+        return None, ""
+    try:
+        if log.head() is None and not log.heads():
+            return None, "no checkpoint: nothing proves this row"
+    except AuditError:
+        pass
+    return found.index, f"{found.kind} at record {found.index}: read up to there"
+
+
+def history_text(history: History) -> Iterator[str]:
+    """The table of all runs, and each finding."""
+    rounds = ("headers accepted", "rounds finished", "rounds lost")
+    head = ("run", "site", "began (UTC)", "ended how", *rounds, "what left this site")
+    rows = [_row(one) for one in history.runs[:_MOST_ROWS]]
+    more = len(history.runs) - len(rows)
+    yield aligned([head, *rows]) + (f"\nand {more} more rows; --format json lists all of them" if more > 0 else "")
+    for one in history.findings:
+        yield aligned(
+            [
+                ("conduct", f"{one.kind}: {printable(one.what)}"),
+                ("towards", one.source),
+                ("of", one.target),
+                ("runs", _listed(one)),
+            ]
+        )
+
+
+def _row(one: SiteRun) -> tuple[str, ...]:
+    began = f"{one.began[:10]} {one.began[11:19]}" if one.began else "-"
+    counts = (str(one.headers), str(one.finished), str(one.lost))
+    said = words(one.left) + (f" ({printable(one.problem)})" if one.problem else "")
+    return one.run, one.party, began, one.ended, *counts, said
+
+
+def _listed(one: Conduct) -> str:
+    shown = ", ".join(run[:12] for run in one.runs[:6])
+    return shown + (f" and {len(one.runs) - 6} more" if len(one.runs) > 6 else "")
+
+
+def error_of(history: History) -> TargetConduct | None:
+    """The error with which a command ends for the runs together; None where nothing is wrong."""
+    if not history.findings:
+        return None
+    more = f"; {len(history.findings) - 1} more findings" if len(history.findings) > 1 else ""
+    hint = "ask the target what ended these runs; a source's policy bounds how many runs and rounds it takes part in"
+    return TargetConduct(f"{history.findings[0].kind}: {history.findings[0].what}{more}", hint=hint)
+
+
+def history_json(history: History) -> dict[str, Any]:
+    """The same data for programs."""
+    return {
+        "runs": [
+            {
+                "run": one.run,
+                "party": one.party,
+                "began": one.began,
+                "last": one.last,
+                "ended": one.ended,
+                "headers_accepted": one.headers,
+                "rounds_finished": one.finished,
+                "rounds_lost": one.lost,
+                "unfinished_with_disclosure": one.is_unfinished,
+                "left": _left_json(one.left),
+                "problem": one.problem,
+            }
+            for one in history.runs
+        ],
+        "conduct": [
+            {
+                "kind": one.kind,
+                "source": one.source,
+                "target": one.target,
+                "what": one.what,
+                "runs": list(one.runs),
+                "rounds": [{"run": run, "round": number} for run, number in one.rounds],
+                "left": _left_json(one.left),
+            }
+            for one in history.findings
+        ],
+        "limits": {
+            "unfinished_rounds_in_a_row": MOST_UNFINISHED_IN_A_ROW,
+            "unfinished_runs_a_day": MOST_UNFINISHED_RUNS_A_DAY,
+        },
+    }
+
+
+def _left_json(left: Sequence[Left]) -> list[dict[str, Any]]:
+    return [{"what": one.what, "to": one.to, "count": one.count} for one in left]

@@ -1,0 +1,230 @@
+"""From a suspicion to a finding: who is accused depends on what the kept messages prove. Pure.
+
+What a reconciliation of the logs of one run says. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from securefda.audit.reconcile.claims import Claim, NotProved, prove
+from securefda.audit.reconcile.transcript import Members
+from securefda.audit.records import Record
+from securefda.audit.statements import Statement
+
+RunKind = Literal[
+    "unverified-log",
+    "forked-log",
+    "roster-differs",
+    "policy-not-logged",
+    "equivocation",
+    "double-release",
+    "threshold",
+    "broken-chain",
+    "bad-checkpoint",
+    "never-sent",
+    "records-differ",
+    "missing-record",
+    "unmask-differs",
+    "disclosure-differs",
+    "not-allowed",
+    "wrong-epsilon",
+    "ledger-went-back",
+    "evidence-damaged",
+    "evidence-missing",
+    "evidence-differs",
+    "evidence-unrecorded",
+    "evidence-moved",
+]
+"""Kinds of findings.
+
+- unverified-log: a log is not what its party signed, or too few others vouch for it; nothing behind that place is used.
+- forked-log: a party signed two trees, or cosigned one that the other's log does not have.
+- roster-differs: a log, or a header, is of another roster.
+- policy-not-logged: a source took part without a record of its policy since it started.
+- equivocation: two different messages of one type where there must be one.
+- double-release: two releases of one source in a round; proved only of one view of a session.
+- threshold: numbers of a header, or of survivors, signatures or shares, with which no sum may be opened.
+- broken-chain: a header does not continue the last result.
+- bad-checkpoint: a header without the target's cosigned checkpoint, or another one than its receiver had cosigned.
+- never-sent: one log has a message as received that its sender's log has not as sent; which of the two is wrong, the
+  message does not show: it may be of another run.
+- records-differ: both ends have the message, with other numbers.
+- missing-record: a party went on as only somebody does who has a message, or has burnt the fuse, and its log has no
+  record of it.
+- unmask-differs: a source signed, or released shares for, other survivors than it was shown.
+- disclosure-differs: a record says of a message that it discloses something else than its header makes it disclose.
+- not-allowed: an update left without a decision of the policy that allows it.
+- wrong-epsilon: epsilon is not what the charges in the log come to.
+- ledger-went-back: a privacy ledger has no more rows than before.
+- evidence-...: a message that a site keeps beside its log is not what its record says, see `kept_check`. The log itself
+  may be sound; nobody is accused, since the file does not say who changed it.
+"""
+
+STEPS: Final[Mapping[str, int]] = {
+    name: place
+    for place, names in enumerate(
+        (
+            ("Join", "run-began", "restarted", "policy-loaded"),
+            ("Checkpoint", "checkpoint-signed"),
+            ("Cosigned", "checkpoint-cosigned"),
+            ("Header",),
+            ("ledger-updated",),
+            ("Advertise",),
+            ("KeyList",),
+            ("ShareBundle",),
+            ("ShareDelivery",),
+            ("caps-computed", "release-fuse-burnt"),
+            ("MaskedInput", "Update"),
+            ("Survivors",),
+            ("survivors-signed", "SurvivorSignature"),
+            ("Consistency",),
+            ("unmask-shares-released", "Unmask"),
+            ("Result",),
+            ("Refusal", "Abort", "refused", "aborted", "alarm"),
+            ("run-ended", "Goodbye"),
+        )
+    )
+    for name in names
+}
+"""Order of messages and events within an attempt."""
+
+_KINDS: Final[Mapping[str, int]] = {
+    "never-sent": 1,  # whatever else is wrong with a message says more
+    "missing-record": 2,
+}
+_OF_LOGS: Final = 0
+_OF_RUN: Final = 1
+_OF_EVIDENCE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A record: whose log, and which place in it, 0-based."""
+
+    party: str
+    index: int
+
+    @classmethod
+    def of(cls, record: Record) -> Mark:
+        """Where a record stands."""
+        return cls(record.party, record.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinding:
+    """Something that the logs and messages of one run contradict each other in, or the rules.
+
+    Attributes:
+        kind: one of `RunKind`.
+        what: one line of words.
+        accused: who did it, sorted: one site where its own signatures or its own log settle that, else one of these,
+            who disagree; empty where nothing says who.
+        sides: the two that it is between; the second is empty where it is about one alone.
+        step: type of the message or event that it is about.
+        round, attempt, session: where; 0, 0 and empty outside rounds.
+        records: the records that show it, of both logs where both have one.
+        digests: of the signed messages that show it.
+        claim: what these messages prove to a third party; None where it takes the logs to see it.
+    """
+
+    kind: RunKind
+    what: str
+    accused: tuple[str, ...]
+    sides: tuple[str, str] = ("", "")
+    step: str = ""
+    round: int = 0
+    attempt: int = 0
+    session: str = ""
+    records: tuple[Mark, ...] = ()
+    digests: tuple[str, ...] = ()
+    claim: Claim | None = field(default=None, repr=False)
+
+    @property
+    def is_of_evidence(self) -> bool:
+        """Whether it is about what is kept beside a log, and not about what logs say."""
+        return self.kind.startswith("evidence-")
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The first divergence has the least: logs that fail by themselves, then round, attempt, step and record.
+
+        Evidence that is lost comes last: it changes nothing of what the logs say.
+        """
+        alone = _OF_LOGS if self.kind in ("unverified-log", "forked-log") else _OF_RUN
+        if self.is_of_evidence:
+            alone = _OF_EVIDENCE
+        at = min((mark.index for mark in self.records), default=0)
+        return alone, self.round, self.attempt, STEPS.get(self.step, len(STEPS)), _KINDS.get(self.kind, 0), at
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """What came out.
+
+    Attributes:
+        findings: the first divergence first.
+        notices: what is odd, or cannot be judged, but proves nothing; one line each.
+        counts: what was checked, in words -> how often.
+    """
+
+    findings: tuple[RunFinding, ...]
+    notices: tuple[str, ...]
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A finding, and what would settle it.
+
+    Attributes:
+        finding: as the logs alone show it.
+        culprit: whom the messages would accuse; empty where no message can.
+        claim: kind of the claim.
+        evidence: digests of the messages of the claim, in its order.
+        notes: checkpoints of the claim.
+    """
+
+    finding: RunFinding
+    culprit: str = ""
+    claim: str = ""
+    evidence: tuple[str, ...] = ()
+    notes: tuple[bytes, ...] = ()
+
+
+def settle(drafts: Iterable[Draft], found: Mapping[str, Statement], members: Members) -> list[RunFinding]:
+    """Accuse whom the messages accuse; the first divergence first, and of one lie the finding that says most."""
+    findings = sorted((_settled(draft, found, members) for draft in drafts), key=lambda one: one.order)
+    return _without_echoes(findings)
+
+
+def _settled(draft: Draft, found: Mapping[str, Statement], members: Members) -> RunFinding:
+    if not draft.culprit:
+        return draft.finding
+    messages = [found[digest] for digest in draft.evidence if digest in found]
+    if len(messages) < len(draft.evidence):
+        return draft.finding
+    claim = Claim(draft.claim, draft.culprit, tuple(messages), draft.notes)
+    try:
+        prove(claim, members)
+    except NotProved:
+        return draft.finding
+    return replace(draft.finding, accused=(draft.culprit,), claim=claim)
+
+
+def _without_echoes(findings: list[RunFinding]) -> list[RunFinding]:
+    """Leave out that a message was never sent where the message itself is another finding's."""
+    speaking = (one for one in findings if one.kind != "never-sent" and not one.is_of_evidence)
+    told = {digest for one in speaking for digest in one.digests}
+    kept: dict[tuple[object, ...], RunFinding] = {}
+    for one in findings:
+        if one.kind == "never-sent" and told.intersection(one.digests):
+            continue
+        sides = () if one.kind == "equivocation" else one.sides  # both from a record and from the messages alone
+        key = (one.kind, one.session, one.step, sides, frozenset(one.digests)) if one.digests else (id(one),)
+        old = kept.get(key)
+        if old is None or (len(old.records) < len(one.records)):
+            kept[key] = one
+    return sorted(kept.values(), key=lambda one: one.order)

@@ -1,0 +1,137 @@
+"""The messages that hold a run together: headers, lists of survivors, results, checkpoints. Pure.
+
+Everything here is what somebody kept with a valid signature, whether or not a record speaks of it.
+
+Whose logs of one run are read together. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from securefda.audit.facts import LogName, witness_name
+from securefda.audit.notes import COSIGNATURE_V1, ED25519, Checkpoint, Note, NoteError, NoteKey
+from securefda.audit.statements import CheckpointSaid, HeaderSaid, ResultSaid, Statement, SurvivorsSaid
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The sites of a federation in one run.
+
+    Attributes:
+        federation: its id.
+        run: run id.
+        target: site id of the target.
+        keys: raw Ed25519 public key of every site, 32 bytes, by site id; the target's too.
+        roster: SHA-256 of the roster, 64 hex digits.
+    """
+
+    federation: str
+    run: str
+    target: str
+    keys: Mapping[str, bytes]
+    roster: str
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Site ids of all but the target, sorted."""
+        return tuple(sorted(set(self.keys) - {self.target}))
+
+    def log_of(self, party: str) -> LogName:
+        """The name of a site's log."""
+        return LogName(self.federation, party, self.run)
+
+    def log_key(self, party: str) -> NoteKey:
+        """The key that signs the checkpoints of a site's log. Raises KeyError for a site that is none."""
+        return NoteKey(self.log_of(party).origin, ED25519, self.keys[party])
+
+    def witness_keys(self, party: str) -> dict[NoteKey, str]:
+        """The keys of all that can cosign the checkpoints of a site's log: nobody is a witness of himself."""
+        return {
+            NoteKey(witness_name(self.federation, site), COSIGNATURE_V1, key): site
+            for site, key in self.keys.items()
+            if site != party
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SignedHeader:
+    """A header with what it says."""
+
+    statement: Statement
+    said: HeaderSaid
+
+
+@dataclass(slots=True)
+class Spine:
+    """The target's headers, lists and results of one run, and everybody's checkpoints.
+
+    Attributes:
+        headers: by session; of several in one session, the first that was met.
+        all_headers: every one, by digest.
+        survivors: lists by the digest of their message.
+        of_type: digests of ``Header``, ``Survivors`` and ``Result`` by type and session; more than one is a lie.
+        results: by session.
+        notes: by origin and size, then by root: checkpoints that their party signed.
+        ignored: how many messages were of another run, or not the target's to send.
+    """
+
+    headers: dict[str, SignedHeader] = field(default_factory=dict)
+    all_headers: dict[str, SignedHeader] = field(default_factory=dict)
+    survivors: dict[str, SurvivorsSaid] = field(default_factory=dict)
+    of_type: dict[tuple[str, str], dict[str, Statement]] = field(default_factory=dict)
+    results: dict[str, tuple[Statement, ResultSaid]] = field(default_factory=dict)
+    notes: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
+    ignored: int = 0
+
+    def held_of(self, party: str, members: Members) -> list[bytes]:
+        """The checkpoints of a party's log that were sent to others, as notes, the smallest first."""
+        origin = members.log_of(party).origin
+        heads = sorted((size, root) for (name, size), roots in self.notes.items() if name == origin for root in roots)
+        return [self.notes[origin, size][root] for size, root in heads]
+
+
+def read_spine(statements: Iterable[Statement], members: Members) -> Spine:
+    """Sort what was kept."""
+    spine = Spine()
+    for statement in statements:
+        said = statement.said
+        if isinstance(said, CheckpointSaid):
+            _take_note(spine, statement.sender, said.note, members)
+        elif statement.sender != members.target or (isinstance(said, HeaderSaid) and said.run != members.run):
+            spine.ignored += 1
+        else:
+            spine.of_type.setdefault((statement.type, statement.session), {})[statement.digest] = statement
+            _take(spine, statement, members)
+    return spine
+
+
+def _take(spine: Spine, statement: Statement, members: Members) -> None:
+    said = statement.said
+    if isinstance(said, HeaderSaid):
+        header = SignedHeader(statement, said)
+        spine.all_headers[statement.digest] = header
+        spine.headers.setdefault(statement.session, header)
+        _take_note(spine, members.target, said.previous_checkpoint, members)
+    elif isinstance(said, SurvivorsSaid):
+        spine.survivors[statement.digest] = said
+    elif isinstance(said, ResultSaid):
+        spine.results.setdefault(statement.session, (statement, said))
+
+
+def _take_note(spine: Spine, party: str, data: bytes, members: Members) -> None:
+    """Keep a checkpoint if the party signed it, as a checkpoint of its log of this run; else it is no evidence."""
+    if party not in members.keys:
+        return
+    try:
+        note = Note.parse(data)
+        head = Checkpoint.parse(note.text)
+        known = spine.notes.get((head.origin, head.size), {})
+        if head.origin != members.log_of(party).origin or head.root.hex() in known:
+            return
+        note.check([members.log_key(party)])
+    except NoteError:
+        return
+    bare = Note(note.text, tuple(item for item in note.signatures if item.is_of(members.log_key(party))))
+    spine.notes.setdefault((head.origin, head.size), {}).setdefault(head.root.hex(), bare.to_bytes())

@@ -1,0 +1,261 @@
+"""Reads a log once and makes its tables. Pure.
+
+Memory is bounded: what has a row of its own (a round's disclosures, an incident, a point of epsilon) is kept up to the
+limits below, and ``left_out`` counts the records that were not. Totals of disclosures and bytes count all records, as
+long as there are no more than ``MOST_FLOWS`` of their kinds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from securefda.audit.records import Disclosure, Entry, Record
+from securefda.audit.report.disclosures import (
+    Arrival,
+    CapsPoint,
+    EpsilonPoint,
+    Flow,
+    Incident,
+    Milestone,
+    PartyTables,
+    RoundSpan,
+    Traffic,
+)
+
+MOST_ROUNDS: Final = 20_000
+"""Rounds that have a row."""
+MOST_ROUND_FLOWS: Final = 250_000
+"""Rows of disclosures over all these rounds."""
+MOST_FLOWS: Final = 4096
+"""Kinds of disclosures, each to one peer; likewise peers with bytes."""
+MOST_ROWS: Final = 20_000
+"""Of incidents, milestones, points of epsilon and caps each."""
+
+RELEASES: Final = ("Header", "Update", "MaskedInput")
+"""Messages with a model, an update or a term of a sum in them; the receiver's log has them too, without a level."""
+_MILESTONES: Final = ("run-began", "restarted", "policy-loaded", "run-ended")
+
+_Key = TypeVar("_Key")
+_Row = TypeVar("_Row")
+
+
+def read_party(party: str, records: Iterable[Record]) -> PartyTables:
+    """Read the records of a log once, in order, and return its tables.
+
+    Args:
+        party: whose log it is.
+        records: as the log has them; only those that are vouched for.
+    """
+    reader = _Reader(party)
+    for record in records:
+        reader.take(record)
+    return reader.tables()
+
+
+@dataclass(slots=True)
+class _Tally:
+    messages: int = 0
+    fewest: int = 0
+    most: int = 0
+    rounds: set[int] = field(default_factory=set)
+
+    def add(self, round_number: int, count: int = 0) -> None:
+        self.fewest = min(self.fewest, count) if self.messages else count
+        self.most = max(self.most, count)
+        self.messages += 1
+        if round_number:
+            self.rounds.add(round_number)
+
+
+@dataclass(slots=True)
+class _Span:
+    first: str
+    last: str
+    attempts: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass(slots=True)
+class _Seen:
+    first_round: int
+    last_round: int
+    first: str
+    last: str
+    count: int = 0
+
+
+_FlowKey = tuple[str, str, str]  # peer, level, what
+_SeenKey = tuple[str, str, tuple[str, ...], str]  # kind, check, accused, peer
+_TROUBLE: Final = {"Refusal": "refusal", "Abort": "abort"}
+
+
+class _Reader:
+    """Gathers one log."""
+
+    def __init__(self, party: str) -> None:
+        self._party = party
+        self._records, self._first, self._last = 0, "", ""
+        self._flows: dict[_FlowKey, _Tally] = {}
+        self._rounds: dict[int, dict[_FlowKey, _Tally]] = {}
+        self._round_flows = 0
+        self._arrivals: dict[tuple[str, str], _Tally] = {}
+        self._spans: dict[int, _Span] = {}
+        self._traffic: dict[str, list[int]] = {}
+        self._epsilons: list[EpsilonPoint] = []
+        self._caps: dict[int, CapsPoint] = {}
+        self._seen: dict[_SeenKey, _Seen] = {}
+        self._milestones: list[Milestone] = []
+        self._left_out: Counter[str] = Counter()
+
+    def take(self, record: Record) -> None:
+        """Add a record."""
+        entry, time = record.entry, record.time
+        self._records += 1
+        self._first = min(self._first or time, time)
+        self._last = max(self._last, time)
+        if entry.round:
+            self._span(entry, time)
+        if entry.direction == "event":
+            self._event(entry, time)
+        else:
+            self._message(entry, time)
+
+    def tables(self) -> PartyTables:
+        """What was gathered."""
+        return PartyTables(
+            party=self._party,
+            records=self._records,
+            first=self._first,
+            last=self._last,
+            flows=self._as_flows(self._flows),
+            by_round={number: self._as_flows(flows) for number, flows in sorted(self._rounds.items())},
+            arrivals=tuple(
+                Arrival(peer, self._party, kind, tally.messages, len(tally.rounds))
+                for (peer, kind), tally in sorted(self._arrivals.items())
+            ),
+            spans=tuple(
+                RoundSpan(number, span.first, span.last, span.attempts, span.sent, span.received)
+                for number, span in sorted(self._spans.items())
+            ),
+            traffic=tuple(Traffic(peer, *counts) for peer, counts in sorted(self._traffic.items())),
+            epsilons=tuple(self._epsilons),
+            caps=tuple(self._caps[number] for number in sorted(self._caps)),
+            incidents=tuple(self._incident(key, seen) for key, seen in self._seen.items()),
+            milestones=tuple(self._milestones),
+            left_out=dict(self._left_out),
+        )
+
+    def _as_flows(self, flows: dict[_FlowKey, _Tally]) -> tuple[Flow, ...]:
+        return tuple(
+            Flow(self._party, peer, level, what, tally.messages, len(tally.rounds), tally.fewest, tally.most)
+            for (peer, level, what), tally in sorted(flows.items())
+        )
+
+    def _incident(self, key: _SeenKey, seen: _Seen) -> Incident:
+        kind, check, accused, peer = key
+        return Incident(
+            kind=kind,
+            party=self._party,
+            check=check,
+            accused=accused,
+            peer=peer,
+            count=seen.count,
+            first_round=seen.first_round,
+            last_round=seen.last_round,
+            first=seen.first,
+            last=seen.last,
+        )
+
+    def _span(self, entry: Entry, time: str) -> None:
+        span = self._row(self._spans, entry.round, MOST_ROUNDS, "rounds", partial(_Span, time, time))
+        if span is None:
+            return
+        span.first, span.last = min(span.first, time), max(span.last, time)
+        span.attempts = max(span.attempts, entry.attempt)
+        span.sent += entry.bytes if entry.direction == "sent" else 0
+        span.received += entry.bytes if entry.direction == "received" else 0
+
+    def _message(self, entry: Entry, time: str) -> None:
+        self._count_bytes(entry)
+        if entry.direction == "sent" and entry.disclosure is not None:
+            self._disclosed(entry, entry.disclosure)
+        elif entry.direction == "received" and entry.type in RELEASES:
+            arrival = self._row(self._arrivals, (entry.peer, entry.type), MOST_FLOWS, "arrivals", _Tally)
+            if arrival is not None:
+                arrival.add(entry.round)
+        if trouble := _TROUBLE.get(entry.type):
+            key = entry.decision.key if entry.decision is not None else ""
+            self._trouble((f"{trouble}-{entry.direction}", key, (), entry.peer), entry.round, time)
+
+    def _count_bytes(self, entry: Entry) -> None:
+        counts = self._row(self._traffic, entry.peer, MOST_FLOWS, "bytes", partial(list, (0, 0, 0, 0)))
+        if counts is not None:
+            place = 0 if entry.direction == "sent" else 2
+            counts[place] += 1
+            counts[place + 1] += entry.bytes
+
+    def _disclosed(self, entry: Entry, disclosure: Disclosure) -> None:
+        key = (entry.peer, disclosure.level, disclosure.what)
+        total = self._row(self._flows, key, MOST_FLOWS, "disclosures", _Tally)
+        if total is not None:
+            total.add(entry.round, disclosure.count)
+        flows = self._rounds.get(entry.round, {})
+        known = key in flows
+        full = self._round_flows >= MOST_ROUND_FLOWS or (not flows and len(self._rounds) >= MOST_ROUNDS)
+        if full and not known:
+            self._left_out["disclosures by round"] += 1
+            return
+        self._round_flows += not known
+        self._rounds.setdefault(entry.round, flows).setdefault(key, _Tally()).add(entry.round, disclosure.count)
+
+    def _event(self, entry: Entry, time: str) -> None:
+        facts = entry.facts
+        if entry.type == "ledger-updated" and entry.dp is not None:
+            self._append(self._epsilons, EpsilonPoint(entry.round, time, entry.dp), "epsilon")
+        elif entry.type == "caps-computed":
+            if entry.round in self._caps or len(self._caps) < MOST_ROWS:
+                layers, capped, zeroed = (_number(facts[key]) for key in ("layers", "capped", "zeroed"))
+                self._caps[entry.round] = CapsPoint(entry.round, layers, capped, zeroed)
+            else:
+                self._left_out["caps"] += 1
+        elif entry.type in _MILESTONES:
+            detail = tuple((key, str(value)) for key, value in sorted(facts.items()))
+            self._append(self._milestones, Milestone(entry.type, time, detail), "milestones")
+        elif entry.type in ("refused", "aborted", "alarm"):
+            accused = tuple(str(site) for site in _listed(facts.get("accused", [])))
+            self._trouble((entry.type, str(facts["check"]), accused, entry.peer), entry.round, time)
+
+    def _trouble(self, key: _SeenKey, number: int, time: str) -> None:
+        seen = self._row(self._seen, key, MOST_ROWS, "incidents", partial(_Seen, number, number, time, time))
+        if seen is not None:
+            seen.count += 1
+            seen.first_round, seen.last_round = min(seen.first_round, number), max(seen.last_round, number)
+            seen.first, seen.last = min(seen.first, time), max(seen.last, time)
+
+    def _row(self, kept: dict[_Key, _Row], key: _Key, most: int, table: str, make: Callable[[], _Row]) -> _Row | None:
+        """The row of a key, made where there is room for it; else the record is counted as left out."""
+        if key not in kept:
+            if len(kept) >= most:
+                self._left_out[table] += 1
+                return None
+            kept[key] = make()
+        return kept[key]
+
+    def _append(self, rows: list[_Row], row: _Row, table: str) -> None:
+        if len(rows) < MOST_ROWS:
+            rows.append(row)
+        else:
+            self._left_out[table] += 1
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,204 @@
+"""The words of an audit page: disclosures, moments, incidents, findings and times as text. Nothing here is markup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from securefda.audit.findings import Verification
+from securefda.audit.reconcile.history import SiteRun
+from securefda.audit.report.disclosures import Arrival, Flow, Incident
+from securefda.audit.report.overview import Alike, Moment, ranges
+
+_NAMED_SITES = 8
+_MOST_RANGES = 6
+_WHAT: Final[Mapping[str, str]] = {
+    "update": "update",
+    "model": "the model",
+    "model-and-target-update": "the model and the target's own update g_T",
+}
+_SHORT: Final[Mapping[str, str]] = {"model-and-target-update": "model and g_T"}
+OF_HEADERS: Final = "the-headers"
+"""What a source's log has in place of a strategy: it does what the headers say."""
+_KINDS: Final[Mapping[str, str]] = {
+    "alarm": "alarm",
+    "aborted": "abort",
+    "refused": "refusal",
+    "refusal-sent": "refusal sent",
+    "refusal-received": "refusal received",
+    "abort-sent": "abort sent",
+    "abort-received": "abort received",
+}
+_FINDINGS: Final[Mapping[str, str]] = {
+    "unreadable": "cannot be read",
+    "truncated": "is truncated",
+    "torn": "ends in a record that is not whole",
+    "edited": "was edited",
+    "reordered": "was reordered",
+    "deleted": "lacks a record",
+    "inserted": "has a record too many",
+    "forked": "is forked: its key signed two histories",
+    "replayed": "is another log, or an earlier state of this one",
+    "bad-signature": "has a checkpoint with a wrong signature",
+    "wrong-party": "is of another party",
+    "newer-version": "is of a later release",
+    "missing-cosignature": "lacks cosignatures",
+}
+
+
+def count_of(number: int, one: str, many: str = "") -> str:
+    """``1 log`` or ``3 logs``, with commas in large numbers."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def names(sites: Sequence[str], most: int = _NAMED_SITES) -> str:
+    """Names with commas; of many, the first ones and how many there are in all."""
+    return ", ".join(sites) if len(sites) <= most else f"{', '.join(sites[: most - 2])} and others, {len(sites)} in all"
+
+
+def time_text(time: str) -> str:
+    """A record's time to the second, for example ``2026-11-21 12:00:03``."""
+    return f"{time[:10]} {time[11:19]}"
+
+
+def span_lines(first: str, last: str) -> tuple[str, ...]:
+    """From when, and until when if that is another second; the day once where it is one."""
+    begin, end = time_text(first), time_text(last)
+    if begin == end:
+        return (begin,)
+    return begin, f"to {end[11:] if begin[:10] == end[:10] else end}"
+
+
+def span_text(first: str, last: str) -> str:
+    """The same on one line."""
+    return " ".join(span_lines(first, last))
+
+
+def moment_text(moment: datetime) -> str:
+    """A moment in UTC to the second."""
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def rounds_text(numbers: Iterable[int]) -> str:
+    """``1 to 4, 7``; many separate ones are counted; what is outside rounds is said so."""
+    listed = sorted(set(numbers))
+    inside = [number for number in listed if number]
+    runs = ranges(inside)
+    words = [f"{first}" if first == last else f"{first} to {last}" for first, last in runs]
+    text = (
+        ", ".join(words) if len(words) <= _MOST_RANGES else f"{len(inside):,} rounds from {inside[0]} to {inside[-1]}"
+    )
+    return ", ".join(part for part in ("outside rounds" if len(inside) < len(listed) else "", text) if part)
+
+
+def what_text(what: str) -> str:
+    """What was disclosed; a word that this release does not know stays as it is."""
+    return _WHAT.get(what, what)
+
+
+def level_text(flow: Flow | Alike) -> str:
+    """At which level, in words."""
+    over = f"{flow.fewest}" if flow.fewest == flow.most else f"{flow.fewest} to {flow.most}"
+    return {
+        "individual": "individual: in clear, readable by the receiver",
+        "cohort": f"cohort: as a term of a cohort's sum over at least {over} sources",
+        "sum": f"sum: as a term of one sum over at least {over} sources",
+    }.get(flow.level, flow.level)
+
+
+def cell_text(flow: Flow) -> str:
+    """A flow in a cell of the matrix."""
+    over = "in clear" if flow.level == "individual" else f"in a {flow.level} of ≥ {flow.fewest}"
+    return f"{flow.messages:,} × {_SHORT.get(flow.what, flow.what)}, {over}"
+
+
+def arrival_text(arrival: Arrival) -> str:
+    """A release that only its receiver's log has."""
+    return f"{arrival.messages:,} × {arrival.type}, as only the receiver says"
+
+
+def updates_text(flows: Iterable[Flow]) -> str:
+    """How many updates left in a round, by level; empty without one."""
+    counts: dict[str, int] = {}
+    for flow in flows:
+        if flow.what == "update":
+            counts[flow.level] = counts.get(flow.level, 0) + flow.messages
+    said = {
+        "individual": "in clear",
+        "cohort": "inside sums of cohorts",
+        "sum": "inside one sum",
+    }
+    parts = [f"{count_of(counts[level], 'update')} {words}" for level, words in said.items() if level in counts]
+    return ", ".join(parts)
+
+
+def ending_text(run: SiteRun) -> str:
+    """How a run ended, in words."""
+    unfinished = "; took something and brought no result" if run.is_unfinished else ""
+    return {"no end": "without an end: broken off", "goes on": "goes on"}.get(run.ended, run.ended) + unfinished
+
+
+def incident_kind(kind: str) -> str:
+    """The kind of an incident, in words."""
+    return _KINDS.get(kind, kind)
+
+
+def incident_rounds(incident: Incident) -> str:
+    """In which rounds."""
+    if incident.last_round == 0:
+        return "outside rounds"
+    if incident.first_round == incident.last_round:
+        return str(incident.first_round)
+    return f"{incident.first_round or 'outside rounds'} to {incident.last_round}"
+
+
+def event_text(moment: Moment, updates: str = "") -> str:
+    """What happened, one sentence; ``updates`` is what left in a round."""
+    said = dict(moment.detail)
+    match moment.kind:
+        case "round":
+            attempts = f", {moment.count} attempts" if moment.count > 1 else ""
+            return f"Round {moment.round}{attempts}{f': {updates}' if updates else ''}."
+        case "run-began":
+            strategy = "" if said["strategy"] == OF_HEADERS else f", strategy {said['strategy']}"
+            return f"The run began: task {said['task']}{strategy}, release {said['release']}."
+        case "run-ended":
+            return f"The run ended: {said['outcome']}, {count_of(int(said['rounds']), 'round')}."
+        case "policy-loaded":
+            return f"Policy loaded, SHA-256 {said['policy'][:16]}…"
+        case "restarted":
+            lost = int(said["lost_bytes"])
+            cut = f"; {count_of(lost, 'byte')} of a record that was not whole were cut off" if lost else ""
+            return f"The process started again{cut}."
+    return _incident_text(moment, said)
+
+
+def _incident_text(moment: Moment, said: Mapping[str, str]) -> str:
+    text = incident_kind(moment.kind).capitalize()
+    if "check" in said:
+        text += f": {said['check']}"
+    if "accused" in said:
+        text += f"; accused: {said['accused']}"
+    if "peer" in said:
+        text += f" ({'from' if moment.kind.endswith('received') else 'to'} {said['peer']})"
+    if moment.count > 1:
+        until = f", up to round {said['to-round']}" if "to-round" in said else ""
+        text += f", {moment.count:,} times{until}"
+    return f"{text}."
+
+
+def verification_text(verification: Verification) -> str:
+    """The state of a log in one sentence."""
+    found = verification.finding
+    if found is None:
+        return "verified"
+    place = f"record {found.index}" if found.exact else f"behind record {found.index}"
+    return f"{_FINDINGS.get(found.kind, found.kind)} ({place}): {found.what}"
+
+
+def witnesses_text(verification: Verification) -> str:
+    """Who cosigned the newest checkpoint."""
+    if not verification.root:
+        return "no checkpoint that could be read"
+    return names(verification.witnesses) if verification.witnesses else "nobody"

@@ -1,0 +1,274 @@
+"""The work of ``securefda audit verify``: logs against a roster, and what is wrong with them."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from securefda.audit.facts import LogName, RecordError
+from securefda.audit.findings import Verification
+from securefda.audit.kept_check import NOT_JUDGED, EvidenceLost, KeptVerdict, kept_verdict
+from securefda.audit.keys import Keys, keys_of, roster_named
+from securefda.audit.merkle import ProofError
+from securefda.audit.notes import Checkpoint, Note, NoteError
+from securefda.audit.progress import verification_progress
+from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, being_written, open_log
+from securefda.audit.records import Record
+from securefda.audit.statement_reader import StatementReader
+from securefda.audit.store import AuditError
+from securefda.audit.verify import verify_log
+from securefda.errors import ConfigError, ExitCode, SecureFdaError
+from securefda.protocol.roster import Roster
+from securefda.site.files import read_file
+
+_RUN: Final = re.compile(r"[0-9a-f]{32}")
+_NOBODY: Final = "no other site has cosigned the newest checkpoint: whoever has the log's key could have made it"
+_OPEN: Final = "the folder is open to others (mode {:04o}); unless it is a copy for them: chmod -R go= {}"
+
+
+class AuditFinding(SecureFdaError):
+    """A log is not what it should be."""
+
+    exit_code = ExitCode.AUDIT
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the options ask: see ``securefda audit verify``; ``witnesses`` is None for the default."""
+
+    logs: tuple[Path, ...]
+    roster: Path | None = None
+    witnesses: int | None = None
+    known: tuple[Path, ...] = ()
+    record: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The first thing that is wrong with a log.
+
+    Attributes:
+        kind: one of `securefda.audit.findings.Kind`, or ``"wrong-roster"``.
+        index: as that of a `Finding`.
+        exact: likewise.
+        what: one line.
+        claim: what the record there says that it is; empty where none can be read.
+    """
+
+    kind: str
+    index: int
+    exact: bool
+    what: str
+    claim: str = ""
+
+    def __str__(self) -> str:
+        """One line."""
+        place = f"at record {self.index}" if self.exact else f"from record {self.index} on"
+        return f"{self.kind} {place}: {self.what}" + (f" ({self.claim})" if self.claim else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found out of one log.
+
+    Attributes:
+        log: the folder, and whose it says that it is.
+        keys: what it was held against.
+        name: whose log of which run it should be.
+        live: whether a process was writing it.
+        needed: how many sites must have cosigned the newest checkpoint.
+        verification: the outcome; empty where it could not begin.
+        fault: what is wrong; None where nothing is.
+        note: the newest checkpoint; None where there is none.
+        inclusion: the proof that was asked for, checked; None where none was, or it failed.
+        kept: what comparing its records with the messages beside it said.
+        notes: what the reader should know, one line each.
+    """
+
+    log: LogFolder
+    keys: Keys
+    name: LogName
+    live: bool
+    needed: int
+    verification: Verification
+    fault: Fault | None
+    note: Note | None
+    inclusion: Inclusion | None
+    kept: KeptVerdict
+    notes: tuple[str, ...]
+
+
+def check_logs(question: Question) -> list[Checked]:
+    """Verify the logs, one after the other.
+
+    Raises:
+        ConfigError, NoLog: there is no log, no roster, or an option does not fit them; before anything is verified.
+    """
+    if question.record is not None and len(question.logs) != 1:
+        raise ConfigError("--record", "is a record of one log", hint="name that log alone")
+    opened = [_opened(folder, question) for folder in question.logs]
+    known = _assigned([name for _, _, name in opened], question.known)
+    return [_check(log, keys, name, notes, question) for (log, keys, name), notes in zip(opened, known, strict=True)]
+
+
+def _opened(folder: Path, question: Question) -> tuple[LogFolder, Keys, LogName]:
+    """A log, its roster, and whose it should be: in a kit of the kit's site, in a folder with a run's name of that."""
+    try:
+        log = open_log(folder)
+        keys = keys_of(folder, question.roster)
+    except DamagedLog:  # nothing in it says whose it is, but the place may
+        keys = keys_of(folder, question.roster)
+        if not (keys.site and _RUN.fullmatch(folder.resolve().name)):
+            raise
+        log = LogFolder(folder, keys.site, folder.resolve().name, "")
+    others = len(keys.public) - 1
+    if question.witnesses is not None and question.witnesses > others:
+        raise ConfigError(f"--witnesses {question.witnesses}", f"the roster has {others} other sites than {log.party}")
+    run = folder.resolve().name
+    return log, keys, LogName(keys.federation, keys.site or log.party, run if _RUN.fullmatch(run) else log.run)
+
+
+def _assigned(names: Sequence[LogName], files: Sequence[Path]) -> list[list[bytes]]:
+    """The checkpoints from outside, each with the log that it names. Raises ConfigError."""
+    found: list[list[bytes]] = [[] for _ in names]
+    for file in files:
+        data = read_file(file).data
+        try:
+            origin = Checkpoint.parse(Note.parse(data).text).origin
+        except NoteError as error:
+            raise ConfigError(f"--known {file}", f"is no checkpoint: {error}") from error
+        places = [place for place, name in enumerate(names) if name.origin == origin]
+        if not places:
+            raise ConfigError(f"--known {file}", f"is of the log {origin[:300]}", hint="name that log as well")
+        for place in places:
+            found[place].append(data)
+    return found
+
+
+def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], question: Question) -> Checked:
+    live = being_written(log.folder)
+    demanded = question.witnesses if question.witnesses is not None else 0 if live else min(1, len(keys.public) - 1)
+    if name.party not in keys.public:
+        what = f"{keys.file} has no site {name.party}"
+        fault: Fault | None = Fault("wrong-roster", 0, True, what)
+        found = Verification(0, 0, b"", (), None, ())
+    else:
+        found = _verified(log, keys, name, known, demanded)
+        fault = _fault(log, keys, found)
+    inclusion, fault = _proved(log, found, fault, question.record)
+    kept = NOT_JUDGED
+    if fault is None or fault.kind != "wrong-roster":
+        kept = kept_verdict(log, found, StatementReader(_roster_of_run(log, keys)), live=live)
+    notes = (*_about(log, live, found), *keys.warnings, *found.notes, *kept.notes)
+    return Checked(log, keys, name, live, demanded, found, fault, _newest(log, found), inclusion, kept, notes)
+
+
+def _roster_of_run(log: LogFolder, keys: Keys) -> Roster:
+    """The roster that the messages of the run were signed under: an earlier one where the run began under that."""
+    earlier = keys.earlier
+    return earlier if earlier is not None and roster_named(log) == earlier.digest().hex() else keys.roster
+
+
+def _verified(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], demanded: int) -> Verification:
+    with verification_progress(log.folder.name) as progress:
+        try:
+            return verify_log(log.folder, name, keys.public, witnesses_needed=demanded, known=known, progress=progress)
+        except ValueError as error:
+            raise ConfigError("--known", str(error), hint=f"it was held against {keys.file}") from error
+
+
+def _fault(log: LogFolder, keys: Keys, found: Verification) -> Fault | None:
+    finding = found.finding
+    if finding is not None:
+        claim = _claim(log, finding.index) if finding.exact else ""
+        return Fault(finding.kind, finding.index, finding.exact, finding.what, claim)
+    disagreement = keys.disagreement(roster_named(log))
+    return None if disagreement is None else Fault("wrong-roster", 0, True, disagreement)
+
+
+def _claim(log: LogFolder, index: int) -> str:
+    """What the record at a place says of itself."""
+    try:
+        entry = log.entry(index)
+        record = None if entry is None else Record.parse(entry)
+    except (AuditError, RecordError):
+        return ""
+    if record is None:
+        return ""
+    said = record.entry
+    where = f" in round {said.round}" if said.round else ""
+    peer = f" {'to' if said.direction == 'sent' else 'from'} {said.peer}" if said.peer else ""
+    return (
+        f"there is: {said.direction} {said.type}{peer}{where}, as number {record.seq} of {record.party}, {record.time}"
+    )
+
+
+def _proved(
+    log: LogFolder, found: Verification, fault: Fault | None, index: int | None
+) -> tuple[Inclusion | None, Fault | None]:
+    """The proof that a record is in the newest checkpoint, if one was asked for and the checkpoint is good."""
+    if index is None or not found.root:
+        return None, fault
+    if index >= found.covered:
+        why = f"the newest checkpoint covers {found.covered} records, counted from 0"
+        raise ConfigError(f"--record {index}", why, hint="a record is proved once a checkpoint covers it")
+    try:
+        inclusion = log.prove(index, found.covered)
+        inclusion.check()
+    except (AuditError, ProofError) as error:
+        what = error.what if isinstance(error, AuditError) else str(error)
+        return None, fault or Fault("edited", index, True, what)
+    return (inclusion if inclusion.root == found.root else None), fault
+
+
+def _newest(log: LogFolder, found: Verification) -> Note | None:
+    try:
+        head = log.head(found.covered if found.root else None)
+    except AuditError:
+        return None
+    return None if head is None else head.note
+
+
+def _about(log: LogFolder, live: bool, found: Verification) -> list[str]:
+    notes = []
+    if live:
+        notes.append("a process is writing the log: what its newest checkpoint covered at the start was verified")
+    if found.root and not found.witnesses:
+        notes.append(_NOBODY)
+    mode = stat.S_IMODE(log.folder.stat().st_mode)
+    if mode & 0o077:
+        notes.append(_OPEN.format(mode, log.folder))
+    return notes
+
+
+def error_of(checked: Sequence[Checked]) -> AuditFinding | EvidenceLost | None:
+    """The error with which the command ends, of a log before that of evidence; None where nothing is wrong."""
+    faulty = [one for one in checked if one.fault is not None]
+    if faulty:
+        more = f"; {len(faulty) - 1} more of {len(checked)} logs are not what they should be" if len(faulty) > 1 else ""
+        return AuditFinding(f"audit log {faulty[0].log.folder}: {faulty[0].fault}{more}", hint=_hint(faulty[0].fault))
+    lost = [(one.log.folder, finding) for one in checked for finding in one.kept.findings]
+    if not lost:
+        return None
+    more = f"; {len(lost) - 1} more messages are not as they were kept" if len(lost) > 1 else ""
+    what = f"the log is what was signed, but not the evidence beside it: {lost[0][1]}{more}"
+    return EvidenceLost(f"audit log {lost[0][0]}: {what}", hint=_EVIDENCE_HINT)
+
+
+_EVIDENCE_HINT: Final = "the log still proves what passed; ask the site at the message's other end for its copy"
+_HINTS: Final[Mapping[str, str]] = {
+    "missing-cosignature": "ask the other sites for the checkpoints that they hold: --known FILE; "
+    "--witnesses 0 takes the party's word alone",
+    "wrong-roster": "name the roster under which the run began: --roster FILE",
+    "newer-version": "verify it with that release of securefda",
+    "torn": "what a crash leaves; the writer cuts it off when the run goes on",
+}
+
+
+def _hint(fault: Fault | None) -> str:
+    kept = "keep the log as evidence; the checkpoints that other sites hold (--known FILE) show what was there"
+    return "" if fault is None else _HINTS.get(fault.kind, kept)

@@ -1,0 +1,235 @@
+"""Witnessing: each site has the others cosign the checkpoints of its log, and cosigns theirs.
+
+A cosignature says that its signer has seen no other history of that log (C2SP tlog-cosignature). So a site remembers,
+on the disk and before it signs, the last checkpoint of each log; it signs the next one where that begins with what it
+remembers, and never one that is shorter or tells another history. The target's are cosigned by the sources, a source's
+by the target, which has it in its own log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.audit import notes
+from securefda.audit.facts import MAX_INTEGER, witness_name
+from securefda.audit.journal import Journal
+from securefda.audit.merkle import ProofError, check_consistency
+from securefda.audit.notes import COSIGNATURE_V1, ED25519, Note, NoteError, NoteKey, Signature
+from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Checkpoint, Cosigned, Header, Parcel, Signer
+from securefda.protocol.roster import Roster
+
+MOST_SHOWN = 4
+"""How often a site may show its log to no avail: an honest one may have to be asked again."""
+
+Head = tuple[int, bytes]
+"""Number of records and their root."""
+
+
+def witnesses_needed(header: Header, n_c: int) -> int:
+    """How many participants must have cosigned: t, and so many that no two histories have them.
+
+    Of two such sets more than ``n_c`` are in both, so that one of these is honest: it cosigned one history alone.
+    """
+    n = len(header.participants)
+    return min(n, max(header.threshold, (n + n_c) // 2 + 1))
+
+
+class CheckpointError(Exception):
+    """A checkpoint or a cosignature that no honest site sends; ``check`` is the stable name of what failed."""
+
+    def __init__(self, check: str, detail: str) -> None:
+        super().__init__(f"{check}: {detail}")
+        self.check, self.detail = check, detail
+
+
+class WitnessMemory(Protocol):
+    """What a site remembers of others' logs, across restarts and power cuts."""
+
+    def cosigned(self, origin: str) -> Head | None:
+        """The last checkpoint of this log that was cosigned; None before the first."""
+
+    def remember_cosigned(self, origin: str, head: Head) -> None:
+        """Write it down; it is on the disk when this returns."""
+
+
+class Witness:
+    """This site's own log before others, and others' logs before it.
+
+    Args:
+        journal: the site's log.
+        roster: of the federation.
+        signer: signs messages; its key also signs notes.
+        memory: of what was cosigned.
+        unix_time: seconds, for cosignatures.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        roster: Roster,
+        signer: Signer,
+        memory: WitnessMemory,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self.journal = journal
+        self._roster, self._signer, self._memory, self._unix_time = roster, signer, memory, unix_time
+        self._said: dict[int, int] = {}
+        self._note: Note | None = None
+
+    def known_of(self, index: int) -> int:
+        """Number of records of a site's log of this run that this site has cosigned."""
+        return (self._memory.cosigned(self.journal.origin_of(index)) or (0, b""))[0]
+
+    def hear(self, index: int, known: int) -> None:
+        """A site said how many records of this site's log it has cosigned."""
+        self._said[index] = known
+
+    def heard_of(self, index: int) -> int:
+        """Number of records of this site's log that a site said it has cosigned."""
+        return self._said.get(index, 0)
+
+    def enter(self, run: str) -> None:
+        """Go to a run, 32 hex digits: open its log, and forget what was said in another. Raises AuditError."""
+        if run != self.journal.run:
+            self._note = None
+            self._said.clear()
+        self.journal.begin(run)
+
+    def renew(self) -> None:
+        """Make a checkpoint of the log as it is, to be shown from now on. Raises AuditError."""
+        self._note = self.journal.checkpoint()
+        head = notes.Checkpoint.parse(self._note.text)
+        self.journal.event("checkpoint-signed", size=head.size, root=head.root.hex())
+
+    @property
+    def size(self) -> int:
+        """Number of records of the checkpoint that is shown; 0 before the first."""
+        return 0 if self._note is None else notes.Checkpoint.parse(self._note.text).size
+
+    @property
+    def note(self) -> bytes:
+        """The checkpoint that is shown, with the cosignatures that it has by now."""
+        return b"" if self._note is None else self._note.to_bytes()
+
+    def show(self, index: int) -> Parcel:
+        """The checkpoint for a site to cosign. Raises AuditError."""
+        if self._note is None:
+            self.renew()
+        shown: Note = self._note  # type: ignore[assignment]  # renew has made one
+        size = notes.Checkpoint.parse(shown.text).size
+        said = self.heard_of(index)
+        old = said if said <= size else 0  # who knows more than there is cannot be served, and says so
+        bare = Note(shown.text, shown.signatures[:1])
+        proof = self.journal.proof(old)
+        return self._parcel(Checkpoint(bare.to_bytes(), old, proof, self.known_of(index)))
+
+    def cosign(self, index: int, shown: Checkpoint) -> Parcel | None:
+        """Check a site's checkpoint, remember it and cosign it.
+
+        None where its proof begins before what this site has cosigned: the other had not heard of that yet, and shows
+        its log again once it does.
+
+        Raises:
+            CheckpointError: it is malformed, of another log, not signed by the site, or does not go on from what was
+                cosigned before.
+            AuditError, SecureFdaError: it cannot be remembered.
+        """
+        origin = self.journal.origin_of(index)
+        note, head = self._signed_by(index, shown.note)
+        self.hear(index, shown.known)
+        if not self._is_continued(origin, shown, head):
+            return None
+        self._memory.remember_cosigned(origin, (head.size, head.root))
+        self.journal.event("checkpoint-cosigned", origin=origin, size=head.size, root=head.root.hex())
+        name = witness_name(self._roster.federation_id, self._roster.by_index(self._signer.index).site_id)
+        line = notes.cosign(note.text, name, self._key, max(0, int(self._unix_time())))
+        return self._parcel(Cosigned(head.size, line.to_line()))
+
+    def take(self, index: int, body: Cosigned) -> bool:
+        """Keep a site's cosignature; returns whether it is over the checkpoint that is shown now.
+
+        Raises:
+            CheckpointError: it is none of this site's over that checkpoint.
+            AuditError: it cannot be written.
+        """
+        if self._note is None or body.size != self.size:
+            return False  # of an earlier one, which nobody shows any more
+        try:
+            self._note = self.journal.cosigned(body.size, Signature.parse(body.signature), self._witness_key(index))
+        except NoteError as error:
+            raise CheckpointError("COSIGNATURE", str(error)) from error
+        self.hear(index, body.size)
+        return True
+
+    def check_header(self, header: Header, n_c: int) -> None:
+        """A source's check of the checkpoint in a header: the one that it cosigned last, cosigned by enough others.
+
+        ``n_c`` is how many of the sources may collude, as this site's policy says.
+
+        Raises:
+            CheckpointError: it is not.
+        """
+        target = self._roster.target.index
+        note, head = self._signed_by(target, header.previous_checkpoint)
+        if self._memory.cosigned(self.journal.origin_of(target)) != (head.size, head.root):
+            raise CheckpointError("CHECKPOINT_HEADER", "not the checkpoint that this site cosigned last")
+        keys = [self._witness_key(index) for index in header.participants]
+        needed = witnesses_needed(header, n_c)
+        try:
+            found = len(note.check(keys))
+        except NoteError as error:
+            raise CheckpointError("WITNESSES", str(error)) from error
+        if found < needed:
+            raise CheckpointError("WITNESSES", f"{found} of the {needed} participants needed have cosigned it")
+
+    def _is_continued(self, origin: str, shown: Checkpoint, head: notes.Checkpoint) -> bool:
+        """Whether it is shown to go on from what was cosigned; raises CheckpointError where it does not."""
+        old_size, old_root = self._memory.cosigned(origin) or (0, b"")
+        if head.size < max(old_size, 1):
+            raise CheckpointError("CHECKPOINT_SHRINKS", f"{head.size} records, after {old_size}")
+        if head.size == old_size and head.root == old_root:
+            return True  # shown twice
+        if shown.old_size > old_size:
+            raise CheckpointError("CHECKPOINT_OLD_SIZE", f"a proof from {shown.old_size} records on, not {old_size}")
+        if shown.old_size < old_size < head.size:
+            return False
+        if old_size == 0 and not shown.proof:
+            return True
+        try:
+            check_consistency(old_size, old_root, head.size, head.root, shown.proof)
+        except (ProofError, ValueError) as error:
+            raise CheckpointError("CHECKPOINT_FORK", "another history than the one that was cosigned") from error
+        return True
+
+    def _signed_by(self, index: int, data: bytes) -> tuple[Note, notes.Checkpoint]:
+        """A checkpoint of a site's log of this run, whose own signature is right."""
+        origin = self.journal.origin_of(index)
+        try:
+            note = Note.parse(data)
+            head = notes.Checkpoint.parse(note.text)
+        except NoteError as error:
+            raise CheckpointError("CHECKPOINT_NOTE", str(error)) from error
+        if head.size > MAX_INTEGER:
+            raise CheckpointError("CHECKPOINT_NOTE", "more records than a log can have")
+        if head.origin != origin or head.extensions:
+            raise CheckpointError("CHECKPOINT_ORIGIN", "of another log")
+        try:
+            note.check([NoteKey(origin, ED25519, self._roster.by_index(index).signing_key)])
+        except NoteError as error:
+            raise CheckpointError("CHECKPOINT_SIGNATURE", str(error)) from error
+        return note, head
+
+    def _witness_key(self, index: int) -> NoteKey:
+        entry = self._roster.by_index(index)
+        return NoteKey(witness_name(self._roster.federation_id, entry.site_id), COSIGNATURE_V1, entry.signing_key)
+
+    @property
+    def _key(self) -> Ed25519PrivateKey:
+        return self._signer.private_key
+
+    def _parcel(self, body: Checkpoint | Cosigned) -> Parcel:
+        return Parcel(self._signer.sign(NO_SESSION, NO_CONTEXT, body))

@@ -1,0 +1,185 @@
+"""``securefda bench accuracy``: the target's accuracy under every rule of a suite, at one level of visibility.
+
+    done = bench_accuracy(Request("fed-heart", level="sum", data_dir=Path("data")), Path("runs/fed-heart"))
+    done.results.mean("fedgp_auto", done.results.columns[0])
+
+A run is a simulated federation: at `sum` masked, at `cohort` and `individual` as its policies permit. What has finished
+is kept in the folder at once; the same request goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from securefda.bench.federated import RunResult
+from securefda.bench.job import this_machine
+from securefda.bench.plan import Planned, Request, plan
+from securefda.bench.plots import write_plots
+from securefda.bench.pool import Failed, run_beside
+from securefda.bench.results import Results, RunKey
+from securefda.bench.suite_folder import SuiteFolder, open_folder, result_line
+from securefda.bench.tables import tables
+from securefda.operations.records import software_versions
+from securefda.operations.run_folder import replace_file
+from securefda.rounds.composition import rows_here
+
+RESULTS_FILE, TABLE_FILE = "results.json", "table.md"
+SCHEMA_VERSION = 1
+
+
+class Watcher(Protocol):
+    """Whoever shows how far it is."""
+
+    def begin(self, finished: int, total: int) -> None:
+        """So many of all runs have finished before."""
+
+    def finished(self, key: RunKey, result: RunResult) -> None:
+        """One has finished."""
+
+    def failed(self, key: RunKey, why: str) -> None:
+        """One has failed; the others go on."""
+
+
+class NoWatcher:
+    """Shows nothing."""
+
+    def begin(self, finished: int, total: int) -> None:
+        """Ignore it."""
+
+    def finished(self, key: RunKey, result: RunResult) -> None:
+        """Ignore it."""
+
+    def failed(self, key: RunKey, why: str) -> None:
+        """Ignore it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """What is known now.
+
+    Attributes:
+        request: what was asked for.
+        out: the folder.
+        results: all runs of the folder, also of rules and seeds that were not asked for now.
+        failed: run -> why it gave nothing this time.
+        misses: a line for each requirement of the suite that does not hold or cannot be judged.
+    """
+
+    request: Request
+    out: Path
+    results: Results
+    failed: Mapping[RunKey, str] = field(default_factory=dict)
+    misses: tuple[str, ...] = ()
+
+
+def bench_accuracy(request: Request, out: Path, *, workers: int = 1, watcher: Watcher | None = None) -> Accuracy:
+    """Run what the folder lacks, then write ``results.json``, ``table.md`` and the plots.
+
+    Args:
+        request: what to measure.
+        out: folder, new or of the same settings.
+        workers: how many runs beside each other, each in a process with one torch thread.
+        watcher: is told of every run.
+
+    Raises:
+        ConfigError: a setting is wrong, or the folder was made with other settings or is in use.
+        DataError: data are missing or unfit; nothing was run or written.
+        SecureFdaError: the folder cannot be written; every run that finished is in it.
+    """
+    planned = plan(request)
+    _require_rows(planned)
+    with open_folder(out, request) as folder:
+        failed = _measure(folder, planned, request.level, workers, watcher or NoWatcher())
+        results = Results(request.definition, folder.finished(planned))
+        done = Accuracy(request, out, results, failed, tuple(misses_of(request, results)))
+        _write(done)
+    return done
+
+
+def misses_of(request: Request, results: Results) -> list[str]:
+    """A line for each requirement of the suite that does not hold or cannot be judged with all seeds asked for."""
+    judged = results.complete(range(request.seeds), request.data_sets)
+    return [line for bar in request.definition.bars for line in bar.misses(judged)]
+
+
+def _require_rows(planned: Iterable[Planned]) -> None:
+    """Load what every site trains on once for each target of a column: hundreds of runs would fail of one file."""
+    seen = set()
+    for one in planned:
+        place = (one.key.data, one.key.column, one.key.target)
+        if place in seen:
+            continue
+        seen.add(place)
+        federation = one.job.config.federation
+        for site in (federation.target, *federation.sources):
+            rows_here(one.job.config, site, one.job.seed)
+
+
+def _measure(
+    folder: SuiteFolder, planned: list[Planned], level: str, workers: int, watcher: Watcher
+) -> dict[RunKey, str]:
+    known = folder.finished(planned)
+    lacking = [one for one in planned if one.key not in known]
+    failed: dict[RunKey, str] = {}
+    watcher.begin(len(planned) - len(lacking), len(planned))
+
+    def done(one: Planned, outcome: RunResult | Failed) -> None:
+        if isinstance(outcome, Failed):
+            failed[one.key] = outcome.why
+            watcher.failed(one.key, outcome.why)
+        else:
+            folder.add(one, level, outcome)
+            watcher.finished(one.key, outcome)
+
+    run_beside(lacking, workers, folder.scratch, done)
+    return failed
+
+
+def _write(done: Accuracy) -> None:
+    replace_file(done.out / RESULTS_FILE, results_text(done).encode())
+    replace_file(done.out / TABLE_FILE, tables(done.request.definition, done.results, done.request.level).encode())
+    if done.results.runs:
+        write_plots(done.request.definition, done.results, done.out)
+
+
+def results_text(done: Accuracy) -> str:
+    """``results.json``: all runs, a line for each, and what they are to be read with."""
+    request = done.request
+    head = {
+        "schema_version": SCHEMA_VERSION,
+        "suite": request.suite,
+        "level": request.level,
+        "seeds": done.results.seeds,
+        "rules": list(done.results.rules),
+        "set": list(request.overrides),
+        "machine": this_machine(),
+        "versions": software_versions(),
+        "means": means(done.results),
+        "misses": list(done.misses),
+        "failed": {str(key): why for key, why in done.failed.items()},
+    }
+    lines = ",\n".join(_json(asdict(key) | result_line(result)) for key, result in done.results.runs.items())
+    return f'{_json(head)[:-1]}, "runs": [\n{lines}\n]}}\n'
+
+
+def means(results: Results) -> dict[str, Any]:
+    """Rule -> data set -> column -> accuracy in percent, mean over the seeds; None where a target lacks every seed."""
+    return {
+        rule: {
+            data: {column.name: _percent(results.mean(rule, column)) for column in results.columns_of(data)}
+            for data in results.data
+        }
+        for rule in results.rules
+    }
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,181 @@
+"""The sources of a measured session, all in one process: messages come in and go out as bytes, as over the network.
+
+What is measured is the processor time of each source's steps, parsing and serialising included; there is no
+transport, no TLS and no disk. The aggregator's side is in :mod:`securefda.bench.session`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.bench.job import K_MIN, Job, update_of
+from securefda.errors import SecureFdaError
+from securefda.protocol import source as src
+from securefda.protocol.checks import TAIL, History, check_header, quantisation
+from securefda.protocol.masking import RingVector
+from securefda.protocol.messages import Signed, Signer
+from securefda.protocol.parameters import SessionLimits
+from securefda.protocol.roster import Roster
+from securefda.protocol.secret import RandomBytes
+from securefda.protocol.transcript import layer_names_and_shapes
+from securefda.transport.wire import decode_signed, encode, encode_signed
+
+STEPS = ("r0_advertise", "r1_shares", "r2_open_boxes", "r2_masked_input", "r3_survivors", "r4_unmask")
+"""Of a source: the header and R0; the key list and R1; the boxes; the input, encoded and masked; R3; R4."""
+
+_STOP_S = 10.0
+_NOW = 0  # the roster of a measurement is valid at the beginning of time
+
+Seconds = dict[str, float]
+"""Processor time by step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the process is started with; the identities are thrown away with it."""
+
+    job: Job
+    roster: Roster
+    private_keys: Mapping[int, bytes]
+
+
+class Crowd:
+    """Every source of one session.
+
+    Args:
+        setting: who they are.
+        random_bytes: the system's source of randomness.
+    """
+
+    def __init__(self, setting: Setting, random_bytes: RandomBytes) -> None:
+        self._setting = setting
+        self._random_bytes = random_bytes
+        self._phases: dict[int, Any] = {}
+        self.seconds: dict[int, Seconds] = {index: {} for index in setting.private_keys}
+
+    def answer(self, index: int, data: bytes) -> tuple[bytes, RingVector | None]:
+        """A source's answer to the aggregator's next message, and the masked input that goes with it in R2."""
+        phase = self._phases.get(index)
+        match phase:
+            case None:
+                return self._step(index, "r0_advertise", data, self._advertise)
+            case src.AwaitingKeyList():
+                share = partial(src.receive_key_list, phase, random_bytes=self._random_bytes)
+                return self._step(index, "r1_shares", data, lambda _, message: share(message))
+            case src.AwaitingShares():
+                return self._masked_input(index, phase, data)
+            case src.AwaitingSurvivors():
+                return self._step(index, "r3_survivors", data, lambda _, message: src.receive_survivors(phase, message))
+        return self._step(index, "r4_unmask", data, lambda _, message: src.receive_consistency(phase, message))
+
+    def _step(
+        self, index: int, name: str, data: bytes, follow: Callable[[int, Signed[Any]], tuple[Any, Signed[Any]]]
+    ) -> tuple[bytes, None]:
+        began = time.thread_time()
+        self._phases[index], reply = follow(index, decode_signed(data))
+        answer = encode_signed(reply)
+        self.seconds[index][name] = time.thread_time() - began
+        return answer, None
+
+    def _advertise(self, index: int, header: Signed[Any]) -> tuple[src.AwaitingKeyList, Signed[Any]]:
+        roster, key = self._setting.roster, self._setting.private_keys[index]
+        limits = SessionLimits(K_MIN, 0, frozenset(entry.index for entry in roster.sources))
+        layers = layer_names_and_shapes(header.body.layers)
+        check_header(
+            header, own_index=index, roster=roster, limits=limits, history=History(), own_layers=layers, unix_s=_NOW
+        )
+        signer = Signer(index, Ed25519PrivateKey.from_private_bytes(key), encode)
+        return src.advertise(src.Session(signer, roster, limits, header), self._random_bytes)
+
+    def _masked_input(self, index: int, phase: src.AwaitingShares, data: bytes) -> tuple[bytes, RingVector]:
+        job = self._setting.job
+        update = update_of(job.site_ids[index - 1], job.params)
+        began = time.thread_time()
+        ready = src.receive_shares(phase, decode_signed(data))  # type: ignore[arg-type]
+        opened = time.thread_time()
+        alone = np.eye(TAIL)[1]  # n = 1, and every other figure zero
+        values = quantisation(phase.session.header.body).encode(update, alone).values
+        self._phases[index], message = src.masked_input(ready, values)
+        answer = encode_signed(message)
+        self.seconds[index] |= {"r2_open_boxes": opened - began, "r2_masked_input": time.thread_time() - opened}
+        return answer, values
+
+
+class CrowdProcess:
+    """The crowd in a process of its own; one session, then it ends."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def answers(self, messages: Mapping[int, bytes], buffer: bytearray) -> Iterator[tuple[int, bytes, memoryview]]:
+        """Hand a message to each of some sources; yields what each answers, with its masked input or nothing.
+
+        A masked input lies in ``buffer`` and is overwritten by the next.
+
+        Raises:
+            SecureFdaError: the process ended; it has said why on stderr.
+        """
+        self._connection.send(messages)
+        for _ in messages:
+            index, answer, has_vector = self._receive()
+            length = self._connection.recv_bytes_into(buffer) if has_vector else 0
+            yield index, answer, memoryview(buffer)[:length]
+
+    def seconds(self) -> dict[int, Seconds]:
+        """What every source has taken so far, by roster index and step."""
+        self._connection.send(None)
+        taken: dict[int, Seconds] = self._receive()
+        return taken
+
+    def _receive(self) -> Any:
+        try:
+            return self._connection.recv()
+        except EOFError:
+            raise SecureFdaError("the process of the simulated sources ended") from None
+
+
+@contextmanager
+def crowd(setting: Setting) -> Iterator[CrowdProcess]:
+    """Start the process, and end it."""
+    context = get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, setting), daemon=True)
+    process.start()
+    there.close()
+    try:
+        yield CrowdProcess(here)
+    finally:
+        here.close()
+        process.join(_STOP_S)
+        process.kill()
+        process.join()
+
+
+def _serve(connection: Connection, setting: Setting) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the measurement, which then ends this process
+    members = Crowd(setting, os.urandom)
+    while True:
+        try:
+            messages: Mapping[int, bytes] | None = connection.recv()
+        except EOFError:
+            return
+        if messages is None:
+            connection.send(members.seconds)
+            continue
+        for index, message in messages.items():
+            answer, vector = members.answer(index, message)
+            connection.send((index, answer, vector is not None))
+            if vector is not None:
+                connection.send_bytes(vector.data)

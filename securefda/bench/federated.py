@@ -1,0 +1,122 @@
+"""Whole federations, simulated, beside each other: what every figure of accuracy is made of.
+
+Every run is ``securefda simulate``: the round code, the session and the wire format of the real processes, in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from securefda.local.simulator import simulate
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import REPORTED_ROUNDS, SiteLine
+from securefda.operations.run_folder import RunRecord, read_run
+from securefda.site.config import FederationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A federation and a seed."""
+
+    config: FederationConfig
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run gave on the target's test rows.
+
+    Attributes:
+        accuracy: mean over the last five rounds, in percent, as the paper reports it.
+        loss: mean loss over the same rounds; NaN where it is not finite.
+        accuracies: of every round, in percent.
+        betas: source -> β in every round; None in a round that had none. Empty where no round had one.
+        delta_errors: rule -> estimated error, of every round that estimated them.
+        rounds_by_rule: rule -> rounds in which it was the one.
+        clipped: coordinates that the clip changed, over all rounds and sources.
+    """
+
+    accuracy: float
+    loss: float
+    accuracies: tuple[float, ...] = ()
+    betas: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    delta_errors: tuple[Mapping[str, float], ...] = ()
+    rounds_by_rule: Mapping[str, int] = field(default_factory=dict)
+    clipped: int = 0
+
+
+@contextmanager
+def workers(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that run jobs beside each other, one thread each, so that no figure depends on the number of cores."""
+    with ProcessPoolExecutor(count, mp_context=fork_server(), initializer=use_one_thread) as pool:
+        yield pool
+
+
+def use_one_thread() -> None:
+    """Train on one thread in this process, whatever a model is worth."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+
+
+def fork_server() -> ForkServerContext:
+    """What starts processes as copies of one that has imported torch and trained nothing: each import takes seconds."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def run_all(pool: ProcessPoolExecutor, jobs: Iterable[Job]) -> list[RunResult]:
+    """Run all jobs; results in their order."""
+    return list(pool.map(run, jobs))
+
+
+def run(job: Job, scratch: Path | None = None) -> RunResult:
+    """Run one federation to its end.
+
+    Args:
+        job: what to run.
+        scratch: an existing folder for the run's files, which are gone afterwards; None is the system's own.
+
+    Raises:
+        SecureFdaError: whatever ended the run early.
+    """
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        simulate(job.config, Path(folder), job.seed, SilentReporter())
+        return result_of(read_run(Path(folder)), job.config.federation.sources)
+
+
+def result_of(record: RunRecord, sources: Iterable[str]) -> RunResult:
+    """What a finished run gave; ``sources`` in the order of the federation."""
+    lines = {source: record.sites.get(source, ()) for source in sources}
+    last = record.rounds[-REPORTED_ROUNDS:]
+    losses = [line.get("loss") for line in last]
+    return RunResult(
+        accuracy=100 * fmean(line["accuracy"] for line in last),
+        loss=fmean(float("nan") if loss is None else loss for loss in losses),
+        accuracies=tuple(100 * line["accuracy"] for line in record.rounds),
+        betas=_betas(lines, len(record.rounds)),
+        delta_errors=tuple(errors for line in record.rounds if (errors := line.get("delta_errors"))),
+        rounds_by_rule=dict(Counter(line["rule"] for line in record.rounds)),
+        clipped=sum(line.get("clipped", 0) for of_source in lines.values() for line in of_source),
+    )
+
+
+def _betas(lines: Mapping[str, Sequence[SiteLine]], rounds: int) -> dict[str, tuple[float | None, ...]]:
+    found = {}
+    for source, of_source in lines.items():
+        by_round = {line["round"]: line.get("beta") for line in of_source if "beta" in line}
+        if any(beta is not None for beta in by_round.values()):
+            found[source] = tuple(by_round.get(number) for number in range(1, rounds + 1))
+    return found

@@ -1,0 +1,356 @@
+"""One process of a measured federation: ``python -m securefda.bench.party aggregator|sources JOB [SITE ...]``.
+
+Kits, TLS, transport, run and rounds are those of the services; random vectors stand in for training. The aggregator
+reads one visibility per line from stdin, runs one round of it, and prints one JSON line of figures for each.
+
+A site that does not train: random vectors in place of updates, so that only the round itself is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from securefda import __version__
+from securefda.aggregator.run import AggregatorRun
+from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.audit.journal import Opening
+from securefda.bench.job import CLIP, K_MIN, SAMPLES, TARGET, Job, PeakGrowth, update_of
+from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.heap import map_large_blocks
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import RoundLine, SiteLine
+from securefda.protocol.messages import RUN_ID_BYTES, Body, Header, ShareBundle, Signed, Visibility
+from securefda.protocol.transcript import architecture_digest
+from securefda.rounds.composition import Member, witness_of
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.rules import Rule, Strategy
+from securefda.site.kit import load_kit
+from securefda.site.policy import ReleaseLimits, load_signed_policy
+from securefda.source.run import SourceRounds, SourceSite
+from securefda.source.run_book import RunBook
+from securefda.tasks import Samples
+from securefda.training import Evaluation, LayerTable, LocalResult, Vector
+from securefda.transport.client import SourceChannel
+from securefda.transport.driver import RunDriver, SourceDriver
+from securefda.transport.event_loop import in_thread
+from securefda.transport.limits import TransportSettings
+from securefda.transport.observer import Direction
+from securefda.transport.peer import Traffic
+from securefda.transport.server import AggregatorServer
+from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin
+from securefda.transport.wire import encode
+
+
+class RandomTrainer:
+    """Implements :class:`securefda.training.trainer.Trainer`: one layer, a model of zeros, the same update every round.
+
+    Args:
+        site_id: names the update, see :func:`securefda.bench.job.update_of`.
+        params: m.
+    """
+
+    def __init__(self, site_id: str, params: int) -> None:
+        self.layers: LayerTable = (("parameters", (params,)),)
+        self.sizes: tuple[int, ...] = (params,)
+        self.repeatable = True
+        self.architecture_digest = architecture_digest(self.layers)
+        self._update = update_of(site_id, params)
+
+    @property
+    def n_params(self) -> int:
+        """Number of parameters, m."""
+        return self.sizes[0]
+
+    def initial_model(self) -> Vector:
+        """Zeros, float32 (m,)."""
+        return np.zeros(self.n_params, np.float32)
+
+    def train(
+        self,
+        received: Vector,
+        round_number: int,
+        factor: float,
+        *,
+        run_id: str = "",
+        attempt: int = 0,
+        fewest_steps: int = 1,
+        on_step: Callable[[Vector], None] | None = None,
+    ) -> LocalResult:
+        """The update, at no cost."""
+        del received, round_number, factor, run_id, attempt, fewest_steps, on_step
+        return LocalResult(self._update, steps=1, samples=SAMPLES, loss=0.0, accuracy=0.0, learning_rate=1.0)
+
+    def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
+        """Nothing is learnt, so there is nothing to say of it."""
+        del vector
+        return Evaluation(loss=0.0, metrics={"accuracy": 0.0}, samples=len(data))
+
+
+_OPENING = Opening(__version__, "random", "source-only")
+JOIN_DEADLINE_S = 300.0
+DEADLINE_S = 120.0
+CONTROL_FRAME_BYTES = 4096
+
+
+def settings_of(visibility: Visibility) -> RunSettings:
+    """A run of one round."""
+    return RunSettings(
+        strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=1),
+        visibility=visibility,
+        k_min=K_MIN,
+        n_c=0,
+        threshold=0,
+        modulus_bits=32,
+        clip=CLIP,
+        max_samples=SAMPLES,
+        attempts=1,
+        join_deadline_s=JOIN_DEADLINE_S,
+        training_deadline_s=DEADLINE_S,
+        phase_deadline_s=DEADLINE_S,
+        config_digest=b"",
+    )
+
+
+def transport_of(job: Job) -> TransportSettings:
+    """The defaults, with frames that hold the key list of so many sources."""
+    usual = TransportSettings()
+    longest = max(usual.max_message_bytes, CONTROL_FRAME_BYTES * job.sources)
+    return replace(usual, max_message_bytes=longest)
+
+
+class _Stopwatch(SilentReporter):
+    """Times a round from its header, as it is handed to the transport, to its result.
+
+    ``cpu_seconds`` is the processor time of this process by phase, of all its threads.
+    """
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self.ended = 0.0
+        self.line = RoundLine(round=0)
+        self.cpu_seconds: defaultdict[str, float] = defaultdict(float)
+        self._phase = ""
+        self._cpu = 0.0
+
+    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+        """The round's first phase begins when the header goes out."""
+        del waiting_for
+        if not self.began and name != "join":
+            self.began = time.monotonic()
+        self._lap(name)
+
+    def round_finished(self, line: RoundLine) -> None:
+        """The result is signed, and the model is on the disk."""
+        self.ended = time.monotonic()
+        self.line = line
+        self._lap("")
+
+    def _lap(self, following: str) -> None:
+        now = time.process_time()
+        if self._phase not in ("", "join"):
+            self.cpu_seconds[self._phase] += now - self._cpu
+        self._phase, self._cpu = following, now
+
+
+class _Aggregator:
+    """Runs one round after the other with the same connected sources."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._kit = load_kit(job.kits / TARGET, datetime.now(UTC), expected_role="target")
+        self._trainer = RandomTrainer(TARGET, job.params)
+        self._run_id = os.urandom(RUN_ID_BYTES)  # of every run: sources hear it once, when they connect
+        self._server = AggregatorServer(
+            str(self._kit.endpoints.aggregator),
+            credentials_of(self._kit),
+            partial(source_of_pin, self._kit),
+            run_id=self._run_id,
+            settings=transport_of(job),
+        )
+        self._rounds = 0
+
+    async def serve(self) -> None:
+        """Run a round for each line of stdin."""
+        await self._server.start()
+        try:
+            while word := (await in_thread(sys.stdin.readline)).strip():
+                figures = await self._round(Visibility[word.upper()])
+                sys.stdout.write(json.dumps(figures) + "\n")
+                sys.stdout.flush()
+        finally:
+            await self._server.stop(0.0)
+
+    async def _round(self, visibility: Visibility) -> dict[str, Any]:
+        self._rounds += 1
+        store = AggregatorStore(Path(self._job.folder) / f"run-{self._rounds}.sqlite")
+        watch, kit = _Stopwatch(), self._kit
+        site = self._site(store)
+        run = AggregatorRun(site, settings_of(visibility), store, watch, self._run_id)
+        before, memory = self._server.traffic(), PeakGrowth()
+        try:
+            await RunDriver(run, self._server, kit.roster, watch).drive()
+        finally:
+            site.witness.journal.close()
+            store.close()
+        growth = memory.bytes()
+        if watch.line.get("status") != "finished":
+            raise SecureFdaError(f"a round of visibility {visibility.label} ended without a result")
+        survivors = watch.line["survivors"]
+        return {
+            "seconds": watch.ended - watch.began,
+            "phases": watch.line["seconds"],
+            "cpu_seconds": watch.cpu_seconds,
+            "survivors": survivors,
+            "upload_bytes": self._uploaded_since(before, survivors),
+            "peak_growth_bytes": growth,
+            "error": self._error(run.model, survivors),
+        }
+
+    def _site(self, store: AggregatorStore) -> TargetSite:
+        member = Member(self._kit.roster, self._kit.site_id, self._kit.signing_key, encode)
+        return TargetSite(
+            signer=member.signer,
+            roster=member.roster,
+            trainer=self._trainer,
+            test_data=Samples(torch.zeros(1, 1), torch.zeros(1)),
+            random_bytes=os.urandom,
+            clock=time.monotonic,
+            traffic=lambda: ({}, {}),
+            witness=witness_of(Path(self._job.folder) / f"log-{self._rounds}", member, store, _OPENING),
+        )
+
+    def _uploaded_since(self, before: Mapping[int, Traffic], survivors: list[str]) -> float:
+        """Median of all bytes from a survivor: messages, vectors and their frames."""
+        gone, roster = Traffic(), self._kit.roster
+        return statistics.median(
+            now.up - before.get(index, gone).up
+            for index, now in self._server.traffic().items()
+            if roster.by_index(index).site_id in survivors
+        )
+
+    def _error(self, model: Vector, survivors: list[str]) -> float:
+        """Largest difference between the model, which began as zeros, and the mean of what the survivors sent."""
+        total = np.zeros(self._job.params)
+        for site in survivors:
+            total += update_of(site, self._job.params)
+        return float(np.max(np.abs(model - total / len(survivors))))
+
+
+class _Source:
+    """Takes part in round after round; one that leaves hangs up for good as soon as its shares are sent."""
+
+    def __init__(self, job: Job, site_id: str) -> None:
+        self._job = job
+        self._leaves = site_id in job.leaving
+        self._has_shared = False
+        self._kit = load_kit(job.kits / site_id, datetime.now(UTC), expected_site=site_id)
+        self._trainer = RandomTrainer(site_id, job.params)
+
+    def _site(self, store: SourceStore, logs: Path) -> SourceSite:
+        kit = self._kit
+        policy = load_signed_policy(kit)
+        member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+        return SourceSite.under_policy(
+            policy,
+            signer=member.signer,
+            roster=kit.roster,
+            trainer=self._trainer,
+            store=store,
+            witness=witness_of(logs, member, store, _OPENING),
+            random_bytes=os.urandom,
+            software_version=__version__,
+        )
+
+    async def serve(self) -> None:
+        """Join one run after the other, until this process is ended or leaves."""
+        channel = SourceChannel(
+            endpoint_of(self._kit),
+            credentials_of(self._kit),
+            max_vector_bytes=4 * self._job.params,
+            settings=transport_of(self._job),
+            observer=self._observe,
+        )
+        await channel.open()
+        try:
+            while not self._is_gone:
+                await self._take_part(channel)
+        finally:
+            await channel.close()
+
+    @property
+    def _is_gone(self) -> bool:
+        return self._leaves and self._has_shared
+
+    async def _take_part(self, channel: SourceChannel) -> None:
+        folder = tempfile.mkdtemp(prefix=f"{self._kit.site_id}-", dir=self._job.folder)  # one folder for every run
+        runs = RunBook(Path(folder) / "runs.sqlite", ReleaseLimits())
+        with closing(SourceStore(Path(folder) / "state.sqlite", runs)) as store:
+            site = self._site(store, Path(folder) / "audit")
+            rounds = SourceRounds(site, _Alarms())
+            driver = SourceDriver(rounds, channel, SilentReporter())
+            while not driver.is_over and not self._is_gone:
+                await driver.step()
+            site.witness.journal.close()
+        if rounds.failure is not None:
+            raise rounds.failure
+
+    def _observe(
+        self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False
+    ) -> None:
+        del peer, wire_bytes, more
+        if direction is Direction.SENT and isinstance(message.body, ShareBundle):
+            self._has_shared = True
+
+
+class _Alarms:
+    """Shows alarms alone: a measurement with an alarm is none."""
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None:
+        """Ignore it."""
+
+    def round_finished(self, record: SiteLine) -> None:
+        """Ignore it."""
+
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
+        """Show it."""
+        del header
+        self.alarm(refusal)
+
+    def alarm(self, error: SecureFdaError) -> None:
+        """Show it."""
+        sys.stderr.write(f"{error}\n")
+
+
+async def _serve_sources(job: Job, site_ids: Sequence[str]) -> None:
+    await asyncio.gather(*(_Source(job, site_id).serve() for site_id in site_ids))
+
+
+def main(role: str, job_text: str, *site_ids: str) -> None:
+    """Be one process of the measurement."""
+    map_large_blocks()
+    try:
+        job = Job.from_json(job_text)
+        asyncio.run(_Aggregator(job).serve() if role == "aggregator" else _serve_sources(job, site_ids))
+    except SecureFdaError as error:
+        raise SystemExit(f"{role}: {error}") from None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,207 @@
+"""Which runs a suite has, and the whole configuration of each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from securefda.bench.federated import Job
+from securefda.bench.results import RunKey
+from securefda.bench.suites import DATA, RULES, SUITES, Column, DataSet, Schedule, Settings, Suite
+from securefda.errors import ConfigError
+from securefda.local.samples import sample
+from securefda.site.config import FederationConfig, load_federation
+
+LEVELS = ("individual", "cohort", "sum")
+_DATA_DIR = "task.data-dir"
+
+Flat = dict[str, Any]
+"""Dotted key -> value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody wants measured.
+
+    Attributes:
+        suite: its name.
+        level: visibility at which all runs are, but for rules that need another.
+        seeds: how many, from 0.
+        rules: names; empty for those of the suite.
+        data: names of data sets; empty for all of the suite.
+        data_dir: where the files are: in the sub-folder that a data set names, or in the folder itself.
+        overrides: ``KEY=VALUE``, for all runs.
+        env: environment with settings.
+
+    Raises:
+        ConfigError: there is no such suite, level, rule or data set; the key is the option's.
+    """
+
+    suite: str
+    level: str = "sum"
+    seeds: int = 5
+    rules: Sequence[str] = ()
+    data: Sequence[str] = ()
+    data_dir: Path | None = None
+    overrides: Sequence[str] = ()
+    env: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        _require("--suite", [self.suite], SUITES)
+        _require("--level", [self.level], LEVELS)
+        _require("--rules", self.rules, RULES)
+        _require("--data", self.data, SUITES[self.suite].data)
+        if self.seeds < 1:
+            raise ConfigError("--seeds", f"{self.seeds} is no number of seeds", hint="at least 1")
+
+    @property
+    def definition(self) -> Suite:
+        """The suite itself."""
+        return SUITES[self.suite]
+
+    @property
+    def used_rules(self) -> tuple[str, ...]:
+        """Names, in the order of the tables."""
+        asked = self.rules or self.definition.rules
+        return tuple(rule for rule in RULES if rule in asked)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Those of the data sets that are asked for."""
+        columns = self.definition.columns
+        return tuple(column for column in columns if not self.data or column.data in self.data)
+
+    @property
+    def data_sets(self) -> frozenset[str]:
+        """Names of theirs."""
+        return frozenset(column.data for column in self.columns)
+
+    def folder_of(self, data: str) -> Path | None:
+        """The folder with a data set's files; None where they are bundled.
+
+        Raises:
+            ConfigError: it needs one, and none was named.
+        """
+        name = DATA[data].folder
+        if not name:
+            return None
+        if self.data_dir is None:
+            raise ConfigError("--data-dir", f"{data} is not bundled", hint=f"name the folder that holds its {name}/")
+        return self.data_dir / name if (self.data_dir / name).is_dir() else self.data_dir
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A run: which one, what to run, and the digest of the whole effective configuration but for places of files."""
+
+    key: RunKey
+    job: Job
+    digest: str
+
+
+def plan(request: Request) -> list[Planned]:
+    """All runs of a request, seed by seed, so that a suite that is cut off has all cells with fewer seeds.
+
+    Raises:
+        ConfigError: a setting is wrong, one is the suite's own, or a data set lacks its folder.
+    """
+    _require_own_settings(request)
+    without_seed = [
+        (column, target, rule, _configuration(request, column, target, rule))
+        for column in request.columns
+        for target in column.targets
+        for rule in request.used_rules
+    ]
+    digests = [digest_of(config) for *_, config in without_seed]
+    return [
+        Planned(RunKey(column.data, column.name, target, rule, seed), Job(config, seed), digest)
+        for seed in range(request.seeds)
+        for (column, target, rule, config), digest in zip(without_seed, digests, strict=True)
+    ]
+
+
+def common_settings(request: Request) -> dict[str, Flat]:
+    """Data set -> the configuration that all its runs have in common, before columns and rules."""
+    names = dict.fromkeys(column.data for column in request.columns)
+    return {name: flat(_load(request, name, ())) for name in names}
+
+
+def flat(config: FederationConfig) -> Flat:
+    """A configuration by dotted key, without the place of its files: the same data elsewhere give the same run."""
+    found = dict(_flattened("", config.model_dump(mode="json", by_alias=True)))
+    found.pop(_DATA_DIR, None)
+    return found
+
+
+def digest_of(config: FederationConfig) -> str:
+    """SHA-256 of `flat`, hex."""
+    return hashlib.sha256(json.dumps(flat(config), sort_keys=True).encode()).hexdigest()
+
+
+def level_keys(data: str, level: str) -> set[str]:
+    """The settings by which runs at a level differ from those at another."""
+    return {_key(text) for text in _level_settings(DATA[data], level)}
+
+
+def _configuration(request: Request, column: Column, target: str, rule: str) -> FederationConfig:
+    """A column's settings come after the rule's: a sweep over β sets that of a rule with a fixed one."""
+    common = (*DATA[column.data].target_settings(target), *column.settings)
+    config = _load(request, column.data, common)
+    strategy, rate = config.strategy, config.training.target.learning_rate
+    schedule = Schedule(strategy.rounds, strategy.warm_up_rounds, rate, strategy.lr_after_warm_up)
+    of_rule = RULES[rule].settings_for(schedule)
+    return _load(request, column.data, (*of_rule, *common))
+
+
+def _load(request: Request, data: str, settings: Settings) -> FederationConfig:
+    own = _level_settings(DATA[data], request.level)
+    folder = request.folder_of(data)
+    place = () if folder is None else (f"{_DATA_DIR}={folder}",)
+    return load_federation(sample(DATA[data].example), [*own, *settings, *request.overrides, *place], request.env or {})
+
+
+def _level_settings(data: DataSet, level: str) -> Settings:
+    return (f"privacy.visibility={level}", *data.levels.get(level, ()))
+
+
+def _require_own_settings(request: Request) -> None:
+    """What a suite, a rule or an option sets is not the caller's to set: it would be the same in all cells."""
+    given = {_key(text) for text in request.overrides}
+    for owner, settings in _owned(request):
+        for key in map(_key, settings):
+            if key in given:
+                raise ConfigError(f"--set {key}", f"is set by {owner}", hint="leave one of them out")
+
+
+def _owned(request: Request) -> Iterator[tuple[str, Iterable[str]]]:
+    yield "--data-dir", [_DATA_DIR]
+    for rule in request.used_rules:
+        yield f"rule {rule} of --rules", RULES[rule].settings_for(Schedule())
+    for column in request.columns:
+        data = DATA[column.data]
+        yield f"--level {request.level}", _level_settings(data, request.level)
+        targets = (setting for target in column.targets for setting in data.target_settings(target))
+        yield f"--suite {request.suite}", (*column.settings, *targets)
+
+
+def _key(setting: str) -> str:
+    return setting.partition("=")[0].strip()
+
+
+def _flattened(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _require(option: str, names: Iterable[str], known: Iterable[str]) -> None:
+    choices = list(known)
+    for name in names:
+        if name not in choices:
+            raise ConfigError(option, f"there is no {name!r}", hint=f"there are: {', '.join(choices)}")

@@ -1,0 +1,96 @@
+"""Showing how far a suite is: a bar on a terminal, a line for each finished run elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from securefda.bench.accuracy import Watcher
+from securefda.bench.federated import RunResult
+from securefda.bench.results import RunKey
+from securefda.cli.output import printable
+
+
+@contextmanager
+def console_watcher(stream: TextIO | None = None) -> Iterator[Watcher]:
+    """Show progress on ``stream``, stderr by default, so that stdout holds nothing but results."""
+    stream = sys.stderr if stream is None else stream
+    if not stream.isatty():
+        yield LineWatcher(stream)
+        return
+    columns = (
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(file=stream, highlight=False), transient=True) as progress:
+        yield BarWatcher(progress)
+
+
+class LineWatcher:
+    """Plain lines, for logs and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._done = self._total = 0
+        self._began, self._here = time.monotonic(), 0
+
+    def begin(self, finished: int, total: int) -> None:
+        """Say what is there already."""
+        self._done, self._total = finished, total
+        if finished:
+            self._write(f"{finished} of {total} runs have finished before")
+
+    def finished(self, key: RunKey, result: RunResult) -> None:
+        """Write the run's line, with how long the rest will take at this pace."""
+        self._done += 1
+        self._here += 1
+        left = (time.monotonic() - self._began) / self._here * (self._total - self._done)
+        self._write(f"[{self._done}/{self._total}] {run_text(key, result)}  {left / 60:.0f} min left")
+
+    def failed(self, key: RunKey, why: str) -> None:
+        """Write which and why."""
+        self._write(failure_text(key, why))
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"{printable(text)}\n")
+        self._stream.flush()
+
+
+class BarWatcher:
+    """A bar over the runs with the last one behind it; what failed stays above it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=None)
+
+    def begin(self, finished: int, total: int) -> None:
+        """Set the bar."""
+        self._progress.reset(self._task, total=total, completed=finished)
+
+    def finished(self, key: RunKey, result: RunResult) -> None:
+        """Advance."""
+        self._progress.update(self._task, advance=1, description=printable(run_text(key, result)))
+
+    def failed(self, key: RunKey, why: str) -> None:
+        """Leave which and why above the bar."""
+        self._progress.console.print(printable(failure_text(key, why)), markup=False, soft_wrap=True)
+
+
+def run_text(key: RunKey, result: RunResult) -> str:
+    """For example ``fed-heart, va, fedgp_auto, seed 3: 66.5 %``."""
+    return f"{key}: {result.accuracy:.1f} %"
+
+
+def failure_text(key: RunKey, why: str) -> str:
+    """A line about a run that gave nothing."""
+    return f"FAILED: {key}: {why}"

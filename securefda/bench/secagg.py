@@ -1,0 +1,215 @@
+"""``securefda bench secagg``: what a masking session costs, beside the raw cipher and a plain round."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from statistics import median
+from typing import Any
+
+from securefda import __version__
+from securefda.bench.job import CLIP, Job
+from securefda.bench.processes import Parties, groups_of, parties
+from securefda.bench.session import (
+    SessionCosts,
+    keystream_add_gb_per_s,
+    measured_session,
+    raw_aes_ctr_gb_per_s,
+    session_figures,
+    threads_of_masks,
+)
+from securefda.errors import ConfigError, SecureFdaError
+from securefda.protocol.fixed_point import ClippedLayer, Quantisation
+
+ONE_PROCESS_EACH = 16
+"""Up to so many sources each has a process of its own, unless the caller says otherwise."""
+
+PARTS_PER_ROUND = 5
+"""How often the parts on one core are measured for every round; they are short."""
+
+_FLOAT32_ROUNDING = 2.0**-24
+_LIBRARIES = ("numpy", "cryptography", "grpcio", "torch")
+
+Figures = dict[str, Any]
+
+
+def jobs_of(sources: Sequence[int], params: Sequence[int], dropped: Sequence[int]) -> list[Job]:
+    """The cells of a grid: every number of sources, with its number of dropouts, and every number of parameters.
+
+    Args:
+        sources: each N.
+        params: each m.
+        dropped: D for each N, or one for all.
+
+    Raises:
+        ConfigError: more dropouts than a session survives, or neither one number of them nor one for each N.
+    """
+    if len(dropped) not in (1, len(sources)):
+        numbers = f"{len(dropped)} numbers for {len(sources)} of sources"
+        raise ConfigError("--dropped", numbers, hint="name one number, or one for each number of --sources")
+    leaving = list(dropped) * len(sources) if len(dropped) == 1 else dropped
+    return [Job("", n, m, d) for n, d in zip(sources, leaving, strict=True) for m in params]
+
+
+def bench_secagg(job: Job, *, repeats: int | None = None, processes: int | None = None) -> Figures:
+    """Measure a masking session in processor time and bytes, in real processes too where the machine holds them.
+
+    The costs of each step come from a session of the state machines of all sites, with every message as bytes and
+    the sources in one process of their own (:mod:`securefda.bench.session`). Where all the sources' vectors fit
+    (:attr:`Job.fits_processes`), a plain round and a masked session of real processes over loopback with mutual TLS
+    are measured as well. All take turns with the raw cipher, so that they see the same load. Such a session counts
+    from its header, as it is handed to the transport, to the signed result and the model on disk. The sources
+    hold random vectors, and are connected before a round begins. Those that drop out hang up and end their process
+    as soon as their shares have left, which the aggregator hears at once; one that is killed or unplugged is noticed
+    after three heartbeats instead.
+
+    Args:
+        job: N, m and D; its folder is not used.
+        repeats: how often everything is measured; None is :attr:`Job.usual_repeats`.
+        processes: how many processes the sources share; None is one each, up to 16.
+
+    Returns:
+        Figures by name, with the unit at the end of the name, one level deep; medians unless the name says largest
+        or maximum. ``run_as`` says whether real processes were measured; their figures are missing where not.
+
+    Raises:
+        SecureFdaError: a process failed, or a sum came out wrong.
+    """
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="securefda-bench-") as folder:
+        placed = replace(job, folder=folder)
+        count = min(job.sources, processes or ONE_PROCESS_EACH) if job.fits_processes else 0
+        measured = _measure(placed, repeats or job.usual_repeats, count)
+    setting = {
+        "sources": job.sources,
+        "params": job.params,
+        "dropped": job.dropped,
+        "threshold": job.threshold,
+        "repeats": repeats or job.usual_repeats,
+        "run_as": "processes and state machines" if count else "state machines",
+        "source_processes": len(groups_of(job, count)) if count else 0,
+        "cpu_count": os.cpu_count(),
+        "load_before": load_before,
+    }
+    rounds = _rounds(job.params, measured) if count else {}
+    return setting | _parts(job, measured) | session_figures(measured.sessions) | rounds | _versions()
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What was measured, in order."""
+
+    parts: list[Figures] = field(default_factory=list)
+    sessions: list[SessionCosts] = field(default_factory=list)
+    plain: list[Figures] = field(default_factory=list)
+    masked: list[Figures] = field(default_factory=list)
+
+
+def _measure(job: Job, repeats: int, processes: int) -> _Measured:
+    measured = _Measured()
+    with parties(job, processes) if processes else nullcontext() as running:
+        for _ in range(repeats):
+            if running is not None:
+                _measure_rounds(job, running, measured)
+            session = measured_session(job)
+            _check_sum(job, len(session.survivors), session.error, job.sources - job.dropped, _half_step(job))
+            measured.sessions.append(session)
+            measured.parts.extend(_part(job) for _ in range(PARTS_PER_ROUND))
+    return measured
+
+
+def _measure_rounds(job: Job, running: Parties, measured: _Measured) -> None:
+    measured.plain.append(_checked(job, running.round("individual"), job.sources, 0.0))
+    measured.masked.append(_checked(job, running.round("sum"), job.sources - job.dropped, _half_step(job)))
+
+
+def _part(job: Job) -> Figures:
+    raw, add = raw_aes_ctr_gb_per_s(), keystream_add_gb_per_s(job)
+    shared = keystream_add_gb_per_s(job, threads_of_masks(job))
+    return {"raw": raw, "add": add, "over_raw": add / raw, "shared": shared}
+
+
+def _half_step(job: Job) -> float:
+    """How far fixed point may move a mean."""
+    return Quantisation((ClippedLayer(job.params, CLIP),), n_max=job.sources).step(0) / 2
+
+
+def _checked(job: Job, figures: Figures, survivors: int, allowed: float) -> Figures:
+    _check_sum(job, len(figures["survivors"]), figures["error"], survivors, allowed)
+    return figures
+
+
+def _check_sum(job: Job, found: int, error: float, survivors: int, allowed: float) -> None:
+    """A round that was fast and wrong is no measurement."""
+    if found != survivors:
+        raise SecureFdaError(f"{found} of {job.sources} sources in the sum, not {survivors}")
+    if error > 1.01 * allowed + _FLOAT32_ROUNDING:
+        raise SecureFdaError(f"the sum is wrong: off by {error:.3g}")
+
+
+def _parts(job: Job, measured: _Measured) -> Figures:
+    raw, add, over_raw, shared = (
+        median(part[name] for part in measured.parts) for name in ("raw", "add", "over_raw", "shared")
+    )
+    return {
+        "raw_aes_ctr_gb_per_s": raw,
+        "keystream_add_gb_per_s": add,
+        "keystream_add_over_raw": over_raw,
+        "mask_threads": threads_of_masks(job),
+        "keystream_add_on_mask_threads_gb_per_s": shared,
+    }
+
+
+def _rounds(params: int, measured: _Measured) -> Figures:
+    plain, masked = measured.plain, measured.masked
+    session_s, plain_s = (median(figures["seconds"] for figures in rounds) for rounds in (masked, plain))
+    return {
+        "session_s": session_s,
+        **_phases(masked),
+        "plain_round_s": plain_s,
+        "session_over_plain_round": session_s / plain_s,
+        "aggregator_process_cpu_s": median(sum(figures["cpu_seconds"].values()) for figures in masked),
+        "source_process_cpu_s": _median_known(figures["source_cpu_seconds"] for figures in masked),
+        "masked_upload_bytes_per_parameter": median(figures["upload_bytes"] for figures in masked) / params,
+        "plain_upload_bytes_per_parameter": median(figures["upload_bytes"] for figures in plain) / params,
+        "aggregator_peak_growth_mb": _megabytes(masked),
+        "aggregator_peak_growth_plain_mb": _megabytes(plain),
+        "largest_error_of_the_mean": max(figures["error"] for figures in masked),
+    }
+
+
+def _phases(masked: list[Figures]) -> Figures:
+    """Time by the aggregator's clock and its own processor time, phase by phase."""
+    names = [name for name in masked[0]["phases"] if name not in ("join", "train_target")]
+    seconds = {f"phase_{_slug(name)}_s": median(one["phases"][name] for one in masked) for name in names}
+    cpu = {
+        f"aggregator_process_cpu_{_slug(name)}_s": median(one["cpu_seconds"].get(name, 0.0) for one in masked)
+        for name in names
+    }
+    return seconds | cpu
+
+
+def _median_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"\W+", "_", name.lower())
+
+
+def _megabytes(rounds: list[Figures]) -> float | None:
+    growths = [figures["peak_growth_bytes"] for figures in rounds]
+    return None if None in growths else max(growths) / 1e6
+
+
+def _versions() -> Figures:
+    versions = {"securefda": __version__, "python": platform.python_version()}
+    versions |= {name: metadata.version(name) for name in _LIBRARIES}
+    return {f"version_{name}": version for name, version in versions.items()}

@@ -1,0 +1,232 @@
+"""The folder of a suite: one line for every finished run, and what all of them were run with.
+
+``settings.json`` is written before the first run, ``runs.jsonl`` grows by a line when a run has finished. Whoever
+measures holds a lock, so that two processes never add to one folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from securefda import __version__
+from securefda.bench.federated import RunResult
+from securefda.bench.plan import Planned, Request, common_settings
+from securefda.bench.results import Results, RunKey
+from securefda.bench.suites import SUITES
+from securefda.errors import ConfigError, SecureFdaError
+from securefda.operations.run_folder import append_line, replace_file
+from securefda.parse import BeyondBounds, json_value
+
+SETTINGS_FILE = "settings.json"
+RUNS_FILE = "runs.jsonl"
+_LOCK_FILE = ".lock"
+_SCRATCH = "scratch"
+_BLOCK = 1 << 20
+_DIGITS = 6  # significant ones: estimated errors can be tiny
+_ANOTHER = "name another folder with --out"
+
+
+class SuiteFolder:
+    """A folder that is being measured into; made by `open_folder`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.scratch = path / _SCRATCH
+
+    def finished(self, planned: Iterable[Planned]) -> dict[RunKey, RunResult]:
+        """All runs that have finished, also those that were not asked for now.
+
+        Raises:
+            ConfigError: a line is damaged, or is of one of the ``planned`` runs with another configuration.
+        """
+        digests = {one.key: one.digest for one in planned}
+        found = {}
+        for key, digest, result in _runs(self.path / RUNS_FILE):
+            if digest != digests.get(key, digest):
+                why = f"{key} in {self.path} was run with other settings than this release's suite has"
+                raise ConfigError("--out", why, hint=_ANOTHER)
+            found[key] = result
+        return found
+
+    def add(self, planned: Planned, level: str, result: RunResult) -> None:
+        """Add a finished run; it is on the disk when this returns. A torn last line goes first."""
+        line = {**asdict(planned.key), "level": level, "digest": planned.digest, "release": __version__}
+        append_line(self.path / RUNS_FILE, line | result_line(result))
+
+
+@contextmanager
+def open_folder(path: Path, request: Request) -> Iterator[SuiteFolder]:
+    """Open a new folder, or one that was made with the same settings, for one process.
+
+    Raises:
+        ConfigError: it was made with other settings, the first of which is the key; or it is being measured into.
+        SecureFdaError: it cannot be written.
+    """
+    folder = SuiteFolder(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / _LOCK_FILE).open("a")
+    except OSError as error:
+        raise SecureFdaError(f"{path}: cannot be written: {error.strerror}", hint=_ANOTHER) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError("--out", f"another process is measuring in {path}", hint=_ANOTHER) from None
+        _keep_settings(path / SETTINGS_FILE, settings_of(request))
+        # What a killed process left behind of runs that were under way.
+        shutil.rmtree(folder.scratch, ignore_errors=True)
+        folder.scratch.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder.scratch, ignore_errors=True)
+
+
+def read_folder(path: Path) -> tuple[Mapping[str, Any], Results]:
+    """The settings and all runs of a folder, finished or not.
+
+    Raises:
+        ConfigError: there is no suite in it, or a file is damaged.
+    """
+    settings = _read_settings(path / SETTINGS_FILE)
+    if settings is None or settings.get("suite") not in list(SUITES):
+        raise ConfigError(str(path), "holds no suite of this release")
+    runs = {key: result for key, _, result in _runs(path / RUNS_FILE)}
+    return settings, Results(SUITES[settings["suite"]], runs)
+
+
+def result_line(result: RunResult) -> dict[str, Any]:
+    """A result as plain values, rounded; what is not finite is None."""
+    return {name: _rounded(value) for name, value in asdict(result).items()}
+
+
+def result_from(line: Mapping[str, Any]) -> RunResult:
+    """The result in a line of ``runs.jsonl``."""
+    loss = line["loss"]
+    return RunResult(
+        accuracy=line["accuracy"],
+        loss=float("nan") if loss is None else loss,
+        accuracies=tuple(line["accuracies"]),
+        betas={source: tuple(betas) for source, betas in line["betas"].items()},
+        delta_errors=tuple({**errors} for errors in line["delta_errors"]),
+        rounds_by_rule=line["rounds_by_rule"],
+        clipped=line["clipped"],
+    )
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+
+
+def _key_of(line: Mapping[str, Any]) -> RunKey:
+    return RunKey(line["data"], line["column"], line["target"], line["rule"], line["seed"])
+
+
+def settings_of(request: Request) -> dict[str, Any]:
+    """What must be the same for all runs of a folder, with the digests of the data files."""
+    common = common_settings(request)
+    folders = {name: request.folder_of(name) for name in common}
+    return {
+        "suite": request.suite,
+        "level": request.level,
+        "release": __version__,
+        "federations": common,
+        "files": {name: _digests(folder) for name, folder in folders.items() if folder is not None},
+    }
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """File name -> SHA-256, of the files of a data set; folders below are not theirs."""
+    try:
+        return {file.name: _sha256(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    except OSError as error:
+        raise ConfigError("--data-dir", f"{error.filename}: {error.strerror}") from error
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _keep_settings(file: Path, asked: dict[str, Any]) -> None:
+    """Refuse other settings than those that are kept; data sets that are new are added to them."""
+    runs = file.parent / RUNS_FILE
+    kept = _read_settings(file)
+    if kept is None and runs.exists():
+        raise ConfigError("--out", f"{file.parent} holds runs of unknown settings", hint=_ANOTHER)
+    if kept is None or not runs.exists():
+        kept = {}
+    for name, value in asked.items():
+        if isinstance(value, Mapping):
+            both = {data: table for data, table in value.items() if data in kept.get(name, {})}
+            for data, table in both.items():
+                _require_same(file.parent, kept[name][data], table)
+        elif kept:
+            _require_same(file.parent, {name: kept.get(name)}, {name: value})
+    merged = {
+        name: {**kept.get(name, {}), **value} if isinstance(value, Mapping) else value for name, value in asked.items()
+    }
+    if merged != kept:
+        replace_file(file, json.dumps(merged, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def _require_same(folder: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    for key in dict.fromkeys((*kept, *asked)):
+        if kept.get(key) != asked.get(key):
+            why = f"{folder} was measured with {_said(kept.get(key))}, now it is {_said(asked.get(key))}"
+            raise ConfigError(key, why, hint=_ANOTHER)
+
+
+def _said(value: object) -> str:
+    text = "nothing" if value is None else json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:12]}...{text[-4:]}"
+
+
+def _read_settings(file: Path) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    return _object(file, 1, file.read_bytes())
+
+
+def _runs(file: Path) -> Iterator[tuple[RunKey, str, RunResult]]:
+    """Key, digest and result of each whole line; what follows the last line end was cut off while it was written."""
+    whole = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+    for number, text in enumerate(whole, start=1):
+        line = _object(file, number, text)
+        try:
+            key = _key_of(line)
+            hash(key)  # a list in it has none
+            yield key, line["digest"], result_from(line)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(str(file), f"line {number} is no run", hint=_ANOTHER) from error
+
+
+def _object(file: Path, number: int, text: bytes) -> dict[str, Any]:
+    try:
+        value = json_value(text)
+    except BeyondBounds as error:
+        raise ConfigError(str(file), f"line {number} {error}", hint=_ANOTHER) from error
+    except ValueError as error:
+        raise ConfigError(str(file), f"line {number} is not JSON", hint=_ANOTHER) from error
+    if not isinstance(value, dict):
+        raise ConfigError(str(file), f"line {number} is not a JSON object", hint=_ANOTHER)
+    return value

@@ -1,0 +1,227 @@
+"""``securefda federation``: found a federation, and change who belongs to it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from securefda.cli.options import (
+    FederationFile,
+    FederationFolder,
+    Kit,
+    OutputFormat,
+    Overrides,
+    SiteId,
+    now,
+    pairs,
+)
+from securefda.cli.output import Format, print_result
+from securefda.errors import ConfigError
+
+if TYPE_CHECKING:
+    from securefda.site.config import FederationConfig
+    from securefda.site.enrolment import Enrolment
+
+app = typer.Typer(help="Found a federation, and change who belongs to it.")
+
+Entities = Annotated[
+    list[str], typer.Option("--entity", metavar="SITE=NAME", help="Organisation behind a site; default: the site id.")
+]
+Names = Annotated[
+    list[str], typer.Option("--name", metavar="SITE=HOST", help="Host name or address in a site's certificate.")
+]
+
+
+@app.command("init")
+def init(
+    file: FederationFile,
+    out: Annotated[Path, typer.Option("--out", help="Folder to make; one kit per site goes below it.")] = Path("kits"),
+    address: Annotated[
+        str, typer.Option("--address", metavar="HOST:PORT", help="Where the sources reach the aggregator.")
+    ] = "127.0.0.1:8443",
+    server_name: Annotated[
+        str | None, typer.Option("--server-name", help="Name in the target's certificate; default: the host.")
+    ] = None,
+    entity: Entities = [],
+    name: Names = [],
+    overrides: Overrides = [],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Make the CA, every site's identity, the signed roster and one startup kit per site."""
+    from securefda.site.config import kit_settings_toml, load_federation
+    from securefda.site.endpoints import Address, SiteSpec
+    from securefda.site.enrolment import init_federation
+
+    config = load_federation(file, overrides, os.environ)
+    aggregator = Address.parse(address)
+    site_ids = (config.federation.target, *config.federation.sources)
+    entities, names = _known("--entity", entity, site_ids), _known("--name", name, site_ids)
+    names.setdefault(config.federation.target, []).append(server_name or aggregator.host)
+    sites = [
+        SiteSpec(
+            site,
+            "target" if site == config.federation.target else "source",
+            entities.get(site, [site])[-1],
+            tuple(dict.fromkeys(names.get(site, []))),
+        )
+        for site in site_ids
+    ]
+    enrolment = init_federation(
+        out,
+        config.federation.name,
+        sites,
+        aggregator=aggregator,
+        server_name=server_name,
+        policy_text=lambda site: _policy_text(config, site),
+        settings_text=lambda site: kit_settings_toml(config, site, str(aggregator)),
+        now=now(),
+    )
+    print_result(output, _data(enrolment), _founded_text(enrolment))
+
+
+@app.command("add")
+def add(
+    folder: FederationFolder,
+    site: SiteId,
+    config_file: Annotated[
+        Path, typer.Option("--config", metavar="FEDERATION.toml", help="Configuration that the new kit starts with.")
+    ],
+    entity: Annotated[str | None, typer.Option("--entity", help="Organisation behind it; default: the id.")] = None,
+    name: Annotated[list[str], typer.Option("--name", metavar="HOST", help="Name in its certificate.")] = [],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Enrol one more source; every kit in the folder gets the next roster epoch."""
+    from securefda.site.config import kit_settings_toml, load_federation
+    from securefda.site.endpoints import SiteSpec
+    from securefda.site.enrolment import add_site
+
+    config = load_federation(config_file, (), os.environ)
+    enrolment = add_site(
+        folder,
+        SiteSpec(site, "source", entity or site, tuple(name)),
+        policy_text=lambda site_id: _policy_text(config, site_id),
+        settings_text=lambda site_id: kit_settings_toml(config, site_id, ""),
+        now=now(),
+    )
+    print_result(output, _data(enrolment), f"enrolled {site}\n{_changed_text(enrolment)}")
+
+
+@app.command("revoke")
+def revoke(folder: FederationFolder, site: SiteId, output: OutputFormat = Format.TXT) -> None:
+    """Strike a source from the roster; every other kit in the folder gets the next roster epoch."""
+    from securefda.site.enrolment import revoke_site
+
+    enrolment = revoke_site(folder, site)
+    left = f"{enrolment.root / site} stays as it is; that kit opens nothing at a process that has started with epoch "
+    text = f"revoked {site}\n{_changed_text(enrolment)}\n{left}{enrolment.roster.epoch}"
+    print_result(output, _data(enrolment), text)
+
+
+@app.command("renew")
+def renew(
+    folder: FederationFolder,
+    site: SiteId,
+    name: Annotated[list[str], typer.Option("--name", metavar="HOST", help="Name in its certificate.")] = [],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Give a site new keys and a new certificate, before it expires or after a theft."""
+    from securefda.site.enrolment import renew_site
+
+    enrolment = renew_site(folder, site, now=now(), names=name)
+    signs = f"{site} then signs its policy with its new key, once it has read it: securefda policy sign KIT"
+    print_result(output, _data(enrolment), f"renewed {site}\n{_changed_text(enrolment)}\n{signs}")
+
+
+@app.command("sign")
+def sign(
+    kit: Kit,
+    roster: Annotated[Path, typer.Argument(metavar="ROSTER", help="The CA's new roster.json.")],
+    out: Annotated[Path, typer.Option("--out", help="File for the signed roster.")] = Path("roster.signed.json"),
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Sign a new roster as a member, at home, after checking that it follows from the kit's own."""
+    from securefda.protocol.roster import SignedRoster
+    from securefda.site.enrolment import countersign
+    from securefda.site.files import PUBLIC_MODE, read_file, write_file, writing_errors
+    from securefda.site.kit import load_kit
+
+    own = load_kit(kit, now())
+    signed = countersign(own, SignedRoster.from_bytes(read_file(roster).data))
+    with writing_errors(out):
+        write_file(out, signed.to_bytes(), PUBLIC_MODE)
+    text = f"{own.site_id} signed; send {out} to the CA, which runs: securefda federation merge FOLDER {out.name}"
+    print_result(output, {"site": own.site_id, "file": str(out)}, text)
+
+
+@app.command("merge")
+def merge(
+    folder: FederationFolder,
+    roster: Annotated[Path, typer.Argument(metavar="ROSTER", help="A roster that a member signed.")],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Add a member's signature to the CA's roster and write all kits again."""
+    from securefda.protocol.roster import SignedRoster
+    from securefda.site.enrolment import merge_signatures
+    from securefda.site.files import read_file
+
+    enrolment = merge_signatures(folder, SignedRoster.from_bytes(read_file(roster).data))
+    print_result(output, _data(enrolment), _changed_text(enrolment))
+
+
+def _known(option: str, values: list[str], sites: tuple[str, ...]) -> dict[str, list[str]]:
+    found = pairs(option, values)
+    for site in found:
+        if site not in sites:
+            raise ConfigError(f"{option} {site}", "is no site of this federation", hint=f"sites: {', '.join(sites)}")
+    return found
+
+
+def _policy_text(config: FederationConfig, site: str) -> str:
+    from securefda.site.config import site_policy
+    from securefda.site.policy import default_policy_text
+
+    return default_policy_text(site, site_policy(config, site))
+
+
+def _data(enrolment: Enrolment) -> dict[str, Any]:
+    roster = enrolment.roster
+    return {
+        "folder": str(enrolment.root),
+        "federation": roster.federation_id,
+        "epoch": roster.epoch,
+        "sites": [entry.site_id for entry in roster.entries],
+        "kits": [str(kit) for kit in enrolment.kits],
+        "ca_fingerprint": enrolment.ca_fingerprint,
+        "missing_signatures": list(enrolment.missing_signatures),
+    }
+
+
+def _founded_text(enrolment: Enrolment) -> str:
+    roster, target = enrolment.roster, enrolment.root / enrolment.roster.target.site_id
+    source = enrolment.root / roster.sources[0].site_id
+    return "\n".join(
+        [
+            f"federation {roster.federation_id}: {len(roster.entries)} startup kits in {enrolment.root}",
+            f"CA fingerprint (compare it by telephone): {enrolment.ca_fingerprint}",
+            f"keep {enrolment.root / 'ca'} off line, away from the target; hand every other folder to its site",
+            "then, at the target and at every source:",
+            f"  securefda preflight {target}",
+            f"  securefda aggregator start --config {target / 'local' / 'settings.toml'}",
+            f"  securefda source start --config {source / 'local' / 'settings.toml'}",
+        ]
+    )
+
+
+def _changed_text(enrolment: Enrolment) -> str:
+    roster = enrolment.roster
+    lines = [f"federation {roster.federation_id}, epoch {roster.epoch}: {len(roster.entries)} sites"]
+    if enrolment.missing_signatures:
+        roster_file = enrolment.root / "ca" / "roster.json"
+        lines.append(f"not yet usable: {', '.join(enrolment.missing_signatures)} must sign {roster_file}, each with")
+        lines.append("  securefda federation sign KIT roster.json")
+    else:
+        lines.append("every member has signed; hand the new startup/ folders to the sites")
+    return "\n".join(lines)

@@ -1,0 +1,155 @@
+"""``securefda policy``: a policy in words, and against a header; templates to start from; the site's signature."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from securefda.cli.options import Kit, OutputFormat, now
+from securefda.cli.output import Format, aligned, print_error, print_result
+from securefda.errors import ConfigError, SecureFdaError
+
+if TYPE_CHECKING:
+    from securefda.cli.policies import Owned
+    from securefda.site.policy import Explanation
+
+app = typer.Typer(help="Explain, check, sign and start a site's policy.")
+
+_POLICY_HELP = "A site's startup kit, or a policy.toml."
+
+
+@app.command("check")
+def check(
+    policies: Annotated[list[Path], typer.Argument(metavar="POLICY...", help=_POLICY_HELP)],
+    asked: Annotated[
+        Path, typer.Argument(metavar="FEDERATION|HEADER", help="A FEDERATION.toml, or a header that a source kept.")
+    ],
+    site: Annotated[
+        list[str],
+        typer.Option("--site", metavar="SITE", help="Whose policy.toml it is, in order; default: the first sources."),
+    ] = [],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Compare policies with the header that a run would open with, or with one that came; exit code 10 on a refusal."""
+    from securefda.cli.policies import exit_error, verdicts_on
+
+    verdicts, levels = verdicts_on(policies, asked, site, os.environ, now())
+    data: dict[str, Any] = {"asked": str(asked), "levels": levels, "policies": [found.as_json() for found in verdicts]}
+    table = aligned([row for verdict in verdicts for row in verdict.rows()])
+    error = exit_error(verdicts)
+    if error is None:
+        if len(verdicts) > 1:
+            table += "\nserved together: " + ", ".join(f"{name} at {level}" for name, level in levels.items())
+        print_result(output, data, table)
+        return
+    if output is Format.TXT:
+        typer.echo(table)
+    raise typer.Exit(print_error(error, as_json=output is Format.JSON, data=data))
+
+
+@app.command("explain")
+def explain(
+    policy: Annotated[Path, typer.Argument(metavar="POLICY", help=_POLICY_HELP)],
+    federation: Annotated[
+        Path | None, typer.Argument(metavar="[FEDERATION.toml]", help="For N where the policy lies in no kit.")
+    ] = None,
+    site: Annotated[str, typer.Option("--site", help="Whose policy.toml it is, where it lies in no kit.")] = "",
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Say in words what the aggregator can and cannot learn under a policy, signed or not."""
+    from securefda.cli.policies import Owned, naming
+    from securefda.site.policy import explain as in_words
+    from securefda.site.policy import load_policy, require_satisfiable
+
+    owned = Owned.at(policy, now())
+    name = owned.kit.site_id if owned.kit else site or "this site"
+    sources = _sources(owned, federation)
+    with naming(name):
+        found = load_policy(owned.path)
+    if sources and name in sources:
+        require_satisfiable(found, name, sources)
+    words, signature = in_words(found, name, len(sources) or None), _signature(owned)
+    data = {"policy": str(owned.path), "site": name, "sources": len(sources) or None, "signature": signature}
+    print_result(output, data | _as_json(words), f"{words.text()}\n\nSignature: {signature}")
+
+
+@app.command("template")
+def template(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="strict, clinical-default or research-open.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: print it.")] = None,
+    site: Annotated[str, typer.Option("--site", help="Site id for the heading.")] = "this site",
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Print a policy to start from, with the reason of each value."""
+    from securefda.site.files import write_file, writing_errors
+    from securefda.site.policy import NAMED_POLICIES
+
+    if name not in NAMED_POLICIES:
+        raise ConfigError(f"template {name}", "does not exist", hint=f"there are {', '.join(NAMED_POLICIES)}")
+    text = NAMED_POLICIES[name].text(site)
+    if out is None:
+        print_result(output, {"template": name, "text": text}, text.rstrip("\n"))
+        return
+    if out.exists():
+        raise ConfigError("--out", f"{out} exists already", hint="name a new file, or remove that one")
+    with writing_errors(out):
+        write_file(out, text.encode("utf-8"), 0o644)
+    print_result(output, {"template": name, "file": str(out)}, f"{out}: edit it, then run securefda policy sign KIT")
+
+
+@app.command("sign")
+def sign(kit: Kit, output: OutputFormat = Format.TXT) -> None:
+    """Sign KIT/local/policy.toml as its site, and show what is signed; no process starts with an unsigned one."""
+    from hashlib import sha256
+
+    from securefda.cli.policies import naming
+    from securefda.site.files import read_file, writing_errors
+    from securefda.site.kit import POLICY_FILE, load_kit
+    from securefda.site.policy import explain as in_words
+    from securefda.site.policy import parse_policy, require_satisfiable
+    from securefda.site.policy.signed import write_policy_signature
+
+    own = load_kit(kit, now())
+    file, sources = own.local / POLICY_FILE, [entry.site_id for entry in own.roster.sources]
+    contents = read_file(file).data
+    with naming(own.site_id):
+        policy = parse_policy(contents, file)
+        if own.site_id in sources:
+            require_satisfiable(policy, own.site_id, sources)
+    with writing_errors(file):
+        write_policy_signature(file, contents, own.federation_id, own.site_id, own.signing_key)
+    words, digest = in_words(policy, own.site_id, len(sources)), sha256(contents).hexdigest()
+    data = {"site": own.site_id, "federation": own.federation_id, "policy": str(file), "sha256": digest}
+    text = f"{words.text()}\n\n{own.site_id} signed {file} for {own.federation_id}\nSHA-256 {digest}"
+    print_result(output, data | _as_json(words), text)
+
+
+def _sources(owned: Owned, federation: Path | None) -> tuple[str, ...]:
+    """Ids of all sources: of the file that was named, else of the kit's roster; none where neither is there."""
+    if federation is not None:
+        from securefda.site.config import load_federation
+
+        return load_federation(federation, (), os.environ).federation.sources
+    return () if owned.kit is None else tuple(entry.site_id for entry in owned.kit.roster.sources)
+
+
+def _signature(owned: Owned) -> str:
+    """What is to be said of the signature."""
+    from securefda.site.policy import load_signed_policy
+
+    if owned.kit is None:
+        return "not looked at; name the kit for that"
+    try:
+        load_signed_policy(owned.kit)
+    except SecureFdaError as error:
+        return str(error)
+    return f"right, by {owned.kit.site_id}"
+
+
+def _as_json(words: Explanation) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(words).items()}

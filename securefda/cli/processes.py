@@ -1,0 +1,82 @@
+"""``securefda aggregator start`` and ``securefda source start``: one site's process, from its kit."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from securefda.cli.interrupt import interruptible
+from securefda.cli.options import OutputFormat, Overrides
+from securefda.cli.output import Format, print_result
+
+aggregator = typer.Typer(help="The target's process.")
+source = typer.Typer(help="A source's process.")
+
+ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The site's settings file.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for state and results; overrides the file.")]
+AcceptRun = Annotated[
+    bool,
+    typer.Option(
+        "--accept-run",
+        help="Take part in one run more than release.max-runs permits, and go on after release.max-unfinished.",
+    ),
+]
+RunSeed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the run; overrides the file.")]
+
+
+@aggregator.command("start")
+def start_aggregator(
+    config: ConfigFile,
+    out: Out = None,
+    seed: RunSeed = None,
+    overrides: Overrides = [],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Run the aggregator until every round is done; started again, it goes on after the last finished round."""
+    from securefda.cli.console import console_reporter
+    from securefda.operations.report import report_after
+    from securefda.operations.summary_text import run_text
+    from securefda.site.config import load_aggregator
+
+    settings = load_aggregator(config, [*overrides, *_flags("aggregator", out, seed)], os.environ)
+    folder = settings.aggregator.out
+    with interruptible(folder), report_after(folder), console_reporter() as reporter:
+        summary = _service("aggregator").main(settings, reporter)
+    print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
+
+
+@source.command("start")
+def start_source(
+    config: ConfigFile,
+    out: Out = None,
+    seed: RunSeed = None,
+    accept_run: AcceptRun = False,
+    overrides: Overrides = [],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Take part as a source until the aggregator ends the run."""
+    from securefda.cli.console import console_reporter
+    from securefda.site.config import load_source
+
+    settings = load_source(config, [*overrides, *_flags("source", out, seed)], os.environ)
+    folder = settings.source.out
+    with interruptible(folder), console_reporter() as reporter:
+        _service("source").main(settings, reporter, accept_run=accept_run)
+    print_result(output, {"out": str(folder)}, f"the run is over; this site's own record is in {folder}")
+
+
+def _flags(table: str, out: Path | None, seed: int | None) -> list[str]:
+    given = {"out": out, "seed": seed}
+    return [f"{table}.{key}={value}" for key, value in given.items() if value is not None]
+
+
+def _service(name: str) -> ModuleType:
+    """The service's module: inside this package where it is installed, beside it in the source tree."""
+    package = "securefda.services" if importlib.util.find_spec("securefda.services") else "services"
+    return importlib.import_module(f"{package}.{name}")

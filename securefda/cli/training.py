@@ -1,0 +1,100 @@
+"""``securefda run``, ``simulate`` and ``demo``: whole federations on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from securefda.cli.interrupt import interruptible
+from securefda.cli.options import FederationFile, OutputFormat, Overrides, Seed, default_out, require_fresh
+from securefda.cli.output import Format, print_result
+
+if TYPE_CHECKING:
+    from securefda.operations.records import Summary
+    from securefda.site.config import FederationConfig
+
+DEMO_RULE = "fedgp_auto"
+DEMO_COMPARED = ("source_only", "target_only", "fedda_auto")
+
+Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-TIME.")]
+
+
+def run(
+    file: FederationFile,
+    out: Out = None,
+    overrides: Overrides = [],
+    seed: Seed = 0,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Run a federation here: one process per site, mutual TLS, real ports."""
+    _one_run(file, out, overrides, seed, output, in_one_process=False)
+
+
+def simulate(
+    file: FederationFile,
+    out: Out = None,
+    overrides: Overrides = [],
+    seed: Seed = 0,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Run the same rounds in one process, in memory: for experiments."""
+    _one_run(file, out, overrides, seed, output, in_one_process=True)
+
+
+def demo(
+    out: Out = None,
+    overrides: Overrides = [],
+    seed: Seed = 0,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Digits, federated: one process per site, masked updates; then three other rules on the same data and seed."""
+    from securefda.local.samples import sample
+    from securefda.operations.summary_text import comparison_text
+    from securefda.operations.verdict import verdict
+    from securefda.site.config import load_federation
+
+    folder = require_fresh(out or default_out("demo"))
+    summaries = {}
+    for rule in (DEMO_RULE, *DEMO_COMPARED):
+        config = load_federation(sample("digits"), [*overrides, f"strategy.rule={rule}"], os.environ)
+        alone = rule != DEMO_RULE
+        title = f"{rule}: " + ("in one process, to compare" if alone else "one process per site, mutual TLS")
+        summaries[rule] = _train(config, folder / rule, seed, title, in_one_process=alone)
+    main = summaries[DEMO_RULE]
+    table = comparison_text({rule: summaries[rule] for rule in (*DEMO_COMPARED, DEMO_RULE)})
+    words = verdict(main.as_json())
+    data = {"out": str(folder), "runs": {rule: summary.as_json() for rule, summary in summaries.items()}}
+    report = f"report: {folder / DEMO_RULE}/report.html (and one for each other rule beside it)"
+    text = "\n".join(["", table, "", *words, "", report])
+    print_result(output, data | {"protected": words[0], "unprotected": words[1]}, text)
+
+
+def _one_run(
+    file: Path, out: Path | None, overrides: list[str], seed: int, output: Format, *, in_one_process: bool
+) -> None:
+    from securefda.operations.summary_text import run_text
+    from securefda.site.config import load_federation
+
+    config = load_federation(file, overrides, os.environ)
+    folder = require_fresh(out or default_out(config.federation.name))
+    summary = _train(config, folder, seed, "", in_one_process=in_one_process)
+    print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
+
+
+def _train(config: FederationConfig, folder: Path, seed: int, title: str, *, in_one_process: bool) -> Summary:
+    from securefda.cli.console import console_reporter
+    from securefda.operations.report import report_after
+
+    with interruptible(folder), report_after(folder), console_reporter() as reporter:
+        if title:
+            reporter.note(title)
+        if in_one_process:
+            from securefda.local.simulator import simulate as simulate_in_memory
+
+            return simulate_in_memory(config, folder, seed, reporter)
+        from securefda.local.launcher import run_processes
+
+        return run_processes(config, folder, seed, reporter)

@@ -1,0 +1,1 @@
+"""A whole federation on one machine: as processes, or simulated in one."""

@@ -1,0 +1,206 @@
+"""A whole federation in one process: the round code of the services over a network in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.aggregator.run import AggregatorRun
+from securefda.aggregator.settings import TargetSite
+from securefda.audit.recorder import MessageRecorder
+from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.operations.progress import Reporter
+from securefda.operations.recording import RecordingReporter, model_file
+from securefda.operations.records import SiteLine, Summary, refused_line
+from securefda.operations.run_folder import SITES_FOLDER, RunFolder
+from securefda.protocol.messages import Body, Header, Parcel, Signed
+from securefda.protocol.roster import Roster
+from securefda.rounds.composition import Member, make_ledgers, run_settings, source_site, summary_of, target_site
+from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.site.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig, site_policy
+from securefda.site.privacy_account import TERMS
+from securefda.site.throwaway import throwaway_roster
+from securefda.source.run import SourceRounds
+from securefda.source.run_book import RunBook, run_book_file
+from securefda.source.site import SourceSite
+from securefda.transport.in_memory import MemoryNetwork, Passed
+from securefda.transport.observer import MessageObserver, TrafficMeter, ignore
+from securefda.transport.wire import encode, encode_signed
+
+Delivers = Callable[[int, int, Signed[Body]], bool]
+"""Whether a message from one roster index to another arrives; tests lose messages with it."""
+
+
+class _Simulation(MemoryNetwork[AggregatorRun, SourceRounds]):
+    """The network of a run that ends with the first site that fails."""
+
+    def __init__(
+        self,
+        run: AggregatorRun,
+        sources: dict[int, SourceRounds],
+        observers: dict[int, MessageObserver],
+        delivers: Delivers,
+    ) -> None:
+        super().__init__(run, sources, observers=observers)
+        self._delivers = delivers
+
+    def run(self) -> None:
+        """Drive all sites until the aggregator is done and nothing is under way.
+
+        Raises:
+            SecureFdaError: whatever ends the run, or a site's own failure.
+        """
+        self.open()
+        while self.step():
+            pass
+        if self.aggregator.error is not None:
+            raise self.aggregator.error
+
+    def on_the_way(self, passed: Passed) -> Iterable[Passed]:
+        return (passed,) if self._delivers(passed.sender, passed.to, passed.message) else ()
+
+    def at_source(self, index: int, act: Callable[[], list[Parcel]]) -> None:
+        super().at_source(index, act)
+        if (failure := self.sources[index].failure) is not None:
+            raise failure
+
+
+class _SiteRecorder:
+    """Writes a source's own lines and shows its alarms."""
+
+    def __init__(self, folder: RunFolder, site_id: str, shown: Reporter) -> None:
+        self._folder, self._site_id, self._shown = folder, site_id, shown
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None:
+        """Nothing to show: the aggregator's reporter does."""
+
+    def round_finished(self, record: SiteLine) -> None:
+        """Append the line to the site's metrics."""
+        self._folder.append_site_round(self._site_id, record)
+
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
+        """Keep the header and what was refused, and show it."""
+        self._folder.keep_refused(self._site_id, refused_line(refusal, header), encode_signed(header))
+        self.alarm(refusal)
+
+    def alarm(self, error: SecureFdaError) -> None:
+        """Show it with the site's name."""
+        self._shown.note(f"{self._site_id}: {error}")
+
+
+def simulate(
+    config: FederationConfig, out: Path, seed: int, reporter: Reporter, *, delivers: Delivers = lambda *_: True
+) -> Summary:
+    """Run a federation in this process and leave a run folder in ``out``.
+
+    Args:
+        config: the federation.
+        out: run folder.
+        seed: of the run: data, first model and, unlike where sites are apart, training. Keys, masks and nonces are
+            fresh every time.
+        reporter: shows progress.
+        delivers: which messages arrive; all of them by default.
+
+    Raises:
+        SecureFdaError: whatever ends the run; the folder holds the rounds until then.
+    """
+    folder = RunFolder(out)
+    recording = RecordingReporter(folder, reporter)
+    meter = TrafficMeter()
+    with ExitStack() as stores:
+        federation = _Federation.of(config, folder, seed, reporter, stores)
+        run = federation.aggregator(recording, meter)
+        recording.model_bytes = lambda: model_file(run.layers, run.model)
+        sources = {entry.index: federation.source(entry.site_id) for entry in federation.roster.sources}
+        training = config.training
+        if training.target.dp.noise_multiplier or training.source.dp.noise_multiplier:
+            reporter.note(TERMS)
+        try:
+            _Simulation(run, sources, federation.observers, delivers).run()
+        except BaseException as error:
+            folder.write_summary(federation.summary(run, error))
+            raise
+        summary = federation.summary(run, None)
+        folder.write_summary(summary)
+        return summary
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Federation:
+    """Builds the sites of one simulated federation."""
+
+    config: FederationConfig
+    folder: RunFolder
+    seed: int
+    reporter: Reporter
+    roster: Roster
+    keys: dict[str, Ed25519PrivateKey]
+    settings: AggregatorConfig
+    store: AggregatorStore
+    stores: ExitStack
+    observers: dict[int, MessageObserver]
+
+    @classmethod
+    def of(cls, config: FederationConfig, folder: RunFolder, seed: int, reporter: Reporter, stores: ExitStack) -> Self:
+        target = config.federation.target
+        keys = {site: Ed25519PrivateKey.generate() for site in (target, *config.federation.sources)}
+        roster = throwaway_roster(config.federation.name, keys)
+        sites = folder.path / SITES_FOLDER
+        kits = {site: sites / site for site in (target, *config.federation.sources)}
+        for note in make_ledgers(config, kits, seed):
+            reporter.note(note)
+        settings = AggregatorConfig(
+            aggregator=ProcessSection(kit=sites / target, out=folder.path, seed=seed),
+            task=config.task,
+            strategy=config.strategy,
+            training=config.training.target,
+            privacy=config.privacy,
+            session=config.session,
+            transport=config.transport,
+        )
+        store = stores.enter_context(closing(AggregatorStore(folder.path / "state.sqlite")))
+        return cls(config, folder, seed, reporter, roster, keys, settings, store, stores, {})
+
+    def aggregator(self, recording: RecordingReporter, meter: TrafficMeter) -> AggregatorRun:
+        target = self.config.federation.target
+        site = target_site(self.settings, self._member(target), meter.counts, self.store, secret=None)
+        self._show(target, (f"all sites in one process, on {site.trains_on}", *site.notes))
+        run = AggregatorRun(site, run_settings(self.settings, self.roster), self.store, recording)
+        self._record(site, run.run_id, meter)
+        return run
+
+    def summary(self, run: AggregatorRun, error: BaseException | None) -> Summary:
+        return summary_of(self.settings, run, self.store, self.roster, error)
+
+    def source(self, site_id: str) -> SourceRounds:
+        config = self.config
+        settings = SourceConfig(
+            source=self.settings.aggregator.model_copy(update={"kit": self.folder.site(site_id)}),
+            task=config.task,
+            training=config.training.source,
+            transport=config.transport,
+        )
+        policy, folder = site_policy(config, site_id), self.folder.site(site_id)
+        runs = RunBook(run_book_file(folder), policy.release)
+        store = self.stores.enter_context(closing(SourceStore(folder / "state.sqlite", runs)))
+        site = source_site(settings, policy, self._member(site_id), store, secret=None)
+        self._show(site_id, site.notes)
+        self._record(site)
+        return SourceRounds(site, _SiteRecorder(self.folder, site_id, self.reporter))
+
+    def _record(self, site: TargetSite | SourceSite, run: str | None = None, then: MessageObserver = ignore) -> None:
+        journal, own = site.witness.journal, site.signer.index
+        self.stores.callback(journal.close)
+        self.observers[own] = MessageRecorder(journal, self.roster, own, run=run, then=then)
+
+    def _show(self, site_id: str, notes: Iterable[str]) -> None:
+        for note in notes:
+            self.reporter.note(f"{site_id}: {note}")
+
+    def _member(self, site_id: str) -> Member:
+        return Member(self.roster, site_id, self.keys[site_id], encode)

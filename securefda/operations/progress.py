@@ -1,0 +1,58 @@
+"""How a run tells whoever watches where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.operations.records import RoundLine, SiteLine
+from securefda.protocol.messages import Header, Signed
+
+
+class Reporter(Protocol):
+    """Hears about a run as it goes on. Implementations show it; none may raise or block for long."""
+
+    def round_started(self, round_number: int, rounds: int) -> None:
+        """Round ``round_number`` of ``rounds`` begins; rounds count from 1."""
+
+    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+        """The run enters phase ``name``, or goes on waiting in it for these site ids."""
+
+    def round_finished(self, line: RoundLine) -> None:
+        """A round is over, finished or lost; ``line`` is its line of metrics.jsonl."""
+
+    def note(self, text: str) -> None:
+        """Something an operator should read: a site joined, left, refused; one line."""
+
+
+class SilentReporter:
+    """Shows nothing."""
+
+    def round_started(self, round_number: int, rounds: int) -> None:
+        """Ignore it."""
+
+    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+        """Ignore it."""
+
+    def round_finished(self, line: RoundLine) -> None:
+        """Ignore it."""
+
+    def note(self, text: str) -> None:
+        """Ignore it."""
+
+
+class SourceReporter(Protocol):
+    """Told what happens at a source, for its operator."""
+
+    def round_started(self, round_number: int, visibility: str, rule: str) -> None:
+        """A header was accepted."""
+
+    def round_finished(self, record: SiteLine) -> None:
+        """A result was accepted; ``record`` has the round, beta, samples, loss and clipped coordinates."""
+
+    def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
+        """The policy refused a header; the aggregator is told the key alone."""
+
+    def alarm(self, error: SecureFdaError) -> None:
+        """A check failed; the source goes on with the next header."""

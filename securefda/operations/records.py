@@ -1,0 +1,333 @@
+"""What a run writes down: the line of a round, the line of a site's own round, and the summary of the run."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from statistics import fmean, median
+from typing import (
+    Any,
+    Literal,
+    Protocol,
+    Required,  # typing's cannot be checked before Python 3.12
+)
+
+from typing_extensions import TypedDict
+
+from securefda import __version__
+from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.privacy.events import Budget
+from securefda.protocol.messages import Header, Signed, Visibility
+
+SCHEMA_VERSION = 4
+REPORTED_ROUNDS = 5
+"""The reported accuracy is the mean over this many last rounds, as in the paper's tables."""
+
+RunStatus = Literal["finished", "failed", "interrupted"]
+
+
+class SeenLine(TypedDict):
+    """What the aggregator learnt in a round of one set of sources: of their updates the sum, or the one update.
+
+    ``rows`` is how many they trained on together; ``loss`` and ``accuracy`` are the means over these rows, None where a
+    single source's policy keeps its own, and of everybody in a round in which one of them has none to give.
+    """
+
+    level: str
+    members: list[str]
+    rows: int
+    loss: float | None
+    accuracy: float | None
+
+
+class RoundLine(TypedDict, total=False):
+    """One line of ``metrics.jsonl``, written by the aggregator when a round ends.
+
+    ``seconds`` maps phase to wall-clock seconds and ``bytes_up``/``bytes_down`` source to bytes as seen by the
+    aggregator. ``mean_beta`` is the sample-weighted mean, 1 - w/n. ``refused`` maps source to policy key or check,
+    ``levels`` maps participant to what the aggregator was to see of it, and ``seen`` is what it did see.
+    ``target_update_to`` names the sources that were sent g_T, ``target_cosine`` is that of g_T and the update of the
+    model, and ``delta_errors`` maps rule to estimated error, in squared units of the parameters, where the rule of the
+    next round is chosen by it. ``target_epsilon`` is what the target's rows have cost with this round, where it trains
+    with DP-SGD. ``evaluated`` is there where accuracy, loss and metrics are those of a model of the target's own, which
+    ``model_digest`` does not name. ``emptied`` are the layers in which the sum of those at
+    ``sum`` is zero. A lost round keeps the last model and has no accuracy.
+    """
+
+    round: Required[int]
+    rule: str
+    accuracy: float
+    loss: float
+    metrics: dict[str, float]
+    evaluated: Literal["personal"]
+    mean_beta: float | None
+    target_cosine: float | None
+    delta_errors: dict[str, float]
+    target_epsilon: float
+    survivors: list[str]
+    levels: dict[str, str]
+    seen: list[SeenLine]
+    emptied: list[str]
+    target_update_to: list[str]
+    dropped: list[str]
+    refused: dict[str, str]
+    attempts: int
+    seconds: dict[str, float]
+    bytes_up: dict[str, int]
+    bytes_down: dict[str, int]
+    model_digest: str
+    status: Literal["finished", "lost"]
+
+
+class SiteLine(TypedDict, total=False):
+    """One line of a source's own ``metrics.jsonl``; it stays at that source.
+
+    ``loss`` is the mean over the round's training rows, None with DP-SGD; ``clipped`` is the number of coordinates that
+    the clip changed, ``capped`` and ``zeroed`` the number of layers that the energy rule scaled down, and to nothing. A
+    line with ``refused`` is of a header that this site's policy refused: the key, what was asked and what is allowed.
+    """
+
+    round: Required[int]
+    attempt: int
+    level: str
+    rule: str
+    capped: int
+    zeroed: int
+    refused: dict[str, str]
+    beta: float | None
+    samples: int
+    loss: float | None
+    clipped: int
+    epsilon: float
+
+
+def refused_line(refusal: PolicyRefusal, header: Signed[Header]) -> SiteLine:
+    """A source's own line of a header that its policy refused."""
+    body = header.body
+    asked = {"key": refusal.key, "asked": str(refusal.asked), "allowed": str(refusal.allowed)}
+    return SiteLine(round=body.round, attempt=body.attempt, rule=body.rule.rule, refused=asked)
+
+
+class Release(Protocol):
+    """One header with g_T that left the target, as the aggregator's store keeps it."""
+
+    @property
+    def update_digest(self) -> str:
+        """SHA-256 of the update, hex."""
+
+    @property
+    def recipients(self) -> Sequence[str]:
+        """Sources that it was sent to."""
+
+    @property
+    def noise(self) -> str:
+        """What it carried."""
+
+
+class EnergyRule(TypedDict):
+    """The energy rule of a run's settings. What it did to a part, only that part's source knows."""
+
+    kappa: float
+    granularity: str
+
+
+class TargetReleases(TypedDict):
+    """How often the target's update g_T left the target: headers in all, and those that each source was named in.
+
+    ``updates`` counts what differed among them: a second attempt of a round sends the same update again. ``noise`` is
+    what the releases carried, ``none`` or the name of a mechanism.
+    """
+
+    headers: int
+    updates: int
+    recipients: dict[str, int]
+    noise: str
+
+
+class PrivacySpent(TypedDict):
+    """What the target's rows have cost, over all rounds and runs that its ledger knows, and what they may cost."""
+
+    epsilon: float
+    limit: float
+    delta: float
+    accountant: str
+
+
+class Spread(TypedDict):
+    """Of figures of several rounds."""
+
+    smallest: float
+    median: float
+    largest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a run came to: the contents of ``summary.json``.
+
+    Attributes:
+        run_id: 32 hex digits.
+        task: its factory, ``package.module:Class``.
+        strategy: the strategy's settings by kebab-case key.
+        visibility: source id -> the level of the round in which the aggregator was to see most of it; for a source that
+            no round had, what the settings permit.
+        energy: the energy rule of the run; None where there is none.
+        target_releases: how often g_T was sent to sources.
+        target_privacy: what the target's rows have cost; None where it trains without noise.
+        target_cosine: of g_T and the update of the model, over the finished rounds that had both; None without one.
+        rounds_by_rule: rule -> finished rounds.
+        rounds: finished rounds; ``rounds_planned`` were asked for and ``rounds_lost`` given up.
+        target_accuracy: mean over the last five finished rounds, in [0, 1]; None without a finished round.
+        final_accuracy: of the last finished round.
+        evaluated: whose accuracy these are: ``personal``, of a model of the target's own, or ``global``.
+        seconds_by_phase: median over rounds, seconds.
+        bytes_up: source id -> bytes to the aggregator over the whole run; ``bytes_down`` the other way.
+        refusals: source id -> policy key or check -> number of rounds.
+        dropped: source id -> number of rounds in which it was dropped.
+        model_digest: SHA-256 of the final model, hex; empty without one.
+        status: how the run ended; ``error`` says why, where it did not finish.
+        versions: software name -> version.
+    """
+
+    run_id: str
+    task: str
+    strategy: Mapping[str, Any]
+    visibility: Mapping[str, str]
+    energy: EnergyRule | None
+    target_releases: TargetReleases
+    target_privacy: PrivacySpent | None
+    target_cosine: Spread | None
+    rounds_by_rule: Mapping[str, int]
+    rounds: int
+    rounds_planned: int
+    rounds_lost: int
+    target_accuracy: float | None
+    final_accuracy: float | None
+    seconds_by_phase: Mapping[str, float]
+    bytes_up: Mapping[str, int]
+    bytes_down: Mapping[str, int]
+    refusals: Mapping[str, Mapping[str, int]]
+    dropped: Mapping[str, int]
+    model_digest: str
+    status: RunStatus
+    evaluated: Literal["global", "personal"] = "global"
+    error: Mapping[str, str] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, ready for a JSON encoder."""
+        return asdict(self)
+
+
+def summarise(
+    lines: Iterable[RoundLine],
+    *,
+    run_id: str,
+    task: str,
+    strategy: Mapping[str, Any],
+    visibility: Mapping[str, str],
+    rounds_planned: int,
+    status: RunStatus,
+    error: SecureFdaError | None = None,
+    kappa: float = 0.0,
+    granularity: str = "layer",
+    releases: Sequence[Release] = (),
+    target_budget: Budget | None = None,
+) -> Summary:
+    """Make the summary of a run from its rounds. Of a round that was written twice, the later line counts.
+
+    Args:
+        lines: of the run's rounds.
+        run_id: and the others, as in `Summary`; ``visibility`` is what the settings permit of each source.
+        kappa: of the energy rule, 0 for none.
+        granularity: what it holds for, ``layer`` or ``model``.
+        releases: of g_T, in order.
+        target_budget: of the target's rows, where it trains with noise.
+    """
+    rounds = list({line["round"]: line for line in lines}.values())
+    finished = [line for line in rounds if line.get("status") == "finished"]
+    accuracies = [line["accuracy"] for line in finished if "accuracy" in line]
+    return Summary(
+        run_id=run_id,
+        task=task,
+        strategy=dict(strategy),
+        visibility={**visibility, **_most_seen(rounds)},
+        energy=EnergyRule(kappa=kappa, granularity=granularity) if kappa else None,
+        target_releases=_release_totals(releases),
+        target_privacy=None if target_budget is None else _spent(rounds, target_budget),
+        target_cosine=_spread([cosine for line in finished if (cosine := line.get("target_cosine")) is not None]),
+        rounds_by_rule=dict(Counter(line.get("rule", "") for line in finished)),
+        rounds=len(finished),
+        rounds_planned=rounds_planned,
+        rounds_lost=len(rounds) - len(finished),
+        target_accuracy=fmean(accuracies[-REPORTED_ROUNDS:]) if accuracies else None,
+        final_accuracy=accuracies[-1] if accuracies else None,
+        seconds_by_phase=_median_seconds(finished),
+        bytes_up=_total([line.get("bytes_up", {}) for line in rounds]),
+        bytes_down=_total([line.get("bytes_down", {}) for line in rounds]),
+        refusals=_count_refusals(rounds),
+        dropped=dict(Counter(site for line in rounds for site in line.get("dropped", []))),
+        model_digest=finished[-1].get("model_digest", "") if finished else "",
+        status=status,
+        evaluated="personal" if any("evaluated" in line for line in finished) else "global",
+        error=None if error is None else {"code": error.code, "message": str(error), "hint": error.hint},
+        versions=software_versions(),
+    )
+
+
+def software_versions() -> dict[str, str]:
+    """Versions of what a run's numbers depend on, read without importing any of it."""
+    installed = {name: metadata.version(name) for name in ("numpy", "torch")}
+    return {"securefda": __version__, "python": platform.python_version(), **installed}
+
+
+def _most_seen(rounds: Iterable[RoundLine]) -> dict[str, str]:
+    """Source id -> the level that hides least among those it was served at, also in rounds that were lost."""
+    least: dict[str, Visibility] = {}
+    for line in rounds:
+        for site, label in line.get("levels", {}).items():
+            level = Visibility[label.upper()]
+            least[site] = min(level, least.get(site, level))
+    return {site: level.label for site, level in least.items()}
+
+
+def _release_totals(releases: Sequence[Release]) -> TargetReleases:
+    return TargetReleases(
+        headers=len(releases),
+        updates=len({release.update_digest for release in releases}),
+        recipients=dict(sorted(Counter(site for release in releases for site in release.recipients).items())),
+        noise=", ".join(sorted({release.noise for release in releases})) or "none",
+    )
+
+
+def _spent(rounds: Sequence[RoundLine], budget: Budget) -> PrivacySpent:
+    spent = max((line["target_epsilon"] for line in rounds if "target_epsilon" in line), default=0.0)
+    return PrivacySpent(epsilon=spent, limit=budget.epsilon, delta=budget.delta, accountant=budget.accountant)
+
+
+def _spread(values: Sequence[float]) -> Spread | None:
+    return Spread(smallest=min(values), median=median(values), largest=max(values)) if values else None
+
+
+def _median_seconds(rounds: Sequence[RoundLine]) -> dict[str, float]:
+    phases = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}))
+    return {phase: median(line.get("seconds", {}).get(phase, 0.0) for line in rounds) for phase in phases}
+
+
+def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return dict(sorted(total.items()))
+
+
+def _count_refusals(rounds: Iterable[RoundLine]) -> dict[str, dict[str, int]]:
+    refusals: dict[str, Counter[str]] = {}
+    for line in rounds:
+        for site, key in line.get("refused", {}).items():
+            refusals.setdefault(site, Counter())[key] += 1
+    return {site: dict(keys) for site, keys in sorted(refusals.items())}

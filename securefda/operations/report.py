@@ -1,0 +1,432 @@
+"""``report.html``: one self-contained page about a run, made from its run folder alone.
+
+The part of a report that is about levels: what was seen of whom, g_T, how a rule was chosen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from securefda.errors import SecureFdaError
+from securefda.operations.records import REPORTED_ROUNDS, RoundLine
+from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
+from securefda.operations.summary_text import energy_text, levels_text, percent, releases_text, spent_text
+from securefda.operations.verdict import verdict
+
+_MOST_GROUPS = 24
+_NAMED_SITES = 8
+_NEARLY_PARALLEL = 0.9
+_IN_WORDS = {
+    "individual": "its own update, in clear",
+    "cohort": "the sum of their updates",
+    "sum": "one weighted sum, the rule already applied",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure of the page: heading, what it shows in words, and the SVG."""
+
+    heading: str
+    caption: str
+    svg: str
+
+
+def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
+    """The figures for which these rounds have something to show."""
+    makers = (_trained_chart, _cosine_chart, _errors_chart, _privacy_chart)
+    return [chart for maker in makers if (chart := maker(rounds))]
+
+
+def seen_rows(rounds: Sequence[RoundLine]) -> list[dict[str, str]]:
+    """A row for each set of sources of which the aggregator saw something: what, in which rounds, over how many rows.
+
+    Cohorts of other members are other sets; beyond two dozen sets, the last row counts the rest.
+    """
+    groups: dict[tuple[str, tuple[str, ...]], list[tuple[int, int]]] = {}
+    for line in rounds:
+        for seen in line.get("seen", []):
+            groups.setdefault((seen["level"], tuple(seen["members"])), []).append((line["round"], seen["rows"]))
+    rows = [
+        {
+            "level": level,
+            "members": listed(members, _NAMED_SITES),
+            "what": _IN_WORDS.get(level, ""),
+            "rounds": _ranges([number for number, _ in found]),
+            "rows": f"{round(median(count for _, count in found)):,}",
+        }
+        for (level, members), found in list(groups.items())[:_MOST_GROUPS]
+    ]
+    if len(groups) > _MOST_GROUPS:
+        more = f"and {len(groups) - _MOST_GROUPS} other sets, listed in metrics.jsonl"
+        rows.append({"level": "", "members": more, "what": "", "rounds": "", "rows": ""})
+    return rows
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Names with commas; of many, the first ones and how many there are in all."""
+    return ", ".join(names) if len(names) <= most else f"{', '.join(names[:3])} and others, {len(names)} in all"
+
+
+def cosine_sentence(rounds: Sequence[RoundLine]) -> str:
+    """What the cosine of g_T and the published change of the model says; empty where no round has one."""
+    values = [cosine for line in rounds if (cosine := line.get("target_cosine")) is not None]
+    if not values:
+        return ""
+    told = any(line.get("target_update_to") for line in rounds)
+    who = "Sources at sum saw g_T, and everybody" if told else "g_T itself stayed at the target; everybody"
+    middle = median(values)
+    seen = (
+        f"{who} sees how the model changes: nearly parallel to it (median cosine {middle:.2f}), so hiding g_T would "
+        "not hide what it tells of the target's rows."
+        if middle >= _NEARLY_PARALLEL
+        else f"{who} sees how the model changes: with a median cosine of {middle:.2f} that shows part of g_T only."
+    )
+    if any("target_epsilon" in line for line in rounds):
+        return f"{seen} The target trained with noise, which bounds what either tells of one of its rows."
+    return f"{seen} Neither carries noise, and only noise at the target would bound what they tell of its rows."
+
+
+def _trained_chart(rounds: Sequence[RoundLine]) -> Chart | None:
+    """Loss and accuracy at the sources, of those that the aggregator only knows as sums."""
+    from securefda.operations.figures import lines_figure
+
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for line in rounds:
+        for figure, mean in _means(line).items():
+            lines.setdefault(figure, []).append((line["round"], mean))
+    if not lines:
+        return None
+    caption = (
+        "Shown as sums: mean over the training rows of all sources under masks, summed inside the masked vector. No "
+        "source's own figure reached the aggregator."
+    )
+    return Chart("Training at the sources", caption, lines_figure(lines, "loss, accuracy", "trained"))
+
+
+def _means(line: RoundLine) -> dict[str, float]:
+    """Mean loss and accuracy by rows over everyone under masks."""
+    summed = [seen for seen in line.get("seen", []) if seen["level"] != "individual"]
+    told = {
+        "loss": [(seen["rows"], loss) for seen in summed if (loss := seen.get("loss")) is not None],
+        "accuracy": [(seen["rows"], share) for seen in summed if (share := seen.get("accuracy")) is not None],
+    }
+    totals = {figure: sum(rows for rows, _ in values) for figure, values in told.items()}
+    return {
+        figure: sum(rows * value for rows, value in values) / totals[figure]
+        for figure, values in told.items()
+        if totals[figure]
+    }
+
+
+def _cosine_chart(rounds: Sequence[RoundLine]) -> Chart | None:
+    from securefda.operations.figures import lines_figure
+
+    points = [(line["round"], cosine) for line in rounds if (cosine := line.get("target_cosine")) is not None]
+    if not points:
+        return None
+    lowest = min(value for _, value in points)
+    limits = (-0.03 if lowest >= 0 else -1.03, 1.03)  # a line that is nearly 1 all along shall look like it
+    figure = lines_figure({"cosine": points}, "cosine", "cosine", limits=limits)
+    return Chart("g_T and the published change of the model", cosine_sentence(rounds), figure)
+
+
+def _errors_chart(rounds: Sequence[RoundLine]) -> Chart | None:
+    """Estimated errors per rule, of strategy auto."""
+    from securefda.operations.figures import lines_figure
+
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for line in rounds:
+        for rule, error in line.get("delta_errors", {}).items():
+            lines.setdefault(rule, []).append((line["round"], error))
+    if not lines:
+        return None
+    used = Counter(line.get("rule", "") for line in rounds if line.get("status") == "finished")
+    counts = ", ".join(f"{rule} in {count}" for rule, count in used.most_common())
+    caption = f"The rule with the smallest one is that of the next round. Rounds: {counts}."
+    return Chart("Estimated errors", caption, lines_figure(lines, "squared error", "errors", logarithmic=True))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``1-4, 7`` for 1, 2, 3, 4, 7; many separate ones are only counted."""
+    ordered = sorted(set(numbers))
+    starts = [ordered[0], *(after for before, after in pairwise(ordered) if after != before + 1)]
+    ends = [*(before for before, after in pairwise(ordered) if after != before + 1), ordered[-1]]
+    if len(starts) > 4:
+        return f"{len(ordered)} rounds"
+    return ", ".join(f"{start}–{end}" if end > start else f"{start}" for start, end in zip(starts, ends, strict=True))
+
+
+def _privacy_chart(rounds: Sequence[RoundLine]) -> Chart | None:
+    """What the target's rows have cost after each round."""
+    from securefda.operations.figures import lines_figure
+
+    points = [(line["round"], line["target_epsilon"]) for line in rounds if line.get("target_epsilon") is not None]
+    if not points:
+        return None
+    caption = (
+        "Of one row of the target, added or removed, over all rounds and runs that its ledger knows. A source's own "
+        "epsilon is known to that source alone: securefda budget show."
+    )
+    return Chart("Privacy that the target has spent", caption, lines_figure({"epsilon": points}, "epsilon", "epsilon"))
+
+
+_TEMPLATE = "report.html.j2"
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_STATUS = {"finished": "finished", "failed": "ended early", "interrupted": "was interrupted"}
+
+
+@contextmanager
+def report_after(folder: Path) -> Iterator[None]:
+    """Write the report of ``folder`` when the block ends, however it ends, if there is anything to report.
+
+    Raises:
+        SecureFdaError: the report cannot be written. An error of the block is never hidden by that.
+    """
+    try:
+        yield
+    except (SecureFdaError, KeyboardInterrupt):
+        with suppress(SecureFdaError):
+            write_report(folder)
+        raise
+    write_report(folder)
+
+
+def write_report(folder: Path) -> Path | None:
+    """Write ``report.html`` into a run folder and return its path; None where there is no run yet.
+
+    Raises:
+        ConfigError: a file of the run is damaged.
+        SecureFdaError: the disk is full or the folder cannot be written.
+    """
+    if not any((folder / name).exists() for name in (METRICS_FILE, SUMMARY_FILE)):
+        return None
+    path = folder / REPORT_FILE
+    replace_file(path, render_report(read_run(folder)).encode("utf-8"))
+    return path
+
+
+def render_report(record: RunRecord) -> str:
+    """Return the page. It loads nothing, from no network: its own policy (CSP) forbids it."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("securefda.cli"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    rounds = list({line["round"]: line for line in record.rounds}.values())
+    summary = record.summary or {}
+    return environment.get_template(_TEMPLATE).render(
+        title=_title(summary, rounds),
+        ended=_ended(record.summary),
+        error=summary.get("error"),
+        verdict=verdict(summary) if summary.get("visibility") else (),
+        facts=_facts(summary),
+        tiles=_tiles(summary, rounds),
+        charts=_charts(record, rounds),
+        seen=seen_rows(rounds),
+        rows=[_row(line) for line in rounds],
+    )
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes with a binary unit, for example ``1.5 MiB``."""
+    scale, unit = _unit(count)
+    return f"{count / scale:.1f} {unit}" if scale > 1 else f"{count:.0f} B"
+
+
+def _unit(count: float) -> tuple[int, str]:
+    power = 0
+    while count >= 1024 ** (power + 1) and power + 1 < len(_UNITS):
+        power += 1
+    return 1024**power, _UNITS[power]
+
+
+def _title(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> str:
+    rule = summary.get("strategy", {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
+    task = str(summary.get("task", "")).rpartition(":")[2]
+    return " on ".join(part for part in (rule, task) if part) or "Run"
+
+
+def _ended(summary: Mapping[str, Any] | None) -> str:
+    if summary is None:
+        return "This run has not ended, or it was killed; the page shows the rounds so far."
+    done, planned, lost = (summary.get(key, 0) for key in ("rounds", "rounds_planned", "rounds_lost"))
+    text = f"The run {_STATUS.get(summary.get('status', ''), 'ended')}: {done} of {planned} rounds"
+    return f"{text}, {lost} lost." if lost else f"{text}."
+
+
+def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Everything else that identifies the run."""
+    strategy = [f"{key} = {value}" for key, value in (summary.get("strategy") or {}).items()]
+    releases, rules = summary.get("target_releases"), summary.get("rounds_by_rule") or {}
+    versions = [f"{name} {version}" for name, version in (summary.get("versions") or {}).items()]
+    refused = (summary.get("refusals") or {}).items()
+    refusals = [f"{site}: {key} ({count})" for site, keys in refused for key, count in keys.items()]
+    dropped = [f"{site} ({count})" for site, count in (summary.get("dropped") or {}).items()]
+    facts = [
+        ("Task", str(summary.get("task", ""))),
+        ("Strategy", ", ".join(strategy)),
+        ("Rounds by rule", ", ".join(f"{rule}: {count}" for rule, count in rules.items())),
+        ("Levels", levels_text(summary.get("visibility") or {})),
+        ("Energy rule", energy_text(summary["energy"]) if summary.get("energy") else ""),
+        ("g_T sent to sources", releases_text(releases) if releases else ""),
+        ("target's privacy", spent_text(privacy) if (privacy := summary.get("target_privacy")) else ""),
+        ("Refused (rounds)", ", ".join(refusals)),
+        ("Dropped (rounds)", ", ".join(dropped)),
+        ("Run", str(summary.get("run_id", ""))),
+        ("Model digest (SHA-256)", str(summary.get("model_digest", ""))),
+        ("Versions", ", ".join(versions)),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tuple[str, str]]:
+    seconds = [sum(line.get("seconds", {}).values()) for line in rounds]
+    sent = [sum(line.get("bytes_up", {}).values()) + sum(line.get("bytes_down", {}).values()) for line in rounds]
+    tiles = []
+    if summary.get("target_accuracy") is not None:
+        last = min(REPORTED_ROUNDS, len(_accuracies(rounds)))
+        tiles.append((percent(summary["target_accuracy"]), f"target accuracy, mean of the last {last} rounds"))
+    if _accuracies(rounds):
+        tiles.append((percent(_accuracies(rounds)[-1][1]), "accuracy after the last round"))
+    if any(seconds):
+        tiles.append((f"{sorted(seconds)[len(seconds) // 2]:.2f} s", "per round, median"))
+    if any(sent):
+        tiles.append((human_bytes(sum(sent)), "between the sources and the aggregator"))
+    return tiles
+
+
+def _accuracies(rounds: Sequence[RoundLine]) -> list[tuple[int, float]]:
+    """Accuracy of the finished rounds; a figure that was not finite was written as null and is left out."""
+    return [
+        (line["round"], line["accuracy"])
+        for line in rounds
+        if line.get("status") != "lost" and line.get("accuracy") is not None
+    ]
+
+
+def _charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
+    if not rounds:
+        return []
+    makers: tuple[Callable[[RunRecord, Sequence[RoundLine]], Chart | None], ...] = (
+        _accuracy_chart,
+        beta_chart,
+        _seconds_chart,
+        _bytes_chart,
+    )
+    return [*(chart for maker in makers if (chart := maker(record, rounds))), *level_charts(rounds)]
+
+
+def _accuracy_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
+    from securefda.operations.figures import accuracy_figure
+
+    points = _accuracies(rounds)
+    if not points:
+        return None
+    own = " The model is one of the target's own, not the common one." if any("evaluated" in r for r in rounds) else ""
+    caption = f"On the target's test split; dots mark the last {min(REPORTED_ROUNDS, len(points))} rounds.{own}"
+    return Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS))
+
+
+def beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
+    """The weights β: of each source where its own records are in the run folder, else their mean; None without any."""
+    from securefda.operations.figures import beta_figure
+
+    own = {
+        site: [(line["round"], beta) for line in lines if (beta := line.get("beta")) is not None]
+        for site, lines in sorted(record.sites.items(), key=lambda item: _natural(item[0]))
+    }
+    own = {site: points for site, points in own.items() if points}
+    if own:
+        caption = "Each source's own weight β against the target, from the sources' own records."
+        return Chart("β per source", caption, beta_figure(own))
+    mean = [(line["round"], beta) for line in rounds if (beta := line.get("mean_beta")) is not None]
+    if not mean:
+        return None
+    caption = "Mean by samples; the β of single sources are not known here."
+    if any("cohort" in line.get("levels", {}).values() for line in rounds):
+        caption = "Mean by samples, over the cohorts: the rule was evaluated on the mean of each."
+    return Chart("Mean β", caption, beta_figure({"mean": mean}))
+
+
+def _seconds_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
+    from securefda.operations.figures import seconds_figure
+
+    names = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}))
+    phases = {name: [line.get("seconds", {}).get(name, 0.0) for line in rounds] for name in names}
+    phases = {name: seconds for name, seconds in phases.items() if any(seconds)}
+    if not phases:
+        return None
+    figure = seconds_figure([line["round"] for line in rounds], phases)
+    return Chart("Seconds by phase", "Wall clock at the aggregator.", figure)
+
+
+def _bytes_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
+    from securefda.operations.figures import bytes_figure
+
+    up = _total(line.get("bytes_up", {}) for line in rounds)
+    down = _total(line.get("bytes_down", {}) for line in rounds)
+    sites = sorted({*up, *down}, key=_natural)
+    if not sites:
+        return None
+    ups, downs = ([counts[site] for site in sites] for counts in (up, down))
+    scale, unit = _unit(max(*ups, *downs))
+    figure = bytes_figure(sites, [count / scale for count in ups], [count / scale for count in downs], unit)
+    return Chart("Bytes per source", "Over the whole run, as the aggregator counted them.", figure)
+
+
+def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return total
+
+
+def _natural(site: str) -> list[tuple[int, str]]:
+    """Sort key that puts source-2 before source-10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", site)]
+
+
+def _row(line: RoundLine) -> dict[str, str]:
+    """A line of the table of rounds, as text."""
+    lost = line.get("status") == "lost"
+    remarks = ["lost"] if lost else []
+    if line.get("attempts", 1) > 1:
+        remarks.append(f"{line['attempts']} attempts")
+    if cohorts := [seen["members"] for seen in line.get("seen", []) if seen["level"] == "cohort"]:
+        remarks.append(f"cohorts of {_listed(str(len(members)) for members in cohorts)}")
+    if emptied := line.get("emptied"):
+        remarks.append(f"emptied {listed(emptied, 3)}")
+    remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
+    remarks.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())
+    return {
+        "round": str(line["round"]),
+        "rule": line.get("rule", ""),
+        "accuracy": "–" if lost else percent(line.get("accuracy")),
+        "loss": _number(line.get("loss"), 3),
+        "beta": _number(line.get("mean_beta"), 2),
+        "sources": str(len(line.get("survivors", []))),
+        "seconds": f"{sum(line.get('seconds', {}).values()):.2f}",
+        "remarks": ", ".join(remarks),
+    }
+
+
+def _listed(parts: Iterable[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _number(value: float | None, places: int) -> str:
+    return "–" if value is None else f"{value:.{places}f}"

@@ -1,0 +1,214 @@
+"""The run folder: what a run leaves behind, whole at every moment, also after a crash or on a full disk.
+
+``summary.json``, ``metrics.jsonl`` (a line per round), ``model.safetensors``, ``report.html``, and ``sites/SITE/``
+with what belongs to one site. A file is replaced as a whole, a line is appended as a whole; a reader never sees
+half of either.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from securefda.disk import write_file
+from securefda.errors import ConfigError, SecureFdaError
+from securefda.operations.records import RoundLine, SiteLine, Summary
+from securefda.parse import BeyondBounds, json_value
+
+SUMMARY_FILE = "summary.json"
+METRICS_FILE = "metrics.jsonl"
+MODEL_FILE = "model.safetensors"
+REPORT_FILE = "report.html"
+SITES_FOLDER = "sites"
+REFUSED_FOLDER = "refused"
+ROUND, _SITE, SUMMARY = TypeAdapter(RoundLine), TypeAdapter(SiteLine), TypeAdapter(Summary)
+"""The forms of what is in a run folder."""
+
+_FILE_MODE = 0o666  # less the umask
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class RunFolder:
+    """Writes one run folder. Opening an existing one goes on with it.
+
+    Raises:
+        SecureFdaError: from every method, where the disk is full or the folder cannot be written; what was written
+            before stays as it was.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _explaining(path):
+            path.mkdir(parents=True, exist_ok=True)
+
+    def site(self, site_id: str) -> Path:
+        """The folder of one site, made on demand."""
+        folder = self.path / SITES_FOLDER / site_id
+        with _explaining(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def has_rounds(self) -> bool:
+        """Whether a round has been written."""
+        return (self.path / METRICS_FILE).exists()
+
+    def append_round(self, line: RoundLine) -> None:
+        """Add a line to ``metrics.jsonl``; it is on the disk when this returns."""
+        append_line(self.path / METRICS_FILE, line)
+
+    def append_site_round(self, site_id: str, line: SiteLine) -> None:
+        """Add a line to a source's own ``metrics.jsonl``."""
+        append_line(self.site(site_id) / METRICS_FILE, line)
+
+    def keep_refused(self, site_id: str, line: SiteLine, header: bytes) -> None:
+        """Keep a header that a source's policy refused, and the line about it, among the source's own files."""
+        keep_refused(self.site(site_id), line, header)
+
+    def write_summary(self, summary: Summary) -> None:
+        """Replace ``summary.json``."""
+        text = json.dumps(_finite(summary.as_json()), indent=2, ensure_ascii=False, allow_nan=False)
+        self.write(SUMMARY_FILE, text.encode("utf-8") + b"\n")
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace the file ``name`` with ``data``, or leave it as it is."""
+        replace_file(self.path / name, data)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What a run folder holds: ``summary`` is None while the run goes on; ``sites`` are the sources' own lines."""
+
+    path: Path
+    summary: Mapping[str, Any] | None
+    rounds: tuple[RoundLine, ...]
+    sites: Mapping[str, tuple[SiteLine, ...]]
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run folder, finished or not.
+
+    Raises:
+        ConfigError: there is no run in ``path``, or a file in it is damaged.
+    """
+    if not (path / METRICS_FILE).exists() and not (path / SUMMARY_FILE).exists():
+        raise ConfigError(str(path), "is no run folder", hint=f"a run folder holds {METRICS_FILE}")
+    sites = {
+        file.parent.name: tuple(cast(list[SiteLine], _read_lines(file, _SITE)))
+        for file in sorted((path / SITES_FOLDER).glob(f"*/{METRICS_FILE}"))
+    }
+    rounds = cast(list[RoundLine], _read_lines(path / METRICS_FILE, ROUND))
+    return RunRecord(path, _read_summary(path / SUMMARY_FILE), tuple(rounds), sites)
+
+
+def keep_refused(folder: Path, line: SiteLine, header: bytes) -> None:
+    """Append the line of a refused header to a site's metrics, and keep its signed bytes for ``policy check``.
+
+    Of the headers that one key refused the last is kept, so that no aggregator can fill the disk with them.
+    """
+    append_line(folder / METRICS_FILE, line)
+    refused = folder / REFUSED_FOLDER
+    with _explaining(refused):
+        refused.mkdir(exist_ok=True)
+    replace_file(refused / f"{line['refused']['key']}.header", header)
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Append one JSON line and force it to the disk; a torn line that a crash left behind goes first.
+
+    Raises:
+        SecureFdaError: the disk is full or the file cannot be written; the file then ends with its last whole line.
+    """
+    data = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+    with _explaining(path), path.open("ab", buffering=0) as file:
+        whole = _whole_length(path)
+        if whole < file.tell():
+            file.truncate(whole)
+        try:
+            written = file.write(data)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+        except OSError:
+            if path.is_file():
+                file.truncate(whole)
+            raise
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file so that readers, and a machine that loses power, find the old contents or the new.
+
+    Raises:
+        SecureFdaError: the disk is full or the file cannot be written; the old contents stay.
+    """
+    with _explaining(path):
+        write_file(path, data, _FILE_MODE)
+
+
+@contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            hint = "free some space, then start again: what was written before is whole"
+            raise SecureFdaError(f"{path}: the disk is full", hint=hint) from error
+        hint = "name another folder with --out"
+        raise SecureFdaError(f"{path}: cannot be written: {error.strerror}", hint=hint) from error
+
+
+def _whole_length(path: Path) -> int:
+    """Length of the file up to and with its last line end, in bytes; 0 for what is no regular file."""
+    return path.read_bytes().rfind(b"\n") + 1 if path.is_file() else 0
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN: a figure that is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read_lines(path: Path, form: TypeAdapter[Any]) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end is a line that a crash tore
+    return [read_object(path, number, line, form) for number, line in enumerate(lines, start=1)]
+
+
+def _read_summary(path: Path) -> dict[str, Any] | None:
+    return read_object(path, 1, path.read_bytes(), SUMMARY) if path.exists() else None
+
+
+def read_object(path: Path, number: int, text: bytes, form: TypeAdapter[Any]) -> dict[str, Any]:
+    """Parse a line of a file of JSON lines, or a file that is one object, of this form.
+
+    Raises:
+        ConfigError: it is no object of the form, or holds what nothing here writes: nesting without end, say.
+    """
+    try:
+        value = json_value(text)
+    except BeyondBounds as error:
+        raise ConfigError(str(path), f"line {number} {error}") from error
+    except ValueError as error:
+        raise ConfigError(str(path), f"line {number} is not JSON") from error
+    if not isinstance(value, dict):
+        raise ConfigError(str(path), f"line {number} is not a JSON object")
+    try:
+        form.validate_json(text, strict=True)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            if detail["type"] != "float_type" or detail["input"] is not None:  # null is a figure that was not finite
+                key = ".".join(map(str, detail["loc"]))[:100]
+                raise ConfigError(str(path), f"line {number}: {key} is not as a run writes it") from None
+    return value

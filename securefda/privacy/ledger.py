@@ -1,0 +1,409 @@
+"""What was spent of a data set's privacy, over all runs and restarts: one SQLite file per site and data set.
+
+Reserve, train, commit. A round is charged in full before its first step; being killed, failing or trying again gives
+nothing back. Every change is on the disk (write-ahead log, ``synchronous=FULL``) before the call returns. Several
+processes may use one ledger: each change reads all rows, decides and writes under one lock, so that two cannot both
+spend the last of a budget.
+
+A ledger in doubt refuses: changed, shortened, older than it was, a copy, of other data. What finds this are the chain
+of rows (:mod:`securefda.privacy.ledger_storage`), the markers beside the file (:mod:`securefda.privacy.ledger_storage`) and, for
+whoever can rewrite both, the head that an audit log recorded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from securefda.errors import BudgetExhausted, ConfigError, TrainingError
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import Budget, DpEvent, delta_warning
+from securefda.privacy.ledger_storage import (
+    ACCEPT,
+    MEND_CHAIN,
+    MEND_SIGNATURE,
+    NO_ROWS,
+    DataSet,
+    Doubt,
+    Head,
+    Kind,
+    LedgerError,
+    LedgerState,
+    Row,
+    RowMarkers,
+    bound_to,
+    charged,
+    event_fields,
+    last_reset,
+    make_file,
+    number_of,
+    read_chain,
+    statement,
+)
+
+_SCHEMA_VERSION = 1
+_TABLE = "CREATE TABLE rows (number INTEGER PRIMARY KEY, body TEXT NOT NULL, digest BLOB NOT NULL)"
+_MAX_REASON = 500
+_USE_IT = "use it: securefda budget show --config FILE says what is spent"
+_PUT_BACK = f"put the newest copy back, then: {ACCEPT}"
+
+# Closing a file drops all locks of the process on it, so no two threads may have a ledger open.
+_ONE_AT_A_TIME = [threading.RLock()]
+os.register_at_fork(after_in_child=lambda: _ONE_AT_A_TIME.__setitem__(0, threading.RLock()))
+
+Sign = Callable[[bytes], bytes]
+"""Signs a statement with the site's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A round that is paid for; it may train now.
+
+    Attributes:
+        number: of its row in the ledger.
+        event: what was charged.
+        spent: epsilon with this round.
+        cost: what this round added.
+        warning: a line for the user, None where there is nothing to say.
+        head: the ledger's head with this row, for the audit log.
+    """
+
+    number: int
+    event: DpEvent
+    spent: float
+    cost: float
+    warning: str | None
+    head: Head
+
+
+class Ledger:
+    """The ledger of one data set; reads nothing until it is asked and holds nothing open between calls.
+
+    Args:
+        path: the file, made by :meth:`create`.
+        data: the data set as it is now.
+        known_head: what an audit log says of the ledger, if one does.
+        wait_s: how long to wait for another process that is writing.
+
+    Raises:
+        LedgerError: from every method: the ledger is missing, cannot be read or written, was changed, is a copy or
+            older than it was, is another data set's, or another process holds it. Nothing may train then.
+        ConfigError: from every method: the data have changed; ``clock``, where a method is given a time well before
+            the last row's.
+    """
+
+    def __init__(self, path: Path, data: DataSet, *, known_head: Head | None = None, wait_s: float = 30.0) -> None:
+        self._path = path
+        self._data = data
+        self._known_head = known_head
+        self._wait_s = wait_s
+        self._markers = RowMarkers(path)
+
+    @classmethod
+    def create(
+        cls, path: Path, data: DataSet, *, now: int, random_bytes: Callable[[int], bytes] = os.urandom
+    ) -> Ledger:
+        """Make the ledger of a data set that has never been trained on; its folder exists.
+
+        Raises:
+            LedgerError: there is one, or one was here and is gone.
+        """
+        markers = RowMarkers(path)
+        with _clear_errors(path, 0):
+            highest = markers.highest()
+            is_there = path.exists()
+            # A file without any marker is in doubt, and stays so: a marker made here would clear it.
+            if is_there and (highest is None or highest[0] > 0):
+                raise LedgerError(path, "exists already", hint=_USE_IT)
+            if highest is not None and highest[0] > 0:
+                raise LedgerError(path, f"was deleted after {highest[0]} rows", hint=_PUT_BACK)
+            markers.advance(NO_ROWS)
+            make_file(path)
+        _write_first_row(path, data, now, random_bytes(16).hex())
+        return cls(path, data)
+
+    def reserve(self, event: DpEvent, budget: Budget, *, now: int) -> Reservation:
+        """Charge a round before it trains. Every call charges: a second attempt costs as much as the first.
+
+        Args:
+            event: the whole round.
+            budget: what the policy allows now; all rounds since the last reset count against it.
+            now: Unix time in seconds.
+
+        Raises:
+            BudgetExhausted: the round would exceed the budget; nothing was charged.
+        """
+        # Without the lock at first: it takes seconds, which no other process has to wait for, and is remembered.
+        _before_and_after(self.events(), event, budget)
+        with self._changing() as state:
+            state.check(self._known_head, self._data, now)
+            before, after = _before_and_after(charged(state.rows), event, budget)
+            if after > budget.epsilon:
+                raise self._exhausted(event, budget, before, after)
+            paid = {
+                "accountant": budget.accountant,
+                "delta": repr(float(budget.delta)),
+                "limit": repr(float(budget.epsilon)),
+                "spent": repr(after),
+            }
+            state.append("reserved", now, {"event": event_fields(event), **paid})
+        warning = delta_warning(budget.delta, self._data.samples)
+        return Reservation(state.head.count, event, after, max(0.0, after - before), warning, state.head)
+
+    def require(self, event: DpEvent, budget: Budget) -> None:
+        """Refuse where :meth:`reserve` would refuse ``event``, and charge nothing. Errors as there."""
+        before, after = _before_and_after(self.events(), event, budget)
+        if after > budget.epsilon:
+            raise self._exhausted(event, budget, before, after)
+
+    def commit(self, reservation: Reservation, *, steps: int, now: int) -> Head:
+        """Write that a round is over; what it was charged stays, also where it took fewer steps.
+
+        Args:
+            reservation: as :meth:`reserve` returned it.
+            steps: how many noisy gradients there were.
+            now: Unix time in seconds.
+
+        Raises:
+            TrainingError: there were more steps than reserved. They are charged; nothing of the round may leave.
+            ValueError: there is no such reservation, or it was committed before; ``steps`` is below 0.
+        """
+        if steps < 0:
+            raise ValueError(f"steps must be at least 0, not {steps}")
+        with self._changing() as state:
+            state.check(self._known_head, self._data, now)
+            row = state.open_reservation(reservation.number, reservation.event)
+            state.append("committed", now, {"of": row.number, "steps": steps})
+            for why, event in _still_to_charge(state.rows, row, reservation.event, steps):
+                state.append("charged", now, {"of": row.number, "why": why, "event": event_fields(event)})
+        if steps > reservation.event.steps:
+            raise TrainingError(
+                f"round {reservation.event.round} took {steps} noisy steps where {reservation.event.steps} were paid "
+                "for; they are charged, and nothing of the round leaves"
+            )
+        return state.head
+
+    def accept(self, reason: str, sign: Sign, *, now: int) -> Head:
+        """Go on with this file, these data and this clock, by the site's word; what the file knows of stays spent.
+
+        For data that have changed, a file that was copied, and a clock that was wrong. The row is kept for ever. A
+        file whose chain is broken stays refused, and so does one whose folder knows of rows that it lacks: what they
+        cost would be given back.
+
+        Args:
+            reason: why, in words; 1 to 500 characters.
+            sign: signs a statement with the site's key.
+            now: Unix time in seconds.
+        """
+        return self._by_the_sites_word("accepted", reason, sign, now)
+
+    def reset(self, reason: str, sign: Sign, *, now: int) -> Head:
+        """As :meth:`accept`, and nothing counts as spent any more: rows that trained before lose their protection.
+
+        It goes on with a file that lacks rows, too, and says for ever how many.
+        """
+        return self._by_the_sites_word("reset", reason, sign, now)
+
+    def rows(self) -> tuple[Row, ...]:
+        """All rows, checked."""
+        with _connection(self._path, self._wait_s) as (database, number):
+            state = self._read(database, number)
+        state.check(self._known_head, self._data, None)
+        return state.rows
+
+    def events(self) -> tuple[DpEvent, ...]:
+        """The rounds that count against the budget: all since the last reset, finished or not."""
+        return charged(self.rows())
+
+    def spent(self, delta: float, accountant: str = "rdp") -> float:
+        """Epsilon of all rounds that count; arguments and ConfigError as :func:`securefda.privacy.accountants.epsilon`."""
+        return epsilon(self.events(), delta, accountant)
+
+    def head(self) -> Head:
+        """How many rows there are, and the digest of the last: for the audit log."""
+        last = self.rows()[-1]
+        return Head(last.number, last.digest)
+
+    def check_signatures(self, is_valid: Callable[[bytes, bytes], bool]) -> tuple[int, ...]:
+        """Check what the site signed.
+
+        A statement signs the chain up to it. So the last one speaks for those before it, which a site that has renewed
+        its keys signed with an older one.
+
+        Args:
+            is_valid: tells whether a statement and a signature are the site's.
+
+        Returns:
+            Numbers of the rows before it that reset or accept and are not signed with the site's present key.
+
+        Raises:
+            LedgerError: the last row that resets or accepts is not signed by it.
+        """
+        rows = self.rows()
+        pairs = [(before, row) for before, row in itertools.pairwise(rows) if row.is_statement]
+        ledger = rows[0].fields["ledger"]
+        unsigned = tuple(
+            row.number for before, row in pairs if not is_valid(_said(ledger, before, row), _signature(row))
+        )
+        if pairs and (last := pairs[-1][1]).number in unsigned:
+            what = f"row {last.number} ({last.kind}) is not signed with this site's key"
+            raise LedgerError(self._path, what, hint=MEND_SIGNATURE)
+        return unsigned
+
+    def _by_the_sites_word(self, kind: Kind, reason: str, sign: Sign, now: int) -> Head:
+        if not 1 <= len(reason.strip()) <= _MAX_REASON:
+            raise ConfigError("reason", f"must be 1 to {_MAX_REASON} characters, which stay in the ledger for ever")
+        with self._changing(overrule=True) as state:
+            state.check_owner(self._data)
+            if kind == "accepted":
+                state.check_complete()
+            fields: dict[str, Any] = {"reason": reason.strip(), "doubt": state.doubt}
+            fields |= bound_to(self._data, state.file)
+            said = statement(state.rows[0].fields["ledger"], kind, now, fields, state.head)
+            state.append(kind, now, fields | {"signature": sign(said).hex()}, keep_time=True)
+        return state.head
+
+    def _exhausted(self, event: DpEvent, budget: Budget, before: float, after: float) -> BudgetExhausted:
+        what = (
+            f"privacy budget of data set {self._data.name}, round {event.round} of run {event.run_id}, "
+            f"at delta {budget.delta:g} by {budget.accountant}"
+        )
+        hint = "more noise, fewer steps or a smaller sampling rate cost less: securefda budget plan"
+        return BudgetExhausted(before, budget.epsilon, max(0.0, after - before), what=what, hint=hint)
+
+    @contextmanager
+    def _changing(self, *, overrule: bool = False) -> Iterator[LedgerState]:
+        """Read, let the block decide and append, and commit; where the block raises, nothing has changed."""
+        with _connection(self._path, self._wait_s) as (database, number):
+            with _transaction(database):
+                state = self._read(database, number)
+                yield state
+            (self._markers.replace if overrule else self._markers.advance)(state.head)
+
+    def _read(self, database: sqlite3.Connection, number: str) -> LedgerState:
+        highest = self._markers.highest()  # before the rows: another process may be adding both
+        rows = _stored_rows(self._path, database)
+        return LedgerState(self._path, database, rows, number, self._markers.doubt(highest, rows))
+
+
+def fingerprints_of(path: Path, *, wait_s: float = 30.0) -> frozenset[str]:
+    """Fingerprints of all rows that the ledger at ``path`` is bound to or was. Raises LedgerError: it is unreadable."""
+    with _connection(path, wait_s) as (database, _):
+        rows = _stored_rows(path, database)
+    return frozenset(row.fields["fingerprint"] for row in rows if "fingerprint" in row.fields)
+
+
+def _stored_rows(path: Path, database: sqlite3.Connection) -> tuple[Row, ...]:
+    version = database.execute("PRAGMA user_version").fetchone()[0]
+    if version != _SCHEMA_VERSION:
+        hint = "use the release that made it, or put the newest copy back"
+        raise LedgerError(path, f"has schema version {version}, not {_SCHEMA_VERSION}", hint=hint)
+    # All of them: a query that is broken off would keep the connection open for as long as its error lives.
+    stored = database.execute("SELECT number, body, digest FROM rows ORDER BY number").fetchall()
+    try:
+        return read_chain(stored)
+    except ValueError as error:
+        raise LedgerError(path, str(error), hint=MEND_CHAIN) from error
+
+
+def _before_and_after(past: Sequence[DpEvent], event: DpEvent, budget: Budget) -> tuple[float, float]:
+    before = epsilon(past, budget.delta, budget.accountant)
+    return before, epsilon([*past, event], budget.delta, budget.accountant)
+
+
+def _said(ledger: str, before: Row, row: Row) -> bytes:
+    """What a row that resets or accepts would have signed."""
+    fields = {key: value for key, value in row.fields.items() if key != "signature"}
+    return statement(ledger, row.kind, row.time, fields, Head(before.number, before.digest))
+
+
+def _signature(row: Row) -> bytes:
+    try:
+        return bytes.fromhex(row.fields["signature"])
+    except (TypeError, ValueError):  # whoever wrote this row anew did not write hex
+        return b""
+
+
+def _still_to_charge(rows: Sequence[Row], row: Row, event: DpEvent, steps: int) -> Iterator[tuple[str, DpEvent]]:
+    """What a finished round has not been charged for since the last reset, and why."""
+    if steps > event.steps:
+        yield "more steps than reserved", replace(event, steps=steps - event.steps)
+    if row.number < last_reset(rows):
+        yield "finished after a reset", event
+
+
+def _write_first_row(path: Path, data: DataSet, now: int, ledger_id: str) -> None:
+    with _connection(path, 1) as (database, number):
+        database.execute("PRAGMA journal_mode = WAL")
+        with _transaction(database):
+            if database.execute("PRAGMA user_version").fetchone()[0]:
+                raise LedgerError(path, "exists already", hint=_USE_IT)
+            database.execute(_TABLE)
+            state = LedgerState(path, database, (), number, Doubt())
+            state.append("opened", now, {"ledger": ledger_id, **bound_to(data, number)})
+            database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        RowMarkers(path).advance(state.head)
+
+
+@contextmanager
+def _connection(path: Path, wait_s: float) -> Iterator[tuple[sqlite3.Connection, str]]:
+    """The file, opened for one call, and its number."""
+    with _ONE_AT_A_TIME[0], _clear_errors(path, wait_s):
+        if not path.is_file():
+            raise _missing(path)
+        number = number_of(path)
+        uri = f"{path.resolve().as_uri()}?mode=rw"
+        database = sqlite3.connect(uri, uri=True, timeout=wait_s, isolation_level=None)
+        try:
+            database.execute("PRAGMA synchronous = FULL")
+            database.execute("PRAGMA fullfsync = 1")  # macOS: its fsync leaves the data in the drive's cache
+            yield database, number
+        finally:
+            database.close()
+
+
+def _missing(path: Path) -> LedgerError:
+    highest = RowMarkers(path).highest() if path.parent.is_dir() else None
+    if highest is None or highest[0] == 0:
+        hint = "a data set that was never trained on gets one with: securefda budget init --config FILE"
+        return LedgerError(path, "is missing", hint=hint)
+    return LedgerError(path, f"was deleted after {highest[0]} rows", hint=_PUT_BACK)
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:  # SQLite has rolled back by itself where the disk is full
+            database.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def _clear_errors(path: Path, wait_s: float) -> Iterator[None]:
+    """Turn errors of SQLite and of the disk into one clear line."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", None)
+        if code == sqlite3.SQLITE_BUSY:
+            what = f"another process has been writing to it for {wait_s:g} seconds"
+            raise LedgerError(path, what, hint="wait for it, or stop it, and start again") from error
+        hint = "free disk space and check the permissions; if the file is damaged, put the newest copy back"
+        # Of a text that is not UTF-8 the message holds the text, and Python gives it no code.
+        not_text = code is None and isinstance(error, sqlite3.OperationalError)
+        what = f"cannot be used: {'a text in it is not UTF-8' if not_text else error}"
+        raise LedgerError(path, what, hint=hint) from error
+    except OSError as error:
+        hint = "check the folder, its permissions and the free disk space"
+        raise LedgerError(path, f"cannot be used: {error.strerror or error}", hint=hint) from error

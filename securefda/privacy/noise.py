@@ -1,0 +1,232 @@
+"""Gaussian noise from AES-256-CTR, under a key that the operating system gives for each draw.
+
+torch's generators play no part: whoever knows or sets their seed learns nothing of this noise and changes nothing.
+
+**Law.** Each value is half the sum of four standard normals (Holohan & Braghin, ESORICS 2021), computed in float64.
+They come from the Box-Muller transform, whose pair (r cos a, r sin a) goes to two *different* values: the sum of both
+halves would be one normal again, with its angle turned. So two values are made of four radii of 64 bits and four
+angles of 32 bits. To list all the ways in which a value can arise is beyond reach; for one float64 normal it is not.
+
+**Sum.** :meth:`NoiseSource.added_to` is what to release. Good noise does not help if a float32 gradient and float32
+noise are simply added: where they nearly cancel, the low bits of the sum tell the exponent of the gradient (Mironov
+2012; Jin et al. 2022). So the sum is made in float64 and rounded to a grid that only the standard deviation sets.
+
+What this is not: a proof of differential privacy in floating point, as a discrete Gaussian would allow; nor protection
+against whoever reads this process's memory, where noise and gradients both lie.
+
+Opacus' DP-SGD step with noise from a :class:`NoiseSource`. Import it where training needs it: it imports Opacus.
+
+Opacus draws noise from torch's generator, which a seed predicts; its ``secure_mode`` wants a package that no longer
+installs, and adds in the gradient's own type.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
+from torch import Tensor
+
+RandomBytes = Callable[[int], bytes]
+"""Source of random bytes: ``random_bytes(n)`` returns n of them. ``os.urandom`` in production."""
+
+KEY_BYTES = 32
+SAMPLES = 4
+"""Standard normals in each value."""
+
+PAIRS = 16 * 1024
+"""Box-Muller pairs made at a time: few calls of torch, yet it fits in a 1 MiB level-2 cache and stays on one thread."""
+
+LARGEST = 19.0
+"""No value is farther from zero than this many standard deviations; a true normal is with probability below 1e-79."""
+
+GRID_BITS = 20
+"""The grid of ``added_to`` is the power of two at or below the standard deviation, over 2 to this."""
+
+_RADIUS_BYTES, _ANGLE_BYTES = 8, 4
+_RADIANS_PER_STEP = math.pi / 2**31
+_SMALLEST_UNIFORM = torch.tensor(2.0**-65, dtype=torch.float64)  # keeps the logarithm finite when all 64 bits are zero
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseSource:
+    """Draws Gaussian noise; holds no key, no counter and no seed.
+
+    Each draw takes a new 32-byte key from ``random_bytes`` and forgets it. Hence nothing repeats after a restart, in a
+    copy of the process made by fork or in another thread, as long as ``random_bytes`` does not repeat itself.
+
+    Args:
+        random_bytes: where keys come from. Everything rests on it; anything but ``os.urandom`` is for tests.
+    """
+
+    random_bytes: RandomBytes = field(default=os.urandom, repr=False)
+
+    def normal(
+        self,
+        shape: Sequence[int],
+        std: float,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Return independent draws from N(0, std²), made on the host in float64 and rounded once to ``dtype``.
+
+        To hide a value, use :meth:`added_to`: adding this tensor in float32 leaks (see the module).
+
+        Args:
+            shape: of the result; may hold no element.
+            std: standard deviation, above zero.
+            dtype: a floating-point type.
+            device: where the result goes.
+
+        Raises:
+            ValueError: ``dtype`` is no floating-point type; ``std`` is zero, negative, not finite, or such that
+                ``dtype`` cannot hold the noise; ``random_bytes`` gave another number of bytes.
+        """
+        _check_std(std, dtype)
+        noise = torch.empty(tuple(shape), dtype=dtype)
+        flat = noise.view(-1)
+        for start, unit in self._blocks(flat.numel()):
+            flat[start : start + unit.numel()] = unit.mul_(std)
+        return noise.to(device)
+
+    def added_to(self, tensor: Tensor, std: float) -> Tensor:
+        """Return ``tensor`` plus independent N(0, std²), on a grid that says nothing of ``tensor``.
+
+        The sum is made on the host in float64, rounded to a multiple of :func:`grid_of` ``(std)``, then to the type of
+        ``tensor``. Whatever the tensor was, the result is such a multiple (before the last rounding).
+
+        Args:
+            tensor: dense, floating point, any device; unchanged.
+            std: standard deviation, above zero.
+
+        Returns:
+            A new tensor with the shape, type and device of ``tensor``, outside any autograd graph.
+
+        Raises:
+            ValueError: as for :meth:`normal`; ``tensor`` is sparse, or holds a value that is not finite, which no noise
+                hides.
+        """
+        _check_std(std, tensor.dtype)
+        if tensor.layout != torch.strided:
+            raise ValueError(f"noise is added to dense tensors, not to {tensor.layout}")
+        hidden = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        if not torch.isfinite(hidden).all():
+            raise ValueError("the tensor holds a value that is not finite, and no noise hides that")
+        flat, grid = hidden.view(-1), grid_of(std)
+        for start, unit in self._blocks(flat.numel()):
+            part = flat[start : start + unit.numel()]
+            part.copy_(unit.mul_(std).add_(part).mul_(1 / grid).round_().mul_(grid))
+        return hidden.to(tensor.device)
+
+    def _blocks(self, count: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield ``(start, values)`` up to ``count`` standard normals; the next block reuses the tensor of the last."""
+        if count == 0:
+            return
+        block = _Block(min(PAIRS, -(-count // 2)), _keystream(self.random_bytes))
+        for start in range(0, count, block.values.numel()):
+            block.renew()
+            yield start, block.values[: count - start]
+
+
+def grid_of(std: float) -> float:
+    """Return the spacing of the values that ``added_to`` returns: a power of two, at most ``std`` / 2^20."""
+    return math.ldexp(1.0, math.frexp(std)[1] - 1 - GRID_BITS)
+
+
+def _check_std(std: float, dtype: torch.dtype) -> None:
+    if not dtype.is_floating_point:
+        raise ValueError(f"noise is drawn in a floating-point type, not {dtype}")
+    limits = torch.finfo(dtype)
+    smallest = max(limits.tiny, torch.finfo(torch.float32).tiny)  # below it, float64 itself runs out on the grid
+    if not smallest <= std <= limits.max / LARGEST:  # also false for a std that is no number
+        raise ValueError(f"{dtype} cannot hold noise of standard deviation {std:g}")
+
+
+def _keystream(random_bytes: RandomBytes) -> CipherContext:
+    key = random_bytes(KEY_BYTES)
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"the random source returned {len(key)} bytes instead of {KEY_BYTES}")
+    return Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()  # one key, one stream: it starts at zero
+
+
+class _Block:
+    """Working memory of one draw: ``values`` holds 2 * ``pairs`` standard normals after each ``renew``."""
+
+    def __init__(self, pairs: int, keystream: CipherContext) -> None:
+        self._keystream = keystream
+        self._bits = bytearray(pairs * (_RADIUS_BYTES + _ANGLE_BYTES))
+        self._zeros = bytes(len(self._bits))
+        self._radius_bits = torch.frombuffer(self._bits, dtype=torch.int64, count=pairs)
+        self._angle_bits = torch.frombuffer(self._bits, dtype=torch.int32, offset=pairs * _RADIUS_BYTES)
+        self._radius, self._sine, self._cosine = torch.empty((3, pairs), dtype=torch.float64)
+        self.values = torch.empty(2 * pairs, dtype=torch.float64)
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        first, second = self.values.view(2, -1)
+        self.values.zero_()
+        for _ in range(SAMPLES):
+            self._keystream.update_into(self._zeros, self._bits)
+            self._transform()
+            first.addcmul_(self._radius, self._cosine)
+            second.addcmul_(self._radius, self._sine)
+
+    def _transform(self) -> None:
+        """Turn the bits into radii, already halved, and into sines and cosines of the angles."""
+        radius = self._radius.copy_(self._radius_bits).abs_()
+        torch.add(_SMALLEST_UNIFORM, radius, alpha=2.0**-63, out=radius)  # uniform on (0, 1], fine near zero
+        radius.log_().mul_(-0.5).sqrt_()  # sqrt(-2 log u) / 2
+        angle = self._sine.copy_(self._angle_bits).mul_(_RADIANS_PER_STEP)
+        torch.cos(angle, out=self._cosine)
+        angle.sin_()
+
+
+_KNOWN = (DPOptimizer, DPOptimizerFastGradientClipping)
+
+
+def take_noise_from(source: NoiseSource, optimizer: DPOptimizer) -> None:
+    """Make ``optimizer`` add noise of ``source`` in every step from now on; clipping and scaling stay Opacus' own.
+
+    The standard deviation is read in each step, as Opacus reads it: the noise multiplier of that moment times the
+    clip norm. A step whose noise cannot be made raises and changes no parameter.
+
+    Args:
+        source: where noise comes from.
+        optimizer: as ``PrivacyEngine.make_private`` returns it, for flat clipping in one process, with per-sample
+            gradients or with ghost clipping; changed in place, so a loss that refers to it stays valid.
+
+    Raises:
+        ValueError: another optimizer of Opacus (adaptive or per-layer clipping, several processes), which draws
+            noise in places of its own; or the noise multiplier or the clip norm is not above zero.
+    """
+    if type(optimizer) not in _KNOWN:
+        names = " and ".join(known.__name__ for known in _KNOWN)
+        raise ValueError(f"noise can be replaced in {names}, not in {type(optimizer).__name__}")
+    if not _std(optimizer) > 0:
+        raise ValueError("the noise multiplier and the clip norm must both be above zero")
+    optimizer.add_noise = partial(_add_noise, source, optimizer)
+
+
+def _std(optimizer: DPOptimizer) -> float:
+    # Ghost clipping with an adaptive norm keeps the multiplier that it draws with apart from the accounted one.
+    multiplier = getattr(optimizer, "_adjusted_noise_multiplier", optimizer.noise_multiplier)
+    return float(multiplier) * float(optimizer.max_grad_norm)
+
+
+def _add_noise(source: NoiseSource, optimizer: DPOptimizer) -> None:
+    for parameter in optimizer.params:
+        _check_processed_flag(parameter.summed_grad)  # refuses to use a sum of gradients twice
+    sums = [parameter.summed_grad.reshape(-1) for parameter in optimizer.params]
+    # One draw for all layers: most have few values, and each draw has its price.
+    noisy = source.added_to(torch.cat(sums), _std(optimizer))
+    for parameter, part in zip(optimizer.params, torch.split(noisy, [len(values) for values in sums]), strict=True):
+        parameter.grad = part.view_as(parameter)
+        _mark_as_processed(parameter.summed_grad)

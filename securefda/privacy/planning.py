@@ -1,0 +1,195 @@
+"""Before a run: which noise multiplier keeps it within a budget, which epsilon a noise multiplier costs, and its curve.
+
+All of it follows from the schedule alone, so a plan spends nothing. Rounds that were charged before can be given;
+the plan then goes on from them, as the ledger will.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from securefda.errors import ConfigError
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import Budget, DpEvent, delta_warning, require
+
+_UNIT = 0.001
+_LARGEST = 1_000_000
+_GROWTH = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How often a site's rows are used.
+
+    Attributes:
+        samples: rows of the data set, >= 1.
+        batch_size: expected rows per step, 1 to ``samples``.
+        epochs: passes over the rows per round, >= 1.
+        rounds: >= 1.
+
+    Raises:
+        ConfigError: a value outside these bounds; ``key`` is the kebab-case name.
+    """
+
+    samples: int
+    batch_size: int
+    epochs: int
+    rounds: int
+
+    def __post_init__(self) -> None:
+        for key in ("samples", "batch_size", "epochs", "rounds"):
+            value = getattr(self, key)
+            require(type(value) is int and value >= 1, key.replace("_", "-"), f"must be at least 1, not {value!r}")
+        fits = self.batch_size <= self.samples
+        require(fits, "batch-size", f"{self.batch_size} is larger than the data, which have {self.samples} rows")
+
+    @property
+    def sampling_rate(self) -> float:
+        """One over the batches of an epoch: what Opacus' ``PrivacyEngine`` makes of the batch size."""
+        return 1 / self._batches
+
+    @property
+    def steps_per_round(self) -> int:
+        """Noisy gradients of one round."""
+        return self.epochs * self._batches
+
+    @property
+    def _batches(self) -> int:
+        return -(-self.samples // self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run costs.
+
+    Attributes:
+        noise_multiplier: of every step.
+        sampling_rate: of every step.
+        steps_per_round: noisy gradients of one round.
+        delta: at which the epsilons hold.
+        accountant: ``"rdp"`` or ``"prv"``.
+        curve: epsilon after 0, 1, ... rounds, shape ``(rounds + 1,)``; the first is what was spent before.
+        warnings: lines for the user; empty where there is nothing to say.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    steps_per_round: int
+    delta: float
+    accountant: str
+    curve: tuple[float, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon after the last round, with all that was spent before."""
+        return self.curve[-1]
+
+    @property
+    def cost_per_round(self) -> tuple[float, ...]:
+        """What each round adds to epsilon, shape ``(rounds,)``."""
+        return tuple(after - before for before, after in zip(self.curve, self.curve[1:], strict=False))
+
+
+def plan_epsilon(
+    schedule: Schedule,
+    noise_multiplier: float,
+    delta: float,
+    *,
+    accountant: str = "rdp",
+    past: Sequence[DpEvent] = (),
+) -> Plan:
+    """Return what ``schedule`` costs with this noise multiplier.
+
+    Args:
+        schedule: the rounds that are planned.
+        noise_multiplier: > 0.
+        delta: in (0, 1); one that is not below 1/samples gives a warning.
+        accountant: ``"rdp"`` or ``"prv"``.
+        past: rounds over the same data set that are charged already.
+
+    Raises:
+        ConfigError: a value is out of bounds; ``key`` names it.
+    """
+    round_event = _event(schedule, noise_multiplier)
+    curve = tuple(
+        epsilon([*past, *_rounds(round_event, number)], delta, accountant) for number in range(schedule.rounds + 1)
+    )
+    warning = delta_warning(delta, schedule.samples)
+    warnings = () if warning is None else (warning,)
+    steps = schedule.steps_per_round
+    return Plan(noise_multiplier, schedule.sampling_rate, steps, delta, accountant, curve, warnings)
+
+
+def plan_noise(schedule: Schedule, budget: Budget, *, past: Sequence[DpEvent] = ()) -> Plan:
+    """Return the plan with the smallest noise multiplier, in steps of 0.001, that stays within ``budget``.
+
+    Args:
+        schedule: the rounds that are planned.
+        budget: what may be spent in all, ``past`` included.
+        past: rounds over the same data set that are charged already.
+
+    Raises:
+        ConfigError: no noise multiplier up to 1000 does.
+    """
+    guess = _smallest(lambda units: _fits(schedule, units, budget, past, "rdp"), 1000)
+    if budget.accountant != "rdp":  # RDP's answer is near and quick
+        guess = _smallest(lambda units: _fits(schedule, units, budget, past, budget.accountant), guess or _LARGEST)
+    if guess is None:
+        raise ConfigError(
+            "dp.target-epsilon",
+            f"{budget.epsilon:g} cannot be kept over {schedule.rounds} rounds with any noise multiplier up to "
+            f"{_LARGEST * _UNIT:g}; spent before: {epsilon(past, budget.delta, budget.accountant):.4f}",
+            hint="plan fewer rounds or epochs, or ask the owner of the data for a larger epsilon",
+        )
+    return plan_epsilon(schedule, _noise(guess), budget.delta, accountant=budget.accountant, past=past)
+
+
+def rounds_within(schedule: Schedule, noise_multiplier: float, budget: Budget, *, past: Sequence[DpEvent] = ()) -> int:
+    """Return how many of ``schedule``'s rounds the budget pays for, 0 to ``schedule.rounds``. Raises ConfigError."""
+    event = _event(schedule, noise_multiplier)
+    low, high = 0, schedule.rounds + 1  # low is paid for, high is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        cost = epsilon([*past, *_rounds(event, middle)], budget.delta, budget.accountant)
+        low, high = (middle, high) if cost <= budget.epsilon else (low, middle)
+    return low
+
+
+def _fits(schedule: Schedule, units: int, budget: Budget, past: Sequence[DpEvent], accountant: str) -> bool:
+    events = [*past, *_rounds(_event(schedule, _noise(units)), schedule.rounds)]
+    return epsilon(events, budget.delta, accountant) <= budget.epsilon
+
+
+def _smallest(fits: Callable[[int], bool], guess: int) -> int | None:
+    """Smallest number in [1, _LARGEST] that fits, where larger ones fit too; None where none does."""
+    high = guess
+    low = 0  # does not fit; 0 is no noise
+    while not fits(high):
+        if high >= _LARGEST:
+            return None
+        low, high = high, min(_LARGEST, math.ceil(high * _GROWTH))
+    while low == 0 and high > 1:
+        below = max(1, int(high / _GROWTH))
+        if not fits(below):
+            low = below
+        else:
+            high = below
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _noise(units: int) -> float:
+    return round(units * _UNIT, 3)
+
+
+def _event(schedule: Schedule, noise_multiplier: float) -> DpEvent:
+    return DpEvent("plan", 1, 0, noise_multiplier, schedule.sampling_rate, schedule.steps_per_round, 1.0)
+
+
+def _rounds(event: DpEvent, number: int) -> list[DpEvent]:
+    return [replace(event, steps=event.steps * number)] if number else []

@@ -1,0 +1,482 @@
+"""The aggregator's side of a session: it relays, adds up what is masked and opens nothing but the sum.
+
+One frozen type per phase. ``add_*`` takes one source's message and returns the phase with it; ``close_*`` ends the
+phase with whoever answered and returns the next one with what to send. An honest aggregator checks too: a source
+that lies is named, and nothing of its message is kept.
+
+What the aggregator keeps throughout a session: who it is, the header, and whose messages it admits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import numpy as np
+
+from securefda.errors import FaultySourceError, QuorumLost
+from securefda.protocol import agreement
+from securefda.protocol.agreement import KeyAgreementError
+from securefda.protocol.checks import envelope_fault, quantisation, row_bytes, row_fault, row_readers
+from securefda.protocol.cohorts import able_to_open, cohorts_of, nonce_fits, quorum_of
+from securefda.protocol.fixed_point import Decoded, RangeAlarm
+from securefda.protocol.masking import RingVector, accumulate, unmask
+from securefda.protocol.messages import (
+    Advertise,
+    Body,
+    BodyT,
+    Consistency,
+    DeliveredBox,
+    Header,
+    KeyList,
+    MaskedInput,
+    MasterShare,
+    SelfMaskShare,
+    ShareBundle,
+    ShareDelivery,
+    Signed,
+    Signer,
+    Survivor,
+    Survivors,
+    SurvivorSignature,
+    Unmask,
+)
+from securefda.protocol.roster import Roster
+from securefda.protocol.secret import Secret
+from securefda.protocol.transcript import header_context, key_list_context, members_context, survivors_digest
+from securefda.protocol.unmasking import OpenedSecrets, UnopenedError, open_secrets
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatorSession:
+    """What stays the same during one session; ``threads`` share the work of taking masks off."""
+
+    signer: Signer
+    roster: Roster
+    header: Signed[Header]
+    threads: int = 1
+
+    @property
+    def ctx(self) -> bytes:
+        """SHA-256 of the signed header."""
+        return header_context(self.header)
+
+    @property
+    def threshold(self) -> int:
+        """t, fixed by the header."""
+        return self.header.body.threshold
+
+    def sign(self, context: bytes, body: BodyT) -> Signed[BodyT]:
+        """Sign a message of this session."""
+        return self.signer.sign(self.header.envelope.session_id, context, body)
+
+    def name(self, index: int) -> str:
+        """Site id of a roster index."""
+        return self.roster.by_index(index).site_id
+
+    def admit(
+        self,
+        signed: Signed[Body],
+        context: bytes,
+        members: Collection[int],
+        done: Collection[int],
+        kind: type | None = None,
+    ) -> None:
+        """Refuse a message that its sender may not send here, or not again, or that is not the ``kind`` waited for.
+
+        Raises:
+            FaultySourceError: SENDER, DUPLICATE, TYPE, SUITE, SESSION, CONTEXT or SIGNATURE.
+        """
+        sender = signed.sender
+        if sender not in members:
+            raise FaultySourceError(self._known_name(sender), "SENDER", f"{signed.type_name} from outside the phase")
+        if sender in done:
+            raise FaultySourceError(self.name(sender), "DUPLICATE", signed.type_name)
+        session_id = self.header.envelope.session_id
+        fault = envelope_fault(
+            signed, roster=self.roster, sender=sender, session_id=session_id, context=context, kind=kind
+        )
+        if fault:
+            raise FaultySourceError(self.name(sender), fault, signed.type_name)
+
+    def require_quorum(self, phase: str, have: Collection[int], of: Collection[int]) -> None:
+        """Refuse to go on with fewer than t sources.
+
+        Raises:
+            QuorumLost: with the names of those that are missing.
+        """
+        if len(have) < self.threshold:
+            missing = [self.name(index) for index in sorted(set(of) - set(have))]
+            raise QuorumLost(phase, self.threshold, [self.name(index) for index in sorted(have)], missing)
+
+    def _known_name(self, index: int) -> str:
+        return self.name(index) if index < len(self.roster.entries) else f"index {index}"
+
+
+Totals = Mapping[frozenset[int], RingVector]
+"""The running sum of each cohort, in the order of the cohorts."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingKeys:
+    """R0: waits for Advertise of U0."""
+
+    session: AggregatorSession
+    received: Mapping[int, Signed[Advertise]]
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that have not answered."""
+        return frozenset(self.session.header.body.masked) - set(self.received)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingShares:
+    """R1: waits for the share boxes of U1."""
+
+    session: AggregatorSession
+    ctx1: bytes
+    u1: Mapping[int, Advertise]
+    received: Mapping[int, Signed[ShareBundle]]
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that have not answered."""
+        return frozenset(self.u1) - set(self.received)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingInputs:
+    """R2: adds masked inputs of U2 to their cohort's running sum as they come; no other vector is kept."""
+
+    session: AggregatorSession
+    ctx2: bytes
+    u1: Mapping[int, Advertise]
+    totals: Totals
+    received: Mapping[int, Signed[MaskedInput]]
+
+    @property
+    def u2(self) -> frozenset[int]:
+        """Whoever shared."""
+        return frozenset().union(*self.totals)
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that have not answered."""
+        return self.u2 - set(self.received)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingSignatures:
+    """R3: waits for the survivors' signatures over one pair of lists."""
+
+    session: AggregatorSession
+    ctx2: bytes
+    u1: Mapping[int, Advertise]
+    lists: Survivors
+    inputs: tuple[Signed[MaskedInput], ...]
+    received: Mapping[int, Signed[SurvivorSignature]]
+    totals: Totals
+
+    @property
+    def survivors(self) -> frozenset[int]:
+        """U3."""
+        return frozenset(item.index for item in self.lists.survivors)
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that have not answered."""
+        return self.survivors - set(self.received)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingUnmask:
+    """R4: waits for unmasking shares of those that signed in R3."""
+
+    session: AggregatorSession
+    ctx2: bytes
+    u1: Mapping[int, Advertise]
+    lists: Survivors
+    asked: frozenset[int]
+    received: Mapping[int, Unmask]
+    totals: Totals
+
+    @property
+    def survivors(self) -> frozenset[int]:
+        """U3."""
+        return frozenset(item.index for item in self.lists.survivors)
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that have not answered."""
+        return self.asked - set(self.received)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSum:
+    """The sum over the survivors of one cohort, and what it decodes to."""
+
+    survivors: frozenset[int]
+    decoded: Decoded
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The sums are open, one per cohort that was not given up, and so is from which sources wrong shares came.
+
+    ``sum_digest`` is SHA-256 of the sums' ring vectors, one after the other.
+    """
+
+    session: AggregatorSession
+    ctx2: bytes
+    survivors: frozenset[int]
+    dropped: frozenset[int]
+    sums: tuple[OpenedSum, ...]
+    sum_digest: bytes
+    faults: tuple[FaultySourceError, ...]
+
+
+Collecting = CollectingKeys | CollectingShares | CollectingInputs | CollectingSignatures | CollectingUnmask
+
+
+def open_session(session: AggregatorSession) -> CollectingKeys:
+    """The header is published; R0 begins."""
+    return CollectingKeys(session, {})
+
+
+def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> CollectingKeys:
+    """R0: a source's keys.
+
+    Raises:
+        FaultySourceError: the envelope is not right, a key repeats one of another source (KEY_DUPLICATE), or a key
+            gives no shared secret (KEY_INVALID), or a commitment to an energy row is missing or not asked for
+            (KEY_ROW): every other source would refuse to go on with them.
+    """
+    session = state.session
+    header = session.header.body
+    session.admit(signed, session.ctx, header.masked, state.received, Advertise)
+    known = {key for item in state.received.values() for key in (item.body.mask_key, item.body.box_key)}
+    if {signed.body.mask_key, signed.body.box_key} & known or signed.body.mask_key == signed.body.box_key:
+        raise FaultySourceError(session.name(signed.sender), "KEY_DUPLICATE")
+    try:
+        for key in (signed.body.mask_key, signed.body.box_key):
+            agreement.check_public_key(key)
+    except KeyAgreementError as error:
+        raise FaultySourceError(session.name(signed.sender), "KEY_INVALID", str(error)) from None
+    fault = row_fault(signed.sender, signed.body, header)
+    if fault:
+        raise FaultySourceError(session.name(signed.sender), "KEY_ROW", fault)
+    return replace(state, received={**state.received, signed.sender: signed})
+
+
+def close_keys(state: CollectingKeys) -> tuple[CollectingShares, Signed[KeyList]]:
+    """R0': U1 is whoever advertised.
+
+    Raises:
+        QuorumLost: fewer than t sources.
+    """
+    session = state.session
+    session.require_quorum("R0 advertise", state.received, session.header.body.masked)
+    items = tuple(state.received[index] for index in sorted(state.received))
+    ctx1 = key_list_context(session.ctx, items)
+    u1 = {item.sender: item.body for item in items}
+    return CollectingShares(session, ctx1, u1, {}), session.sign(session.ctx, KeyList(items))
+
+
+def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> CollectingShares:
+    """R1: a source's boxes, exactly one for each other member of U1.
+
+    Raises:
+        FaultySourceError: the envelope is not right, the recipients are not (SHARE_RECIPIENTS), or the nonce is not
+            the one of R0 (SHARE_NONCE), or a box is none by its length (SHARE_BOX).
+    """
+    state.session.admit(signed, state.ctx1, state.u1, state.received, ShareBundle)
+    recipients = [box.peer for box in signed.body.boxes]
+    if sorted(recipients) != sorted(set(state.u1) - {signed.sender}):
+        raise FaultySourceError(state.session.name(signed.sender), "SHARE_RECIPIENTS")
+    header = state.session.header.body
+    readers, row = row_readers(header, signed.sender), row_bytes(header)
+    if any(len(box.box) != agreement.BOX_BYTES + row * (box.peer in readers) for box in signed.body.boxes):
+        raise FaultySourceError(state.session.name(signed.sender), "SHARE_BOX", "a box of another length")
+    committed = state.u1[signed.sender].nonce_commitment
+    if not nonce_fits(signed.body.nonce, committed, owner=signed.sender, ctx=state.session.ctx):
+        raise FaultySourceError(state.session.name(signed.sender), "SHARE_NONCE")
+    return replace(state, received={**state.received, signed.sender: signed})
+
+
+def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, Signed[ShareDelivery]]]:
+    """R1: U2 is whoever shared, but for levels that are left with too few for a sum; each gets the others' boxes.
+
+    Raises:
+        QuorumLost: fewer than t sources, or fewer at levels with enough for a sum.
+    """
+    session, header = state.session, state.session.header.body
+    session.require_quorum("R1 shares", state.received, state.u1)
+    u2 = able_to_open(header, state.received)
+    session.require_quorum("R1 shares", u2, state.u1)
+    inbox: dict[int, list[DeliveredBox]] = {index: [] for index in sorted(u2)}
+    for sender in sorted(u2):
+        bundle = state.received[sender].body
+        for box in bundle.boxes:
+            if box.peer in u2:
+                inbox[box.peer].append(DeliveredBox(sender, box.box, bundle.nonce))
+    deliveries = {index: session.sign(state.ctx1, ShareDelivery(tuple(boxes))) for index, boxes in inbox.items()}
+    nonces = {index: state.received[index].body.nonce for index in u2}
+    cohorts = cohorts_of(header, state.ctx1, nonces)
+    totals = {cohort: _ring_view(bytearray(input_bytes(header)), header.modulus_bits) for cohort in cohorts}
+    return CollectingInputs(session, members_context(state.ctx1, u2), state.u1, totals, {}), deliveries
+
+
+def _ring_view(buffer: bytes | bytearray | memoryview, modulus_bits: int) -> RingVector:
+    return np.frombuffer(buffer, np.dtype("<u4")) if modulus_bits == 32 else np.frombuffer(buffer, np.dtype("<u8"))
+
+
+def input_bytes(header: Header) -> int:
+    """Length of a masked input in bytes; the aggregator accepts no other."""
+    encoding = quantisation(header)
+    return encoding.length * encoding.dtype.itemsize
+
+
+def add_input(
+    state: CollectingInputs, signed: Signed[MaskedInput], vector: bytes | bytearray | memoryview
+) -> CollectingInputs:
+    """R2: adds a masked input to the running sum of its cohort, in place; ``vector`` is not kept.
+
+    Raises:
+        FaultySourceError: the envelope is not right, or the vector is not the one that was signed (INPUT_LENGTH,
+            INPUT_DIGEST). The sum is unchanged then.
+    """
+    session = state.session
+    session.admit(signed, state.ctx2, state.u2, state.received, MaskedInput)
+    name = session.name(signed.sender)
+    total = next(total for cohort, total in state.totals.items() if signed.sender in cohort)
+    if not len(vector) == signed.body.length_bytes == total.nbytes:
+        raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes, not {total.nbytes}")
+    if sha256(vector).digest() != signed.body.digest:
+        raise FaultySourceError(name, "INPUT_DIGEST")
+    masked = _ring_view(vector, session.header.body.modulus_bits)
+    accumulate(total, masked)
+    return replace(state, received={**state.received, signed.sender: signed})
+
+
+def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[Survivors]]:
+    """R3: U3 is whoever delivered in time; the others are dropped, and a late input is discarded.
+
+    A cohort of which fewer than its quorum delivered is given up: its members count as dropped, and nobody can open
+    what they sent, since their self masks stay closed.
+
+    Raises:
+        QuorumLost: fewer than t sources, or fewer in the cohorts that are left.
+    """
+    session, header = state.session, state.session.header.body
+    session.require_quorum("R2 masked input", state.received, state.u2)
+    delivered = [cohort & set(state.received) for cohort in state.totals]
+    whole = [members for members in delivered if members and len(members) >= quorum_of(header, members)]
+    survivors: frozenset[int] = frozenset().union(*whole)
+    session.require_quorum("R2 masked input", survivors, state.u2)
+    inputs = tuple(state.received[index] for index in sorted(survivors))
+    alive = tuple(Survivor(item.sender, item.body.digest) for item in inputs)
+    lists = Survivors(alive, tuple(sorted(state.u2 - survivors)))
+    following = CollectingSignatures(session, state.ctx2, state.u1, lists, inputs, {}, state.totals)
+    return following, session.sign(state.ctx2, lists)
+
+
+def add_signature(state: CollectingSignatures, signed: Signed[SurvivorSignature]) -> CollectingSignatures:
+    """R3: a survivor's signature over the lists.
+
+    Raises:
+        FaultySourceError: the envelope is not right, or it signed other lists (SURVIVORS_DIGEST).
+    """
+    state.session.admit(signed, state.ctx2, state.survivors, state.received, SurvivorSignature)
+    if signed.body.survivors_digest != survivors_digest(state.ctx2, state.lists):
+        raise FaultySourceError(state.session.name(signed.sender), "SURVIVORS_DIGEST")
+    return replace(state, received={**state.received, signed.sender: signed})
+
+
+def close_signatures(state: CollectingSignatures) -> tuple[CollectingUnmask, Signed[Consistency]]:
+    """R3': shows every survivor that the others signed the same lists, and that each signed its input in this view.
+
+    Raises:
+        QuorumLost: fewer than t signatures.
+    """
+    session = state.session
+    session.require_quorum("R3 consistency", state.received, state.survivors)
+    items = tuple(state.received[index] for index in sorted(state.received))
+    following = CollectingUnmask(
+        session, state.ctx2, state.u1, state.lists, frozenset(state.received), {}, state.totals
+    )
+    return following, session.sign(state.ctx2, Consistency(items, state.inputs))
+
+
+def add_unmask(state: CollectingUnmask, signed: Signed[Unmask]) -> CollectingUnmask:
+    """R4: a survivor's shares, one per member of U2 and each of the kind that R3 fixed.
+
+    Raises:
+        FaultySourceError: the envelope is not right, or the shares are not those that were asked for (UNMASK_SHARES).
+    """
+    state.session.admit(signed, state.ctx2, state.asked, state.received, Unmask)
+    own = {share.owner for share in signed.body.shares if isinstance(share, SelfMaskShare)}
+    master = {share.owner for share in signed.body.shares if isinstance(share, MasterShare)}
+    if own != state.survivors or master != set(state.lists.dropped):
+        raise FaultySourceError(state.session.name(signed.sender), "UNMASK_SHARES")
+    return replace(state, received={**state.received, signed.sender: signed.body})
+
+
+def close_unmask(state: CollectingUnmask) -> Opened:
+    """R4: reconstructs, checks every secret against its commitment, takes the masks off and decodes.
+
+    Raises:
+        QuorumLost: fewer than t answers.
+        FaultySourceError: SHARE_COMMITMENT where a secret cannot be opened to what its owner committed to, or
+            RANGE where the sum lies outside what honest inputs reach (no single source can be named then).
+    """
+    session = state.session
+    session.require_quorum("R4 unmask", state.received, state.asked)
+    try:
+        opened = open_secrets(state.received, state.u1, session.ctx, session.threshold)
+    except UnopenedError as error:
+        detail = "its secret does not open: it dealt wrong shares, or holders sent wrong ones"
+        raise FaultySourceError(session.name(error.owner), "SHARE_COMMITMENT", detail) from None
+    sums = tuple(_open_sum(state, opened, cohort) for cohort in state.totals if cohort & state.survivors)
+    digest = sha256()
+    for cohort, total in state.totals.items():
+        if cohort & state.survivors:
+            digest.update(total.data)
+    dropped, faults = frozenset(state.lists.dropped), _faults(session, opened)
+    return Opened(session, state.ctx2, state.survivors, dropped, sums, digest.digest(), faults)
+
+
+def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[int]) -> OpenedSum:
+    """Take the masks off one cohort's sum, in place, and decode it."""
+    session, survivors = state.session, cohort & state.survivors
+    self_seeds = {
+        index: agreement.self_seed(opened.self_secrets[index], own=index, ctx2=state.ctx2)
+        for index in sorted(survivors)
+    }
+    dropped = {index: _pair_seeds(state, index, opened.pairs[index], survivors) for index in sorted(cohort - survivors)}
+    total = state.totals[cohort]
+    unmask(total, self_seeds=self_seeds, dropped=dropped, threads=session.threads)
+    try:
+        return OpenedSum(survivors, quantisation(session.header.body).decode(total, len(survivors)))
+    except RangeAlarm as error:
+        names = " or ".join(session.name(index) for index in sorted(survivors))
+        raise FaultySourceError(names, "RANGE", str(error)) from None
+
+
+def _faults(session: AggregatorSession, opened: OpenedSecrets) -> tuple[FaultySourceError, ...]:
+    faults = []
+    for holder, owners in sorted(opened.wrong_shares.items()):
+        names = ", ".join(session.name(owner) for owner in sorted(owners))
+        detail = f"wrong shares of the secrets of {names}, unless these dealt them so"
+        faults.append(FaultySourceError(session.name(holder), "UNMASK_SHARE", detail))
+    return tuple(faults)
+
+
+def _pair_seeds(
+    state: CollectingUnmask, dropped: int, pair: agreement.KeyPair, survivors: frozenset[int]
+) -> dict[int, Secret]:
+    return {
+        peer: agreement.pair_seed(pair, state.u1[peer].mask_key, own=dropped, peer=peer, ctx2=state.ctx2)
+        for peer in sorted(survivors)
+    }

@@ -1,0 +1,429 @@
+"""The checks of the protocol table that compare what a peer sent with what must hold. No state, no keys.
+
+Every function raises with the stable name of the check that failed; the names are part of the protocol and of its
+error vectors. Functions for the source blame the aggregator, since every byte reaches a source through it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from securefda.errors import FaultyAggregatorError
+from securefda.protocol import fixed_point
+from securefda.protocol.agreement import ROW_OPENING_BYTES
+from securefda.protocol.cohorts import Cohorts, cohort_with, nonce_fits, quorum_at, quorum_of
+from securefda.protocol.messages import (
+    NO_CONTEXT,
+    SUITE,
+    Advertise,
+    Body,
+    Consistency,
+    DeliveredBox,
+    Header,
+    KeyList,
+    MaskedInput,
+    Signed,
+    Survivors,
+    SurvivorSignature,
+    Visibility,
+)
+from securefda.protocol.parameters import MODULUS_BITS, SessionLimits, sum_cannot_wrap, threshold_is_sound
+from securefda.protocol.roster import Roster
+from securefda.protocol.transcript import architecture_digest, layer_names_and_shapes, round_terms
+
+
+def require(condition: bool, check: str, detail: str = "") -> None:
+    """Blame the aggregator with the name of the failed check."""
+    if not condition:
+        raise FaultyAggregatorError(check, detail)
+
+
+def envelope_fault(
+    signed: Signed[Body], *, roster: Roster, sender: int, session_id: bytes, context: bytes, kind: type | None = None
+) -> str | None:
+    """Name of the first check that the outside of a message fails, or None.
+
+    Covers type, suite, sender, session, context and signature: a message that is replayed from another session,
+    phase, slot or signer fails one of them. ``kind`` is the type of body that the receiver waits for; None only
+    where the caller has told the types apart itself.
+    """
+    envelope = signed.envelope
+    if kind is not None and type(envelope.body) is not kind:
+        return "TYPE"
+    if envelope.suite != SUITE:
+        return "SUITE"
+    if envelope.sender != sender:
+        return "SENDER"
+    if not hmac.compare_digest(envelope.session_id, session_id):
+        return "SESSION"
+    if not hmac.compare_digest(envelope.context, context):
+        return "CONTEXT"
+    return None if signed.verify(roster.by_index(sender).signing_key) else "SIGNATURE"
+
+
+@dataclass(frozen=True, slots=True)
+class PastResult:
+    """A result that this source accepted earlier in the run."""
+
+    round: int
+    digest: bytes
+    model_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a source remembers of a run across restarts.
+
+    Attributes:
+        session_seen: this session id was used before, in any run.
+        last_position: (round, attempt) of the last header that was accepted in this run.
+        released: a masked input or an update of this (run, round) may have left already.
+        results: accepted results of this run, oldest first.
+        other_run: a header of another run was accepted already.
+        last_terms: what the last header that was accepted asked for, see ``round_terms``; None where there is none.
+    """
+
+    session_seen: bool = False
+    last_position: tuple[int, int] | None = None
+    released: bool = False
+    results: tuple[PastResult, ...] = ()
+    other_run: bool = False
+    last_terms: bytes | None = None
+
+
+def check_header(
+    signed: Signed[Header],
+    *,
+    own_index: int,
+    roster: Roster,
+    limits: SessionLimits,
+    history: History,
+    own_layers: Iterable[tuple[str, tuple[int, ...]]],
+    unix_s: int,
+) -> None:
+    """Everything about a header that needs neither the vectors nor the site's policy file.
+
+    ``unix_s`` is the present second of Unix time by this site's own clock.
+
+    Raises:
+        FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
+            HEADER_ORDER, RELEASE_FUSE, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_VALIDITY, HEADER_ARCHITECTURE,
+            HEADER_RATE, HEADER_TARGET, HEADER_COHORT, HEADER_SUM, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD,
+            HEADER_QUORUM or HEADER_ENERGY.
+    """
+    header = signed.body
+    fault = envelope_fault(
+        signed,
+        roster=roster,
+        sender=roster.target.index,
+        session_id=signed.envelope.session_id,
+        context=NO_CONTEXT,
+        kind=Header,
+    )
+    require(fault is None, fault or "")
+    require(header.roster_digest == roster.digest(), "HEADER_ROSTER", "not the roster of this kit")
+    _check_freshness(header, history)
+    _check_chain(header, history)
+    sources = {entry.index for entry in roster.sources}
+    require(set(header.participants) <= sources and own_index in header.participants, "HEADER_PARTICIPANTS")
+    expired = roster.out_of_date((roster.target.index, *header.participants), unix_s)
+    require(not expired, "HEADER_VALIDITY", f"by this clock the roster does not admit {', '.join(expired)} now")
+    own_digest = architecture_digest(own_layers)
+    require(
+        own_digest == header.architecture_digest == architecture_digest(layer_names_and_shapes(header.layers)),
+        "HEADER_ARCHITECTURE",
+        "the aggregator trains another model; both sides need the same task and version",
+    )
+    # No schedule raises it. A huge one would drive every coordinate to its clip, so that sums tell signs apart.
+    require(header.rule.learning_rate_factor <= 1, "HEADER_RATE", "a learning rate above this site's own")
+    require(header.rule.learning_rate_factor >= LEAST_RATE_FACTOR, "HEADER_RATE", "a learning rate of nothing")
+    _check_target_terms(header)
+    _check_cohort_plan(header)
+    _check_sum_plan(header)
+    if header.level_of(own_index) is not Visibility.INDIVIDUAL:
+        _check_session_numbers(header, own_index, limits)
+
+
+def _check_freshness(header: Header, history: History) -> None:
+    # Training varies little: a second run from the same model over one source less would tell much of its update.
+    require(not history.other_run, "HEADER_RUN", "this folder belongs to another run; a new run needs another one")
+    require(not history.session_seen, "HEADER_REPLAY", "this session id was used before")
+    position = (header.round, header.attempt)
+    rising = history.last_position is None or position > history.last_position
+    require(rising, "HEADER_ORDER", f"round {header.round} attempt {header.attempt} after {history.last_position}")
+    # Energy rows leave before the fuse, to the other sources. A later attempt at the round must tell them nothing new.
+    again = history.last_position is not None and history.last_position[0] == header.round
+    same = history.last_terms in (None, round_terms(header))
+    require(same or not again, "HEADER_ORDER", f"another attempt at round {header.round} asks for something else")
+    require(not history.released, "RELEASE_FUSE", f"an update of round {header.round} may have left already")
+
+
+def _check_chain(header: Header, history: History) -> None:
+    """The header continues the last result, or at least one round lies between in which this source was away."""
+    if not history.results:
+        return
+    last = history.results[-1]
+    if header.previous_result_digest == last.digest:
+        require(header.model_digest == last.model_digest, "HEADER_CHAIN", "not the model of the last result")
+        return
+    known = {result.digest for result in history.results}
+    missed_a_round = header.round > last.round + 1
+    require(missed_a_round and header.previous_result_digest not in known, "HEADER_CHAIN", "not the last result")
+
+
+def _check_target_terms(header: Header) -> None:
+    """A rule that uses g_T needs it published where a source is at ``sum``; nowhere else may it be asked for."""
+    needs_target = header.rule.select or header.rule.rule not in ("source_only", "fedavg")
+    if not needs_target:
+        require(header.target is None, "HEADER_TARGET", "this rule needs nothing of the target")
+        return
+    require(header.target is not None, "HEADER_TARGET", "this rule needs the target's terms")
+    published = header.target is not None and header.target.update_digest != b""
+    require(published == bool(header.at(Visibility.SUM)), "HEADER_TARGET", "g_T is published at sum only")
+
+
+def _check_cohort_plan(header: Header) -> None:
+    """Cohorts form with ``cohort_size`` members, if so many are left, and open over ``cohort_quorum``."""
+    size, quorum, members = header.cohort_size, header.cohort_quorum, len(header.at(Visibility.COHORT))
+    if members == 0:
+        require(size == quorum == 0, "HEADER_COHORT", "a cohort plan for nobody")
+        return
+    fits = 2 <= quorum <= size <= members
+    require(fits, "HEADER_COHORT", f"cohorts of {size} that open over {quorum}, made of {members} sources")
+
+
+def _check_sum_plan(header: Header) -> None:
+    """The sum of all that are at ``sum`` has a quorum of its own, and it alone may have a rule of energies."""
+    quorum, members = header.sum_quorum, len(header.at(Visibility.SUM))
+    if members == 0:
+        require(quorum == 0 and header.energy is None, "HEADER_SUM", "a plan for a sum of nobody")
+        return
+    require(2 <= quorum <= members, "HEADER_SUM", f"a sum of {members} sources that opens over {quorum}")
+
+
+def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits) -> None:
+    n = len(header.masked)
+    require(header.modulus_bits in MODULUS_BITS, "HEADER_MODULUS", f"{header.modulus_bits} bits")
+    require(header.n_max >= n, "HEADER_WRAP", f"n_max {header.n_max} is below {n} sources")
+    q_max = quantisation(header).q_max
+    require(sum_cannot_wrap(header.n_max, q_max, header.modulus_bits), "HEADER_WRAP", "a sum could wrap")
+    require(threshold_is_sound(header.threshold, n, limits.n_c), "HEADER_THRESHOLD", f"t = {header.threshold}, n = {n}")
+    if header.level_of(own_index) is Visibility.SUM:  # members of a cohort are known after R1, and looked at then
+        members = header.at(Visibility.SUM)
+        _check_smallest_sum(header, members, own_index, limits, "HEADER_QUORUM")
+        _check_energy(header, members, own_index, limits)
+
+
+def _check_energy(header: Header, members: Collection[int], own_index: int, limits: SessionLimits) -> None:
+    """No more others count than are left of the worst sum, whoever is lost after one's release or colludes."""
+    if header.energy is None:
+        return
+    left = limits.anonymity_of_smallest(header.sum_quorum, members, own_index)
+    detail = f"energies of {header.energy.others} others count, and a sum may hold {left} that count"
+    require(header.energy.others <= left, "HEADER_ENERGY", detail)
+
+
+def _check_smallest_sum(
+    header: Header, members: Collection[int], own_index: int, limits: SessionLimits, check: str
+) -> None:
+    """The k rule: every later check but this one only has to see that a sum holds its quorum."""
+    quorum = quorum_at(header, header.level_of(own_index))
+    others = limits.anonymity_of_smallest(quorum, members, own_index)
+    detail = f"a sum over {quorum} may hold {others} others that count, and {limits.k_min} are needed"
+    require(others >= limits.k_min, check, detail)
+
+
+LEAST_RATE_FACTOR = 1e-6
+"""Smallest factor on a site's own learning rate: no schedule is near it, and far below it training breaks down."""
+
+TAIL = 7
+"""Elements behind the parameters in the vector that is summed, weighted by samples: the share 1 - β_i of the target's
+update, 1, mean loss, accuracy, and the estimated errors of source_only, fedda_auto and fedgp_auto. In which units they
+travel is the business of ``securefda.protocol.aggregate_statistics``."""
+
+
+def quantisation(header: Header) -> fixed_point.Quantisation:
+    """The fixed-point encoding that a header prescribes: the model's layers, then the tail.
+
+    Raises:
+        FaultyAggregatorError: HEADER_WRAP where no resolution is left beside ``n_max`` inputs, or a clip is unusable.
+    """
+    layers = tuple(fixed_point.ClippedLayer(layer.size, layer.clip) for layer in header.layers)
+    try:
+        return fixed_point.Quantisation(layers, n_max=header.n_max, modulus_bits=header.modulus_bits, tail=TAIL)
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_WRAP", str(error)) from None
+
+
+def check_vectors(
+    header: Header,
+    level: Visibility,
+    model: bytes | bytearray | memoryview,
+    target_update: bytes | bytearray | memoryview | None,
+) -> None:
+    """The model and g_T that arrived are the ones that the header binds, of the right length.
+
+    g_T comes to a source whose ``level`` is ``sum``, and to no other.
+
+    Raises:
+        FaultyAggregatorError: HEADER_MODEL or HEADER_TARGET.
+    """
+    expected = 4 * header.n_params
+    require(len(model) == expected and sha256(model).digest() == header.model_digest, "HEADER_MODEL")
+    wanted = header.target.update_digest if header.target and level is Visibility.SUM else b""
+    require((target_update is not None) == bool(wanted), "HEADER_TARGET")
+    if target_update is not None:
+        fits = len(target_update) == expected and sha256(target_update).digest() == wanted
+        require(fits, "HEADER_TARGET", "the target's update is not the one in the header")
+
+
+def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header, roster: Roster) -> None:
+    """R0': U1 is a subset of U0, every key is signed by its owner, all keys differ, mine are the ones I sent.
+
+    Raises:
+        FaultyAggregatorError: KEY_MEMBER, KEY_SIGNATURE, KEY_DUPLICATE, KEY_OWN, KEY_QUORUM or KEY_ROW.
+    """
+    items = key_list.advertisements
+    members = [item.sender for item in items]
+    require(len(set(members)) == len(members), "KEY_DUPLICATE", "one source twice")
+    require(set(members) <= set(header.masked), "KEY_MEMBER", "a source that the header does not name")
+    for item in items:
+        session_id, ctx = own.envelope.session_id, own.envelope.context
+        fault = envelope_fault(
+            item, roster=roster, sender=item.sender, session_id=session_id, context=ctx, kind=Advertise
+        )
+        require(fault is None, "KEY_SIGNATURE", f"advertisement of {roster.by_index(item.sender).site_id}: {fault}")
+    keys = [key for item in items for key in (item.body.mask_key, item.body.box_key)]
+    require(len(set(keys)) == len(keys), "KEY_DUPLICATE", "two keys are equal")
+    mine = [item for item in items if item.sender == own.sender]
+    require(len(mine) == 1, "KEY_OWN", "my keys are missing")
+    require(mine[0].signed_bytes == own.signed_bytes and mine[0].signature == own.signature, "KEY_OWN")
+    require(len(members) >= header.threshold, "KEY_QUORUM", f"{len(members)} of at least {header.threshold} sources")
+    for item in items:
+        fault = row_fault(item.sender, item.body, header)
+        require(fault is None, "KEY_ROW", f"of {roster.by_index(item.sender).site_id}: {fault}")
+
+
+def row_fault(sender: int, advertise: Advertise, header: Header) -> str | None:
+    """What is wrong with a source's commitment to its energy row, or None: those of the sum have one, under a rule."""
+    due = sender in row_readers(header, sender)
+    if bool(advertise.row_commitment) is due:
+        return None
+    return "no commitment to an energy row" if due else "a commitment to an energy row that is not asked for"
+
+
+def row_readers(header: Header, sender: int) -> frozenset[int]:
+    """Whose share boxes hold the energy row of ``sender``: under an energy rule all at ``sum``, if it is there too."""
+    members = frozenset(header.at(Visibility.SUM)) if header.energy else frozenset()
+    return members if sender in members else frozenset()
+
+
+def row_bytes(header: Header) -> int:
+    """Length of an energy row and its opening, by which a share box with one is longer."""
+    return ROW_OPENING_BYTES + header.energy_row_length
+
+
+def check_share_senders(
+    boxes: Sequence[DeliveredBox],
+    *,
+    own_index: int,
+    u1: Mapping[int, Advertise],
+    ctx: bytes,
+    threshold: int,
+) -> None:
+    """R1: one box per sender, every sender in U1, none from myself, each nonce as committed, and U2 large enough.
+
+    Raises:
+        FaultyAggregatorError: SHARE_DUPLICATE, SHARE_SENDER, SHARE_NONCE or SHARE_QUORUM.
+    """
+    senders = [box.peer for box in boxes]
+    require(len(set(senders)) == len(senders), "SHARE_DUPLICATE")
+    require(set(senders) <= set(u1) and own_index not in senders, "SHARE_SENDER")
+    for box in boxes:
+        committed = u1[box.peer].nonce_commitment
+        require(nonce_fits(box.nonce, committed, owner=box.peer, ctx=ctx), "SHARE_NONCE", f"of index {box.peer}")
+    u2 = {*senders, own_index}
+    require(len(u2) >= threshold, "SHARE_QUORUM", f"{len(u2)} of at least {threshold} sources")
+
+
+def check_own_cohort(cohorts: Cohorts, *, own_index: int, header: Header, limits: SessionLimits) -> None:
+    """R1: my cohort has as many members as its sum opens over, and no such sum holds too few that I trust.
+
+    Raises:
+        FaultyAggregatorError: SHARE_QUORUM.
+    """
+    own, quorum = cohort_with(own_index, cohorts), quorum_at(header, header.level_of(own_index))
+    require(len(own) >= quorum, "SHARE_QUORUM", f"my cohort has {len(own)} members, and opens over {quorum}")
+    _check_smallest_sum(header, own, own_index, limits, "SHARE_QUORUM")
+
+
+def check_survivors(lists: Survivors, *, own_index: int, own_digest: bytes, cohorts: Cohorts, header: Header) -> None:
+    """R3: the lists split U2 without overlap or repeats, U3 is large enough, and I am in it with my own input.
+
+    Every cohort is looked at, not just mine: my shares would open the others' sums without their consent.
+
+    Raises:
+        FaultyAggregatorError: SURVIVOR_REPEAT, SURVIVOR_OVERLAP, SURVIVOR_UNION, SURVIVOR_SELF, SURVIVOR_QUORUM or
+            SURVIVOR_COHORT.
+    """
+    alive = [item.index for item in lists.survivors]
+    require(len(set(alive)) == len(alive) and len(set(lists.dropped)) == len(lists.dropped), "SURVIVOR_REPEAT")
+    require(not set(alive) & set(lists.dropped), "SURVIVOR_OVERLAP")
+    require(set(alive) | set(lists.dropped) == frozenset().union(*cohorts), "SURVIVOR_UNION")
+    digests = {item.index: item.input_digest for item in lists.survivors}
+    require(own_index in digests, "SURVIVOR_SELF", "I delivered and am declared dropped")
+    require(hmac.compare_digest(digests[own_index], own_digest), "SURVIVOR_SELF", "not the input that I sent")
+    require(len(alive) >= header.threshold, "SURVIVOR_QUORUM", f"{len(alive)} of at least {header.threshold} sources")
+    for cohort in cohorts:
+        count = len(cohort & set(alive))
+        quorum = quorum_of(header, cohort)
+        detail = f"a sum over {count} of a cohort, which opens over {quorum}"
+        require(count == 0 or count >= quorum, "SURVIVOR_COHORT", detail)
+
+
+def check_inputs(
+    inputs: Sequence[Signed[MaskedInput]], *, own: Signed[SurvivorSignature], lists: Survivors, roster: Roster
+) -> None:
+    """R3': every survivor signed the input that the lists name, under the members and cohorts that I know.
+
+    A source signs one input per session, and pair masks run inside a cohort. Whoever masked among other members than
+    mine is therefore no survivor to me: my shares would take off its self mask here, and those of the few it masked
+    with, whom I was told to be dropped, its pairwise masks.
+
+    Raises:
+        FaultyAggregatorError: CONSISTENCY_INPUT.
+    """
+    listed = [(item.index, item.input_digest) for item in lists.survivors]
+    require([(item.sender, item.body.digest) for item in inputs] == listed, "CONSISTENCY_INPUT", "not those listed")
+    session_id, ctx2 = own.envelope.session_id, own.envelope.context
+    for item in inputs:
+        fault = envelope_fault(
+            item, roster=roster, sender=item.sender, session_id=session_id, context=ctx2, kind=MaskedInput
+        )
+        require(fault is None, "CONSISTENCY_INPUT", f"input of {roster.by_index(item.sender).site_id}: {fault}")
+
+
+def check_consistency(
+    message: Consistency, *, own: Signed[SurvivorSignature], survivors: Collection[int], threshold: int, roster: Roster
+) -> None:
+    """R3': at least t distinct survivors signed the very lists that I signed.
+
+    Raises:
+        FaultyAggregatorError: CONSISTENCY_DUPLICATE, CONSISTENCY_SENDER, CONSISTENCY_SIGNATURE, CONSISTENCY_VIEW
+            or CONSISTENCY_QUORUM.
+    """
+    senders = [item.sender for item in message.signatures]
+    require(len(set(senders)) == len(senders), "CONSISTENCY_DUPLICATE")
+    require(set(senders) <= set(survivors), "CONSISTENCY_SENDER")
+    session_id, ctx2 = own.envelope.session_id, own.envelope.context
+    for item in message.signatures:
+        name = roster.by_index(item.sender).site_id
+        fault = envelope_fault(
+            item, roster=roster, sender=item.sender, session_id=session_id, context=ctx2, kind=SurvivorSignature
+        )
+        require(fault is None, "CONSISTENCY_SIGNATURE", f"signature of {name}: {fault}")
+        require(item.body.survivors_digest == own.body.survivors_digest, "CONSISTENCY_VIEW", f"{name} saw other lists")
+    require(len(senders) >= threshold, "CONSISTENCY_QUORUM", f"{len(senders)} of at least {threshold} signatures")

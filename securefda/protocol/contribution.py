@@ -1,0 +1,407 @@
+"""The energy rule between a header and its mathematics: what a source tells of its part, and what the caps do.
+
+Between a header and the rules: what a source computes for a round, and the vector in which it travels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securefda.errors import ConfigError, FaultyAggregatorError, TrainingError
+from securefda.protocol.aggregate_statistics import ErrorUnits, Figures, Vector64, encode_figures
+from securefda.protocol.checks import check_vectors, quantisation
+from securefda.protocol.masking import RingVector
+from securefda.protocol.messages import Granularity, Header, Parcel, RuleTerms, TargetTerms, Visibility
+from securefda.rules import (
+    Contribution,
+    RoundPlan,
+    TargetStatistics,
+    alignment_factor,
+    contribute,
+    energies_of,
+    energy_caps,
+    energy_codes,
+    energy_row,
+    scale_to_caps,
+)
+from securefda.training import LocalResult, Vector
+from securefda.training.trainer import vector_from_wire
+
+StepUpdates = NDArray[np.float32]
+_BLOCK = 1 << 16
+MOST_CLIPPED = 8
+"""At most one in so many coordinates of a layer may be at the clip."""
+
+
+def terms_of(plan: RoundPlan) -> RuleTerms:
+    """A round's plan as it stands in the header."""
+    return RuleTerms(
+        rule=str(plan.rule),
+        beta=plan.beta,
+        projection=str(plan.projection),
+        filter=plan.filter,
+        align=plan.align,
+        estimator=str(plan.estimator),
+        learning_rate_factor=plan.learning_rate_factor,
+        select=plan.select,
+    )
+
+
+def plan_of(terms: RuleTerms) -> RoundPlan:
+    """The plan that a header asks for.
+
+    Raises:
+        FaultyAggregatorError: HEADER_RULE, a rule or a setting that does not exist.
+    """
+    try:
+        return RoundPlan(
+            rule=terms.rule,  # type: ignore[arg-type]  # the plan turns names into members, or refuses
+            beta=terms.beta,
+            projection=terms.projection,  # type: ignore[arg-type]
+            filter=terms.filter,
+            align=terms.align,
+            estimator=terms.estimator,  # type: ignore[arg-type]
+            learning_rate_factor=terms.learning_rate_factor,
+            select=terms.select,
+        )
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_RULE", str(error)) from None
+
+
+def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> tuple[Vector, Vector | None]:
+    """The model and, for a source at ``sum`` where the header names one, the target's update that came with it.
+
+    Raises:
+        FaultyAggregatorError: HEADER_MODEL or HEADER_TARGET, they are not the ones that the header names.
+    """
+    target_update = parcel.vectors[1] if len(parcel.vectors) == 2 else None
+    model = parcel.vectors[0] if parcel.vectors else b""
+    check_vectors(header, level, model, target_update)
+    weights = vector_from_wire(model)
+    if not np.all(np.isfinite(weights)):
+        raise FaultyAggregatorError("HEADER_MODEL", "the model holds NaN or infinity")
+    if target_update is None:
+        return weights, None
+    update = vector_from_wire(target_update)
+    if not np.all(np.isfinite(update)):
+        raise FaultyAggregatorError("HEADER_TARGET", "the target's update holds NaN or infinity")
+    return weights, update
+
+
+def learning_rate_ratio(target: TargetTerms, result: LocalResult) -> float:
+    """The target's effective learning rate of the round over the source's."""
+    return target.learning_rate / result.learning_rate
+
+
+def aligned_update(header: Header, result: LocalResult) -> Vector:
+    """A source's update as the round's rule takes it, float32 (m,): aligned with the target's schedule.
+
+    A rule that does not align, or a round without the target's terms, takes the update as it is; one whose rule was
+    chosen by estimated errors has the terms, so that source_only is a mean of aligned updates there.
+
+    The rule is evaluated on these rounded numbers wherever it is evaluated, so that every visibility gives the same
+    model to the last bit; and no step count has to leave the source where the aggregator evaluates it.
+
+    Raises:
+        TrainingError: the update itself holds NaN or infinity.
+        FaultyAggregatorError: HEADER_TARGET where the published numbers leave no update to be aligned.
+    """
+    if not np.all(np.isfinite(result.update)):
+        raise TrainingError("the update holds NaN or infinity", hint="lower training.learning-rate at this site")
+    target = header.target
+    if target is None or not header.rule.align:
+        return result.update
+    ratio = learning_rate_ratio(target, result)
+    try:
+        factor = alignment_factor(target_steps=target.steps, source_steps=result.steps, learning_rate_ratio=ratio)
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
+    with np.errstate(over="ignore", invalid="ignore"):
+        update: Vector = np.multiply(result.update, np.float32(factor))
+    if not np.all(np.isfinite(update)):
+        raise FaultyAggregatorError("HEADER_TARGET", "an update aligned with it is beyond float32")
+    return update
+
+
+def evaluate_rule(
+    header: Header,
+    statistics: TargetStatistics | None,
+    target_update: Vector | None,
+    update: Vector | Vector64,
+    step_updates: StepUpdates | None = None,
+) -> Contribution:
+    """Evaluate the round's rule on one source's aligned update, or the mean of a cohort's (m,).
+
+    It is the same call on either side.
+
+    ``step_updates`` (B, m) are the target's single steps, for rules that need them.
+
+    Raises:
+        ValueError: the arguments contradict each other; the message names one.
+    """
+    return contribute(
+        plan_of(header.rule),
+        statistics,
+        target_update,
+        update,
+        source_steps=header.target.steps if header.target else 1,  # the update is aligned already
+        learning_rate_ratio=1.0,
+        layers=[layer.size for layer in header.layers],
+        step_updates=step_updates,
+    )
+
+
+def contribution_at_source(
+    header: Header, level: Visibility, target_update: Vector | None, update: Vector
+) -> Contribution:
+    """What a source adds to a sum, of its aligned update, float32 (m,).
+
+    At ``sum`` that is the rule evaluated here, from what the target published; at ``cohort`` the update itself, since
+    the aggregator evaluates the rule on the mean of each cohort.
+
+    Raises:
+        FaultyAggregatorError: HEADER_TARGET where the published numbers contradict the published update.
+    """
+    if level is Visibility.COHORT:
+        return Contribution(vector=update.astype(np.float64), keep=0.0, beta=None)
+    target = header.target
+    try:
+        statistics = published_statistics(target) if target else None
+        return evaluate_rule(header, statistics, target_update, update)
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
+
+
+def clip_contribution(header: Header, contribution: Contribution) -> tuple[int, ...]:
+    """Clip a contribution in place to the header's bounds; returns how many coordinates of each layer changed.
+
+    The same bounds hold at every visibility, so that levels differ in what is seen and not in what is computed.
+    """
+    start, clipped = 0, []
+    for layer in header.layers:
+        clipped.append(_clip_in_place(contribution.vector[start : start + layer.size], layer.clip))
+        start += layer.size
+    return tuple(clipped)
+
+
+def require_few_at_the_clip(header: Header, clipped: Iterable[int]) -> None:
+    """Refuse to release a layer of which more than one coordinate in eight is at the clip.
+
+    Where all sources are at the clip, a sum is one of bare signs weighted by rows, and tells the sites apart.
+
+    Args:
+        header: of the attempt; its clips are the aggregator's choice, layer by layer.
+        clipped: what :func:`clip_contribution` returned.
+
+    Raises:
+        FaultyAggregatorError: CLIPPED.
+    """
+    for layer, count in zip(header.layers, clipped, strict=True):
+        if count > max(1, layer.size // MOST_CLIPPED):
+            raise FaultyAggregatorError("CLIPPED", f"{count} of {layer.size} coordinates of layer {layer.name}")
+
+
+def _clip_in_place(part: Vector64, clip: float) -> int:
+    """Clip one layer; block by block, since a mask of the whole layer would take more than the model."""
+    clipped = 0
+    for start in range(0, part.size, _BLOCK):
+        block = part[start : start + _BLOCK]
+        outside = int(np.count_nonzero(np.abs(block) > clip))
+        if outside:
+            np.clip(block, -clip, clip, out=block)
+            clipped += outside
+    return clipped
+
+
+def weight_of(header: Header, samples: int) -> float:
+    """A site's weight in a sum: its rows in units of the header's ``max_samples``.
+
+    Raises:
+        ConfigError: this site has more rows than the run allows for.
+    """
+    if samples > header.max_samples:
+        raise ConfigError(
+            "session.max-samples",
+            f"this site has {samples} training rows and the run counts up to {header.max_samples}",
+            hint="raise session.max-samples at the aggregator",
+        )
+    return samples / header.max_samples
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Mean loss and accuracy over a source's training rows."""
+
+    loss: float
+    accuracy: float
+
+
+def metrics_of(header: Header, result: LocalResult) -> Metrics | None:
+    """The metrics that a source hands in under this header; None where it has none, and nobody's travel.
+
+    Raises:
+        TrainingError: the header has metrics, and training gave none.
+    """
+    if not header.metrics:
+        return None
+    if result.loss is None or result.accuracy is None:
+        raise TrainingError("training gave no loss or no accuracy", hint="this site's Join must not promise them")
+    return Metrics(result.loss, result.accuracy)
+
+
+def figures_of(contribution: Contribution, weight: float, metrics: Metrics | None) -> Figures:
+    """What travels of a source beside its contribution, weighted; without metrics there are zeros in their place."""
+    errors = None if contribution.errors is None else contribution.errors.times(weight)
+    loss, accuracy = (metrics.loss, metrics.accuracy) if metrics else (0.0, 0.0)
+    return Figures(weight * contribution.keep, weight, weight * loss, weight * accuracy, errors)
+
+
+def encode_contribution(
+    header: Header, contribution: Contribution, figures: Figures, units: ErrorUnits | None
+) -> RingVector:
+    """The ring vector of a clipped contribution, weighted by samples; the contribution is scaled in place.
+
+    Args:
+        header: of the attempt.
+        contribution: v_i and its share of the target's update.
+        figures: of the source, weighted; they make up the tail.
+        units: as for :func:`securefda.protocol.aggregate_statistics.encode_figures`.
+    """
+    np.multiply(contribution.vector, figures.samples, out=contribution.vector)
+    return quantisation(header).encode(contribution.vector, encode_figures(figures, units)).values
+
+
+def published_statistics(target: TargetTerms) -> TargetStatistics:
+    """What a header publishes of the target's steps.
+
+    Raises:
+        ValueError: the numbers contradict each other.
+    """
+    return TargetStatistics(target.steps, target.mean_square, target.scatter)
+
+
+def error_units_of(header: Header) -> ErrorUnits | None:
+    """In what estimated errors travel under this header; None where it asks for none."""
+    return ErrorUnits.of(published_statistics(header.target)) if header.rule.select and header.target else None
+
+
+def check_sum(header: Header, total: Vector64, samples: float, count: int) -> None:
+    """Refuse an opened sum that no honest parts give: V beyond n times the clip, in any coordinate.
+
+    Without it a source that lies about its weight could shrink n, and with it the divisor of the whole sum, so that
+    the round's update goes as far beyond the clip as it likes.
+
+    Args:
+        header: of the attempt.
+        total: V in units of the header's ``max_samples``, float64 (m,).
+        samples: n in the same units.
+        count: number of sources in the sum.
+
+    Raises:
+        ValueError: the sum is beyond the clip; the message names the layer.
+    """
+    slack = 2 * count / quantisation(header).q_max  # rounding, half a step for each part and its weight
+    start = 0
+    for layer in header.layers:
+        part = total[start : start + layer.size]
+        if max(float(part.max()), -float(part.min())) > layer.clip * (samples + slack):
+            raise ValueError(f"the sum of layer {layer.name} is beyond the clip at the weight that came with it")
+        start += layer.size
+
+
+LEAST_STEPS = 8.0
+"""Fewest steps of the encoding that a part must be long per coordinate, in root mean square, to count for the caps."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class EnergyRow:
+    """The norms of a source's part: ``exact``, float64, which stay here, and the ``codes`` that the others are told."""
+
+    exact: Vector64
+    codes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedCaps:
+    """What the energy rule did to a source's own part: numbers of layers, and the SHA-256 of the caps in hex."""
+
+    layers: int
+    caps: str
+    capped: int
+    zeroed: int
+
+
+def row_of(header: Header, own: int, contribution: Contribution, weight: float) -> EnergyRow | None:
+    """The energy row of a source at ``sum``; None at another level, or without an energy rule.
+
+    Raises:
+        FaultyAggregatorError: HEADER_ENERGY, with these clips a norm is beyond float32.
+    """
+    if header.energy is None or header.level_of(own) is not Visibility.SUM:
+        return None
+    sizes = _sizes(header)
+    try:
+        exact = energy_row(contribution.vector, sizes, weight)
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_ENERGY", str(error)) from None
+    return EnergyRow(exact, energy_codes(exact, sizes, _limits(header)))
+
+
+def apply_caps(
+    header: Header, row: EnergyRow | None, rows: Mapping[int, bytes], contribution: Contribution
+) -> AppliedCaps | None:
+    """Scale a source's contribution in place to the caps; None without an energy rule.
+
+    Args:
+        header: of the attempt.
+        row: of this source.
+        rows: codes of all members of the sum that have shared, this source's among them, by roster index.
+        contribution: of this source, clipped.
+    """
+    if row is None:
+        return None
+    sizes, limits = _sizes(header), _limits(header)
+    caps = _caps(header, np.array([energies_of(codes, sizes, limits) for codes in rows.values()]))
+    effect = scale_to_caps(contribution.vector, sizes, row.exact, caps)
+    return AppliedCaps(
+        len(caps), sha256(caps.astype("<f8").tobytes()).hexdigest(), len(effect.capped), len(effect.zeroed)
+    )
+
+
+def _caps(header: Header, table: Vector64) -> Vector64:
+    """The caps of those parts that are still there once they are rounded to the ring.
+
+    The aggregator chooses the steps. Parts that are spread out vanish below them sooner than one that is concentrated,
+    which would then be alone in the sum though the energies of all were as asked. So a row below the floor counts as
+    zero; and where no row is above it, nothing is released.
+    """
+    if header.energy is None:
+        raise ValueError("the header has no energy rule")
+    counted = np.where(table < _floors(header), 0.0, table)
+    return energy_caps(counted, kappa=header.energy.kappa, others=header.energy.others)
+
+
+def _floors(header: Header) -> Vector64:
+    """The smallest energy that counts, of each layer or of the model as a whole."""
+    encoding = quantisation(header)
+    steps = (encoding.step(number) for number in range(len(header.layers)))
+    floors = [LEAST_STEPS * step * math.sqrt(layer.size) for step, layer in zip(steps, header.layers, strict=True)]
+    return np.array([math.hypot(*floors)] if len(_sizes(header)) == 1 else floors)
+
+
+def _limits(header: Header) -> Vector64:
+    """The most that the clips let a norm be at full weight, of each layer or of the model as a whole."""
+    squares = [layer.clip**2 * layer.size for layer in header.layers]
+    return np.sqrt([math.fsum(squares)] if len(_sizes(header)) == 1 else squares)
+
+
+def _sizes(header: Header) -> list[int]:
+    if header.energy is not None and header.energy.granularity is Granularity.MODEL:
+        return [header.n_params]
+    return [layer.size for layer in header.layers]

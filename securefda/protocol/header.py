@@ -1,0 +1,192 @@
+"""The header of a round: everything that all sites must agree on before anything leaves a source."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+from securefda.protocol.envelope import DIGEST_BYTES, RUN_ID_BYTES, expect, expect_bytes, expect_finite
+
+
+class Visibility(IntEnum):
+    """What the aggregator is permitted to see of a source; a higher number hides more."""
+
+    INDIVIDUAL = 1
+    COHORT = 2
+    SUM = 3
+
+    @property
+    def label(self) -> str:
+        """The name in configuration files and logs."""
+        return self.name.lower()
+
+
+class Granularity(IntEnum):
+    """What the energy rule holds for: each layer, or the vector as a whole."""
+
+    LAYER = 1
+    MODEL = 2
+
+    @property
+    def label(self) -> str:
+        """The name in configuration files and logs."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One named parameter tensor and the largest absolute coordinate that travels of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    clip: float
+
+    def __post_init__(self) -> None:
+        expect(0 < len(self.name) <= 200, "a layer's name must have 1 to 200 characters")
+        expect(all(0 < side < 2**31 for side in self.shape), f"layer {self.name}: every side must be above 0")
+        expect_finite(self.clip, f"layer {self.name}: clip", positive=True)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters of the layer."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleTerms:
+    """Which rule the round evaluates, and its settings; the meaning is in ``securefda.rules``.
+
+    ``select`` asks for the estimated errors of the rules, from which the aggregator chooses that of the next round.
+    """
+
+    rule: str
+    beta: float
+    projection: str
+    filter: bool
+    align: bool
+    estimator: str
+    learning_rate_factor: float
+    select: bool = False
+
+    def __post_init__(self) -> None:
+        expect(0 <= self.beta <= 1, "beta must lie in [0, 1]")
+        expect_finite(self.learning_rate_factor, "learning_rate_factor", positive=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTerms:
+    """What sources need of the target to align and to evaluate the rule themselves.
+
+    ``steps`` is B and ``learning_rate`` the target's effective rate. The other three are published only where the
+    rule runs inside the sources: the digest of g_T (float32 little-endian), M and S_x.
+    """
+
+    steps: int
+    learning_rate: float
+    update_digest: bytes = b""
+    mean_square: float = 0.0
+    scatter: float = 0.0
+
+    def __post_init__(self) -> None:
+        expect(self.steps >= 1, "steps must be at least 1")
+        expect_finite(self.learning_rate, "learning_rate", positive=True)
+        expect(len(self.update_digest) in (0, DIGEST_BYTES), "update_digest must be empty or 32 bytes")
+        expect_finite(self.mean_square, "mean_square")
+        expect_finite(self.scatter, "scatter")
+        expect(self.mean_square >= 0 and self.scatter >= 0, "mean_square and scatter must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyTerms:
+    """No source's part of the sum may hold more than 1 / kappa of the energy of the ``others`` that hold least."""
+
+    kappa: float
+    others: int
+    granularity: Granularity
+
+    def __post_init__(self) -> None:
+        expect_finite(self.kappa, "kappa", positive=True)
+        expect(self.others >= 1, "others must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Opens an attempt at a round: everything that all sites must agree on before anything leaves a source.
+
+    ``levels`` says what the aggregator sees of each participant, in their order. Those at ``cohort`` and ``sum`` make
+    up one masking session, with one sum over all that are at ``sum``, and one per cohort of the others.
+
+    ``metrics`` says whether loss and accuracy over the training rows travel, at any level: where one participant has
+    none to give, nobody's do, for a sum of few would tell more of each.
+
+    ``previous_checkpoint`` is the aggregator's log as every participant cosigned it last: a note with their signatures.
+    """
+
+    run_id: bytes
+    round: int
+    attempt: int
+    levels: tuple[Visibility, ...]
+    rule: RuleTerms
+    target: TargetTerms | None
+    layers: tuple[Layer, ...]
+    architecture_digest: bytes
+    model_digest: bytes
+    roster_digest: bytes
+    participants: tuple[int, ...]
+    threshold: int
+    modulus_bits: int
+    n_max: int
+    max_samples: int
+    training_deadline_ms: int
+    phase_deadline_ms: int
+    previous_result_digest: bytes
+    previous_checkpoint: bytes
+    cohort_size: int = 0
+    cohort_quorum: int = 0
+    sum_quorum: int = 0
+    energy: EnergyTerms | None = None
+    metrics: bool = False
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")
+        expect(self.round >= 1 and self.attempt >= 1, "round and attempt count from 1")
+        for name in ("architecture_digest", "model_digest", "roster_digest"):
+            expect_bytes(getattr(self, name), DIGEST_BYTES, name)
+        expect(len(self.previous_result_digest) in (0, DIGEST_BYTES), "previous_result_digest: 0 or 32 bytes")
+        expect(len(self.layers) > 0, "a model needs at least one layer")
+        expect(len({layer.name for layer in self.layers}) == len(self.layers), "layer names must differ")
+        expect(list(self.participants) == sorted(set(self.participants)), "participants must rise strictly")
+        expect(len(self.levels) == len(self.participants) > 0, "one level for each participant, and at least one")
+        expect(self.training_deadline_ms > 0 and self.phase_deadline_ms > 0, "deadlines must be above 0")
+        expect(self.max_samples >= 1, "max_samples must be at least 1")
+
+    @property
+    def n_params(self) -> int:
+        """Number of federated parameters, m."""
+        return sum(layer.size for layer in self.layers)
+
+    def level_of(self, index: int) -> Visibility:
+        """What the aggregator sees of a participant.
+
+        Raises:
+            ValueError: ``index`` is no participant.
+        """
+        return self.levels[self.participants.index(index)]
+
+    def at(self, level: Visibility) -> tuple[int, ...]:
+        """The participants of whom the aggregator sees this much."""
+        return tuple(index for index, own in zip(self.participants, self.levels, strict=True) if own is level)
+
+    @property
+    def masked(self) -> tuple[int, ...]:
+        """The participants of the masking session, U0."""
+        pairs = zip(self.participants, self.levels, strict=True)
+        return tuple(index for index, level in pairs if level is not Visibility.INDIVIDUAL)
+
+    @property
+    def energy_row_length(self) -> int:
+        """Numbers in the energy row of a source at ``sum``; 0 without an energy rule."""
+        if self.energy is None:
+            return 0
+        return len(self.layers) if self.energy.granularity is Granularity.LAYER else 1

@@ -1,0 +1,215 @@
+"""Double masking of Bonawitz et al. 2017, Fig. 4: hide an input under all masks, and take off those of a sum.
+
+Party i adds its self mask and, for each peer j, the pairwise mask s_ij, with + for j < i and - for j > i. In the sum
+over all parties the pairwise masks cancel; what is left of a dropped peer's is removed by :func:`unmask`.
+
+Mask streams: the AES-256-CTR keystream of a one-time key, added to a ring vector word by word.
+
+The words are little-endian and as wide as the ring, so every word is uniform: nothing is reduced or rejected. The key
+is used for one stream only, hence the counter starts at zero. Lineage: PRG of Bonawitz et al., CCS 2017, Section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
+
+from securefda.cores import usable_cores
+from securefda.protocol.secret import Secret
+
+RingVector: TypeAlias = NDArray[np.uint32] | NDArray[np.uint64]
+"""Vector of the ring Z/2^b, b = 32 or 64 by its dtype, shape ``(length,)``."""
+
+KEY_BYTES = 32
+AES_BLOCK_BYTES = 16
+BLOCK_BYTES = 128 * 1024
+"""Keystream made at a time: with as much of the vector and of zeros it fits in a 512 KiB level-2 cache."""
+
+MOST_THREADS = 8
+"""No vector is shared among more: a session is one of several things that a site's machine does."""
+
+KEYSTREAM_PER_THREAD = 32 * 1024 * 1024
+"""Bytes of keystream for each thread, about 5 ms: with less, two threads were measured to be no faster than one."""
+
+_ZEROS = memoryview(bytes(BLOCK_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """One stream to add (``sign`` 1) or to take away (-1), under a 32-byte key that serves this stream alone.
+
+    Raises:
+        ValueError: the key has another length, or the sign another value.
+    """
+
+    key: Secret
+    sign: Literal[1, -1] = 1
+
+    def __post_init__(self) -> None:
+        if len(self.key) != KEY_BYTES:
+            raise ValueError(f"a mask key has {KEY_BYTES} bytes, not {len(self.key)}")
+        if self.sign not in (1, -1):
+            raise ValueError("the sign of a mask is 1 or -1")
+
+
+def available_threads() -> int:
+    """How many threads this process should use at most for masks: the cores it may run on, up to ``MOST_THREADS``."""
+    return min(usable_cores(), MOST_THREADS)
+
+
+def useful_threads(keystream_bytes: int, threads: int) -> int:
+    """How many of ``threads`` are worth starting for so much keystream: one for every ``KEYSTREAM_PER_THREAD``."""
+    return max(1, min(threads, keystream_bytes // KEYSTREAM_PER_THREAD))
+
+
+def check_ring_vector(vector: RingVector) -> None:
+    """Require a one-dimensional array of uint32 or uint64 in native byte order.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    if vector.ndim != 1 or vector.dtype not in (np.dtype(np.uint32), np.dtype(np.uint64)):
+        raise ValueError(f"a ring vector is a flat array of uint32 or uint64, not {vector.ndim}-d {vector.dtype}")
+
+
+def add_masks(vector: RingVector, masks: Sequence[Mask], *, threads: int = 1) -> None:
+    """Add every mask to ``vector`` modulo 2^b, in place.
+
+    Peak extra memory is ``BLOCK_BYTES`` per thread, whatever the number of masks: all of them are applied to one
+    block of the vector before the next block is touched. The result does not depend on ``threads``.
+
+    Args:
+        vector: ring vector, shape ``(length,)``, changed in place.
+        masks: the streams; their order does not matter.
+        threads: how many threads share the vector, this one included; both AES and the addition release the
+            interpreter lock. See :func:`useful_threads`.
+
+    Raises:
+        ValueError: ``vector`` is no ring vector or ``threads`` is below one. The vector is unchanged then.
+    """
+    check_ring_vector(vector)
+    if threads < 1:
+        raise ValueError("at least one thread is needed")
+    bounds = _segments(vector.size, BLOCK_BYTES // vector.itemsize, threads)
+    if len(bounds) <= 1:
+        _add_to_segment(vector, masks, 0)
+        return
+    (first, end), *others = bounds
+    with ThreadPoolExecutor(max_workers=len(others)) as pool:
+        running = [pool.submit(_add_to_segment, vector[start:stop], masks, start) for start, stop in others]
+        _add_to_segment(vector[first:end], masks, first)
+        for one in running:
+            one.result()
+
+
+def _segments(length: int, block: int, threads: int) -> list[tuple[int, int]]:
+    """Cut ``range(length)`` into at most ``threads`` runs of whole blocks (the last may end inside one)."""
+    blocks = -(-length // block)
+    size = max(1, -(-blocks // threads)) * block
+    return [(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _keystream(key: Secret, first_byte: int) -> CipherContext:
+    """Open the stream of ``key`` at ``first_byte``, a multiple of the AES block."""
+    counter = (first_byte // AES_BLOCK_BYTES).to_bytes(AES_BLOCK_BYTES, "big")
+    return Cipher(algorithms.AES256(key.reveal()), modes.CTR(counter)).encryptor()
+
+
+def _add_to_segment(segment: RingVector, masks: Sequence[Mask], offset: int) -> None:
+    """Add the masks to a segment that starts ``offset`` words into the whole vector, a multiple of the block."""
+    width = segment.itemsize
+    streams = [(_keystream(mask.key, offset * width), np.add if mask.sign == 1 else np.subtract) for mask in masks]
+    buffer = bytearray(BLOCK_BYTES)
+    words = np.frombuffer(buffer, dtype=segment.dtype.newbyteorder("<"))
+    for start in range(0, segment.size, words.size):
+        part = segment[start : start + words.size]
+        zeros = _ZEROS[: part.nbytes]
+        for stream, combine in streams:
+            stream.update_into(zeros, buffer)
+            combine(part, words[: part.size], out=part)
+    buffer[:] = _ZEROS  # the last block of the last stream is a mask too
+
+
+def mask(
+    vector: RingVector, *, own: int, self_seed: Secret, pair_seeds: Mapping[int, Secret], threads: int = 1
+) -> None:
+    """Turn an encoded input into a masked input, in place, so that no clear copy stays behind.
+
+    To anyone who lacks the self seed, or at least one pair seed, the result is uniform over the ring as far as
+    AES-256 is a pseudorandom permutation.
+
+    Args:
+        vector: encoded input, shape ``(length,)``.
+        own: roster index of the party.
+        self_seed: key of the self mask, 32 bytes.
+        pair_seeds: key s_ij of each peer j, 32 bytes; at least one.
+        threads: how many may share the work; as many do as :func:`securefda.protocol.masking.useful_threads` says.
+
+    Raises:
+        ValueError: no peer, ``own`` among the peers, or a vector or key of another form. Nothing is changed then.
+    """
+    if not pair_seeds or own in pair_seeds:
+        raise ValueError("pairwise masks are with at least one peer, and never with oneself")
+    masks = [Mask(self_seed), *(Mask(seed, _sign(own, peer)) for peer, seed in pair_seeds.items())]
+    _add(vector, masks, threads)
+
+
+def accumulate(total: RingVector, masked: RingVector) -> None:
+    """Add a masked input to the running sum modulo 2^b, in place.
+
+    Raises:
+        ValueError: the two differ in shape or ring. The sum is unchanged then.
+    """
+    check_ring_vector(total)
+    if masked.shape != total.shape or masked.dtype != total.dtype:
+        raise ValueError(f"{masked.shape} of {masked.dtype} does not add to {total.shape} of {total.dtype}")
+    np.add(total, masked, out=total)
+
+
+def unmask(
+    total: RingVector,
+    *,
+    self_seeds: Mapping[int, Secret],
+    dropped: Mapping[int, Mapping[int, Secret]],
+    threads: int = 1,
+) -> None:
+    """Take the remaining masks off a sum of masked inputs, in place; the sum of the encoded inputs stays.
+
+    Args:
+        total: sum of the survivors' masked inputs, shape ``(length,)``.
+        self_seeds: self mask key of every survivor, by roster index.
+        dropped: for every party that the survivors masked with but that is not in the sum, its pair seed with
+            every survivor.
+        threads: how many may share the work; as many do as :func:`securefda.protocol.masking.useful_threads` says.
+
+    Raises:
+        ValueError: no survivor, a party both survived and dropped, or a dropped party's seeds are not exactly those
+            with the survivors. Nothing is changed then.
+    """
+    survivors = set(self_seeds)
+    if not survivors or survivors & set(dropped):
+        raise ValueError("a sum has survivors, and none of them is dropped")
+    masks = [Mask(seed, -1) for seed in self_seeds.values()]
+    for peer, seeds in dropped.items():
+        if set(seeds) != survivors:
+            raise ValueError(f"the pair seeds of dropped party {peer} are not those with the survivors")
+        masks += [Mask(seed, _sign(peer, survivor)) for survivor, seed in seeds.items()]
+    _add(total, masks, threads)
+
+
+def _add(vector: RingVector, masks: Sequence[Mask], threads: int) -> None:
+    add_masks(vector, masks, threads=useful_threads(len(masks) * vector.nbytes, threads))
+
+
+def _sign(own: int, peer: int) -> Literal[1, -1]:
+    """Sign with which ``own`` adds the mask it shares with ``peer``; the peer's is the opposite one.
+
+    A dropped party's own sign is therefore what cancels the mask that a survivor added.
+    """
+    return 1 if peer < own else -1

@@ -1,0 +1,469 @@
+"""Every message of SFDA-SA/1 as a frozen type that cannot be malformed.
+
+A message is an :class:`Envelope` around one body. Whoever sends it serialises the envelope once and signs those
+bytes; whoever receives it verifies and hashes the very same bytes (:class:`Signed` carries them verbatim), so the
+protocol never depends on a serialiser that gives the same bytes twice. How a body becomes bytes is the business
+of ``securefda.transport.wire``; here are only the fields and their invariants.
+
+Sites are named by their roster index. All digests are SHA-256 (32 bytes).
+
+Here are the messages of a session. The envelope is in :mod:`securefda.protocol.envelope`, the header that opens a session
+in :mod:`securefda.protocol.header`, and what belongs to a run rather than a session in
+:mod:`securefda.protocol.messages`; all are imported from here.
+
+Messages that belong to a run: who is there, which results were taken, the checkpoints of the logs, and the end.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from securefda.protocol.envelope import (
+    DIGEST_BYTES,
+    MAX_BOX_BYTES,
+    MAX_LINE_CHARACTERS,
+    MAX_NOTE_BYTES,
+    MAX_PROOF_HASHES,
+    NO_CONTEXT,
+    NO_SESSION,
+    RUN_ID_BYTES,
+    SESSION_ID_BYTES,
+    SIGNATURE_BYTES,
+    SUITE,
+    BodyT,
+    Envelope,
+    Signed,
+    Signer,
+    expect,
+    expect_bytes,
+    expect_finite,
+)
+from securefda.protocol.header import EnergyTerms, Granularity, Header, Layer, RuleTerms, TargetTerms, Visibility
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A source reports for a run, with the architecture it built itself and the most that may be seen of it.
+
+    ``metrics`` says whether it hands in loss and accuracy over its training rows; with DP-SGD it has none. ``known`` is
+    how many records of the aggregator's log of this run it has cosigned.
+    """
+
+    architecture_digest: bytes
+    software_version: str
+    visibility: Visibility
+    metrics: bool
+    known: int = 0
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.architecture_digest, DIGEST_BYTES, "architecture_digest")
+        expect(len(self.software_version) <= 64, "software_version has at most 64 characters")
+        expect(self.software_version.isprintable(), "software_version must be printable")
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A source has accepted a result: the ``number``-th of the run, counted from 1, which closed round ``round``.
+
+    It is signed under the session and the context of that result. Who was away takes a model that enough others have
+    given a receipt for.
+    """
+
+    run_id: bytes
+    round: int
+    number: int
+    result_digest: bytes
+    model_digest: bytes
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")
+        expect(self.round >= 1 and self.number >= 1, "round and number count from 1")
+        expect(self.number <= self.round, "no round has more than one result")
+        expect_bytes(self.result_digest, DIGEST_BYTES, "result_digest")
+        expect_bytes(self.model_digest, DIGEST_BYTES, "model_digest")
+
+
+@dataclass(frozen=True, slots=True)
+class MissedResult:
+    """The last result and the receipts for it, verbatim: for a source that has given none."""
+
+    result: Signed[Result]
+    receipts: tuple[Signed[Receipt], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The sender's audit log as it is: a signed note, for the receiver to cosign.
+
+    ``old_size`` is how many records of it the receiver said that it has cosigned, 0 for none, and ``proof`` leads from
+    there to the checkpoint (RFC 9162, section 2.1.4). ``known`` is how many records of the receiver's log the sender
+    has cosigned.
+    """
+
+    note: bytes
+    old_size: int
+    proof: tuple[bytes, ...]
+    known: int
+
+    def __post_init__(self) -> None:
+        expect(0 < len(self.note) <= MAX_NOTE_BYTES, f"a note has 1 to {MAX_NOTE_BYTES} bytes")
+        expect(len(self.proof) <= MAX_PROOF_HASHES, f"a proof has at most {MAX_PROOF_HASHES} hashes")
+        expect(min(self.old_size, self.known) >= 0, "sizes must not be negative")
+        for node in self.proof:
+            expect_bytes(node, DIGEST_BYTES, "a hash of the proof")
+
+
+@dataclass(frozen=True, slots=True)
+class Cosigned:
+    """The sender's cosignature over the receiver's checkpoint of ``size`` records: one line of a signed note."""
+
+    size: int
+    signature: str
+
+    def __post_init__(self) -> None:
+        expect(self.size >= 1, "a checkpoint of no records is not cosigned")
+        expect(0 < len(self.signature) <= MAX_LINE_CHARACTERS, f"a line has 1 to {MAX_LINE_CHARACTERS} characters")
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The aggregator ends the run: ``completed`` says whether every round was done, ``reason`` why not."""
+
+    completed: bool
+    rounds: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        expect(len(self.reason) <= 500, "reason has at most 500 characters")
+        expect(self.reason.isprintable(), "reason must be printable")
+
+
+__all__ = [
+    "DIGEST_BYTES",
+    "MAX_BOX_BYTES",
+    "MAX_LINE_CHARACTERS",
+    "MAX_NOTE_BYTES",
+    "MAX_PROOF_HASHES",
+    "NO_CONTEXT",
+    "NO_SESSION",
+    "RUN_ID_BYTES",
+    "SESSION_ID_BYTES",
+    "SIGNATURE_BYTES",
+    "SUITE",
+    "Abort",
+    "Advertise",
+    "Body",
+    "BodyT",
+    "Checkpoint",
+    "Consistency",
+    "Cosigned",
+    "DeliveredBox",
+    "EnergyTerms",
+    "Envelope",
+    "Goodbye",
+    "Granularity",
+    "Header",
+    "Join",
+    "KeyList",
+    "Layer",
+    "MaskedInput",
+    "MasterShare",
+    "MissedResult",
+    "Parcel",
+    "Receipt",
+    "Refusal",
+    "Result",
+    "RuleTerms",
+    "SelfMaskShare",
+    "ShareBox",
+    "ShareBundle",
+    "ShareDelivery",
+    "Signed",
+    "Signer",
+    "Step",
+    "Survivor",
+    "SurvivorSignature",
+    "Survivors",
+    "TargetTerms",
+    "Unmask",
+    "Update",
+    "Visibility",
+    "vector_digests",
+]
+
+
+class Step(IntEnum):
+    """A step of a round, as aborts name it."""
+
+    HEADER = 1
+    TRAINING = 2
+    ADVERTISE = 3
+    SHARES = 4
+    MASKED_INPUT = 5
+    SURVIVORS = 6
+    UNMASK = 7
+    RESULT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Advertise:
+    """R0: the source's two X25519 public keys of this session, and commitments to what it reveals or shares later.
+
+    ``row_commitment`` is to its energy row, which its share boxes hold; empty where it sends none.
+    """
+
+    mask_key: bytes
+    box_key: bytes
+    self_mask_commitment: bytes
+    nonce_commitment: bytes
+    row_commitment: bytes = b""
+
+    def __post_init__(self) -> None:
+        for name in ("mask_key", "box_key", "self_mask_commitment", "nonce_commitment"):
+            expect_bytes(getattr(self, name), 32, name)
+        expect(len(self.row_commitment) in (0, 32), "row_commitment must be empty or 32 bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyList:
+    """R0': every Advertise message, verbatim; its senders are U1."""
+
+    advertisements: tuple[Signed[Advertise], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShareBox:
+    """One encrypted pair of shares for the recipient ``peer``, and the sender's energy row where both are of a sum."""
+
+    peer: int
+    box: bytes
+
+    def __post_init__(self) -> None:
+        expect(0 < len(self.box) <= MAX_BOX_BYTES, f"a share box has 1 to {MAX_BOX_BYTES} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class ShareBundle:
+    """R1 up: one box for each other member of U1, and the nonce that was committed to in R0."""
+
+    boxes: tuple[ShareBox, ...]
+    nonce: bytes
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.nonce, 32, "nonce")
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveredBox:
+    """What the member ``peer`` of U2 sent: a share box for the recipient, and its nonce."""
+
+    peer: int
+    box: bytes
+    nonce: bytes
+
+    def __post_init__(self) -> None:
+        expect(0 < len(self.box) <= MAX_BOX_BYTES, f"a share box has 1 to {MAX_BOX_BYTES} bytes")
+        expect_bytes(self.nonce, 32, "nonce")
+
+
+@dataclass(frozen=True, slots=True)
+class ShareDelivery:
+    """R1 down: one box and nonce from each other member of U2."""
+
+    boxes: tuple[DeliveredBox, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedInput:
+    """R2: the digest of the masked vector; the vector itself travels beside the message."""
+
+    digest: bytes
+    length_bytes: int
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.digest, DIGEST_BYTES, "digest")
+        expect(self.length_bytes > 0, "length_bytes must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Visibility ``individual``: the digest of the update in clear (float32) and the number of samples behind it.
+
+    ``loss`` and ``accuracy`` are means over the training rows, where the header has ``metrics`` and the site's policy
+    lets them leave.
+    """
+
+    digest: bytes
+    length_bytes: int
+    samples: int
+    loss: float | None = None
+    accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.digest, DIGEST_BYTES, "digest")
+        expect(self.length_bytes > 0 and self.samples >= 1, "length_bytes and samples must be above 0")
+        if self.loss is not None:
+            expect_finite(self.loss, "loss")
+        expect(self.accuracy is None or 0 <= self.accuracy <= 1, "accuracy must lie in [0, 1]")
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A member of U3 and the digest of the masked input that entered the sum."""
+
+    index: int
+    input_digest: bytes
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.input_digest, DIGEST_BYTES, "input_digest")
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    """R3: U3 with the digests of what was summed, and the dropped, U2 without U3."""
+
+    survivors: tuple[Survivor, ...]
+    dropped: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivorSignature:
+    """R3: a survivor's signature, given once per session, over the digest of the lists it was shown."""
+
+    survivors_digest: bytes
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.survivors_digest, DIGEST_BYTES, "survivors_digest")
+
+
+@dataclass(frozen=True, slots=True)
+class Consistency:
+    """R3': the survivors' signatures and masked input messages, verbatim; the vectors stay where they are."""
+
+    signatures: tuple[Signed[SurvivorSignature], ...]
+    inputs: tuple[Signed[MaskedInput], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SelfMaskShare:
+    """R4: the sender's share of the self mask seed of a survivor."""
+
+    owner: int
+    share: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.share, 33, "share")
+
+
+@dataclass(frozen=True, slots=True)
+class MasterShare:
+    """R4: the sender's share of the master secret of a dropped source."""
+
+    owner: int
+    share: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.share, 33, "share")
+
+
+@dataclass(frozen=True, slots=True)
+class Unmask:
+    """R4: one share per member of U2; which kind is a tagged union, so no owner can have both."""
+
+    shares: tuple[SelfMaskShare | MasterShare, ...]
+
+    def __post_init__(self) -> None:
+        expect(len({share.owner for share in self.shares}) == len(self.shares), "one share per owner")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Closes a round: what was summed, over how many sources, and the model that came out.
+
+    It is signed under the header's digest, so that every participant, whatever its level, gets the same bytes.
+    """
+
+    sum_digest: bytes
+    count: int
+    model_digest: bytes
+
+    def __post_init__(self) -> None:
+        expect(len(self.sum_digest) in (0, DIGEST_BYTES), "sum_digest must be empty or 32 bytes")
+        expect_bytes(self.model_digest, DIGEST_BYTES, "model_digest")
+        expect(self.count >= 0, "count must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends a session for good: the step, the check that failed and the accused site, if there is one."""
+
+    step: Step
+    check: str
+    accused: int | None
+
+    def __post_init__(self) -> None:
+        expect(0 < len(self.check) <= 64, "check must have 1 to 64 characters")
+        expect(re.fullmatch("[A-Z0-9_]+", self.check) is not None, "check must be a name of a check")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A source takes no part in this attempt; it names the policy key or the check and nothing else."""
+
+    key: str
+
+    def __post_init__(self) -> None:
+        expect(0 < len(self.key) <= 64, "key must have 1 to 64 characters")
+        expect(re.fullmatch("[A-Za-z0-9_.-]+", self.key) is not None, "key must be a policy key or a name of a check")
+
+
+Body = (
+    Header
+    | Advertise
+    | KeyList
+    | ShareBundle
+    | ShareDelivery
+    | MaskedInput
+    | Update
+    | Survivors
+    | SurvivorSignature
+    | Consistency
+    | Unmask
+    | Result
+    | Abort
+    | Refusal
+    | Join
+    | Checkpoint
+    | Cosigned
+    | Goodbye
+    | Receipt
+    | MissedResult
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A signed message with the vectors that travel beside it, in the order in which its body names their digests.
+
+    The repr leaves the vectors out: at ``individual`` one of them is an update in clear.
+    """
+
+    message: Signed[Body]
+    vectors: tuple[bytes | bytearray | memoryview, ...] = field(default=(), repr=False)
+
+
+def vector_digests(body: Body) -> tuple[bytes, ...]:
+    """Digests of the vectors that travel beside a message, in order."""
+    match body:
+        case Header(target=target, model_digest=model_digest):
+            return (model_digest, target.update_digest) if target and target.update_digest else (model_digest,)
+        case MaskedInput(digest=digest) | Update(digest=digest):
+            return (digest,)
+        case _:
+            return ()

@@ -1,0 +1,60 @@
+"""Rules of federated domain adaptation: FedDA, FedGP, auto-beta, their choice, alignment, schedule and baselines.
+
+The energy rule, which bounds what one contribution weighs in a sum, is here too.
+
+Pure functions of numpy arrays: no I/O, no clock, no random numbers. Updates come in as float32 or float64, all
+arithmetic is float64.
+
+Source: Jiang, Zhang, Koyejo, "Principled Federated Domain Adaptation: Gradient Projection and Auto-Weighting",
+ICLR 2024.
+"""
+
+from securefda.rules.beta import BetaRule, Estimator, auto_beta
+from securefda.rules.comparison import align_update, alignment_factor
+from securefda.rules.contribution import Contribution, ContributionSum, combine, contribute
+from securefda.rules.functions import fedda, fedgp
+from securefda.rules.norm_caps import CapEffect, energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
+from securefda.rules.projection import Projection, cosine, project
+from securefda.rules.selection import DeltaErrors, delta_errors, mean_errors, source_errors
+from securefda.rules.server import ServerOptimizer, ServerPlan, ServerState, server_step
+from securefda.rules.statistics import StepStatistics, TargetStatistics
+from securefda.rules.strategy import CANDIDATES, RoundPlan, Rule, Strategy, choose_rule, round_plan
+
+__all__ = [
+    "CANDIDATES",
+    "BetaRule",
+    "CapEffect",
+    "Contribution",
+    "ContributionSum",
+    "DeltaErrors",
+    "Estimator",
+    "Projection",
+    "RoundPlan",
+    "Rule",
+    "ServerOptimizer",
+    "ServerPlan",
+    "ServerState",
+    "StepStatistics",
+    "Strategy",
+    "TargetStatistics",
+    "align_update",
+    "alignment_factor",
+    "auto_beta",
+    "choose_rule",
+    "combine",
+    "contribute",
+    "cosine",
+    "delta_errors",
+    "energies_of",
+    "energy_caps",
+    "energy_codes",
+    "energy_row",
+    "fedda",
+    "fedgp",
+    "mean_errors",
+    "project",
+    "round_plan",
+    "scale_to_caps",
+    "server_step",
+    "source_errors",
+]

@@ -1,0 +1,204 @@
+"""Auto-beta: how far to trust a source, from the target's noise and the distance between the two.
+
+The target's update is a noisy mean of few steps; a source's update is precise but points elsewhere. Beta weighs the
+variance of the first, sigma^2, against the squared distance of the second: d^2 for FedDA, and for FedGP tau^2 d^2, the
+part of it that projection cannot remove. Equation 3 and Appendix A.5 of the paper give them as
+
+    d^2       = mean_j ||x_j - gbar||^2 - S_x
+    tau^2 d^2 = mean_j ||y_j||^2 - sample_var(y),    y_j = x_j - <x_j, u> u,    u = gbar / ||gbar||
+
+where x_1..x_B are the target's steps and gbar is the source's aligned step. Since M = ||x-bar||^2 + S_x (B - 1) / B,
+expanding the squares leaves
+
+    d^2       = ||x-bar - gbar||^2 - S_x / B
+    tau^2 d^2 = ||x-bar||^2 - <x-bar, u>^2 - (S_x - S_p) / B
+
+with S_p the sample variance of <x_j, u>. Hence whoever holds x-bar, S_x and gbar needs no single step of the target,
+but for S_p. The mean-field estimator takes S_x / n_params in its place (Appendix A.4: noise spread evenly over the
+directions). Unless a distance is clipped at zero, that changes beta by exactly
+``beta_exact * beta_mean_field * |S_p / S_x - 1 / n_params|``: little where n_params is large or beta small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from securefda.rules import checks
+from securefda.rules.blocks import Vector, step_products
+from securefda.rules.projection import SMALLEST_SQUARED_NORM, Products
+from securefda.rules.statistics import TargetStatistics, require_steps
+
+ROUNDING = 64 * float(np.finfo(np.float64).eps)
+"""A squared distance below this part of the squares it is the difference of is rounding error, and counts as zero."""
+
+
+class Estimator(StrEnum):
+    """Where S_p comes from."""
+
+    EXACT = "exact"
+    """From the target's single steps."""
+
+    MEAN_FIELD = "mean-field"
+    """S_x / n_params."""
+
+
+class BetaRule(StrEnum):
+    """Which rule beta is for."""
+
+    FEDDA = "fedda"
+    FEDGP = "fedgp"
+
+    FEDGP_FILTERED = "fedgp_filtered"
+    """FedGP, with the share of steps that agree in direction with the source (the authors' variant with delta)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepGeometry:
+    """Inner products of the target's mean step and a source's aligned step, over the whole vector, float64.
+
+    Attributes:
+        mean_squared: ||x-bar||^2.
+        inner: <x-bar, gbar>.
+        source_squared: ||gbar||^2.
+        size: n_params.
+    """
+
+    mean_squared: float
+    inner: float
+    source_squared: float
+    size: int
+
+    @classmethod
+    def of_round(cls, products: Products, *, steps: int, size: int) -> StepGeometry:
+        """Take it from the layers' products of the round's updates g_T and g_i, which are ``steps`` times as long."""
+        squared = float(steps) ** 2
+        return cls(
+            mean_squared=float(products.target_squared.sum()) / squared,
+            inner=float(products.inner.sum()) / squared,
+            source_squared=float(products.source_squared.sum()) / squared,
+            size=size,
+        )
+
+    @property
+    def source_is_zero(self) -> bool:
+        """Whether the source did not move, so that it has no direction."""
+        return self.source_squared <= SMALLEST_SQUARED_NORM
+
+
+def squared_distance(statistics: TargetStatistics, geometry: StepGeometry) -> float:
+    """Return the unbiased estimate of d^2 = ||E x - gbar||^2. It can be negative; beta clips it at zero."""
+    apart = geometry.mean_squared - 2 * geometry.inner + geometry.source_squared
+    return _beyond_rounding(apart - statistics.mean_variance, geometry.mean_squared + geometry.source_squared)
+
+
+def projected_squared_distance(
+    statistics: TargetStatistics, geometry: StepGeometry, along: Vector | None = None
+) -> float:
+    """Return the estimate of tau^2 d^2, the squared length of E x orthogonal to gbar. It can be negative.
+
+    Args:
+        statistics: of the target's steps.
+        geometry: of their mean and the source's step.
+        along: <x_j, gbar> of each step ``(B,)``, which makes the estimate unbiased for every noise; None stands for
+            the mean-field estimator, which is unbiased for noise that is equal in all directions.
+    """
+    if geometry.source_is_zero:
+        return _beyond_rounding(geometry.mean_squared - statistics.mean_variance, geometry.mean_squared)
+    if along is None:
+        along_variance = statistics.scatter / geometry.size
+    else:
+        along_variance = float(np.var(along, ddof=1)) / geometry.source_squared
+    across = geometry.mean_squared - geometry.inner * (geometry.inner / geometry.source_squared)
+    return _beyond_rounding(across - (statistics.scatter - along_variance) / statistics.steps, geometry.mean_squared)
+
+
+def source_beta(
+    rule: BetaRule,
+    estimator: Estimator,
+    statistics: TargetStatistics,
+    geometry: StepGeometry,
+    along: Vector | None = None,
+) -> float:
+    """Return the beta of one source, in [0, 1].
+
+    Args:
+        rule: the rule it is for.
+        estimator: how to estimate tau^2 d^2; FedDA needs no choice.
+        statistics: of the target's steps.
+        geometry: of their mean and the source's aligned step.
+        along: <x_j, gbar> of each step ``(B,)``; needed where `needs_steps` says so.
+
+    Raises:
+        ValueError: ``along`` is missing.
+    """
+    require_along(rule, estimator, along)
+    if rule is BetaRule.FEDDA:
+        distance = max(squared_distance(statistics, geometry), 0.0)
+    else:
+        exact_along = along if estimator is Estimator.EXACT else None
+        distance = max(projected_squared_distance(statistics, geometry, exact_along), 0.0)
+    if rule is BetaRule.FEDGP_FILTERED and along is not None:
+        delta = 1 - (1 - float(np.mean(along > 0))) / statistics.steps
+        distance = delta * distance + (1 - delta) * geometry.mean_squared
+    return weight_of_source(statistics.mean_variance, distance)
+
+
+def weight_of_source(variance: float, distance: float) -> float:
+    """Return the beta in [0, 1] that minimises ``(1 - beta)^2 variance + beta^2 distance``; 1 where both are zero."""
+    return variance / (variance + distance) if variance + distance > 0 else 1.0
+
+
+def require_along(rule: BetaRule, estimator: Estimator, along: Vector | None) -> None:
+    """Check that the products with the single steps are at hand where `needs_steps` says so.
+
+    Raises:
+        ValueError: they are not; the message starts with ``step_updates``.
+    """
+    if along is None and needs_steps(rule, estimator):
+        raise ValueError(f"step_updates: {rule} with the {estimator} estimator needs the target's single steps")
+
+
+def needs_steps(rule: BetaRule, estimator: Estimator) -> bool:
+    """Return whether beta depends on the target's single steps, not on their statistics alone."""
+    return rule is BetaRule.FEDGP_FILTERED or (rule is BetaRule.FEDGP and estimator is Estimator.EXACT)
+
+
+def auto_beta(
+    target_batches: npt.ArrayLike, sources: npt.ArrayLike, rule: str, *, estimator: str = Estimator.EXACT
+) -> Vector:
+    """Return the beta of each source (equation 3 of the paper).
+
+    Args:
+        target_batches: the target's steps x_1..x_B of a round, ``(B, n_params)``, B at least 2.
+        sources: the sources' per-step aligned updates, ``(N, n_params)``.
+        rule: ``fedda``, ``fedgp`` or ``fedgp_filtered``.
+        estimator: ``exact`` or ``mean-field``; a rule without tau^2 d^2 ignores it.
+
+    Returns:
+        Float64 ``(N,)`` in [0, 1]. Where neither noise nor distance is left (0 / 0), beta is 1.
+
+    Raises:
+        ValueError: a shape is wrong, a value is not finite, B is below 2, or a name is unknown; the message starts
+            with the argument's name.
+    """
+    beta_rule = checks.choice("rule", rule, BetaRule)
+    beta_estimator = checks.choice("estimator", estimator, Estimator)
+    steps = checks.matrix("target_batches", target_batches)
+    require_steps("target_batches", steps.shape[0])
+    source_updates = checks.matrix("sources", sources, columns=steps.shape[1])
+    statistics = TargetStatistics.from_batches(steps)
+    mean: Vector = np.asarray(np.mean(steps, axis=0, dtype=np.float64))
+    betas = np.empty(source_updates.shape[0])
+    for index, source in enumerate(source_updates):
+        geometry = StepGeometry.of_round(Products.of(mean, source, [mean.size]), steps=1, size=mean.size)
+        along = step_products(steps, source) if needs_steps(beta_rule, beta_estimator) else None
+        betas[index] = source_beta(beta_rule, beta_estimator, statistics, geometry, along)
+    return betas
+
+
+def _beyond_rounding(difference: float, largest: float) -> float:
+    return difference if abs(difference) > ROUNDING * largest else 0.0

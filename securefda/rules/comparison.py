@@ -1,0 +1,152 @@
+"""A source's aligned update beside the target's, in one round: what beta, projection and estimated errors depend on.
+
+Alignment of a source's update with the target's learning rate and number of steps (Appendix C.9 of the paper).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from securefda.rules import checks
+from securefda.rules.beta import Estimator, StepGeometry
+from securefda.rules.blocks import Reals, Vector, step_products
+from securefda.rules.projection import SMALLEST_SQUARED_NORM, Products, layer_slices
+from securefda.rules.statistics import TargetStatistics
+from securefda.rules.strategy import RoundPlan
+
+LARGEST_RATIO = 1e9
+"""Of two learning rates. One that is further from 1 is a mistake in a configuration."""
+
+
+def alignment_factor(*, target_steps: int, source_steps: int, learning_rate_ratio: float) -> float:
+    """Return a > 0 such that ``a * u_i`` is a source's round aligned update.
+
+    A source that took more steps, or longer ones, than the target has moved further in the same direction; the factor
+    brings its update to what the target's schedule would have made of it. One aligned step is ``a * u_i / B``.
+
+    Args:
+        target_steps: steps (batches) of the target in the round, B >= 1.
+        source_steps: steps of the source in the round, s_i >= 1.
+        learning_rate_ratio: the target's learning rate of the round over the source's, within 1e-9 and 1e9.
+
+    Raises:
+        ValueError: an argument is out of its range; the message starts with its name.
+    """
+    steps = checks.whole_number("target_steps", target_steps, least=1)
+    own_steps = checks.whole_number("source_steps", source_steps, least=1)
+    ratio = checks.number_between("learning_rate_ratio", learning_rate_ratio, 1 / LARGEST_RATIO, LARGEST_RATIO)
+    return steps * ratio / own_steps
+
+
+def align_update(update: npt.ArrayLike, *, target_steps: int, source_steps: int, learning_rate_ratio: float) -> Vector:
+    """Return the round aligned update ``g_i`` of a source, float64 ``(n_params,)``, see `alignment_factor`.
+
+    Raises:
+        ValueError: an argument is out of its range, or ``update`` is not a finite vector; the message starts with the
+            argument's name.
+    """
+    factor = alignment_factor(
+        target_steps=target_steps, source_steps=source_steps, learning_rate_ratio=learning_rate_ratio
+    )
+    return np.multiply(checks.vector("update", update), factor, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Inner products of the target's update and a source's aligned one, and the target's statistics.
+
+    Attributes:
+        statistics: of the target's steps.
+        factor: what aligns the source's update; 1 where the plan does not align.
+        products: in each layer, of the target's update and ``factor`` times the source's.
+        geometry: over the whole vector, of the target's mean step and the source's aligned step.
+        along_layers: <x_j, gbar> of each step of the target in each layer ``(B, n_layers)``; None where the plan has no
+            use for it, or where the single steps are not at hand.
+    """
+
+    statistics: TargetStatistics
+    factor: float
+    products: Products
+    geometry: StepGeometry
+    along_layers: Vector | None
+
+    @property
+    def along(self) -> Vector | None:
+        """<x_j, gbar> of each step ``(B,)``, over the whole vector."""
+        return None if self.along_layers is None else self.along_layers.sum(axis=1)
+
+    def noise_along(self, estimator: Estimator) -> float:
+        """Return the part of sigma^2 along the source's direction in each layer: what projection keeps of it.
+
+        The mean-field estimator takes sigma^2 to be spread evenly over all directions, of which there is one for each
+        layer that the source moves.
+        """
+        moves = self.products.source_squared > SMALLEST_SQUARED_NORM
+        if estimator is not Estimator.EXACT:
+            return self.statistics.mean_variance * int(moves.sum()) / self.geometry.size
+        if self.along_layers is None:
+            raise ValueError("step_updates: the exact estimator needs them")
+        variances = np.var(self.along_layers, axis=0, ddof=1)[moves]
+        of_a_step = self.products.source_squared[moves] / float(self.statistics.steps) ** 2
+        return float(np.sum(variances / of_a_step)) / self.statistics.steps
+
+
+def compare(
+    plan: RoundPlan,
+    statistics: TargetStatistics | None,
+    target_update: npt.ArrayLike | None,
+    source: Reals,
+    sizes: Sequence[int],
+    *,
+    source_steps: int,
+    learning_rate_ratio: float,
+    step_updates: npt.ArrayLike | None = None,
+) -> Comparison:
+    """Compare a source's update with the target's under a plan.
+
+    Args:
+        plan: whether to align, and whether single steps are of use.
+        statistics: of the target's steps in the round.
+        target_update: g_T, ``(n_params,)``.
+        source: u_i, not aligned, finite, ``(n_params,)``.
+        sizes: the layers' sizes, which sum to n_params.
+        source_steps: steps that the source took, at least 1.
+        learning_rate_ratio: the target's learning rate of the round over the source's, within 1e-9 and 1e9.
+        step_updates: the target's single steps ``(B, n_params)``, only where ``plan.needs_step_updates``.
+
+    Raises:
+        ValueError: an argument is missing, has a wrong shape or value, is not finite, or contradicts another; the
+            message starts with the argument's name.
+    """
+    if statistics is None or target_update is None:
+        raise ValueError(f"{'statistics' if statistics is None else 'target_update'}: {plan.rule} needs it")
+    target = checks.vector("target_update", target_update, size=source.size)
+    factor = alignment_factor(
+        target_steps=statistics.steps, source_steps=source_steps, learning_rate_ratio=learning_rate_ratio
+    )
+    factor = factor if plan.align else 1.0
+    products = Products.of(target, source, sizes).with_source_times(factor)
+    steps = _steps_of(plan, step_updates, source.size, statistics.steps)
+    along = None if steps is None else _products_by_layer(steps, source, sizes) * (factor / statistics.steps)
+    geometry = StepGeometry.of_round(products, steps=statistics.steps, size=source.size)
+    statistics.require_agreement(geometry.mean_squared)
+    return Comparison(statistics, factor, products, geometry, along)
+
+
+def _steps_of(plan: RoundPlan, step_updates: npt.ArrayLike | None, size: int, count: int) -> Reals | None:
+    """Return the target's single steps ``(B, n_params)``, checked; None where the plan has no use for them."""
+    if step_updates is None or not plan.needs_step_updates:
+        return None
+    steps = checks.matrix("step_updates", step_updates, columns=size)
+    if steps.shape[0] != count:
+        raise ValueError(f"step_updates: must have {count} rows, has {steps.shape[0]}")
+    return steps
+
+
+def _products_by_layer(steps: Reals, source: Reals, sizes: Sequence[int]) -> Vector:
+    """Return <x_j, u> of each step in each layer, ``(B, n_layers)``."""
+    return np.stack([step_products(steps[:, part], source[part]) for part in layer_slices(sizes)], axis=1)

@@ -1,0 +1,248 @@
+"""One source's part of a round, and the round's update from the sum of all parts.
+
+Every rule here is ``sum_i n_i (keep_i g_T + v_i) / n`` with ``n = sum_i n_i``: a source hands in a vector v_i and the
+share keep_i in [0, 1] of the target's update that stands beside it. The target needs just the sums V of n_i v_i, w of
+n_i keep_i, and n. `contribute` is therefore the same call at a source, whose v_i then travels masked, and at an
+aggregator that is permitted to see the updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from securefda.rules import checks
+from securefda.rules.beta import source_beta
+from securefda.rules.blocks import Reals, Vector, add_scaled
+from securefda.rules.comparison import Comparison, compare
+from securefda.rules.projection import Products, layer_multiples, scale_layers
+from securefda.rules.selection import DeltaErrors, source_errors
+from securefda.rules.statistics import TargetStatistics
+from securefda.rules.strategy import OF_A_WHOLE_RUN, RoundPlan, Rule
+
+KEEP_TOLERANCE = 1e-3
+"""How far, relative to n, the sum w may lie outside [0, n]: it may come out of a fixed-point sum."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contribution:
+    """A source's part of a round. It is as private as the update it is made of, and so has an empty repr.
+
+    Attributes:
+        vector: v_i, float64 ``(n_params,)``.
+        keep: share of the target's update that stands beside it, in [0, 1].
+        beta: weight of the source in [0, 1], for its own report; None for a rule without beta.
+        errors: estimated errors of the rules to choose from; None where the plan does not select.
+    """
+
+    vector: Vector = field(repr=False)
+    keep: float = field(repr=False)
+    beta: float | None = field(repr=False)
+    errors: DeltaErrors | None = field(default=None, repr=False)
+
+
+class ContributionSum:
+    """Running weighted sum of contributions, in O(n_params) memory: V, w and n."""
+
+    __slots__ = ("_kept", "_samples", "_vector")
+
+    def __init__(self, size: int) -> None:
+        """Start from zero; ``size`` is n_params."""
+        self._vector = np.zeros(checks.whole_number("size", size, least=1))
+        self._kept = 0.0
+        self._samples = 0.0
+
+    def add(self, contribution: Contribution, samples: float) -> None:
+        """Add a contribution ``samples`` times.
+
+        Raises:
+            ValueError: ``samples`` is negative or not finite, or the vector has another length; nothing was added.
+        """
+        weight = checks.number_between("samples", samples, 0, math.inf)
+        if contribution.vector.shape != self._vector.shape:
+            raise ValueError(f"contribution: must have {self._vector.size} elements, has {contribution.vector.size}")
+        add_scaled(self._vector, contribution.vector, weight)
+        self._kept += weight * contribution.keep
+        self._samples += weight
+
+    def add_sum(self, vector: Vector, kept: float, samples: float) -> None:
+        """Add the V, w and n of other sources, summed already.
+
+        Raises:
+            ValueError: the vector has another length; nothing was added.
+        """
+        if vector.shape != self._vector.shape:
+            raise ValueError(f"vector: must have {self._vector.size} elements, has {vector.size}")
+        self._vector += vector
+        self._kept += kept
+        self._samples += samples
+
+    @property
+    def vector(self) -> Vector:
+        """V = sum n_i v_i, float64 ``(n_params,)``: the sum itself, not a copy."""
+        return self._vector
+
+    @property
+    def kept(self) -> float:
+        """Weight w = sum n_i keep_i of the target's update."""
+        return self._kept
+
+    @property
+    def samples(self) -> float:
+        """Total n = sum n_i."""
+        return self._samples
+
+    def combine(
+        self, rule: Rule, target_update: npt.ArrayLike | None = None, *, target_samples: float | None = None
+    ) -> Vector:
+        """Return the round's update from this sum, see `combine`."""
+        return combine(
+            rule, self._vector, self._kept, self._samples, target_update=target_update, target_samples=target_samples
+        )
+
+
+def contribute(
+    plan: RoundPlan,
+    statistics: TargetStatistics | None,
+    target_update: npt.ArrayLike | None,
+    source_update: npt.ArrayLike,
+    *,
+    source_steps: int,
+    learning_rate_ratio: float,
+    layers: Sequence[int] | None = None,
+    step_updates: npt.ArrayLike | None = None,
+) -> Contribution:
+    """Evaluate a round's rule for one source.
+
+    Beside its result it needs memory for some blocks of 8192 numbers, whatever the size of the model.
+
+    Where the plan selects, the contribution carries estimated errors as well. They are of the aligned update, while
+    the contribution to a source_only round is the update as it is, and to a target_only round it is zero.
+
+    Args:
+        plan: the round's rule and its parameters; target_only just where it selects.
+        statistics: of the target's steps in the round; None is permitted where ``plan.uses_target_statistics`` is
+            false.
+        target_update: g_T, the target's update of the round, ``(n_params,)``; None as for ``statistics``.
+        source_update: u_i, the source's own update, not aligned, ``(n_params,)``.
+        source_steps: steps that the source took, at least 1.
+        learning_rate_ratio: the target's learning rate of the round over the source's, within 1e-9 and 1e9.
+        layers: sizes that sum to n_params; None is one layer.
+        step_updates: the target's single steps ``(B, n_params)``, only where ``plan.needs_step_updates``.
+
+    Returns:
+        What the source adds to the round, to be weighted by its number of samples.
+
+    Raises:
+        ValueError: an argument is missing, has a wrong shape or value, is not finite, or contradicts another; the
+            message starts with the argument's name.
+    """
+    source = checks.vector("source_update", source_update)
+    sizes = checks.layer_sizes(layers, source.size)
+    if not plan.needs_sources:
+        raise ValueError(f"plan: no source takes part in a {plan.rule} round")
+    if not plan.uses_target_statistics:
+        return Contribution(vector=source.astype(np.float64), keep=0.0, beta=None)
+    comparison = compare(
+        plan,
+        statistics,
+        target_update,
+        source,
+        sizes,
+        source_steps=source_steps,
+        learning_rate_ratio=learning_rate_ratio,
+        step_updates=step_updates,
+    )
+    errors = source_errors(comparison, plan.estimator) if plan.select else None
+    if plan.rule is Rule.TARGET_ONLY:
+        return Contribution(vector=np.zeros(source.size), keep=1.0, beta=None, errors=errors)
+    if not plan.rule.adapts:
+        return Contribution(vector=source.astype(np.float64), keep=0.0, beta=None, errors=errors)
+    beta, products, factor = _beta(plan, comparison), comparison.products, comparison.factor
+    return replace(weighted_update(plan, source, sizes, products=products, beta=beta, factor=factor), errors=errors)
+
+
+def weighted_update(
+    plan: RoundPlan,
+    source: Reals,
+    sizes: Sequence[int],
+    *,
+    products: Products,
+    beta: float,
+    factor: float = 1.0,
+) -> Contribution:
+    """Return what a source adds to a FedDA or FedGP round, once its beta is known.
+
+    Args:
+        plan: the round's rule and its parameters.
+        source: the source's update, ``(n_params,)``.
+        sizes: the layers' sizes, which sum to n_params.
+        products: of the target's update and ``factor * source``.
+        beta: in [0, 1].
+        factor: what aligns ``source``.
+    """
+    if plan.rule.projects:
+        multiples = layer_multiples(products, plan.projection, negative=not plan.filter)
+    else:
+        multiples = np.ones(len(sizes))
+    vector = scale_layers(source, sizes, multiples * (beta * factor))
+    return Contribution(vector=vector, keep=1.0 - beta, beta=beta)
+
+
+def combine(
+    rule: Rule,
+    weighted_sum: npt.ArrayLike,
+    kept: float,
+    samples: float,
+    *,
+    target_update: npt.ArrayLike | None = None,
+    target_samples: float | None = None,
+) -> Vector:
+    """Return the round's update of the model from the sums over all sources.
+
+    Args:
+        rule: the round's rule, not the strategy of a whole run.
+        weighted_sum: V = sum n_i v_i, ``(n_params,)``.
+        kept: w = sum n_i keep_i.
+        samples: n = sum n_i, positive.
+        target_update: g_T, ``(n_params,)``; not needed for source_only.
+        target_samples: n_T, the target's number of samples; only for fedavg.
+
+    Returns:
+        Float64 ``(n_params,)``: (w g_T + V) / n, for fedavg (n_T g_T + V) / (n_T + n), for source_only V / n, for
+        target_only g_T itself.
+
+    Raises:
+        ValueError: an argument is missing or out of its range; the message starts with its name.
+    """
+    if rule in OF_A_WHOLE_RUN:
+        raise ValueError(f"rule: {rule} is a strategy of a whole run, no rule of a sum")
+    total = checks.vector("weighted_sum", weighted_sum)
+    count = checks.number_between("samples", samples, 0, math.inf, open_below=True)
+    slack = KEEP_TOLERANCE * count
+    target_weight = checks.number_between("kept", kept, -slack, count + slack)
+    if rule is Rule.SOURCE_ONLY:
+        return np.divide(total, count, dtype=np.float64)
+    if target_update is None:
+        raise ValueError(f"target_update: {rule} needs it")
+    target = checks.vector("target_update", target_update, size=total.size)
+    if rule is Rule.TARGET_ONLY:
+        return target.astype(np.float64)
+    if rule is Rule.FEDAVG:
+        target_weight = checks.number_between("target_samples", target_samples, 0, math.inf)
+        count += target_weight
+    update = np.divide(total, count, dtype=np.float64)
+    add_scaled(update, target, target_weight / count)
+    return update
+
+
+def _beta(plan: RoundPlan, comparison: Comparison) -> float:
+    if plan.rule.beta_rule is None:
+        return plan.beta
+    return source_beta(
+        plan.rule.beta_rule, plan.estimator, comparison.statistics, comparison.geometry, comparison.along
+    )

@@ -1,0 +1,219 @@
+"""The energy rule: no source's contribution to a sum may dwarf those of the others.
+
+Every source tells the others its row, a_i[l] = the norm of its weighted contribution in layer l, as a code on a coarse
+grid and rounded down. From the same codes every source computes the same cap A[l], and scales its own contribution down
+to it by its exact norm. With a' = min(a, A) and k = ``others``, every source i then has in each layer
+
+    sum of the k smallest a'_j^2, j != i   >=   kappa * a'_i^2
+
+and A[l] is the largest cap for which the codes show that it holds: a norm is at least what its code says, so that
+rounding scales more down than the norms themselves would, and never less. Only the k smallest count, so it holds as
+well for those who are left when up to N - 1 - k others are lost, or collude and claim what they like.
+
+What this gives: energies, not directions. For contributions that are orthogonal to each other, the cosine of the sum
+with one of them is at most 1 / sqrt(1 + kappa). Correlated ones share a direction, about which it says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from securefda.rules import checks
+from securefda.rules.blocks import Vector, squared_norm
+from securefda.rules.projection import layer_slices
+
+SMALL_LAYER = 256
+"""Layers of fewer parameters tell much of a source by their norm alone, and have the coarser grid."""
+
+_QUARTER_STEPS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
+"""2^(0/4) to 2^(3/4), written out so that every machine has the same grid to the last bit."""
+
+
+def _parts_of_the_limit(step_down: Callable[[int], float]) -> Vector:
+    """What each code stands for, as a part of the layer's limit: nothing, then 255 steps up to 1."""
+    return np.array([0.0, *(1.0 / step_down(steps) for steps in range(254, -1, -1))])
+
+
+_FINE = _parts_of_the_limit(lambda steps: math.ldexp(_QUARTER_STEPS[steps % 4], steps // 4))
+_COARSE = _parts_of_the_limit(lambda steps: math.ldexp(_QUARTER_STEPS[2 * steps % 4], steps // 2))
+
+
+@dataclass(frozen=True, slots=True)
+class CapEffect:
+    """What the caps did to one contribution.
+
+    Attributes:
+        capped: indices of the layers that were scaled down, and are not zero.
+        zeroed: indices of the layers that had energy and whose cap is 0, so that nothing of them is left.
+    """
+
+    capped: tuple[int, ...]
+    zeroed: tuple[int, ...]
+
+
+def energy_row(vector: npt.ArrayLike, sizes: Sequence[int], weight: float) -> Vector:
+    """Return the norm of ``weight * vector`` in each layer.
+
+    It is the same to the last bit whatever the number of threads.
+
+    Args:
+        vector: a source's contribution v_i, ``(n_params,)``.
+        sizes: the layers' sizes, which sum to n_params; one size of n_params is the whole model as one layer.
+        weight: n_i in the units in which the sum weights it, not negative.
+
+    Returns:
+        Float64 ``(n_layers,)``.
+
+    Raises:
+        ValueError: an argument has a wrong shape or value, is not finite, or a norm is beyond float32; the message
+            starts with the argument's name.
+    """
+    contribution = checks.vector("vector", vector)
+    layers = checks.layer_sizes(sizes, contribution.size, name="sizes")
+    factor = checks.number_between("weight", weight, 0, math.inf)
+    norms = [factor * math.sqrt(squared_norm(contribution[part])) for part in layer_slices(layers)]
+    if max(norms) > float(np.finfo(np.float32).max):
+        raise ValueError("vector: its norm is beyond float32")
+    return np.array(norms)
+
+
+def energy_codes(row: npt.ArrayLike, sizes: Sequence[int], limits: npt.ArrayLike) -> bytes:
+    """Round norms down to the grid on which they are told, one byte for each layer.
+
+    Code 255 stands for the layer's limit, and every code below it for a step less: a factor of 2^(1/4), or of 2^(1/2)
+    in a layer of fewer than `SMALL_LAYER` parameters. 0 stands for nothing, and for all that is below the grid.
+
+    Args:
+        row: norms, ``(n_layers,)``, not negative; what is above its limit is told as the limit.
+        sizes: the layers' sizes, ``n_layers`` of them.
+        limits: the most that the clips let a norm be, ``(n_layers,)``, positive.
+
+    Raises:
+        ValueError: an argument has a wrong shape or value; the message starts with its name.
+    """
+    bounds, norms = _limits(limits, len(sizes)), _not_negative("row", row, len(sizes))
+    grids = (limit * (_COARSE if size < SMALL_LAYER else _FINE) for size, limit in zip(sizes, bounds, strict=True))
+    return bytes(int(np.searchsorted(grid, norm, side="right")) - 1 for grid, norm in zip(grids, norms, strict=True))
+
+
+def energies_of(codes: bytes, sizes: Sequence[int], limits: npt.ArrayLike) -> Vector:
+    """Return the norms that codes stand for, float64 ``(n_layers,)``: each at most the one that was rounded.
+
+    Args:
+        codes: as from `energy_codes`, under the same ``sizes`` and ``limits``.
+        sizes: the layers' sizes.
+        limits: the most that the clips let a norm be, ``(n_layers,)``, positive.
+
+    Raises:
+        ValueError: an argument has a wrong shape or value; the message starts with its name.
+    """
+    bounds = _limits(limits, len(sizes))
+    if len(codes) != len(sizes):
+        raise ValueError(f"codes: must be {len(sizes)} bytes, is {len(codes)}")
+    places = np.frombuffer(codes, np.uint8)
+    return bounds * np.where(np.array(sizes) < SMALL_LAYER, _COARSE[places], _FINE[places])
+
+
+def energy_caps(rows: npt.ArrayLike, *, kappa: float, others: int) -> Vector:
+    """Return the largest cap of each layer under which no source dwarfs the others.
+
+    Only the inequality of the largest contribution r can fail: every other i has a'_i <= a'_r, and the k smallest
+    beside i sum to no less than the k smallest beside r, in which i stands for r. With b_1 <= b_2 <= ... the squares
+    and x = A^2 it reads
+
+        sum_(j <= k) min(b_j, x) - kappa x >= 0.
+
+    The left side is the smallest of the k + 1 lines P_p - (kappa - k + p) x, where P_p = b_1 + ... + b_p. So it holds
+    up to the smallest root of the falling lines, and there is always one. It holds as well if a contribution is larger
+    than its row says: ``x`` bounds it all the same.
+
+    Each column is sorted before it is summed, in sequence and in float64. So the caps are the same to the last bit in
+    whatever order the rows come, at every source.
+
+    Args:
+        rows: a_i[l], ``(N, n_layers)``, one row for each source, not negative; below 1e-150 counts as zero.
+        kappa: how many times a source's energy the others must have, positive.
+        others: k, how many of the other sources count, the smallest ones; at least 1.
+
+    Returns:
+        Float64 ``(n_layers,)``: inf where kappa is too small for any cap in float64, 0 where no cap above 0 does: all
+        of a layer's energy is in too few sources, or kappa > k. With fewer than k + 1 rows 0 everywhere.
+
+    Raises:
+        ValueError: an argument is out of its range, or not finite; the message starts with its name.
+    """
+    table = checks.matrix("rows", rows)
+    if np.any(table < 0):
+        raise ValueError("rows: must not be negative")
+    share = checks.number_between("kappa", kappa, 0, math.inf, open_below=True)
+    count = checks.whole_number("others", others, least=1)
+    if table.shape[0] <= count:
+        return np.zeros(table.shape[1])
+    squares = np.sort(np.square(table, dtype=np.float64), axis=0)
+    partial_sums = np.zeros((count + 1, table.shape[1]))
+    np.add.accumulate(squares[:count], axis=0, out=partial_sums[1:])
+    falls = share - np.arange(count, -1, -1.0)
+    with np.errstate(over="ignore"):  # a tiny kappa: no cap
+        roots = partial_sums[falls > 0] / falls[falls > 0, np.newaxis]
+    caps: Vector = np.sqrt(np.min(roots, axis=0))
+    return caps
+
+
+def scale_to_caps(vector: Vector, sizes: Sequence[int], row: npt.ArrayLike, caps: npt.ArrayLike) -> CapEffect:
+    """Scale a contribution in place to the caps: each layer by min(1, A / a), to zero where A is 0.
+
+    Args:
+        vector: the contribution, float64 ``(n_params,)``, writable; in any weighting, since only a factor is applied.
+        sizes: the layers' sizes, which sum to n_params.
+        row: its own exact norms a_i[l] as from `energy_row`, ``(n_layers,)``, not negative.
+        caps: A[l] as from `energy_caps`, ``(n_layers,)``, not negative; inf is no cap.
+
+    Returns:
+        Which layers were capped or zeroed.
+
+    Raises:
+        ValueError: an argument has a wrong shape or value; the message starts with its name, the vector is as before.
+    """
+    if not isinstance(vector, np.ndarray) or vector.dtype != np.float64 or not vector.flags.writeable:
+        raise ValueError("vector: must be a writable float64 array")
+    checks.vector("vector", vector)
+    layers = checks.layer_sizes(sizes, vector.size, name="sizes")
+    energies = _not_negative("row", row, len(layers))
+    limits = _caps("caps", caps, len(layers))
+    capped = np.flatnonzero((energies > limits) & (limits > 0))
+    zeroed = np.flatnonzero((energies > limits) & (limits == 0))
+    for index, part in enumerate(layer_slices(layers)):
+        if limits[index] == 0:
+            vector[part] = 0.0
+        elif energies[index] > limits[index]:
+            vector[part] *= limits[index] / energies[index]
+    return CapEffect(capped=tuple(capped.tolist()), zeroed=tuple(zeroed.tolist()))
+
+
+def _not_negative(name: str, value: npt.ArrayLike, count: int) -> Vector:
+    numbers = checks.vector(name, value, size=count).astype(np.float64)
+    if np.any(numbers < 0):
+        raise ValueError(f"{name}: must not be negative")
+    return numbers
+
+
+def _limits(value: npt.ArrayLike, count: int) -> Vector:
+    limits = checks.vector("limits", value, size=count).astype(np.float64)
+    if np.any(limits <= 0):
+        raise ValueError("limits: must be positive")
+    return limits
+
+
+def _caps(name: str, value: npt.ArrayLike, count: int) -> Vector:
+    try:
+        caps = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: must be numbers") from None
+    if caps.shape != (count,) or not np.all(caps >= 0):
+        raise ValueError(f"{name}: must be {count} numbers that are not negative")
+    return caps

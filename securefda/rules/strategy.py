@@ -1,0 +1,370 @@
+"""Strategies: which rule a run follows in which round, and with what parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from securefda.rules import checks
+from securefda.rules.beta import BetaRule, Estimator, needs_steps
+from securefda.rules.projection import Projection
+from securefda.rules.server import ServerOptimizer, ServerPlan
+
+
+class Rule(StrEnum):
+    """What a run, or one round of it, does with the updates. The values stand in configurations and headers."""
+
+    SOURCE_ONLY = "source_only"
+    """Mean of the sources' updates by samples: FedAvg among the sources."""
+
+    TARGET_ONLY = "target_only"
+    """The target's update alone."""
+
+    FEDAVG = "fedavg"
+    """Mean by samples, the target being one more site."""
+
+    FEDDA = "fedda"
+    """Definition 4.1 of the paper with one given beta."""
+
+    FEDGP = "fedgp"
+    """Definition 4.3 of the paper with one given beta."""
+
+    FEDDA_AUTO = "fedda_auto"
+    FEDGP_AUTO = "fedgp_auto"
+    FEDGP_FILTERED_AUTO = "fedgp_filtered_auto"
+
+    FINETUNE_OFFLINE = "finetune_offline"
+    """Rounds of `SOURCE_ONLY`, then rounds of `TARGET_ONLY`."""
+
+    ORACLE = "oracle"
+    """`TARGET_ONLY` on all of the target's labelled data: an upper bound, for which no source is needed."""
+
+    PERSONALIZED_FEDAVG = "personalized_fedavg"
+    """FedAvg with momentum at the aggregator, then Reptile with Adam there; the target is measured after some epochs of
+    its own (Jiang, Konečný, Rush, Kannan 2019). Both stages are rounds of `FEDAVG`: see `Strategy.reptile_rounds`."""
+
+    DITTO = "ditto"
+    """`FEDAVG`, and beside it a model of the target's own that is drawn to the common one (Li, Hu, Beirami, Smith
+    2021)."""
+
+    APFL = "apfl"
+    """`FEDAVG`, and a mixture of its model with one of the target's own (Deng, Kamani, Mahdavi 2020)."""
+
+    KNN_PER = "knn_per"
+    """`FEDAVG`, and the labels of the nearest of the target's own rows (Marfoq, Neglia, Vidal, Kameni 2022)."""
+
+    FEDREP = "fedrep"
+    """`FEDAVG` of all layers but the last ones, which stay at their site (Collins, Hassani, Mokhtari, Shakkottai
+    2021); which these are is a setting of training at every site."""
+
+    AUTO = "auto"
+    """In each round the one of `CANDIDATES` with the smallest estimated Delta error; `selection` has these errors."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether a contribution depends on the target's update and statistics: the FedDA and FedGP rules, and auto."""
+        return self in _ADAPTING
+
+    @property
+    def projects(self) -> bool:
+        """Whether the rule is a form of FedGP."""
+        return self in (Rule.FEDGP, Rule.FEDGP_AUTO, Rule.FEDGP_FILTERED_AUTO)
+
+    @property
+    def beta_rule(self) -> BetaRule | None:
+        """Which auto-beta the rule uses; None where it uses none, and for `AUTO`, which leaves it to the round."""
+        return _BETA_RULES.get(self)
+
+    @property
+    def needs_sources(self) -> bool:
+        """Whether headers ask sources for it: neither for the target's own rules nor for a strategy's name; see
+        `RoundPlan.needs_sources`. `AUTO` is asked for beside the rule of the round."""
+        return self is not Rule.TARGET_ONLY and self not in OF_A_WHOLE_RUN - {Rule.AUTO}
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether the target is measured with a model of its own, which nobody else gets to know."""
+        return self in _PERSONAL
+
+
+_BETA_RULES = {
+    Rule.FEDDA_AUTO: BetaRule.FEDDA,
+    Rule.FEDGP_AUTO: BetaRule.FEDGP,
+    Rule.FEDGP_FILTERED_AUTO: BetaRule.FEDGP_FILTERED,
+}
+_ADAPTING = frozenset({Rule.FEDDA, Rule.FEDGP, Rule.AUTO, *_BETA_RULES})
+_WARMS_UP = _ADAPTING | {Rule.SOURCE_ONLY, Rule.FEDAVG}
+_PERSONAL = frozenset({Rule.PERSONALIZED_FEDAVG, Rule.DITTO, Rule.APFL, Rule.KNN_PER, Rule.FEDREP})
+_MEANS = frozenset({Rule.SOURCE_ONLY, Rule.FEDAVG})
+OF_A_WHOLE_RUN = frozenset({Rule.FINETUNE_OFFLINE, Rule.ORACLE, Rule.AUTO, *_PERSONAL})
+"""Strategies whose rounds follow other rules, which `round_plan` names."""
+
+CANDIDATES = (Rule.TARGET_ONLY, Rule.FEDGP_AUTO, Rule.FEDDA_AUTO, Rule.SOURCE_ONLY)
+"""What `Rule.AUTO` chooses from. Of equal estimates the earlier wins: first the rule under which nothing of an update
+leaves a source, last the one that its estimate fits worst, since source_only does not align."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulePlan:
+    """A rule and all that its evaluation depends on beside the updates.
+
+    Attributes:
+        rule: what to do with the updates; the rule's name is accepted too, as for the other names here.
+        beta: weight of a source under `Rule.FEDDA` and `Rule.FEDGP`, in [0, 1]; other rules ignore it.
+        projection: form of the projection under the FedGP rules.
+        filter: whether layers in which source and target disagree in sign are left out (FedGP rules).
+        align: whether a source's update is aligned with the target's schedule (FedDA and FedGP rules).
+        estimator: how auto-beta estimates tau^2 d^2.
+
+    Raises:
+        ValueError: an attribute is out of its range; the message starts with its name.
+    """
+
+    rule: Rule
+    beta: float = 0.5
+    projection: Projection = Projection.ORTHOGONAL
+    filter: bool = True
+    align: bool = True
+    estimator: Estimator = Estimator.MEAN_FIELD
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", checks.choice("rule", self.rule, Rule))
+        object.__setattr__(self, "projection", checks.choice("projection", self.projection, Projection))
+        object.__setattr__(self, "estimator", checks.choice("estimator", self.estimator, Estimator))
+        checks.number_between("beta", self.beta, 0, 1)
+        checks.switch("filter", self.filter)
+        checks.switch("align", self.align)
+
+    @property
+    def needs_step_updates(self) -> bool:
+        """Whether evaluation needs the target's single steps, beyond its update and three statistics.
+
+        Estimated errors are those of all candidates, and so need what FedGP's beta needs.
+        """
+        beta_rule = BetaRule.FEDGP if self._estimates_errors else self.rule.beta_rule
+        return beta_rule is not None and needs_steps(beta_rule, self.estimator)
+
+    @property
+    def _estimates_errors(self) -> bool:
+        return self.rule is Rule.AUTO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan(RulePlan):
+    """What one round does.
+
+    Attributes:
+        rule: as in `RulePlan`; in a round never one of `OF_A_WHOLE_RUN`, which `round_plan` resolves.
+        learning_rate_factor: multiplies the learning rates of the target and of every source in this round.
+        select: whether the sources estimate the errors of `CANDIDATES`, so that the next round's rule can be chosen;
+            the round's own rule is then one of them.
+        server: how the aggregator moves the model by a mean; None for by the mean itself. No header says it.
+
+    Raises:
+        ValueError: an attribute is out of its range; the message starts with its name.
+    """
+
+    learning_rate_factor: float = 1.0
+    select: bool = False
+    server: ServerPlan | None = None
+
+    def __post_init__(self) -> None:
+        RulePlan.__post_init__(self)
+        if self.rule in OF_A_WHOLE_RUN:
+            raise ValueError(f"rule: {self.rule} is a strategy of a whole run, not the rule of one round")
+        checks.number_between("learning_rate_factor", self.learning_rate_factor, 0, math.inf, open_below=True)
+        if checks.switch("select", self.select) and self.rule not in CANDIDATES:
+            raise ValueError(f"select: {self.rule} is not one of the rules that are chosen from")
+        if self.server is not None and self.rule not in _MEANS:
+            raise ValueError(f"server: {self.rule} is no mean of updates, which such a step needs")
+
+    @property
+    def needs_sources(self) -> bool:
+        """Whether any source takes part: in a target_only round only to estimate errors."""
+        return self.rule.needs_sources or self.select
+
+    @property
+    def uses_target_statistics(self) -> bool:
+        """Whether a source needs the target's update and statistics, for its contribution or to estimate errors."""
+        return self.rule.adapts or self.select
+
+    @property
+    def _estimates_errors(self) -> bool:
+        return self.select
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy(RulePlan):
+    """The rule of a whole run and its schedule.
+
+    Warm-up (Appendix C.2 of the paper): the first rounds are `Rule.SOURCE_ONLY`, since projection from a random model
+    is slow; then both learning rates drop, whatever `Rule.AUTO` then chooses. It concerns every rule that the
+    sources take part in, but for `Rule.FINETUNE_OFFLINE` and the personal strategies, which have their own schedules;
+    target_only and oracle never see a source.
+
+    Attributes:
+        rounds: number of rounds, at least 1.
+        warm_up_rounds: number of warm-up rounds, below ``rounds``.
+        lr_after_warm_up: factor of the learning rates after warm-up, in (0, 1]; 1 where there is no warm-up.
+        finetune_rounds: number of target_only rounds at the end of `Rule.FINETUNE_OFFLINE`; there at least 1, and below
+            ``rounds``. Other rules ignore it.
+        server_optimizer: of the aggregator, where the rounds are means: source_only, fedavg and the personal
+            strategies, but for `Rule.PERSONALIZED_FEDAVG`, which has its own.
+        server_learning_rate, server_momentum, server_second_momentum, server_epsilon: as in `ServerPlan`.
+        reptile_rounds: rounds of Reptile at the end of `Rule.PERSONALIZED_FEDAVG`; there at least 1, and below
+            ``rounds``. Reptile (Nichol, Achiam, Schulman 2018) takes K steps and the uniform mean; here its steps are
+            those of the sites' own settings, and its mean is by samples as that of `Rule.FEDAVG`, because no header
+            can say otherwise. What differs is Adam at the aggregator.
+        reptile_learning_rate: of Adam in these rounds, above 0; other numbers are the ``server_`` ones.
+        personal_epochs: of the target's own model: in each round of `Rule.DITTO`, and before `Rule.PERSONALIZED_FEDAVG`
+            is measured.
+        ditto_lambda: draws the target's own model to the common one, at least 0.
+        apfl_alpha: share of the target's own model in the mixture, in [0, 1].
+        apfl_adaptive: whether ``apfl_alpha`` is where it begins, and each round moves it by its gradient.
+        knn_neighbours: how many of the target's rows have a say.
+        knn_weight: of what they say, in [0, 1]; the model has the rest.
+        knn_scale: distance over which what a row says falls by the factor e, above 0.
+
+    Raises:
+        ValueError: an attribute is out of its range; the message starts with its name.
+    """
+
+    rounds: int
+    warm_up_rounds: int = 0
+    lr_after_warm_up: float = 1.0
+    finetune_rounds: int = 0
+    server_optimizer: ServerOptimizer = ServerOptimizer.NONE
+    server_learning_rate: float = 0.0
+    server_momentum: float = 0.9
+    server_second_momentum: float = 0.99
+    server_epsilon: float = 1e-3
+    reptile_rounds: int = 0
+    reptile_learning_rate: float = 0.01
+    personal_epochs: int = 1
+    ditto_lambda: float = 0.1
+    apfl_alpha: float = 0.5
+    apfl_adaptive: bool = False
+    knn_neighbours: int = 10
+    knn_weight: float = 0.5
+    knn_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        RulePlan.__post_init__(self)
+        rounds = checks.whole_number("rounds", self.rounds, least=1)
+        if checks.whole_number("warm_up_rounds", self.warm_up_rounds, least=0) >= rounds:
+            raise ValueError(f"warm_up_rounds: must be below the {rounds} rounds of the run, is {self.warm_up_rounds}")
+        checks.number_between("lr_after_warm_up", self.lr_after_warm_up, 0, 1, open_below=True)
+        self._check_last_rounds("finetune_rounds", Rule.FINETUNE_OFFLINE)
+        self._check_last_rounds("reptile_rounds", Rule.PERSONALIZED_FEDAVG)
+        self._check_server()
+        self._check_personal()
+
+    def server(self, *, reptile: bool = False) -> ServerPlan | None:
+        """The aggregator's optimiser in a round that is a mean; None where there is none."""
+        optimizer, rate = self.server_optimizer, self.server_learning_rate
+        if self.rule is Rule.PERSONALIZED_FEDAVG:
+            optimizer = ServerOptimizer.ADAM if reptile else ServerOptimizer.MOMENTUM
+            rate = self.reptile_learning_rate if reptile else rate
+        return None if optimizer is ServerOptimizer.NONE else self._server_plan(optimizer, rate)
+
+    def _server_plan(self, optimizer: ServerOptimizer, learning_rate: float) -> ServerPlan:
+        return ServerPlan(
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            momentum=self.server_momentum,
+            second_momentum=self.server_second_momentum,
+            epsilon=self.server_epsilon,
+        )
+
+    def _check_last_rounds(self, name: str, rule: Rule) -> None:
+        count = checks.whole_number(name, getattr(self, name), least=0)
+        if self.rule is rule and not 1 <= count < self.rounds:
+            raise ValueError(
+                f"{name}: {rule} needs at least 1 and fewer than the {self.rounds} rounds of the run, is {count}"
+            )
+
+    def _check_server(self) -> None:
+        optimizer = checks.choice("server_optimizer", self.server_optimizer, ServerOptimizer)
+        object.__setattr__(self, "server_optimizer", optimizer)
+        self._server_plan(ServerOptimizer.ADAM, self.server_learning_rate)  # that every number is within its range
+        if optimizer is ServerOptimizer.NONE:
+            return
+        if self.rule is Rule.PERSONALIZED_FEDAVG:
+            raise ValueError(f"server_optimizer: must be none, {self.rule} has optimisers of its own")
+        if self.rule not in _MEANS | _PERSONAL:
+            raise ValueError(f"server_optimizer: must be none, the rounds of {self.rule} are no means of updates")
+
+    def _check_personal(self) -> None:
+        for name in ("reptile_learning_rate", "knn_scale"):
+            checks.number_between(name, getattr(self, name), 0, math.inf, open_below=True)
+        for name, most in (("ditto_lambda", math.inf), ("apfl_alpha", 1), ("knn_weight", 1)):
+            checks.number_between(name, getattr(self, name), 0, most)
+        for name in ("personal_epochs", "knn_neighbours"):
+            checks.whole_number(name, getattr(self, name), least=1)
+        checks.switch("apfl_adaptive", self.apfl_adaptive)
+
+
+def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, float] | None = None) -> RoundPlan:
+    """Return what the given round, counted from 1, does under ``strategy``.
+
+    Under `Rule.AUTO` the sources estimate errors in every round after warm-up; the first of these has none to go by.
+
+    Args:
+        strategy: of the run.
+        round_number: from 1 to ``strategy.rounds``.
+        errors: the estimated errors of `CANDIDATES` in the last finished round that estimated them; None before there
+            is one: then `Rule.AUTO` takes fedgp_auto. Warm-up rounds and other strategies ignore it.
+
+    Raises:
+        ValueError: ``round_number`` is not a round of the run, or ``errors`` are unfit, see `choose_rule`.
+    """
+    number = checks.whole_number("round_number", round_number, least=1)
+    if number > strategy.rounds:
+        raise ValueError(f"round_number: the run has {strategy.rounds} rounds, asked for {number}")
+    rule, factor = _rule_and_factor(strategy, number)
+    if rule is Rule.AUTO:
+        rule = Rule.FEDGP_AUTO if errors is None else choose_rule(errors)
+    return RoundPlan(
+        rule=rule,
+        learning_rate_factor=factor,
+        select=strategy.rule is Rule.AUTO and number > strategy.warm_up_rounds,
+        server=strategy.server(reptile=number > strategy.rounds - strategy.reptile_rounds) if rule in _MEANS else None,
+        beta=strategy.beta,
+        projection=strategy.projection,
+        filter=strategy.filter,
+        align=strategy.align,
+        estimator=strategy.estimator,
+    )
+
+
+def choose_rule(errors: Mapping[Rule, float]) -> Rule:
+    """Return the rule with the smallest estimated Delta error; of equal ones the earliest in `CANDIDATES`.
+
+    Args:
+        errors: of some or all of `CANDIDATES`, finite, at least one.
+
+    Raises:
+        ValueError: there is none, one is not finite, or one is of another rule; the message starts with ``errors``.
+    """
+    if not errors or not set(errors) <= set(CANDIDATES):
+        raise ValueError(f"errors: must be of some of {', '.join(CANDIDATES)}; are of {', '.join(errors) or 'none'}")
+    for error in errors.values():
+        checks.number_between("errors", error, -math.inf, math.inf)
+    return min((rule for rule in CANDIDATES if rule in errors), key=lambda rule: errors[rule])
+
+
+def _rule_and_factor(strategy: Strategy, number: int) -> tuple[Rule, float]:
+    if strategy.rule is Rule.ORACLE:
+        return Rule.TARGET_ONLY, 1.0
+    if strategy.rule is Rule.FINETUNE_OFFLINE:
+        finetunes = number > strategy.rounds - strategy.finetune_rounds
+        return (Rule.TARGET_ONLY if finetunes else Rule.SOURCE_ONLY), 1.0
+    if strategy.rule.is_personal:
+        return Rule.FEDAVG, 1.0
+    if strategy.rule not in _WARMS_UP or strategy.warm_up_rounds == 0:
+        return strategy.rule, 1.0
+    if number <= strategy.warm_up_rounds:
+        return Rule.SOURCE_ONLY, 1.0
+    return strategy.rule, strategy.lr_after_warm_up

@@ -1,0 +1,139 @@
+"""The federation's certificate authority: its keys, its folder, and the three things it signs.
+
+It signs TLS certificates (ECDSA P-256), rosters and startup kits (Ed25519). The authority makes the sites' private
+keys too, so whoever runs it could pose as any site: it belongs with a party that all sites trust, off line between
+enrolments, and never with the target's aggregator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.x509 import Certificate
+
+from securefda.errors import ConfigError
+from securefda.protocol.roster import RosterEntry
+from securefda.site.certificates import (
+    CA_VALIDITY,
+    SITE_VALIDITY,
+    CaCertificate,
+    make_ca,
+    make_site_certificate,
+    parse_ca,
+    tls_pin,
+)
+from securefda.site.endpoints import SiteSpec
+from securefda.site.files import PUBLIC_MODE, SECRET_MODE, FileContent, check_secret_mode, read_file, write_file
+
+CA_FILE = "ca.pem"
+_CA_KEY_FILE = "ca.key"
+_ROSTER_KEY_FILE = "roster.key"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Identity:
+    """A site that was just enrolled: its certificate and both private keys."""
+
+    site: SiteSpec
+    certificate: Certificate
+    signing_key: Ed25519PrivateKey = field(repr=False)
+    tls_key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    def entry(self, index: int) -> RosterEntry:
+        """The site's roster entry at this index; its validity is that of the certificate."""
+        return RosterEntry(
+            index=index,
+            site_id=self.site.site_id,
+            role=self.site.role,
+            legal_entity=self.site.legal_entity,
+            signing_key=self.signing_key.public_key().public_bytes_raw(),
+            tls_pin=tls_pin(self.certificate),
+            not_before=int(self.certificate.not_valid_before_utc.timestamp()),
+            not_after=int(self.certificate.not_valid_after_utc.timestamp()),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Authority:
+    """A federation's CA with its private keys in memory."""
+
+    ca: CaCertificate
+    tls_key: ec.EllipticCurvePrivateKey = field(repr=False)
+    roster_key: Ed25519PrivateKey = field(repr=False)
+
+    @classmethod
+    def create(cls, federation_id: str, now: datetime, validity: timedelta = CA_VALIDITY) -> Authority:
+        """Make a new CA with fresh keys."""
+        tls_key = ec.generate_private_key(ec.SECP256R1())
+        roster_key = Ed25519PrivateKey.generate()
+        ca = make_ca(federation_id, tls_key, roster_key.public_key().public_bytes_raw(), now, validity)
+        return cls(ca, tls_key, roster_key)
+
+    @classmethod
+    def load(cls, folder: Path) -> Authority:
+        """Read the CA from its folder.
+
+        Raises:
+            ConfigError: a file is missing or malformed, a key is open to others, or keys and certificate differ.
+        """
+        ca = parse_ca(str(folder / CA_FILE), read_file(folder / CA_FILE).data)
+        tls_key = load_tls_key(str(folder / _CA_KEY_FILE), read_file(folder / _CA_KEY_FILE))
+        roster_key = load_signing_key(str(folder / _ROSTER_KEY_FILE), read_file(folder / _ROSTER_KEY_FILE))
+        if tls_key.public_key() != ca.certificate.public_key():
+            raise ConfigError(str(folder / _CA_KEY_FILE), f"does not belong to {CA_FILE}")
+        if roster_key.public_key().public_bytes_raw() != ca.roster_key:
+            raise ConfigError(str(folder / _ROSTER_KEY_FILE), f"does not belong to {CA_FILE}")
+        return cls(ca, tls_key, roster_key)
+
+    def save(self, folder: Path) -> None:
+        """Write certificate and keys (mode 0600) into an existing folder. Raises OSError."""
+        write_file(folder / CA_FILE, self.ca.pem, PUBLIC_MODE)
+        write_file(folder / _CA_KEY_FILE, private_pem(self.tls_key), SECRET_MODE)
+        write_file(folder / _ROSTER_KEY_FILE, private_pem(self.roster_key), SECRET_MODE)
+
+    def issue(self, site: SiteSpec, now: datetime, validity: timedelta = SITE_VALIDITY) -> Identity:
+        """Make a site's keys and certificate. Raises CertificateError if the CA itself is not valid at ``now``."""
+        tls_key = ec.generate_private_key(ec.SECP256R1())
+        certificate = make_site_certificate(
+            self.ca, self.tls_key, tls_key.public_key(), site, now=now, validity=validity
+        )
+        return Identity(site, certificate, Ed25519PrivateKey.generate(), tls_key)
+
+
+def private_pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as unencrypted PKCS #8 PEM; the file's mode is what protects it."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def load_signing_key(name: str, content: FileContent) -> Ed25519PrivateKey:
+    """Read an Ed25519 private key from a PEM file of mode 0600. Raises ConfigError naming the file."""
+    key = _load_private_key(name, content)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(name, "is not an Ed25519 key")
+    return key
+
+
+def load_tls_key(name: str, content: FileContent) -> ec.EllipticCurvePrivateKey:
+    """Read an elliptic-curve private key from a PEM file of mode 0600. Raises ConfigError naming the file."""
+    key = _load_private_key(name, content)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(name, "is not an elliptic-curve key")
+    return key
+
+
+def _load_private_key(name: str, content: FileContent) -> PrivateKeyTypes:
+    check_secret_mode(name, content)
+    try:
+        return serialization.load_pem_private_key(content.data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # Not chained: the parser's message could quote what it read.
+        raise ConfigError(name, "is not an unencrypted PEM private key") from None

@@ -1,0 +1,408 @@
+"""Reading a configuration file with its overrides: flag before environment before file.
+
+The three configuration files: a whole federation on one machine, the aggregator's process, a source's process.
+
+The file of each site's process, derived from the configuration of a federation on one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path, PurePath
+from types import MappingProxyType, UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin
+
+import tomli_w
+from pydantic import model_validator
+
+from securefda.errors import ConfigError
+from securefda.parse import MAX_NESTING, BeyondBounds, toml_table
+from securefda.protocol.messages import Visibility
+from securefda.protocol.parameters import threshold_is_sound
+from securefda.settings import Settings, SettingsT, known_keys, parse_settings, read_toml
+from securefda.site.config.convert import budget_of, require_fit
+from securefda.site.config.sections import (
+    MAX_PORT,
+    FederationSection,
+    LoggingSection,
+    MetricsSection,
+    PrivacySection,
+    ProcessSection,
+    SessionSection,
+    StrategySection,
+    TaskSection,
+    TrainingSection,
+    TrainingSides,
+    TransportSection,
+)
+from securefda.site.policy import SourcePolicy, default_policy
+from securefda.site.policy.verdict import plan_levels
+
+
+class FederationConfig(Settings):
+    """FEDERATION.toml: everything that ``run``, ``simulate`` and ``demo`` need."""
+
+    federation: FederationSection
+    task: TaskSection
+    strategy: StrategySection = StrategySection()
+    training: TrainingSides = TrainingSides()
+    privacy: PrivacySection = PrivacySection()
+    session: SessionSection = SessionSection()
+    transport: TransportSection = TransportSection()
+    logging: LoggingSection = LoggingSection()
+    metrics: MetricsSection = MetricsSection()
+
+    @model_validator(mode="after")
+    def _a_session_can_succeed(self) -> Self:
+        _require_known_sites(self.privacy, self.federation.sources)
+        if self.privacy.visibility != "individual":
+            _require_enough_sources(len(self.federation.sources), self.privacy)
+            _require_large_sums(self.privacy, self.session)
+            _require_sound_threshold(len(self.federation.sources), self.privacy, self.session)
+        plan_levels(self.levels, self.privacy.smallest_sum)
+        self._require_a_word_on_norm_rows()
+        return self
+
+    def _require_a_word_on_norm_rows(self) -> None:
+        """The sources' policies would refuse every header of this file."""
+        privacy, noise = self.privacy, self.training.source.dp.noise_multiplier
+        hidden = privacy.n_c > 0 and privacy.kappa > 0 and privacy.norm_rows == "hidden"
+        if hidden and not noise and Visibility.SUM in self.levels.values():
+            why = f"of n-c = {privacy.n_c} colluders each would see how large the others' parts of a sum are"
+            hint = 'set "colluders-may-see", or training.source.dp.noise-multiplier'
+            raise ConfigError("privacy.norm-rows", why, hint=hint)
+
+    @model_validator(mode="after")
+    def _the_sites_train_as_the_strategy_needs(self) -> Self:
+        require_fit(self.strategy, self.training.target, self.training.source)
+        return self
+
+    @model_validator(mode="after")
+    def _every_site_has_logs_and_metrics_of_its_own(self) -> Self:
+        _require_own_file("logging.file", self.logging.file)
+        _require_own_file("logging.json-file", self.logging.json_file)
+        sites = 1 + len(self.federation.sources)
+        if self.metrics.port and self.metrics.port + sites - 1 > MAX_PORT:
+            why = f"{self.metrics.port} is the first of {sites} ports, one per site, and the last is above {MAX_PORT}"
+            raise ConfigError("metrics.port", why, hint="lower it")
+        return self
+
+    @property
+    def levels(self) -> dict[str, Visibility]:
+        """What the aggregator would see of each source: what it asks for, or less where the source permits less."""
+        asked = Visibility[self.privacy.visibility.upper()]
+        permitted = {site: self.privacy.permitted(site) for site in self.federation.sources}
+        return {site: max(asked, Visibility[level.upper()]) for site, level in permitted.items()}
+
+
+class AggregatorConfig(Settings):
+    """aggregator.toml: the target's process. Who takes part comes from the kit's roster."""
+
+    aggregator: ProcessSection
+    task: TaskSection
+    strategy: StrategySection = StrategySection()
+    training: TrainingSection = TrainingSection()
+    privacy: PrivacySection = PrivacySection()
+    session: SessionSection = SessionSection()
+    transport: TransportSection = TransportSection()
+    logging: LoggingSection = LoggingSection()
+    metrics: MetricsSection = MetricsSection()
+
+    @model_validator(mode="after")
+    def _sums_are_large_enough(self) -> Self:
+        if self.privacy.visibility != "individual":
+            _require_large_sums(self.privacy, self.session)
+        return self
+
+    @model_validator(mode="after")
+    def _the_target_trains_as_the_strategy_needs(self) -> Self:
+        require_fit(self.strategy, self.training)
+        return self
+
+
+class SourceConfig(Settings):
+    """source.toml: a source's process. Its policy comes from the kit's ``local/policy.toml``."""
+
+    source: ProcessSection
+    task: TaskSection
+    training: TrainingSection = TrainingSection()
+    transport: TransportSection = TransportSection()
+    logging: LoggingSection = LoggingSection()
+    metrics: MetricsSection = MetricsSection()
+
+
+def _require_known_sites(privacy: PrivacySection, sources: tuple[str, ...]) -> None:
+    for site in privacy.site_visibility:
+        if site not in sources:
+            hint = f"sources: {', '.join(sources)}"
+            raise ConfigError(f"privacy.site-visibility.{site}", "is no source of this federation", hint=hint)
+
+
+def _require_enough_sources(sources: int, privacy: PrivacySection) -> None:
+    needed = privacy.smallest_sum
+    if sources < needed:
+        why = (
+            f"{privacy.k_min} with n-c = {privacy.n_c} needs at least {needed} sources, so that each hides "
+            f"among {privacy.k_min} others that it trusts; there are {sources}"
+        )
+        raise ConfigError("privacy.k-min", why, hint="add sources to federation.sources, or lower privacy.k-min")
+
+
+def _require_large_sums(privacy: PrivacySection, session: SessionSection) -> None:
+    """As many sources as the threshold says may make up a sum, whoever else is lost."""
+    if 0 < session.threshold < privacy.smallest_sum:
+        why = f"{session.threshold} is below k-min + n-c + 1 = {privacy.smallest_sum}, the smallest sum that may open"
+        raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
+
+
+def _require_sound_threshold(sources: int, privacy: PrivacySection, session: SessionSection) -> None:
+    if session.threshold and not threshold_is_sound(session.threshold, sources, privacy.n_c):
+        lowest = (sources + privacy.n_c) // 2 + 1
+        why = f"{session.threshold} is outside [{lowest}, {sources}] for {sources} sources and n-c = {privacy.n_c}"
+        raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
+
+
+def _require_own_file(key: str, name: str) -> None:
+    path = PurePath(name)
+    if path.is_absolute() or ".." in path.parts:
+        hint = "name it relative to the run folder of each site"
+        raise ConfigError(key, f"{name} would be one file for all sites", hint=hint)
+
+
+ENVIRONMENT_PREFIX = "SECUREFDA_"
+_NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
+_FILES: tuple[type[Settings], ...] = (FederationConfig, AggregatorConfig, SourceConfig)
+
+
+def load_federation(
+    path: Path, overrides: Iterable[str] = (), env: Mapping[str, str] = _NO_ENVIRONMENT
+) -> FederationConfig:
+    """Read FEDERATION.toml.
+
+    Args:
+        path: the file; relative paths inside it are relative to its folder.
+        overrides: ``KEY=VALUE`` with a dotted key, as given to ``--set``; relative paths are the caller's own.
+        env: the environment; ``SECUREFDA_STRATEGY_ROUNDS`` sets ``strategy.rounds``.
+
+    Raises:
+        ConfigError: the file, a key or a value is wrong; the key is named, and for an unknown one the nearest.
+    """
+    return _load(FederationConfig, path, overrides, env)
+
+
+def load_aggregator(
+    path: Path, overrides: Iterable[str] = (), env: Mapping[str, str] = _NO_ENVIRONMENT
+) -> AggregatorConfig:
+    """Read aggregator.toml; arguments and errors as for :func:`load_federation`."""
+    return _load(AggregatorConfig, path, overrides, env)
+
+
+def load_source(path: Path, overrides: Iterable[str] = (), env: Mapping[str, str] = _NO_ENVIRONMENT) -> SourceConfig:
+    """Read source.toml; arguments and errors as for :func:`load_federation`."""
+    return _load(SourceConfig, path, overrides, env)
+
+
+def child_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return ``env`` without settings: for a process whose file already holds what the parent's overrides said."""
+    names = set().union(*(_environment_names(model) for model in _FILES))
+    return {name: value for name, value in env.items() if name not in names}
+
+
+def _load(model: type[SettingsT], path: Path, overrides: Iterable[str], env: Mapping[str, str]) -> SettingsT:
+    data = read_toml(path)
+    annotations = known_keys(model)
+    origins: dict[str, str] = {}
+    for key, text, origin in (*_from_environment(model, env), *map(_from_flag, overrides)):
+        try:
+            _put(data, key, _parse_value(text, annotations.get(key)), origin)
+        except BeyondBounds as error:
+            raise ConfigError(key, f"{error} ({origin})", hint="no setting takes that") from error
+        origins[key] = origin
+    return parse_settings(model, data, file=path, origins=origins)
+
+
+def _from_flag(override: str) -> tuple[str, str, str]:
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.strip().split(".")):
+        raise ConfigError(f"--set {override}", "is not KEY=VALUE", hint="for example --set strategy.rounds=3")
+    if key.count(".") >= MAX_NESTING:
+        raise ConfigError("--set", f"a key of more than {MAX_NESTING} parts", hint="no setting is nested so deep")
+    return key.strip(), text.strip(), "--set"
+
+
+def _from_environment(model: type[Settings], env: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    own = _environment_names(model)
+    every = set().union(*(_environment_names(other) for other in _FILES))
+    tables = tuple({f"{ENVIRONMENT_PREFIX}{key.split('.')[0].upper()}_" for m in _FILES for key in known_keys(m)})
+    found = []
+    for name in sorted(env):
+        if name in own:
+            found.append((own[name], env[name], name))
+        elif name.startswith(tables) and name not in every:
+            near = get_close_matches(name, every, n=1)
+            raise ConfigError(name, "unknown setting", hint=f"did you mean {near[0]}?" if near else "unset it")
+    return found
+
+
+def _environment_names(model: type[Settings]) -> dict[str, str]:
+    """Environment name -> dotted key, for every key but the task's own options, whose names are the task's."""
+    keys = (key for key in known_keys(model) if key != "task.options")
+    return {ENVIRONMENT_PREFIX + key.replace(".", "_").replace("-", "_").upper(): key for key in keys}
+
+
+def _put(data: dict[str, Any], key: str, value: object, origin: str) -> None:
+    *tables, leaf = key.split(".")
+    for table in tables:
+        data = data.setdefault(table, {})
+        if not isinstance(data, dict):
+            raise ConfigError(key, f"{table} is a value, not a table ({origin})")
+    data[leaf] = value
+
+
+def _parse_value(text: str, annotation: object) -> object:
+    """Read an override as TOML where that is possible, else as plain text; a text field always gets text.
+
+    Raises:
+        BeyondBounds: it is nested without end, say; or it was given in bytes that are not UTF-8.
+    """
+    try:
+        parsed = toml_table(f"value = {text}")
+    except BeyondBounds:
+        raise
+    except ValueError:
+        parsed = {}
+    value = parsed["value"] if parsed.keys() == {"value"} else text
+    if _takes(annotation, Path):
+        value = value if isinstance(value, str) else text
+        return str(Path(value).expanduser().absolute()) if value else ""
+    if _takes(annotation, str) and not isinstance(value, str):
+        return text
+    return value
+
+
+def _takes(annotation: object, kind: type) -> bool:
+    """Whether a field of this annotation takes ``kind``, through unions and literals."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return any(isinstance(choice, kind) for choice in get_args(annotation))
+    if origin in (Union, UnionType):
+        return any(_takes(part, kind) for part in get_args(annotation))
+    return annotation is kind
+
+
+_KIT_HEADING = """\
+# Settings of {site}: they belong to this site. Relative paths are relative to the folder of this file.
+
+"""
+
+
+def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
+    """Return the policy that a source of ``config`` starts with: it permits what the configuration asks for.
+
+    Where sources are to train with noise, their policies require it: to train without any is then no slip of a setting.
+    """
+    privacy, session, dp = config.privacy, config.session, config.training.source.dp
+    return default_policy(
+        privacy.permitted(site),
+        privacy.k_min,
+        privacy.n_c,
+        session.attempts,
+        clip=session.clip,
+        max_samples=session.max_samples,
+        kappa=privacy.kappa,
+        granularity=privacy.energy_granularity,
+        unfiltered_projection=not config.strategy.filter,
+        norm_rows=privacy.norm_rows,
+        budget=budget_of(privacy.budget),
+        required=dp.noise_multiplier > 0,
+        max_grad_norm=dp.max_grad_norm,
+    )
+
+
+def aggregator_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:
+    """Return the text of aggregator.toml for the target of ``config``; paths become absolute, training repeats."""
+    return _as_toml(_aggregator(config, _here(kit, out, seed)))
+
+
+def source_toml(config: FederationConfig, kit: Path, out: Path, seed: int, *, site: str = "") -> str:
+    """Return the text of source.toml for one source of ``config``; paths become absolute, training repeats."""
+    return _as_toml(_source(config, site, _here(kit, out, seed)))
+
+
+def _here(kit: Path, out: Path, seed: int) -> ProcessSection:
+    """Of a process in a federation whose sites are all on this machine, under one hand: its seed says all."""
+    return ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed, repeatable_training=True)
+
+
+def kit_settings_toml(config: FederationConfig, site: str, address: str) -> str:
+    """Return the text of KIT/local/settings.toml, with which a site starts its process from its kit.
+
+    Kit and run folder are relative to the file, so that the kit can be moved; the data folder is absolute.
+
+    Args:
+        config: the federation.
+        site: its target, or any other site id for a source.
+        address: ``host:port`` where the aggregator listens, unless the configuration fixes a port.
+    """
+    process = ProcessSection(kit=Path(".."), out=Path("run"))
+    if site != config.federation.target:
+        return _KIT_HEADING.format(site=site) + _as_toml(_source(config, site, process))
+    if config.transport.listen.endswith(":0"):
+        config = config.model_copy(update={"transport": config.transport.model_copy(update={"listen": address})})
+    return _KIT_HEADING.format(site=site) + _as_toml(_aggregator(config, process))
+
+
+def _aggregator(config: FederationConfig, process: ProcessSection) -> AggregatorConfig:
+    return AggregatorConfig(
+        aggregator=process,
+        task=config.task,
+        strategy=config.strategy,
+        training=config.training.target,
+        privacy=config.privacy,
+        session=config.session,
+        transport=config.transport,
+        logging=config.logging,
+        metrics=config.metrics,
+    )
+
+
+def _source(config: FederationConfig, site: str, process: ProcessSection) -> SourceConfig:
+    return SourceConfig(
+        source=process,
+        task=config.task,
+        training=config.training.source,
+        transport=config.transport,
+        logging=config.logging,
+        metrics=_metrics_at(config, site),
+    )
+
+
+def _metrics_at(config: FederationConfig, site: str) -> MetricsSection:
+    """Sites may share a machine: the target has the port of the file and each source the next one, in roster order.
+
+    A source that the file does not name yet gets the port behind theirs.
+    """
+    if not config.metrics.port:
+        return config.metrics
+    place = 1 + (*config.federation.sources, site).index(site)
+    return MetricsSection(port=min(config.metrics.port + place, MAX_PORT))
+
+
+def _as_toml(settings: AggregatorConfig | SourceConfig) -> str:
+    data_dir = settings.task.data_dir and settings.task.data_dir.absolute()
+    task = settings.task.model_copy(update={"data_dir": data_dir})
+    return tomli_w.dumps(_plain(settings.model_copy(update={"task": task}).model_dump(by_alias=True)))
+
+
+def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a dumped table fit for TOML: paths as text, an absent one as the empty text."""
+    plain: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            plain[key] = _plain(value)
+        elif isinstance(value, Path):
+            plain[key] = str(value)
+        else:
+            plain[key] = "" if value is None else value
+    return plain

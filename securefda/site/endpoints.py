@@ -1,0 +1,158 @@
+"""Where the aggregator can be reached, and the name that its certificate must carry.
+
+What is said about a site when it is enrolled.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import json
+import re
+from dataclasses import dataclass
+
+from securefda.errors import ConfigError
+from securefda.parse import toml_table
+from securefda.protocol.roster import Role, check_name
+
+_DNS_LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
+_DNS_NAME = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
+_MAX_DNS_NAME = 253
+_FILE = "endpoints.toml"
+
+
+def is_ip_address(host: str) -> bool:
+    """Tell whether ``host`` is an IPv4 or IPv6 address in its usual text form."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def check_host(key: str, host: str) -> str:
+    """Return a host name or IP address unchanged, or refuse it.
+
+    Raises:
+        ConfigError: ``host`` is neither a DNS name in ASCII nor an IP address.
+    """
+    if is_ip_address(host) or (len(host) <= _MAX_DNS_NAME and _DNS_NAME.fullmatch(host)):
+        return host
+    raise ConfigError(key, f"{host!r} is neither a host name nor an IP address")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A TCP address: host name or IP address, and port 1 to 65535.
+
+    Raises:
+        ConfigError: one of the two is malformed.
+    """
+
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
+        check_host("address", self.host)
+        if not 1 <= self.port <= 65535:
+            raise ConfigError("address", f"port {self.port} is not in 1 to 65535")
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read ``host:port``; an IPv6 address stands in brackets. Raises ConfigError."""
+        host, colon, port = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            colon = ""
+        if not colon or not re.fullmatch(r"[0-9]{1,5}", port):
+            raise ConfigError("address", f"{text!r} is not host:port", hint="for example aggregator.example.org:8443")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Contents of ``endpoints.toml``.
+
+    Attributes:
+        aggregator: where the sources connect to.
+        server_name: host name or IP address that the target's certificate must carry, whatever the address is.
+    """
+
+    aggregator: Address
+    server_name: str
+
+    def __post_init__(self) -> None:
+        check_host("server-name", self.server_name)
+
+    def to_toml(self) -> bytes:
+        """The file's contents. JSON strings are TOML strings for the characters that hosts consist of."""
+        return (
+            "# Where the aggregator listens, and the name that its certificate carries.\n"
+            "# Signed by the federation's CA: to change it, ask for a new startup kit.\n"
+            "[aggregator]\n"
+            f"address = {json.dumps(str(self.aggregator))}\n"
+            f"server-name = {json.dumps(self.server_name)}\n"
+        ).encode("ascii")
+
+    @classmethod
+    def from_toml(cls, data: bytes) -> Endpoints:
+        """Parse the file. Raises ConfigError for bad TOML, unknown or missing keys and malformed values."""
+        try:
+            tables = toml_table(data)
+        except ValueError as error:
+            raise ConfigError(_FILE, "is not valid TOML") from error
+        _check_keys("", tables, ("aggregator",))
+        table = tables["aggregator"]
+        if not isinstance(table, dict):
+            raise ConfigError(f"{_FILE} aggregator", "must be a table")
+        _check_keys("aggregator.", table, ("address", "server-name"))
+        for key, value in table.items():
+            if not isinstance(value, str):
+                raise ConfigError(f"{_FILE} aggregator.{key}", "must be a string")
+        return cls(Address.parse(table["address"]), table["server-name"])
+
+
+def _check_keys(prefix: str, table: dict[str, object], known: tuple[str, ...]) -> None:
+    for key in table:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"{_FILE} {prefix}{key}", "is no known key", hint=f"did you mean {prefix}{nearest}?")
+    for key in known:
+        if key not in table:
+            raise ConfigError(f"{_FILE} {prefix}{key}", "is missing")
+
+
+# Folders of a federation that are no sites.
+_RESERVED = ("ca",)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSpec:
+    """A site to enrol.
+
+    Attributes:
+        site_id: 1 to 63 characters of ``a-z 0-9 -``; not ``ca``.
+        role: ``"target"`` or ``"source"``.
+        legal_entity: the organisation behind it; no two sites of a federation share one.
+        names: host names and IP addresses for its TLS certificate; the target's must hold the server name.
+
+    Raises:
+        ConfigError: the site id is malformed or reserved, or a name is neither host name nor IP address.
+    """
+
+    site_id: str
+    role: Role
+    legal_entity: str
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name("site-id", self.site_id)
+        if self.site_id in _RESERVED:
+            raise ConfigError("site-id", f"{self.site_id!r} is reserved", hint="choose another site id")
+        for name in self.names:
+            check_host(f"names of {self.site_id}", name)

@@ -1,0 +1,383 @@
+"""Enrolment: making a federation's files and changing who belongs to it.
+
+Layout below the federation's folder: ``ca/`` (the CA's keys and its copies of what it signed) and one startup kit
+per site, ``SITE/startup`` and ``SITE/local``. Each change makes the next roster epoch, which nobody can use before
+every member has signed it. Members whose signing key still lies below the folder sign at once; the others sign at
+home with :func:`countersign`, and :func:`merge_signatures` collects what they return. For a kit that has left,
+``SITE/startup`` then holds the public files only, to be copied over those that the site has.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.errors import ConfigError
+from securefda.protocol.roster import Roster, RosterEntry, SignedRoster, check_name, sign_roster
+from securefda.site.authority import CA_FILE, Authority, Identity, load_signing_key, private_pem
+from securefda.site.certificates import CA_VALIDITY, SITE_VALIDITY, check_server_name, to_pem
+from securefda.site.endpoints import Address, Endpoints, SiteSpec
+from securefda.site.files import PUBLIC_MODE, SECRET_MODE, make_folder, read_file, write_file, writing_errors
+from securefda.site.kit import (
+    ENDPOINTS_FILE,
+    KIT_FILE,
+    LOCAL,
+    POLICY_FILE,
+    ROSTER_FILE,
+    SETTINGS_FILE,
+    SIGNING_KEY_FILE,
+    STARTUP,
+    TLS_CERTIFICATE_FILE,
+    TLS_KEY_FILE,
+    Kit,
+    make_manifest,
+)
+from securefda.site.policy.signed import write_policy_signature
+
+CA_FOLDER = "ca"
+_ISSUED = "issued"
+_LOCAL_MODE = 0o644
+
+SiteText = str | Callable[[str], str]
+"""Contents of a file of one site: the same for all, or made from the site id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """What a change of the federation left behind.
+
+    Attributes:
+        root: the federation's folder.
+        roster: the new roster.
+        ca_fingerprint: SHA-256 of the CA certificate in hex, for comparing by another way than the kits.
+        missing_signatures: members that must countersign before the roster can be used; usually none.
+    """
+
+    root: Path
+    roster: Roster
+    ca_fingerprint: str
+    missing_signatures: tuple[str, ...]
+
+    @property
+    def kits(self) -> tuple[Path, ...]:
+        """The kit of every site, in roster order."""
+        return tuple(self.root / entry.site_id for entry in self.roster.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    """The federation's folder as the CA sees it."""
+
+    root: Path
+    authority: Authority
+    endpoints: Endpoints
+
+    @property
+    def ca_folder(self) -> Path:
+        return self.root / CA_FOLDER
+
+    def certificate_path(self, site_id: str) -> Path:
+        return self.ca_folder / _ISSUED / f"{site_id}.crt"
+
+    def startup(self, site_id: str) -> Path:
+        return self.root / site_id / STARTUP
+
+
+def init_federation(
+    root: Path,
+    federation_id: str,
+    sites: Sequence[SiteSpec],
+    *,
+    aggregator: Address,
+    policy_text: SiteText,
+    settings_text: SiteText,
+    now: datetime,
+    server_name: str | None = None,
+    validity: timedelta = SITE_VALIDITY,
+    ca_validity: timedelta = CA_VALIDITY,
+) -> Enrolment:
+    """Make a federation: CA, identities, signed roster, one startup kit per site. All of it or nothing.
+
+    Args:
+        root: folder to make; an empty one may exist.
+        federation_id: 1 to 63 characters of ``a-z 0-9 -``.
+        sites: exactly one target; the order is the roster's.
+        aggregator: where the sources will connect to.
+        policy_text: contents of each site's ``local/policy.toml``.
+        settings_text: contents of each site's ``local/settings.toml``.
+        now: current time, with a time zone; certificates are valid from five minutes before.
+        server_name: what the sources expect in the target's certificate; default: the aggregator's host.
+        validity: of the sites' certificates and roster entries.
+        ca_validity: of the CA.
+
+    Raises:
+        ConfigError: the folder is not empty or not writable, or the sites do not make a valid roster.
+        CertificateError: the target's names lack ``server_name``.
+    """
+    check_name("federation-id", federation_id)
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise ConfigError(str(root), "exists already", hint="name a new folder, or use `securefda federation add`")
+    authority = Authority.create(federation_id, now, ca_validity)
+    identities = [authority.issue(site, now, validity) for site in sites]
+    entries = tuple(identity.entry(index) for index, identity in enumerate(identities))
+    roster = Roster(federation_id, 1, entries)
+    endpoints = Endpoints(aggregator, server_name or aggregator.host)
+    target = identities[roster.target.index]
+    check_server_name(
+        f"certificate of {roster.target.site_id}", target.certificate, authority.ca, endpoints.server_name, now
+    )
+    signed = sign_roster(roster, authority.roster_key, {i.site.site_id: i.signing_key for i in identities})
+    with writing_errors(root), _whole_folder(root) as partial:
+        store = _Store(partial, authority, endpoints)
+        make_folder(store.ca_folder / _ISSUED)
+        authority.save(store.ca_folder)
+        write_file(store.ca_folder / ENDPOINTS_FILE, endpoints.to_toml(), PUBLIC_MODE)
+        for identity in identities:
+            _write_identity(store, identity, policy_text, settings_text)
+        _publish(store, signed, roster)
+    return Enrolment(root, roster, authority.ca.fingerprint, ())
+
+
+def add_site(
+    root: Path,
+    site: SiteSpec,
+    *,
+    policy_text: SiteText,
+    settings_text: SiteText,
+    now: datetime,
+    validity: timedelta = SITE_VALIDITY,
+) -> Enrolment:
+    """Enrol one more source at the end of the roster; every kit below ``root`` gets the new epoch.
+
+    Raises:
+        ConfigError: the site is enrolled already, it, its legal entity or a second target does not fit the roster, or
+            a file is not usable.
+        CertificateError: the CA has expired.
+    """
+    with _open_store(root) as (store, roster):
+        if any(entry.site_id == site.site_id for entry in roster.entries):
+            raise ConfigError(site.site_id, "is enrolled already", hint="name another site, or renew this one's keys")
+        identity = store.authority.issue(site, now, validity)
+        entries = (*roster.entries, identity.entry(len(roster.entries)))
+        changed = replace(roster, epoch=roster.epoch + 1, entries=entries)
+        return _change(store, changed, identity, policy_text, settings_text)
+
+
+def revoke_site(root: Path, site_id: str) -> Enrolment:
+    """Strike a source from the roster; every other kit below ``root`` gets the new epoch.
+
+    The revoked site's own files stay as they are. They stop working at each site that loads the new roster.
+
+    Raises:
+        ConfigError: the site is not enrolled, or it is the target (renew it instead), or a file is not usable.
+    """
+    with _open_store(root) as (store, roster):
+        entry = _find(roster, site_id)
+        if entry.role == "target":
+            raise ConfigError(site_id, "is the target, without which there is no federation", hint="renew it instead")
+        left = [other for other in roster.entries if other.site_id != site_id]
+        entries = tuple(replace(other, index=index) for index, other in enumerate(left))
+        return _change(store, replace(roster, epoch=roster.epoch + 1, entries=entries))
+
+
+def renew_site(
+    root: Path,
+    site_id: str,
+    *,
+    now: datetime,
+    names: Sequence[str] = (),
+    validity: timedelta = SITE_VALIDITY,
+) -> Enrolment:
+    """Give an enrolled site new keys and a new certificate, against expiry or after a theft.
+
+    Args:
+        root: the federation's folder.
+        site_id: an enrolled site, the target included.
+        now: current time, with a time zone.
+        names: host names and IP addresses for the new certificate.
+        validity: of the new certificate and roster entry.
+
+    Raises:
+        ConfigError: the site is not enrolled, or a file is not usable.
+        CertificateError: the CA has expired, or the target's new names lack the server name.
+    """
+    with _open_store(root) as (store, roster):
+        entry = _find(roster, site_id)
+        identity = store.authority.issue(SiteSpec(site_id, entry.role, entry.legal_entity, tuple(names)), now, validity)
+        if entry.role == "target":
+            name = f"certificate of {site_id}"
+            check_server_name(name, identity.certificate, store.authority.ca, store.endpoints.server_name, now)
+        entries = tuple(identity.entry(other.index) if other.site_id == site_id else other for other in roster.entries)
+        return _change(store, replace(roster, epoch=roster.epoch + 1, entries=entries), identity)
+
+
+def countersign(kit: Kit, proposal: SignedRoster) -> SignedRoster:
+    """Sign a new roster as a member, having checked that it follows from the one in the member's kit.
+
+    Raises:
+        ConfigError: the CA did not sign it, it is of another federation or not of a later epoch, or it changes the
+            member's own keys or role.
+    """
+    roster = proposal.verify_ca(kit.ca.roster_key)
+    if roster.federation_id != kit.federation_id:
+        raise ConfigError("roster", f"is of federation {roster.federation_id}, not {kit.federation_id}")
+    if roster.epoch <= kit.roster.epoch:
+        raise ConfigError("roster", f"epoch {roster.epoch} does not follow epoch {kit.roster.epoch} of this kit")
+    own = _find(roster, kit.site_id)
+    if replace(own, index=kit.entry.index) != kit.entry:
+        raise ConfigError("roster", f"changes the entry of {kit.site_id} itself", hint="ask the CA why before signing")
+    return proposal.countersigned(kit.site_id, kit.signing_key)
+
+
+def merge_signatures(root: Path, returned: SignedRoster) -> Enrolment:
+    """Add the member signatures that came back to the CA's roster, and write all kits again.
+
+    Raises:
+        ConfigError: ``returned`` is another roster than the current one, or a signature is wrong.
+    """
+    with _open_store(root) as (store, roster):
+        current = _read_roster(store)
+        if returned.roster_bytes != current.roster_bytes:
+            raise ConfigError("roster", f"is not the roster of epoch {roster.epoch} that the CA signed last")
+        merged = current.with_signatures(dict(returned.member_signatures))
+        merged.verify_ca(store.authority.ca.roster_key)
+        with writing_errors(root):
+            _publish(store, merged, roster)
+        missing = merged.missing_signatures(roster)
+        return Enrolment(root, roster, store.authority.ca.fingerprint, missing)
+
+
+def _change(
+    store: _Store,
+    roster: Roster,
+    identity: Identity | None = None,
+    policy_text: SiteText | None = None,
+    settings_text: SiteText | None = None,
+) -> Enrolment:
+    keys = _keys_at_hand(store, roster)
+    if identity is not None:
+        keys[identity.site.site_id] = identity.signing_key
+    signed = sign_roster(roster, store.authority.roster_key, keys)
+    with writing_errors(store.root):
+        if identity is not None:
+            _write_identity(store, identity, policy_text, settings_text)
+        _publish(store, signed, roster)
+    fingerprint = store.authority.ca.fingerprint
+    return Enrolment(store.root, roster, fingerprint, signed.missing_signatures(roster))
+
+
+def _keys_at_hand(store: _Store, roster: Roster) -> dict[str, Ed25519PrivateKey]:
+    """Signing keys of those members whose kits have not left the folder yet."""
+    keys = {}
+    for entry in roster.entries:
+        path = store.startup(entry.site_id) / SIGNING_KEY_FILE
+        if path.exists():
+            key = load_signing_key(str(path), read_file(path))
+            if key.public_key().public_bytes_raw() == entry.signing_key:
+                keys[entry.site_id] = key
+    return keys
+
+
+def _write_identity(
+    store: _Store, identity: Identity, policy_text: SiteText | None, settings_text: SiteText | None
+) -> None:
+    site_id = identity.site.site_id
+    startup, local = store.startup(site_id), store.root / site_id / LOCAL
+    make_folder(startup)
+    make_folder(local)
+    write_file(startup / TLS_KEY_FILE, private_pem(identity.tls_key), SECRET_MODE)
+    write_file(startup / SIGNING_KEY_FILE, private_pem(identity.signing_key), SECRET_MODE)
+    write_file(store.certificate_path(site_id), to_pem(identity.certificate), PUBLIC_MODE)
+    policy = local / POLICY_FILE
+    if (written := _write_local(policy, site_id, policy_text)) is not None:
+        write_policy_signature(policy, written, store.authority.ca.federation_id, site_id, identity.signing_key)
+    _write_local(local / SETTINGS_FILE, site_id, settings_text)
+
+
+def _write_local(file: Path, site_id: str, content: SiteText | None) -> bytes | None:
+    """Write a file of the site's own and return its bytes, unless there is nothing to write.
+
+    A file that exists is left alone: enrolling a site again, or giving it new keys, must not touch its policy. Its
+    signature is then by the old key, and the site itself signs again, once it has looked at what it signs: whoever
+    stole the old key could have put another policy there.
+    """
+    if content is None or file.exists():
+        return None
+    written = (content if isinstance(content, str) else content(site_id)).encode("utf-8")
+    write_file(file, written, _LOCAL_MODE)
+    return written
+
+
+def _publish(store: _Store, signed: SignedRoster, roster: Roster) -> None:
+    """Write the public files of every kit. Repeating it after a crash completes what was left half done."""
+    # First of all: were the epoch lost, the next change could sign a second, different roster of the same epoch.
+    write_file(store.ca_folder / ROSTER_FILE, signed.to_bytes(), PUBLIC_MODE)
+    for entry in roster.entries:
+        files = {
+            CA_FILE: store.authority.ca.pem,
+            ENDPOINTS_FILE: store.endpoints.to_toml(),
+            TLS_CERTIFICATE_FILE: read_file(store.certificate_path(entry.site_id)).data,
+        }
+        manifest = make_manifest(roster, entry.site_id, files).to_signed_bytes(store.authority.roster_key)
+        startup = store.startup(entry.site_id)
+        make_folder(startup)
+        for name, data in (files | {ROSTER_FILE: signed.to_bytes(), KIT_FILE: manifest}).items():
+            write_file(startup / name, data, PUBLIC_MODE)
+
+
+def _find(roster: Roster, site_id: str) -> RosterEntry:
+    try:
+        return roster.by_id(site_id)
+    except KeyError:
+        known = ", ".join(entry.site_id for entry in roster.entries)
+        raise ConfigError(site_id, "is not enrolled", hint=f"enrolled are: {known}") from None
+
+
+def _read_roster(store: _Store) -> SignedRoster:
+    return SignedRoster.from_bytes(read_file(store.ca_folder / ROSTER_FILE).data)
+
+
+@contextmanager
+def _open_store(root: Path) -> Iterator[tuple[_Store, Roster]]:
+    """The CA's folder, for one change at a time: two at once would sign two rosters of one epoch."""
+    ca_folder = root / CA_FOLDER
+    if not ca_folder.is_dir():
+        raise ConfigError(
+            str(root),
+            f"is not a federation: it has no folder {CA_FOLDER}/",
+            hint="name the folder that `securefda federation init` made",
+        )
+    descriptor = os.open(ca_folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(str(root), "another change of this federation is under way") from None
+        authority = Authority.load(ca_folder)
+        store = _Store(root, authority, Endpoints.from_toml(read_file(ca_folder / ENDPOINTS_FILE).data))
+        yield store, _read_roster(store).verify_ca(authority.ca.roster_key)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _whole_folder(root: Path) -> Iterator[Path]:
+    """A folder beside ``root`` that takes its place when the block ends well, and disappears otherwise."""
+    root = root.resolve()
+    partial = root.with_name(f".{root.name}.partial-{os.getpid()}")
+    make_folder(root.parent)
+    partial.mkdir(mode=0o700)
+    try:
+        yield partial
+        partial.replace(root)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

@@ -1,0 +1,315 @@
+"""A site's startup kit: what enrolment hands to one site, checked as a whole before anything uses it.
+
+``startup/`` is read-only and comes from the CA; ``local/`` belongs to the site. ``kit.json`` is the CA's signed
+list of the public files. The two private keys are not in that list: they are bound through their public halves,
+which stand in the roster and in the certificate, so the CA need not keep a trace of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.x509 import Certificate
+
+from securefda.errors import CertificateError, ConfigError
+from securefda.parse import canonical_json, load_object, number, text, texts
+from securefda.protocol.roster import Role, Roster, RosterEntry, SignedRoster, is_name
+from securefda.protocol.secret import Secret
+from securefda.protocol.signatures import sign_bytes, signature_is_valid
+from securefda.site.authority import CA_FILE, load_signing_key, load_tls_key
+from securefda.site.certificates import (
+    CaCertificate,
+    check_entry_dates,
+    check_server_name,
+    check_site_certificate,
+    parse_ca,
+    parse_certificate,
+    public_key_pin,
+    tls_pin,
+)
+from securefda.site.endpoints import Endpoints
+from securefda.site.files import FileContent, read_file
+from securefda.site.policy.signed import read_signed_policy
+from securefda.site.roster_memory import check_not_older, remember
+from securefda.site.training_secret import read_training_secret
+
+KIT_MESSAGE = "Kit"
+STARTUP, LOCAL = "startup", "local"
+KIT_FILE, ROSTER_FILE, ENDPOINTS_FILE = "kit.json", "roster.json", "endpoints.toml"
+TLS_CERTIFICATE_FILE, TLS_KEY_FILE, SIGNING_KEY_FILE = "tls.crt", "tls.key", "signing.key"
+POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE = "policy.toml", "policy.sig", "settings.toml"
+LISTED_FILES = (CA_FILE, ENDPOINTS_FILE, TLS_CERTIFICATE_FILE)
+SECRET_FILES = (SIGNING_KEY_FILE, TLS_KEY_FILE)
+STARTUP_FILES = (KIT_FILE, ROSTER_FILE, *LISTED_FILES, *SECRET_FILES)
+_FORMAT = 1
+_FETCH = "fetch the site's startup kit again; startup/ is not for editing"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What the CA says in ``kit.json``: whose kit it is, of which roster, with which public files.
+
+    Attributes:
+        roster_digest: SHA-256 of the roster's canonical bytes, 32 bytes.
+        files: (file name in ``startup/``, SHA-256 in hex) of every public file that carries no roster signature.
+    """
+
+    federation_id: str
+    site_id: str
+    role: str
+    epoch: int
+    roster_digest: bytes
+    files: tuple[tuple[str, str], ...]
+
+    def to_signed_bytes(self, roster_key: Ed25519PrivateKey) -> bytes:
+        """The contents of ``kit.json``."""
+        fields = canonical_json(
+            {
+                "version": _FORMAT,
+                "federation_id": self.federation_id,
+                "site_id": self.site_id,
+                "role": self.role,
+                "epoch": self.epoch,
+                "roster_digest": self.roster_digest.hex(),
+                "files": dict(self.files),
+            }
+        )
+        signature = sign_bytes(roster_key, KIT_MESSAGE, fields)
+        envelope = {"manifest": fields.decode("ascii"), "ca_signature": signature.hex()}
+        return json.dumps(envelope, sort_keys=True, indent=1).encode("ascii") + b"\n"
+
+    @classmethod
+    def from_signed_bytes(cls, name: str, data: bytes, ca: CaCertificate) -> Manifest:
+        """Parse and verify ``kit.json``; ``name`` is its path, for the errors.
+
+        Raises:
+            CertificateError: it is of another federation than ``ca``.
+            ConfigError: it is malformed, or not signed by ``ca``.
+        """
+        try:
+            envelope = load_object(data, "manifest", "ca_signature")
+            signed = text(envelope["manifest"]).encode("ascii")
+            signature = bytes.fromhex(text(envelope["ca_signature"]))
+            manifest = cls._parse(signed)
+        except ValueError as error:
+            raise ConfigError(name, "is not a kit's manifest", hint=_FETCH) from error
+        if manifest.federation_id != ca.federation_id:
+            raise CertificateError(
+                f"{name}: is of federation {manifest.federation_id}, but {CA_FILE} of {ca.federation_id}", hint=_FETCH
+            )
+        if not signature_is_valid(ca.roster_key, KIT_MESSAGE, signed, signature):
+            raise ConfigError(name, f"is not signed by the CA in {CA_FILE}", hint=_FETCH)
+        return manifest
+
+    @classmethod
+    def _parse(cls, data: bytes) -> Manifest:
+        fields = load_object(data, "version", "federation_id", "site_id", "role", "epoch", "roster_digest", "files")
+        if number(fields["version"]) != _FORMAT:
+            raise ValueError("written by another version of securefda")
+        if not is_name(text(fields["federation_id"])) or not is_name(text(fields["site_id"])):
+            raise ValueError("malformed names")
+        return cls(
+            federation_id=text(fields["federation_id"]),
+            site_id=text(fields["site_id"]),
+            role=text(fields["role"]),
+            epoch=number(fields["epoch"]),
+            roster_digest=bytes.fromhex(text(fields["roster_digest"])),
+            files=tuple(sorted(texts(fields["files"]).items())),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kit:
+    """A startup kit that passed every check of :func:`load_kit`.
+
+    Attributes:
+        root: the folder that holds ``startup/`` and ``local/``.
+        entry: this site's own roster entry.
+        roster: the verified roster.
+        signed_roster: the same with its signatures, for handing on.
+        ca: the federation's trust anchor.
+        certificate: this site's TLS certificate.
+        endpoints: where the aggregator is.
+        signing_key: this site's Ed25519 identity key.
+        tls_key_pem: this site's TLS key, PKCS #8 PEM.
+    """
+
+    root: Path
+    entry: RosterEntry
+    roster: Roster
+    signed_roster: SignedRoster
+    ca: CaCertificate
+    certificate: Certificate
+    certificate_pem: bytes
+    endpoints: Endpoints
+    signing_key: Ed25519PrivateKey = field(repr=False)
+    tls_key_pem: Secret = field(repr=False)
+
+    @property
+    def federation_id(self) -> str:
+        """The federation's name."""
+        return self.roster.federation_id
+
+    @property
+    def site_id(self) -> str:
+        """This site's id."""
+        return self.entry.site_id
+
+    @property
+    def role(self) -> Role:
+        """``"target"`` or ``"source"``."""
+        return self.entry.role
+
+    @property
+    def startup(self) -> Path:
+        """The signed, read-only half of the kit."""
+        return self.root / STARTUP
+
+    @property
+    def local(self) -> Path:
+        """The half that is the site's own: policy, settings, ledger, logs."""
+        return self.root / LOCAL
+
+    def signed_policy(self) -> tuple[Path, bytes]:
+        """The path of ``local/policy.toml`` and its contents as the site signed them.
+
+        Raises:
+            ConfigError: ``policy``, the file or its signature is missing or wrong.
+        """
+        file = self.local / POLICY_FILE
+        return file, read_signed_policy(file, self.federation_id, self.site_id, self.entry.signing_key)
+
+
+def make_manifest(roster: Roster, site_id: str, files: Mapping[str, bytes]) -> Manifest:
+    """The manifest of a site's kit; ``files`` holds the contents of all :data:`LISTED_FILES`."""
+    entry = roster.by_id(site_id)
+    hashes = tuple((name, hashlib.sha256(files[name]).hexdigest()) for name in sorted(LISTED_FILES))
+    return Manifest(roster.federation_id, site_id, entry.role, roster.epoch, roster.digest(), hashes)
+
+
+def load_kit(
+    path: Path,
+    now: datetime,
+    *,
+    expected_site: str | None = None,
+    expected_role: Role | None = None,
+    expected_ca: str | None = None,
+) -> Kit:
+    """Read a startup kit and check all of it. Nothing is written; a process that goes on with it calls :func:`use_kit`.
+
+    Guarantees: one CA signed manifest, certificate and roster; every member signed the roster; both private keys
+    are readable by their owner alone and are this site's, and so is the secret for training, once the site has made
+    one; nothing is expired at ``now``; the roster is not older than
+    one that the site has used. That the CA is the right one follows only if the kit came over a trusted way or
+    ``expected_ca`` is given.
+
+    Args:
+        path: folder with ``startup/`` in it.
+        now: current time, with a time zone.
+        expected_site: the site that the caller means to be.
+        expected_role: the role that the caller means to play.
+        expected_ca: SHA-256 fingerprint of the CA certificate in hex, learnt by another way than the kit.
+
+    Raises:
+        CertificateError: a certificate is expired, not yet valid, of another federation, or carries the wrong name.
+        ConfigError: a file is missing, unreadable, edited, open to others, of another site, or of an earlier epoch.
+    """
+    folder = path / STARTUP
+    if not folder.is_dir():
+        raise ConfigError(str(path), f"is not a startup kit: it has no folder {STARTUP}/", hint=_FETCH)
+    files = {name: read_file(folder / name) for name in STARTUP_FILES}
+    kit = open_kit(path, files, now, expected_ca=expected_ca)
+    check_not_older(kit.local, kit.ca.fingerprint, kit.roster)
+    read_training_secret(kit.local)
+    if expected_site not in (None, kit.site_id):
+        raise ConfigError(
+            str(path), f"is the kit of {kit.site_id}, not of {expected_site}", hint="use the site's own kit"
+        )
+    if expected_role not in (None, kit.role):
+        why = f"is the kit of a {kit.role} ({kit.site_id}), but a {expected_role}'s is needed"
+        raise ConfigError(str(path), why, hint="a target starts `securefda aggregator`, a source `securefda source`")
+    return kit
+
+
+def use_kit(kit: Kit) -> None:
+    """Remember that the site uses this kit's roster: from now on none that is older, nor another of its epoch.
+
+    Raises:
+        ConfigError: ``local/`` cannot be written, or an older memory in it forbids this roster.
+    """
+    remember(kit.local, kit.ca.fingerprint, kit.roster)
+
+
+def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, expected_ca: str | None = None) -> Kit:
+    """Check a kit whose ``startup/`` files have been read. Raises as :func:`load_kit` does."""
+    folder = root / STARTUP
+    ca = parse_ca(str(folder / CA_FILE), files[CA_FILE].data)
+    if expected_ca is not None and ca.fingerprint != expected_ca.replace(":", "").lower():
+        raise CertificateError(f"{folder / CA_FILE}: is not the CA with the expected fingerprint", hint=_FETCH)
+    manifest = Manifest.from_signed_bytes(str(folder / KIT_FILE), files[KIT_FILE].data, ca)
+    certificate_name = str(folder / TLS_CERTIFICATE_FILE)
+    certificate = parse_certificate(certificate_name, files[TLS_CERTIFICATE_FILE].data)
+    check_site_certificate(certificate_name, certificate, ca, manifest.site_id, now)
+    signed_roster = SignedRoster.from_bytes(files[ROSTER_FILE].data)
+    roster = signed_roster.verify(ca.roster_key)
+    entry = _own_entry(folder, roster, manifest)
+    check_entry_dates(entry, now)
+    signing_key = _check_keys(folder, files, entry, certificate)
+    _check_hashes(folder, files, manifest)
+    endpoints = Endpoints.from_toml(files[ENDPOINTS_FILE].data)
+    if entry.role == "target":
+        check_server_name(certificate_name, certificate, ca, endpoints.server_name, now)
+    return Kit(
+        root=root,
+        entry=entry,
+        roster=roster,
+        signed_roster=signed_roster,
+        ca=ca,
+        certificate=certificate,
+        certificate_pem=files[TLS_CERTIFICATE_FILE].data,
+        endpoints=endpoints,
+        signing_key=signing_key,
+        tls_key_pem=Secret(files[TLS_KEY_FILE].data),
+    )
+
+
+def _own_entry(folder: Path, roster: Roster, manifest: Manifest) -> RosterEntry:
+    name = str(folder / ROSTER_FILE)
+    if roster.federation_id != manifest.federation_id:
+        raise CertificateError(f"{name}: is of federation {roster.federation_id}, not {manifest.federation_id}")
+    if roster.digest() != manifest.roster_digest:
+        raise ConfigError(name, f"is not the roster of this kit (epoch {roster.epoch} / {manifest.epoch})", hint=_FETCH)
+    try:
+        return roster.by_id(manifest.site_id)
+    except KeyError:
+        raise ConfigError(name, f"does not list {manifest.site_id}", hint=_FETCH) from None
+
+
+def _check_keys(
+    folder: Path, files: Mapping[str, FileContent], entry: RosterEntry, certificate: Certificate
+) -> Ed25519PrivateKey:
+    if tls_pin(certificate) != entry.tls_pin:
+        raise ConfigError(
+            str(folder / TLS_CERTIFICATE_FILE), f"the roster pins another TLS key of {entry.site_id}", hint=_FETCH
+        )
+    name = str(folder / TLS_KEY_FILE)
+    if public_key_pin(load_tls_key(name, files[TLS_KEY_FILE]).public_key()) != entry.tls_pin:
+        raise ConfigError(name, f"is not the TLS key of {entry.site_id}", hint=_FETCH)
+    name = str(folder / SIGNING_KEY_FILE)
+    signing_key = load_signing_key(name, files[SIGNING_KEY_FILE])
+    if signing_key.public_key().public_bytes_raw() != entry.signing_key:
+        raise ConfigError(name, f"is not the signing key of {entry.site_id}", hint=_FETCH)
+    return signing_key
+
+
+def _check_hashes(folder: Path, files: Mapping[str, FileContent], manifest: Manifest) -> None:
+    listed = dict(manifest.files)
+    for name in LISTED_FILES:
+        if listed.get(name) != hashlib.sha256(files[name].data).hexdigest():
+            raise ConfigError(str(folder / name), f"was changed after the CA signed {KIT_FILE}", hint=_FETCH)

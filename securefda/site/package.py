@@ -1,0 +1,140 @@
+"""A startup kit as one file for the way to its site, and what a kit says about itself."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+
+from cryptography import x509
+
+from securefda.errors import ConfigError
+from securefda.site.files import MAX_FILE_BYTES, SECRET_MODE, FileContent, read_file, write_file, writing_errors
+from securefda.site.kit import (
+    LOCAL,
+    POLICY_FILE,
+    POLICY_SIGNATURE_FILE,
+    SETTINGS_FILE,
+    STARTUP,
+    STARTUP_FILES,
+    Kit,
+    load_kit,
+    open_kit,
+)
+
+_MAX_PACKAGE_BYTES = 4 * MAX_FILE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class KitSummary:
+    """What a kit that passed every check says; nothing in it is secret.
+
+    Attributes:
+        sites: ids of all members in roster order.
+        names: host names and IP addresses of the site's certificate.
+        roster_digest: SHA-256 in hex.
+        ca_fingerprint: SHA-256 of the CA certificate in hex: compare it by another way than the kit.
+        package_digest: SHA-256 of the package in hex; ``""`` for a kit in a folder.
+    """
+
+    federation_id: str
+    site_id: str
+    role: str
+    legal_entity: str
+    epoch: int
+    sites: tuple[str, ...]
+    names: tuple[str, ...]
+    aggregator: str
+    server_name: str
+    not_before: datetime
+    not_after: datetime
+    roster_digest: str
+    ca_fingerprint: str
+    package_digest: str = ""
+
+
+def package_kit(path: Path, package: Path, now: datetime) -> str:
+    """Write a kit into one tar file of mode 0600, private keys included: send it encrypted, or carry it.
+
+    The same kit always makes the same bytes. From ``local/`` only policy and settings go along.
+
+    Returns:
+        SHA-256 of the package in hex, for comparing by another way.
+
+    Raises:
+        ConfigError, CertificateError: the kit fails a check of ``load_kit``, or the file cannot be written.
+    """
+    kit = load_kit(path, now)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in sorted(_members(kit).items()):
+            member = tarfile.TarInfo(f"{kit.site_id}/{name}")  # owner 0, time 0: nothing of this machine
+            member.size, member.mode = len(content.data), content.mode
+            tar.addfile(member, io.BytesIO(content.data))
+    with writing_errors(package):
+        write_file(package, buffer.getvalue(), SECRET_MODE)
+    return hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+def inspect_kit(path: Path, now: datetime, *, expected_ca: str | None = None) -> KitSummary:
+    """Check a kit, in a folder or packaged, and say what it is.
+
+    Raises:
+        ConfigError, CertificateError: as ``load_kit`` does; also for a file that is no package.
+    """
+    if path.is_dir():
+        return _summary(load_kit(path, now, expected_ca=expected_ca))
+    digest, files = _read_package(path)
+    return _summary(open_kit(path, files, now, expected_ca=expected_ca), digest)
+
+
+def _members(kit: Kit) -> Mapping[str, FileContent]:
+    members = {f"{STARTUP}/{name}": read_file(kit.startup / name) for name in STARTUP_FILES}
+    for name in (POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE):
+        if (kit.local / name).exists():
+            members[f"{LOCAL}/{name}"] = read_file(kit.local / name)
+    return members
+
+
+def _read_package(path: Path) -> tuple[str, dict[str, FileContent]]:
+    """The ``startup/`` files of a package, read in memory: nothing is unpacked, no name in it is followed."""
+    data = read_file(path, limit=_MAX_PACKAGE_BYTES).data
+    files = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            for member in tar:
+                parts = PurePosixPath(member.name).parts
+                content = tar.extractfile(member) if member.isreg() else None
+                if content is not None and len(parts) == 3 and parts[1] == STARTUP:
+                    files[parts[2]] = FileContent(content.read(), member.mode & 0o7777)
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise ConfigError(str(path), "is neither a kit's folder nor its package") from error
+    for name in STARTUP_FILES:
+        if name not in files:
+            raise ConfigError(str(path), f"lacks {STARTUP}/{name}", hint="package the kit again")
+    return hashlib.sha256(data).hexdigest(), files
+
+
+def _summary(kit: Kit, package_digest: str = "") -> KitSummary:
+    names = kit.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    addresses = (str(address) for address in names.get_values_for_type(x509.IPAddress))
+    return KitSummary(
+        federation_id=kit.federation_id,
+        site_id=kit.site_id,
+        role=kit.role,
+        legal_entity=kit.entry.legal_entity,
+        epoch=kit.roster.epoch,
+        sites=tuple(entry.site_id for entry in kit.roster.entries),
+        names=(*names.get_values_for_type(x509.DNSName), *addresses),
+        aggregator=str(kit.endpoints.aggregator),
+        server_name=kit.endpoints.server_name,
+        not_before=kit.certificate.not_valid_before_utc,
+        not_after=kit.certificate.not_valid_after_utc,
+        roster_digest=kit.roster.digest().hex(),
+        ca_fingerprint=kit.ca.fingerprint,
+        package_digest=package_digest,
+    )

@@ -1,0 +1,44 @@
+"""A source's own policy: what it lets a header ask for. What is not permitted is denied."""
+
+from securefda.site.policy.explain import Explanation, explain
+from securefda.site.policy.model import (
+    DpPolicy,
+    EnergyBounds,
+    MetadataPolicy,
+    QuantisationBounds,
+    ReleaseLimits,
+    SourcePolicy,
+    WorkLimits,
+    load_policy,
+    parse_policy,
+)
+from securefda.site.policy.named import NAMED_POLICIES, NamedPolicy
+from securefda.site.policy.signed import HoldsPolicy, load_signed_policy
+from securefda.site.policy.template import default_policy, default_policy_text, policy_text
+from securefda.site.policy.verdict import check_header, check_metadata, check_task, check_training, require_satisfiable
+
+__all__ = [
+    "NAMED_POLICIES",
+    "DpPolicy",
+    "EnergyBounds",
+    "Explanation",
+    "HoldsPolicy",
+    "MetadataPolicy",
+    "NamedPolicy",
+    "QuantisationBounds",
+    "ReleaseLimits",
+    "SourcePolicy",
+    "WorkLimits",
+    "check_header",
+    "check_metadata",
+    "check_task",
+    "check_training",
+    "default_policy",
+    "default_policy_text",
+    "explain",
+    "load_policy",
+    "load_signed_policy",
+    "parse_policy",
+    "policy_text",
+    "require_satisfiable",
+]

@@ -1,0 +1,366 @@
+"""A policy in words: what the aggregator can and cannot learn of a site under it, and what that rests on.
+
+The privacy budget of a policy in words: what it bounds, what it does not, and what training without noise means.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from securefda.privacy.events import ASSUMPTIONS
+from securefda.protocol.messages import Visibility
+from securefda.rules.strategy import Rule
+from securefda.site.policy.model import SELECTION, SourcePolicy
+from securefda.site.policy.verdict import rules_that_publish_the_target
+
+_OF_USE = 20.0
+"""Epsilon above which a guess may as well be certain: e^20 is 5e8."""
+
+
+def budget_in_short(policy: SourcePolicy) -> str:
+    """For a line that has other numbers in it."""
+    dp = policy.dp
+    if not dp.required:
+        return "training without noise permitted"
+    return f"noise required, epsilon at most {dp.target_epsilon:g} at delta {dp.target_delta:g}"
+
+
+def budget_in_words(policy: SourcePolicy, site: str) -> tuple[str, ...]:
+    """What noise bounds of all that leaves ``site``, what counts it, and what stays outside, a few sentences each."""
+    if policy.dp.required:
+        bounded = f"{site} trains with noise (DP-SGD) or not at all, so all that leaves it is bounded: {_bound(policy)}"
+        return (bounded, _ledger(site), *_not_covered(policy, site))
+    bounded = (
+        f"Where its settings set training.dp.noise-multiplier, {site} trains with noise (DP-SGD), and of such rounds: "
+        f"{_bound(policy)}"
+    )
+    return (_without_noise(policy, site), bounded, _ledger(site), *_not_covered(policy, site))
+
+
+def budget_assumption(site: str) -> str:
+    """What every epsilon of ``site`` rests on."""
+    return f"For the privacy budget: {ASSUMPTIONS}; the random numbers of {site}'s machine cannot be guessed."
+
+
+def _bound(policy: SourcePolicy) -> str:
+    dp = policy.dp
+    return (
+        f"over all rounds and runs of a data set together, at most epsilon = {dp.target_epsilon:g} at delta = "
+        f"{dp.target_delta:g} of each row, added or removed. {_odds(dp.target_epsilon)} This holds against the "
+        "aggregator, every other site and whoever gets the model, also if all of them work together, at every level."
+    )
+
+
+def _odds(epsilon: float) -> str:
+    if epsilon > _OF_USE:
+        return "So large an epsilon bounds nothing of use: a guess whether a row was trained on may be certain."
+    ratio = math.exp(epsilon)
+    # Upper bounds are rounded up.
+    times = f"{math.ceil(ratio * 100) / 100:.2f}" if ratio < 100 else f"{math.ceil(ratio)}"
+    return (
+        "Who has to guess, at even odds and knowing all other rows, whether a given row was trained on is right at "
+        f"most e^epsilon = {times} times as often as wrong, apart from delta."
+    )
+
+
+def _ledger(site: str) -> str:
+    return (
+        f"The ledger at {site} counts it, before each round trains, since it was opened or last reset; a reset takes a "
+        f"reason and {site}'s signature, and what was spent before it comes on top. A round that would cost more than "
+        "is left is not trained (exit code 11)."
+    )
+
+
+def _without_noise(policy: SourcePolicy, site: str) -> str:
+    line = (
+        f"{site} may train without noise (dp.required = false), as its own settings say. The ledger does not count "
+        "such rounds, and after one of them no epsilon holds for all that left of these rows. What protects then: "
+    )
+    if policy.visibility is Visibility.INDIVIDUAL:
+        return (
+            line + "towards the aggregator nothing. What an update, and every later model, tells of a row is unbounded."
+        )
+    return line + (
+        "sums hide which of their sources a part is of. They do not hide what the parts together tell: whether a row "
+        "was trained on, or its values, may show in a sum and in every later model, and nothing bounds it."
+    )
+
+
+def _not_covered(policy: SourcePolicy, site: str) -> tuple[str, ...]:
+    return (
+        f"Not covered: {site}'s number of rows, which is taken as public, as are its steps and sampling rate, which "
+        f"follow from it; and when and for how long {site} trains.",
+        "Not covered: more than one row at a time. Several rows of one patient are not one unit: of two rows together "
+        f"epsilon is {2 * policy.dp.target_epsilon:g}, at a larger delta, and so on. A row that is also in another "
+        "data set, or at another site, is counted there by itself.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a policy means, one sentence or a few in each entry.
+
+    Attributes:
+        summary: the numbers in one line.
+        learns: what the aggregator can learn of the site, with every peer following the protocol or not.
+        does_not_learn: what it cannot, as long as ``assumes`` holds.
+        budget: what noise bounds, what counts it, what it leaves out, and what holds without it.
+        target_pays: what the sources learn of the target.
+        assumes: what the claims rest on.
+    """
+
+    summary: str
+    learns: tuple[str, ...]
+    does_not_learn: tuple[str, ...]
+    budget: tuple[str, ...]
+    target_pays: tuple[str, ...]
+    assumes: tuple[str, ...]
+
+    def text(self) -> str:
+        """All of it, for people."""
+        parts = [self.summary]
+        for heading, lines in (
+            ("The aggregator can learn", self.learns),
+            ("It cannot learn", self.does_not_learn),
+            ("What noise bounds", self.budget),
+            ("What it costs the target", self.target_pays),
+            ("What this rests on", self.assumes),
+        ):
+            parts.append("\n".join([f"{heading}:", *(f"  - {line}" for line in lines)]))
+        return "\n\n".join(parts)
+
+
+def explain(policy: SourcePolicy, site: str, sources: int | None = None) -> Explanation:
+    """Say what ``policy`` lets the aggregator learn of ``site``.
+
+    Args:
+        policy: of the site; :func:`securefda.site.policy.require_satisfiable` has accepted it, if ``sources`` are known.
+        site: the site's id.
+        sources: number of sources of the federation, N; None where it is not known.
+    """
+    facts = _Facts(policy, site, "the federation's" if sources is None else f"the federation's N = {sources}")
+    return Explanation(
+        summary=_summary(facts, sources),
+        learns=(*_seen(facts), *_always_seen(facts)),
+        does_not_learn=_hidden(facts),
+        budget=budget_in_words(policy, site),
+        target_pays=_target_pays(facts),
+        assumes=_assumptions(facts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    policy: SourcePolicy
+    site: str
+    of_all: str
+
+    @property
+    def others(self) -> str:
+        """The others that hide this site, in words."""
+        trusted = f" of its {len(self.policy.trusted_peers)} trusted peers" if self.policy.trusted_peers else ""
+        colluding = f", beyond n_c = {self.policy.n_c} that may collude with the aggregator"
+        return f"at least k = {self.policy.k_min} other sources{trusted}{colluding if self.policy.n_c else ''}"
+
+
+def _summary(facts: _Facts, sources: int | None) -> str:
+    policy = facts.policy
+    line = (
+        f"{facts.site} permits at most level {policy.max_visibility}, with k-min = {policy.k_min}, n-c = {policy.n_c}"
+    )
+    line += f", kappa = {policy.energy.kappa:g} per {policy.energy.granularity}; {budget_in_short(policy)}"
+    if sources is None or policy.visibility is Visibility.INDIVIDUAL:
+        return f"{line}."
+    spare = sources - policy.smallest_sum
+    lost = f"up to {spare} of them may be lost in a round" if spare else "all of them must answer in every round"
+    return f"{line}. A sum opens over {policy.smallest_sum} of N = {sources} sources at least: {lost}."
+
+
+def _seen(facts: _Facts) -> tuple[str, ...]:
+    """What the level itself shows, the most open one first: a header may always ask for less."""
+    policy, site = facts.policy, facts.site
+    lines = []
+    sum_line = (
+        f"At level sum: one weighted sum per round over at least {policy.smallest_sum} of {facts.of_all} sources, in "
+        f"which {site}'s part is one term beside those of {facts.others}. With it come the sums of {_summed(policy)}."
+    )
+    if policy.visibility is Visibility.INDIVIDUAL:
+        lines.append(_in_clear(facts))
+    if policy.visibility <= Visibility.COHORT:
+        lines.append(
+            f"At level cohort: one such sum per round over a cohort of at least {policy.smallest_sum} sources, drawn "
+            f"by lot anew in every round, beside {facts.others}. Many rounds give many different sums with {site} in "
+            "them, which together tell more of it than one sum does. No energy rule holds for cohorts: where its part "
+            "is much larger than the others', such a sum shows it nearly alone."
+        )
+    return (*lines, sum_line, _energy_row(facts))
+
+
+def _summed(policy: SourcePolicy) -> str:
+    """Loss and accuracy are figures of the rows without noise: one source with noise keeps those of all at home."""
+    numbers = "rows"
+    if not policy.dp.required:
+        numbers += ", of losses and accuracies where no source of the round trains with noise"
+    return numbers + (", and of estimated errors of the rules" if SELECTION in policy.allowed_rules else "")
+
+
+def _in_clear(facts: _Facts) -> str:
+    site = facts.site
+    names = {"samples": "its number of training rows", "loss": "its mean loss", "accuracy": "its accuracy"}
+    beside = ", ".join(names[name] for name in names if name in facts.policy.metadata.may_leave)
+    told = (
+        "What it tells of one row is bounded by noise alone (below)"
+        if facts.policy.dp.required
+        else "From an update without noise it can tell much about the rows behind it"
+    )
+    line = f"At level individual: {site}'s own update of every round, in clear, with {beside}. {told}. "
+    if set(facts.policy.metadata.may_leave) - {"samples"}:
+        line += "Mean loss and accuracy leave only in rounds in which no source trains with noise. "
+    return line + "k, n_c and kappa protect nothing at this level."
+
+
+_LENGTHS_WITHOUT_DIRECTION = ("source_only", "fedavg", "fedda")
+
+
+def _energy_row(facts: _Facts) -> str:
+    """What the other sources of a sum see for the caps, and what a colluding one of them could pass on."""
+    site, policy = facts.site, facts.policy
+    condition = "Where the header carries an energy rule" if policy.energy.kappa == 0 else "At level sum"
+    count = "one number per layer" if policy.energy.granularity == "layer" else "one number, or one per layer"
+    line = (
+        f"{condition}: nothing more by itself. But the other sources of the sum see how large {site}'s part is, "
+        f"{count} and round (the norm, weighted by rows, rounded down to a step of 2^(1/4), or of 2^(1/2) in a "
+        "layer of fewer than 256 parameters), and one that colludes can tell the aggregator."
+    )
+    if not policy.n_c:
+        return line
+    if policy.energy.norm_rows == "hidden":
+        return f'{line} So {site} takes part only if it trains with noise (n-c = {policy.n_c}, norm-rows = "hidden").'
+    line += f' {site}\'s policy accepts that (norm-rows = "colluders-may-see").'
+    choosing = [name for name in policy.allowed_rules if name not in _LENGTHS_WITHOUT_DIRECTION]
+    if choosing:
+        line += (
+            f" With the rules {', '.join(choosing)} these numbers depend on the target's update: one that is made up "
+            f"turns them into how far {site}'s update points in a direction of its choice."
+        )
+    return line
+
+
+def _always_seen(facts: _Facts) -> tuple[str, ...]:
+    release, site = facts.policy.release, facts.site
+    return (
+        f"Over a run: up to {release.max_rounds} rounds of this, in each round one release at most whatever the number "
+        f"of attempts ({release.max_attempts}). {_runs(facts)} After {release.max_unfinished} rounds that came to no "
+        f"result, of which each result pays for one, {site} leaves. Sums over different sets of sources can be "
+        "subtracted from each other: "
+        f"what differs then is of few sources, or of {site} alone where it was the one that stayed away.",
+        _models(facts),
+        f"That {site} takes part and when, how long it takes, the digest of its model's architecture, its software "
+        "version, its max-visibility, and of a refusal the key.",
+    )
+
+
+def _models(facts: _Facts) -> str:
+    """A model is a question: what it may be, and how fast it may change."""
+    site, policy = facts.site, facts.policy
+    listed = len(policy.model.digests)
+    first = f"one of the {listed} first models that the policy lists" if listed else "the task's own first model"
+    return (
+        f"What a model asks of the rows: an update answers the model that it is trained from. That is {first}, then "
+        "the model of the last finished round and no other, and a finished round moves no group of layers further than "
+        f"{policy.limits.model_step:g} times as far as {site}'s own training has moved it (model-step). So a target "
+        "leads a model to where it reads more of the rows only over several finished rounds: this is a rate, no wall."
+    )
+
+
+def _runs(facts: _Facts) -> str:
+    most, site = facts.policy.release.max_runs, facts.site
+    if most == 0:
+        return f"No run begins without the word of {site}'s operator."
+    runs = "one run begins" if most == 1 else f"{most} runs begin"
+    return f"In 24 hours at most {runs}; any further one takes the word of {site}'s operator."
+
+
+def _hidden(facts: _Facts) -> tuple[str, ...]:
+    policy, site = facts.policy, facts.site
+    without = "only where it trains with noise is there a bound of that, as said below."
+    bounds = "what they tell of one row is bounded, as said below." if policy.dp.required else without
+    always = (
+        f"Rows, files or anything else of {site} that is not named above: there is no message for it. This does "
+        f"not say that an update or a sum tells nothing about rows: {bounds}",
+        "A rule, a task, a model or a number beyond this policy is refused before training, and only the key leaves.",
+    )
+    if policy.visibility is Visibility.INDIVIDUAL:
+        return (f"Where it asks for level individual, nothing of {site}'s update stays hidden from it.", *always)
+    helped = f", and whichever {policy.n_c} of the other sources tell it all they know" if policy.n_c else ""
+    return (
+        f"{site}'s update, or its row count, loss or accuracy of a round on their own: what leaves is only a term of a "
+        f"sum beside {facts.others}. This holds whatever the aggregator does{helped}; what the sums and lengths listed "
+        "above tell by themselves is excepted.",
+        _energy_claim(facts),
+        *always,
+    )
+
+
+def _energy_claim(facts: _Facts) -> str:
+    bounds, site = facts.policy.energy, facts.site
+    if bounds.kappa == 0:
+        return (
+            f"Nothing is said here of sums in which {site}'s part is much larger than all others: with kappa = 0 a "
+            "sum may then show it nearly alone."
+        )
+    place = (
+        "in every layer" if bounds.granularity == "layer" else "over the model as a whole, though not in every layer,"
+    )
+    return (
+        f"At level sum, a sum of which {site} makes up most: {place} the others that count hold together at least "
+        f"{bounds.kappa:g} times the energy (sum of squares) of its part. This bounds lengths, not directions: parts "
+        "that point the same way show that way, and others that are opposed cancel." + _may_cancel(facts)
+    )
+
+
+def _may_cancel(facts: _Facts) -> str:
+    """What energies do not stop where FedGP may run without its filter."""
+    policy = facts.policy
+    projected = any(rule.projects and rule.value in policy.allowed_rules for rule in Rule)
+    if not (policy.energy.unfiltered_projection and projected):
+        return ""
+    return (
+        " This site permits FedGP without its filter (unfiltered-projection): the target's update then decides the "
+        "sign of each part as well, and one that is made for it can let the others' parts, where they are alike, "
+        f"cancel each other, so that the sum is nearly {facts.site}'s part alone although all energies are as asked."
+    )
+
+
+def _target_pays(facts: _Facts) -> tuple[str, ...]:
+    published = rules_that_publish_the_target(facts.policy)
+    if not published:
+        return ("Nothing: under the allowed rules the target publishes no update of its own.",)
+    return (
+        f"With the rules {', '.join(published)} at level sum every source sees the target's own update g_T of the "
+        "round, since the rule runs inside the sources. The published change of the model partly shows it anyway (in "
+        "this project's studies the median cosine of the two was between 0.3 and 1.0, by task and rule; each round's "
+        "is in the target's report). No source's policy protects the target's rows; noise in the target's own training "
+        "(its training.dp) bounds what g_T tells of one of them.",
+        "At levels cohort and individual g_T stays at the target.",
+    )
+
+
+def _assumptions(facts: _Facts) -> tuple[str, ...]:
+    policy, site = facts.policy, facts.site
+    common = (
+        f"{site}'s own machine and signing key are in nobody else's hands; its process runs with the policy that "
+        "the site signed.",
+        budget_assumption(site),
+    )
+    if policy.visibility is Visibility.INDIVIDUAL:
+        return (*common, "TLS 1.3 keeps the network out; towards the aggregator nothing is assumed.")
+    helpers = f"with at most n_c = {policy.n_c} of the other sources" if policy.n_c else "but with no other source"
+    return (
+        f"Against an aggregator that deviates from the protocol in any way, {helpers} on its side; every further one "
+        f"takes one off k = {policy.k_min}.",
+        "The roster lists real, separate sites whose keys are their own.",
+        "X25519, AES-256, HKDF-SHA256 and Ed25519 are sound.",
+        *common,
+    )

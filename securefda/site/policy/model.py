@@ -1,0 +1,310 @@
+"""``policy.toml``: frozen, default-deny, unknown keys rejected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from securefda.errors import ConfigError
+from securefda.privacy.events import Budget
+from securefda.protocol.messages import Granularity, Visibility
+from securefda.protocol.parameters import SessionLimits
+from securefda.protocol.roster import Roster
+from securefda.rules.strategy import Rule
+from securefda.settings import Settings, parse_settings, parse_toml, read_toml
+
+SELECTION = Rule.AUTO.value
+"""What a policy lists in order to hand in estimated errors, from which the rule of the next round is chosen."""
+
+_RULES = tuple(rule.value for rule in Rule)
+
+
+def _rule(value: str) -> str:
+    if value not in _RULES:
+        raise ValueError(f"must be one of {', '.join(_RULES)}")
+    return value
+
+
+def _digest(value: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise ValueError("must be a SHA-256 digest in 64 small hex digits")
+    return value
+
+
+def _factory(value: str) -> str:
+    module, colon, name = value.partition(":")
+    if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise ValueError("must be of the form package.module:Class")
+    return value
+
+
+def _first_models(value: object) -> object:
+    if isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
+        return tuple(map(_digest, value))
+    if value != "task":
+        raise ValueError('must be "task", or a list of at least one SHA-256 digest')
+    return value
+
+
+NormRows = Literal["hidden", "colluders-may-see"]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class EnergyBounds(Settings):
+    """The energy rule that a header must carry where this site is at ``sum``.
+
+    Attributes:
+        kappa: least ratio of the energy of the other sources that count to that of this site's own part; 0 asks for
+            no energy rule, and then a sum may hold this site's update nearly alone.
+        granularity: ``"layer"``: the ratio must hold in each layer; ``"model"``: for the model as a whole at least.
+        unfiltered_projection: whether FedGP may run without its filter. Its multiples can then be negative, and a
+            target that lies about its update can make the others' parts cancel, energies and all.
+        norm_rows: whether a source that colludes may see how large this site's parts are. The other sources of a sum
+            see it for the caps, and ``n_c`` of them may collude. ``"hidden"``: then this site takes part in such a sum
+            only if it trains with noise.
+    """
+
+    kappa: Annotated[float, Field(ge=0)] = 1.0
+    granularity: Literal["layer", "model"] = "layer"
+    unfiltered_projection: bool = False
+    norm_rows: NormRows = "hidden"
+
+    @property
+    def terms(self) -> Granularity:
+        """``granularity`` as messages carry it."""
+        return Granularity[self.granularity.upper()]
+
+
+class QuantisationBounds(Settings):
+    """Bounds on the numbers with which updates are encoded.
+
+    Attributes:
+        modulus_bits_min: fewest bits of the ring; fewer would wrap or coarsen sums.
+        clip_min: smallest clip of any layer; a tiny one lets only signs through.
+        clip_max: largest clip of any layer; a huge one drowns the other layers in rounding error.
+        n_max: largest number of inputs that one sum may be laid out for.
+        max_samples_min: least number of rows up to which weights must count, at least those of this site. A header
+            that could ask for less could find out by asking how many rows there are.
+        max_samples_max: largest such number; a huge one leaves only the largest site after rounding.
+    """
+
+    modulus_bits_min: Literal[32, 64] = 32
+    clip_min: Positive = 0.001
+    clip_max: Positive = 1000.0
+    n_max: Count = 1024
+    max_samples_min: Count = 1000
+    max_samples_max: Count = 1_000_000
+
+    @model_validator(mode="after")
+    def _bounds_leave_room(self) -> Self:
+        if self.clip_min > self.clip_max:
+            raise ConfigError("quantisation.clip-min", f"{self.clip_min:g} is above clip-max = {self.clip_max:g}")
+        if self.max_samples_min > self.max_samples_max:
+            why = f"{self.max_samples_min} is above max-samples-max = {self.max_samples_max}"
+            raise ConfigError("quantisation.max-samples-min", why)
+        return self
+
+
+class DpPolicy(Settings):
+    """What the privacy of this site's rows may cost, and whether they may be trained on without noise.
+
+    The ledger of a data set keeps the budget, over all rounds and runs with noise since its last reset. It counts no
+    round without noise: only where ``required`` does the budget bound all that this site hands in.
+
+    Attributes:
+        required: whether this site trains by DP-SGD or not at all.
+        unit: what an epsilon is of: one row of the training data, added or removed.
+        target_epsilon: the most that may be spent, at ``target_delta``.
+        target_delta: of that epsilon; it should be well below one over the number of rows.
+        accountant: ``"rdp"`` or ``"prv"``, see :func:`securefda.privacy.accountants.epsilon`.
+        max_grad_norm: largest clip norm of a row's gradient that this site's own settings may ask for.
+    """
+
+    required: bool = False
+    unit: Literal["sample"] = "sample"
+    target_epsilon: Positive = 8.0
+    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    accountant: Literal["rdp", "prv"] = "rdp"
+    max_grad_norm: Positive = 10.0
+
+    @property
+    def budget(self) -> Budget:
+        """What the ledger holds each round against."""
+        return Budget(self.target_epsilon, self.target_delta, self.accountant)
+
+
+class WorkLimits(Settings):
+    """How much work a header may ask for, and for how long it may keep this site waiting.
+
+    Attributes:
+        model_bytes_max: largest model, in bytes of float32.
+        learning_rate_max: largest effective learning rate that the target may publish; updates are scaled with it.
+        learning_rate_min: smallest such rate; a tiny one rounds all but the largest update away.
+        model_step: how far a finished round may move the model, and the target's update reach, in units of how far
+            this site's own training moves each group of layers.
+        training_deadline_s_max: longest time that a header may give for training, seconds.
+        phase_deadline_s_max: longest time that it may give for one step of the session, seconds.
+    """
+
+    model_bytes_max: Count = 1 << 30
+    learning_rate_max: Positive = 10.0
+    learning_rate_min: Positive = 1e-5
+    model_step: Positive = 10.0
+    training_deadline_s_max: Positive = 86_400.0
+    phase_deadline_s_max: Positive = 3_600.0
+
+    @model_validator(mode="after")
+    def _rates_leave_room(self) -> Self:
+        if self.learning_rate_min > self.learning_rate_max:
+            why = f"{self.learning_rate_min:g} is above learning-rate-max = {self.learning_rate_max:g}"
+            raise ConfigError("limits.learning-rate-min", why)
+        return self
+
+
+class ModelPolicy(Settings):
+    """Which model a run may begin with.
+
+    Attributes:
+        initial: ``"task"``: the one that this site's own task builds from the run's seed; or the SHA-256 digests of
+            others that are permitted, in hex, over float32 little-endian parameters.
+    """
+
+    initial: Annotated[Literal["task"] | tuple[str, ...], BeforeValidator(_first_models)] = "task"
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        """Those that are listed; none for the task's own."""
+        return () if self.initial == "task" else tuple(bytes.fromhex(one) for one in self.initial)
+
+
+class ReleaseLimits(Settings):
+    """How often an aggregator may ask this site for something.
+
+    Attributes:
+        max_attempts: attempts at one round, each with a new session and new keys.
+        max_rounds: rounds of one run; each is one more equation about this site's rows.
+        max_runs: runs that may begin within 24 hours; one that so many have followed is over. 0 lets none begin without
+            its operator's word.
+        max_unfinished: rounds that were begun with this site and came to no result; a result pays for one of them.
+            After so many it leaves, until its operator has it go on.
+    """
+
+    max_attempts: Count = 2
+    max_rounds: Count = 10_000
+    max_runs: Annotated[int, Field(ge=0)] = 1
+    max_unfinished: Count = 3
+
+
+class MetadataPolicy(Settings):
+    """What may leave in clear beside an update at ``individual``; at other levels these travel inside sums alone."""
+
+    may_leave: Annotated[tuple[Literal["samples", "loss", "accuracy"], ...], Field(strict=False)] = ()
+
+
+class SourcePolicy(Settings):
+    """What one source permits, whatever a header asks for.
+
+    Attributes:
+        max_visibility: the most the aggregator may see of this site: ``"sum"``, more ``"cohort"`` or ``"individual"``.
+        k_min: least number of trusted others in a sum, after ``n_c`` of them are taken as colluders.
+        n_c: number of other sources that may collude with the aggregator.
+        trusted_peers: site ids that count towards ``k_min``; empty for the whole roster.
+        allowed_rules: rules this site takes part in; none unless listed. :data:`SELECTION` is one of them.
+        allowed_tasks: task factories this site trains for; empty for the one that its own settings name.
+        architectures: SHA-256 of permitted models, hex; empty for the one that this site builds itself.
+        energy: the energy rule of a sum.
+        quantisation: bounds on the encoding.
+        dp: whether training takes noise, and its budget.
+        model: which model a run may begin with.
+        limits: bounds on work.
+        release: bounds on rounds and retries.
+        metadata: what may leave beside an update in clear.
+    """
+
+    max_visibility: Literal["individual", "cohort", "sum"] = "sum"
+    k_min: Count = 2
+    n_c: Annotated[int, Field(ge=0)] = 0
+    trusted_peers: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    allowed_rules: Annotated[tuple[Annotated[str, AfterValidator(_rule)], ...], Field(strict=False)] = ()
+    allowed_tasks: Annotated[tuple[Annotated[str, AfterValidator(_factory)], ...], Field(strict=False)] = ()
+    architectures: Annotated[tuple[Annotated[str, AfterValidator(_digest)], ...], Field(strict=False)] = ()
+    energy: EnergyBounds = EnergyBounds()
+    quantisation: QuantisationBounds = QuantisationBounds()
+    dp: DpPolicy = DpPolicy()
+    model: ModelPolicy = ModelPolicy()
+    limits: WorkLimits = WorkLimits()
+    release: ReleaseLimits = ReleaseLimits()
+    metadata: MetadataPolicy = MetadataPolicy()
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> Self:
+        if self.energy.kappa > self.k_min:
+            # Of k-min others of equal size, the energy is k-min times one's own: such a sum would always be empty.
+            why = f"{self.energy.kappa:g} is above k-min = {self.k_min}: no sum over k-min others could hold anything"
+            raise ConfigError("energy.kappa", why, hint="lower it, or raise k-min")
+        if self.visibility is Visibility.INDIVIDUAL and "samples" not in self.metadata.may_leave:
+            why = 'lacks "samples", without which no update at max-visibility = "individual" can be weighted'
+            raise ConfigError("metadata.may-leave", why, hint='add "samples", or lower max-visibility')
+        bare = [name for name in self.metadata.may_leave if name != "samples"]
+        if self.dp.required and bare:
+            why = f'lists "{bare[0]}", a figure of the rows without noise, and dp.required = true lets none leave'
+            raise ConfigError("metadata.may-leave", why, hint=f'take "{bare[0]}" out, or set dp.required = false')
+        return self
+
+    @property
+    def visibility(self) -> Visibility:
+        """``max_visibility`` as messages carry it."""
+        return Visibility[self.max_visibility.upper()]
+
+    @property
+    def smallest_sum(self) -> int:
+        """Fewest sources over which a sum with this site may be opened: itself, ``k_min`` others, ``n_c`` colluders."""
+        return self.k_min + self.n_c + 1
+
+    def session_limits(self, roster: Roster) -> SessionLimits:
+        """Return what this policy asks of every session over ``roster``.
+
+        Raises:
+            ConfigError: ``trusted-peers`` names a site that is no source of the roster.
+        """
+        by_id = {entry.site_id: entry.index for entry in roster.sources}
+        require_known_peers(self, by_id)
+        trusted = frozenset(by_id[site] for site in self.trusted_peers or by_id)
+        return SessionLimits(k_min=self.k_min, n_c=self.n_c, trusted=trusted)
+
+
+def require_known_peers(policy: SourcePolicy, sources: Iterable[str]) -> None:
+    """Refuse a policy that trusts a site which is none of ``sources``, the site ids of a federation's sources.
+
+    Raises:
+        ConfigError: ``trusted-peers`` names such a site.
+    """
+    known = tuple(sources)
+    for site in policy.trusted_peers:
+        if site not in known:
+            why = f"{site} is no source of this federation"
+            raise ConfigError("trusted-peers", why, hint=f"sources: {', '.join(known)}")
+
+
+def load_policy(path: Path) -> SourcePolicy:
+    """Read ``policy.toml`` without looking at its signature; :func:`load_signed_policy` is for a site's process.
+
+    Raises:
+        ConfigError: the file is missing or malformed, a key is unknown (the nearest is named), a value is wrong, or
+            keys contradict each other.
+    """
+    return parse_settings(SourcePolicy, read_toml(path), file=path)
+
+
+def parse_policy(data: bytes, file: Path) -> SourcePolicy:
+    """Read the contents of ``policy.toml`` that came from ``file``.
+
+    Raises:
+        ConfigError: as :func:`load_policy` does.
+    """
+    return parse_settings(SourcePolicy, parse_toml(data, file), file=file)

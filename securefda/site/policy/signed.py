@@ -1,0 +1,142 @@
+"""The policy that a site's process goes by: the very bytes that the site signed.
+
+The site's signature over its ``policy.toml``: a file ``policy.sig`` beside it.
+
+Whoever can write the policy alone, without the site's signing key, changes nothing: no process starts with it. The
+signature names federation and site, so that no policy of another site, or of this site in another federation, passes.
+``policy.sig`` holds the signed statement verbatim and the signature over it in hex.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.errors import ConfigError
+from securefda.parse import canonical_json, load_object, number, text
+from securefda.protocol.signatures import sign_bytes, signature_is_valid
+from securefda.site.files import read_file, write_file
+from securefda.site.policy.model import SourcePolicy, parse_policy
+
+POLICY_MESSAGE = "Policy"
+_MODE = 0o644
+_FORMAT = 1
+_MEND = "read it with 'securefda policy explain', then 'securefda policy sign KIT'"
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """What a site says in ``policy.sig``, and its signature over it."""
+
+    federation_id: str
+    site_id: str
+    policy_sha256: str
+
+    def to_bytes(self) -> bytes:
+        """What is signed."""
+        return canonical_json({"version": _FORMAT} | asdict(self))
+
+    @classmethod
+    def parse(cls, data: bytes) -> _Statement:
+        """Read what was signed. Raises ValueError for anything else."""
+        fields = load_object(data, "version", "federation_id", "site_id", "policy_sha256")
+        if number(fields["version"]) != _FORMAT:
+            raise ValueError("written by another version of securefda")
+        return cls(text(fields["federation_id"]), text(fields["site_id"]), text(fields["policy_sha256"]))
+
+
+def policy_signature(federation_id: str, site_id: str, key: Ed25519PrivateKey, policy: bytes) -> bytes:
+    """Return the contents of ``policy.sig`` for these bytes of ``policy.toml``.
+
+    Args:
+        federation_id: the federation for which the policy holds.
+        site_id: the site that owns it.
+        key: the site's signing key.
+        policy: the file's bytes, verbatim.
+    """
+    statement = _Statement(federation_id, site_id, hashlib.sha256(policy).hexdigest()).to_bytes()
+    envelope = {
+        "policy": statement.decode("ascii"),
+        "site_signature": sign_bytes(key, POLICY_MESSAGE, statement).hex(),
+    }
+    return json.dumps(envelope, sort_keys=True, indent=1).encode("ascii") + b"\n"
+
+
+def write_policy_signature(file: Path, policy: bytes, federation_id: str, site_id: str, key: Ed25519PrivateKey) -> None:
+    """Write ``policy.sig`` beside the policy ``file``, which holds ``policy``; the rest as :func:`policy_signature`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_file(_signature_file(file), policy_signature(federation_id, site_id, key, policy), _MODE)
+
+
+def read_signed_policy(file: Path, federation_id: str, site_id: str, public_key: bytes) -> bytes:
+    """Return the contents of a ``policy.toml``, which the site signed with its present key.
+
+    Raises:
+        ConfigError: ``policy``, a file is missing or malformed, the signature is of another site or federation, of
+            another text, or by another key.
+    """
+    signature_file = _signature_file(file)
+    data = _read(site_id, file, f"write one: securefda policy template clinical-default --out {file}")
+    said, statement, signature = _parse(site_id, signature_file, _read(site_id, signature_file, _MEND))
+    if (said.federation_id, said.site_id) != (federation_id, site_id):
+        owner = f"{said.site_id} in federation {said.federation_id}"
+        raise _wrong(site_id, f"{signature_file} is of {owner}, not of {site_id} in {federation_id}")
+    if said.policy_sha256 != hashlib.sha256(data).hexdigest():
+        raise _wrong(site_id, f"{file} was changed after it was signed")
+    if not signature_is_valid(public_key, POLICY_MESSAGE, statement, signature):
+        raise _wrong(site_id, f"{signature_file} is not by this site's present signing key")
+    return data
+
+
+def _signature_file(policy: Path) -> Path:
+    return policy.with_suffix(".sig")
+
+
+def _parse(site_id: str, file: Path, data: bytes) -> tuple[_Statement, bytes, bytes]:
+    """What is said, the bytes that say it, and the signature over them, which nobody has checked yet."""
+    try:
+        envelope = load_object(data, "policy", "site_signature")
+        statement = text(envelope["policy"]).encode("ascii")
+        return _Statement.parse(statement), statement, bytes.fromhex(text(envelope["site_signature"]))
+    except ValueError as error:
+        raise _wrong(site_id, f"{file} is no signature of a policy") from error
+
+
+def _read(site_id: str, file: Path, mend: str) -> bytes:
+    try:
+        return read_file(file).data
+    except ConfigError as error:
+        raise ConfigError("policy", f"of {site_id}: {error}", hint=mend) from error
+
+
+def _wrong(site_id: str, why: str) -> ConfigError:
+    return ConfigError("policy", f"of {site_id}: {why}", hint=_MEND)
+
+
+class HoldsPolicy(Protocol):
+    """What holds a signed policy: a startup kit."""
+
+    def signed_policy(self) -> tuple[Path, bytes]:
+        """The path of ``policy.toml`` and its contents, once the site's signature over them is found right.
+
+        Raises:
+            ConfigError: ``policy``, the file or its signature is missing or wrong.
+        """
+
+
+def load_signed_policy(kit: HoldsPolicy) -> SourcePolicy:
+    """Read a site's ``policy.toml`` as the site signed it; no other contents are ever looked at.
+
+    Raises:
+        ConfigError: ``policy``, where a file is missing or the signature wrong; else as ``load_policy`` does.
+    """
+    file, data = kit.signed_policy()
+    return parse_policy(data, file)

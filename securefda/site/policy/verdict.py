@@ -1,0 +1,359 @@
+"""Whether a header, a task or a message of this site stays within its policy.
+
+At which level each source takes part: what its own policy permits, or one that hides more.
+
+Whether a policy can be met at all in a federation, said before any round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal
+from securefda.protocol.messages import Granularity, Header, Update, Visibility
+from securefda.protocol.parameters import SessionLimits, threshold_is_sound
+from securefda.rules.strategy import Rule
+from securefda.site.policy.model import SELECTION, SourcePolicy, require_known_peers
+
+
+def plan_levels(permitted: Mapping[str, Visibility], smallest_sum: int) -> dict[str, Visibility]:
+    """Serve each source at the level that its policy permits, if enough permit the same; no source is seen above it.
+
+    A sum needs ``smallest_sum`` sources. Where fewer are at ``sum``, those at ``cohort``, then those at ``individual``
+    join them there: to be seen less is never against a policy. Too few for a cohort join the sum, or the cohort gets
+    those at ``individual``.
+
+    Args:
+        permitted: site id -> the most that may be seen of it.
+        smallest_sum: fewest sources over which a sum may be opened.
+
+    Returns:
+        Site id -> its level.
+
+    Raises:
+        ConfigError: no plan serves all; the key is ``max-visibility``, and the sites that cannot be served are named.
+    """
+    levels = dict(permitted)
+    for seen in (Visibility.COHORT, Visibility.INDIVIDUAL):
+        if 0 < _count(levels, Visibility.SUM) < smallest_sum:
+            _move(levels, seen, Visibility.SUM)
+    if 0 < _count(levels, Visibility.COHORT) < smallest_sum:
+        if _count(levels, Visibility.SUM):
+            _move(levels, Visibility.COHORT, Visibility.SUM)
+        else:
+            _move(levels, Visibility.INDIVIDUAL, Visibility.COHORT)
+    for level in (Visibility.SUM, Visibility.COHORT):
+        if 0 < _count(levels, level) < smallest_sum:
+            raise _too_few(levels, level, smallest_sum)
+    return levels
+
+
+def _count(levels: Mapping[str, Visibility], level: Visibility) -> int:
+    return sum(own is level for own in levels.values())
+
+
+def _move(levels: dict[str, Visibility], seen: Visibility, hidden: Visibility) -> None:
+    for site, own in levels.items():
+        if own is seen:
+            levels[site] = hidden
+
+
+def _too_few(levels: Mapping[str, Visibility], level: Visibility, smallest_sum: int) -> ConfigError:
+    sites = [site for site, own in levels.items() if own is level]
+    permit = "permits" if len(sites) == 1 else "permit"
+    why = (
+        f"{', '.join(sites)} {permit} no more than {level.label}, and a sum needs {smallest_sum} sources "
+        f"(k-min + n-c + 1); there are {len(sites)}"
+    )
+    return ConfigError("max-visibility", why, hint="more sources have to take part, or a site's owner permits more")
+
+
+def require_satisfiable(policy: SourcePolicy, site: str, sources: Sequence[str]) -> None:
+    """Refuse a policy that no header over these sources could satisfy.
+
+    A site that lets its update leave in clear has no sum to be hidden in, and asks nothing of the others.
+
+    Args:
+        policy: of ``site``.
+        site: id of the source whose policy it is.
+        sources: ids of all sources of the federation, ``site`` among them.
+
+    Raises:
+        ConfigError: names the key, the site and the number of sources: ``trusted-peers`` (an unknown site, or too few),
+            ``k-min`` or ``quantisation.n-max``.
+    """
+    n = len(sources)
+    require_known_peers(policy, sources)
+    if policy.quantisation.n_max < n:
+        why = f"{site} permits sums laid out for {policy.quantisation.n_max} inputs, and the federation has {n} sources"
+        raise ConfigError("quantisation.n-max", why, hint=f"raise it to {2 * n}, with which a sum of noise shows")
+    if policy.visibility is Visibility.INDIVIDUAL:
+        return
+    if policy.smallest_sum > n:
+        asked = f"k-min = {policy.k_min} others, beyond n-c = {policy.n_c} colluders"
+        why = f"{site} asks for {asked}: {policy.smallest_sum} sources with itself, and the federation has {n}"
+        raise ConfigError("k-min", why, hint="lower k-min or n-c, or enrol more sources")
+    _require_enough_trusted(policy, site, sources)
+
+
+def _require_enough_trusted(policy: SourcePolicy, site: str, sources: Sequence[str]) -> None:
+    trusted = set(policy.trusted_peers or sources) - {site}
+    needed = policy.k_min + policy.n_c
+    if len(trusted) < needed:
+        why = f"{site} trusts {len(trusted)} others, and k-min + n-c = {needed} must be in every sum"
+        raise ConfigError("trusted-peers", why, hint="list more sites, or none for the whole roster")
+
+
+_OWNER = "the site's owner decides; its policy.toml must allow it"
+_MENDS = {
+    "k-min": "raise privacy.k-min at the aggregator, or let more sources take part",
+    "n-c": "raise privacy.n-c at the aggregator, and let session.threshold = 0 choose the threshold",
+    "trusted-peers": "raise privacy.n-c at the aggregator by the number of sources that this site does not trust",
+    "energy.kappa": "raise privacy.kappa at the aggregator",
+    "energy.granularity": 'set privacy.energy-granularity = "layer" at the aggregator',
+    "energy.norm-rows": 'set training.dp.noise-multiplier, or energy.norm-rows = "colluders-may-see" in policy.toml',
+    "energy.unfiltered-projection": "set strategy.filter = true at the aggregator",
+    "allowed-rules": "set a strategy.rule at the aggregator that every source allows",
+    "quantisation.modulus-bits-min": "set session.modulus-bits = 64 at the aggregator",
+    "quantisation.clip-min": "raise session.clip at the aggregator",
+    "quantisation.clip-max": "lower session.clip at the aggregator",
+    "quantisation.max-samples-min": "raise session.max-samples at the aggregator",
+    "quantisation.max-samples-max": "lower session.max-samples at the aggregator",
+    "dp.required": "set training.dp.noise-multiplier in this site's settings; securefda budget plan finds it",
+    "dp.max-grad-norm": "lower training.dp.max-grad-norm in this site's settings",
+    "limits.learning-rate-max": "lower the target's learning rate",
+    "limits.learning-rate-min": "raise the target's learning rate",
+    "limits.training-deadline-s-max": "lower transport.training-deadline-s at the aggregator",
+    "limits.phase-deadline-s-max": "lower transport.phase-deadline-s at the aggregator",
+    "dp.metrics": "ask the aggregator's operator: this site's Join said that it has none to give",
+    "release.max-attempts": "lower session.attempts at the aggregator",
+    "release.max-rounds": "lower strategy.rounds at the aggregator",
+}
+_PROJECTING_RULES = frozenset(rule.value for rule in Rule if rule.projects)
+
+
+def _refusal(key: str, asked: object, allowed: object) -> PolicyRefusal:
+    return PolicyRefusal(key, asked, allowed, hint=_MENDS.get(key, _OWNER))
+
+
+def check_header(
+    policy: SourcePolicy,
+    header: Header,
+    own_index: int,
+    limits: SessionLimits | None = None,
+    *,
+    with_noise: bool = False,
+) -> None:
+    """Accept a header that asks for no more than ``policy`` permits.
+
+    This compares the header with the policy alone. Signatures, roster, freshness and the site's own model are the
+    session's checks; so are the ones on the sets that form later, which :meth:`SourcePolicy.session_limits` feeds.
+
+    Args:
+        policy: of this site.
+        header: of the attempt.
+        own_index: roster index of this site.
+        limits: the policy over the site's roster; with it ``trusted-peers`` refuses under its own name. Without it,
+            or in a cohort, whose members are known later, the session's checks refuse.
+        with_noise: whether this site trains by DP-SGD.
+
+    Raises:
+        PolicyRefusal: names the first key, what the header asks and what is allowed.
+        FaultyAggregatorError: HEADER_PARTICIPANTS, the header does not name this site.
+    """
+    if own_index not in header.participants:
+        raise FaultyAggregatorError("HEADER_PARTICIPANTS", "the header does not name this site")
+    _check_visibility(policy, header, own_index, limits)
+    if header.energy is not None and header.level_of(own_index) is Visibility.SUM:
+        _check_rows(policy, with_noise=with_noise)
+    _check_what_is_trained(policy, header)
+    _check_encoding(policy, header)
+    _check_work(policy, header)
+    _check_release(policy, header)
+
+
+def check_task(policy: SourcePolicy, factory: str) -> None:
+    """Accept the task that this site's settings name, ``"package.module:Class"``.
+
+    Raises:
+        PolicyRefusal: ``allowed-tasks`` lists others.
+    """
+    if policy.allowed_tasks and factory not in policy.allowed_tasks:
+        raise _refusal("allowed-tasks", factory, ", ".join(policy.allowed_tasks))
+
+
+def check_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm: float) -> None:
+    """Accept the noise that this site's settings train with; what it may cost is the ledger's to say.
+
+    Args:
+        policy: of this site.
+        noise_multiplier: of DP-SGD, as the settings name it; 0 for training without noise.
+        max_grad_norm: clip norm of a row's gradient; it means nothing without noise.
+
+    Raises:
+        PolicyRefusal: ``dp.required`` or ``dp.max-grad-norm``; or ``energy.norm-rows``, where every header would be
+            refused for it.
+    """
+    with_noise, largest = noise_multiplier > 0, policy.dp.max_grad_norm
+    if policy.dp.required and not with_noise:
+        raise _refusal("dp.required", "training without noise", "DP-SGD alone")
+    if with_noise and not max_grad_norm <= largest:
+        raise _refusal("dp.max-grad-norm", f"{max_grad_norm:g}", f"at most {largest:g}")
+    if policy.visibility is Visibility.SUM and policy.energy.kappa > 0:
+        _check_rows(policy, with_noise=with_noise)
+
+
+def _check_rows(policy: SourcePolicy, *, with_noise: bool) -> None:
+    """A source that colludes tells the aggregator the rows that it got; only noise bounds what they tell."""
+    if policy.n_c and not with_noise and policy.energy.norm_rows == "hidden":
+        asked = f"an energy row that n-c = {policy.n_c} colluders would see"
+        raise _refusal("energy.norm-rows", asked, "such a row only of training with noise")
+
+
+def check_metadata(policy: SourcePolicy, update: Update) -> None:
+    """Accept an update in clear that carries no number beyond those that may leave beside it.
+
+    Raises:
+        PolicyRefusal: ``metadata.may-leave`` does not list one of them.
+    """
+    carried = {"samples": update.samples, "loss": update.loss, "accuracy": update.accuracy}
+    allowed = policy.metadata.may_leave
+    for name, value in carried.items():
+        if value is not None and name not in allowed:
+            raise _refusal("metadata.may-leave", name, ", ".join(allowed) or "none")
+
+
+def check_metrics(header: Header, *, handed_in: bool, update: Update | None = None) -> None:
+    """Accept a header, and an update in clear under it, by which no loss or accuracy leaves that must stay.
+
+    Args:
+        header: of the attempt.
+        handed_in: whether this site hands in loss and accuracy at all, as its Join said; with DP-SGD it does not.
+        update: what is about to leave, if it is an update in clear.
+
+    Raises:
+        PolicyRefusal: ``dp.metrics``, the header asks for what this site does not hand in, or the update carries what
+            the header does not ask for.
+    """
+    if header.metrics and not handed_in:
+        raise _refusal("dp.metrics", "loss and accuracy", "neither, since noise protects what leaves this site")
+    carries = update is not None and (update.loss is not None or update.accuracy is not None)
+    if carries and not header.metrics:
+        raise _refusal("dp.metrics", "loss or accuracy beside an update", "neither, since the header has no metrics")
+
+
+def rules_that_publish_the_target(policy: SourcePolicy) -> tuple[str, ...]:
+    """Allowed rules for which the target publishes its update where a source is at ``sum``."""
+    free = (Rule.SOURCE_ONLY, Rule.FEDAVG)
+    return tuple(name for name in policy.allowed_rules if name not in free)
+
+
+def _check_visibility(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
+    level = header.level_of(own_index)
+    if level < policy.visibility:
+        raise _refusal("max-visibility", level.label, policy.max_visibility)
+    if level is Visibility.INDIVIDUAL:
+        return
+    quorum = header.sum_quorum if level is Visibility.SUM else header.cohort_quorum
+    _check_smallest_sum(policy, header, level, quorum)
+    if level is Visibility.SUM:
+        _check_trusted(policy, header, own_index, limits)
+        _check_energy(policy, header, own_index, limits)
+
+
+def _check_smallest_sum(policy: SourcePolicy, header: Header, level: Visibility, quorum: int) -> None:
+    # Whoever is lost on the way, the sources that remain open the sum; so the smallest one they may open has to do.
+    others = min(len(header.at(level)), quorum) - 1 - policy.n_c
+    if others < policy.k_min:
+        raise _refusal("k-min", f"a sum with {max(0, others)} others that count", f"at least {policy.k_min}")
+    n = len(header.masked)
+    if not threshold_is_sound(header.threshold, n, policy.n_c):
+        lowest = (n + policy.n_c) // 2 + 1
+        raise _refusal("n-c", f"threshold {header.threshold} of {n}", f"{lowest} to {n} with n-c = {policy.n_c}")
+
+
+def _check_trusted(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
+    if limits is None:
+        return
+    others = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
+    if others < limits.k_min:
+        raise _refusal("trusted-peers", f"a sum with {max(0, others)} trusted others", f"at least {policy.k_min}")
+
+
+def _check_energy(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
+    """Where FedGP's filter leaves one source alone in a layer, that layer has cap 0; without it parts can cancel."""
+    asked, bounds = header.energy, policy.energy
+    if asked is not None:
+        left = header.sum_quorum - 1 - policy.n_c
+        if asked.others > left:
+            raise _refusal("n-c", f"energies of {asked.others} others", f"at most {left} with n-c = {policy.n_c}")
+        if limits is not None:  # the session checks this too; there it would accuse the aggregator
+            left = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
+            if asked.others > left:
+                raise _refusal("trusted-peers", f"energies of {asked.others} others", f"at most {left} trusted ones")
+    if bounds.kappa == 0:
+        return
+    if asked is None or asked.kappa < bounds.kappa:
+        found = "no energy rule" if asked is None else f"{asked.kappa:g}"
+        raise _refusal("energy.kappa", found, f"at least {bounds.kappa:g}")
+    if asked.granularity is Granularity.MODEL and bounds.terms is Granularity.LAYER:
+        raise _refusal("energy.granularity", "model", "layer")
+    unfiltered = header.rule.rule in _PROJECTING_RULES and not header.rule.filter
+    if unfiltered and not bounds.unfiltered_projection:
+        raise _refusal("energy.unfiltered-projection", "true", "false")
+
+
+def _check_what_is_trained(policy: SourcePolicy, header: Header) -> None:
+    allowed = ", ".join(policy.allowed_rules) or "none"
+    # A source contributes nothing to a round of the target alone; it can only be asked for estimated errors.
+    only_errors = header.rule.select and header.rule.rule == Rule.TARGET_ONLY
+    if header.rule.rule not in policy.allowed_rules and not only_errors:
+        raise _refusal("allowed-rules", header.rule.rule, allowed)
+    if header.rule.select and SELECTION not in policy.allowed_rules:
+        raise _refusal("allowed-rules", f"{SELECTION}, estimated errors of rules", allowed)
+    digest = header.architecture_digest.hex()
+    if policy.architectures and digest not in policy.architectures:
+        raise _refusal("architectures", digest, f"one of the {len(policy.architectures)} listed")
+
+
+def _check_encoding(policy: SourcePolicy, header: Header) -> None:
+    bounds = policy.quantisation
+    if header.modulus_bits < bounds.modulus_bits_min:
+        raise _refusal("quantisation.modulus-bits-min", header.modulus_bits, f"at least {bounds.modulus_bits_min}")
+    for layer in header.layers:
+        if layer.clip < bounds.clip_min:
+            asked = f"{layer.clip:g} in layer {layer.name}"
+            raise _refusal("quantisation.clip-min", asked, f"at least {bounds.clip_min:g}")
+        if layer.clip > bounds.clip_max:
+            asked = f"{layer.clip:g} in layer {layer.name}"
+            raise _refusal("quantisation.clip-max", asked, f"at most {bounds.clip_max:g}")
+    if header.n_max > bounds.n_max:
+        raise _refusal("quantisation.n-max", header.n_max, f"at most {bounds.n_max}")
+    if header.max_samples < bounds.max_samples_min:
+        raise _refusal("quantisation.max-samples-min", header.max_samples, f"at least {bounds.max_samples_min}")
+    if header.max_samples > bounds.max_samples_max:
+        raise _refusal("quantisation.max-samples-max", header.max_samples, f"at most {bounds.max_samples_max}")
+
+
+def _check_work(policy: SourcePolicy, header: Header) -> None:
+    limits = policy.limits
+    asked = {
+        "model-bytes-max": (4 * header.n_params, limits.model_bytes_max),
+        "learning-rate-max": (header.target.learning_rate if header.target else 0.0, limits.learning_rate_max),
+        "training-deadline-s-max": (header.training_deadline_ms / 1000, limits.training_deadline_s_max),
+        "phase-deadline-s-max": (header.phase_deadline_ms / 1000, limits.phase_deadline_s_max),
+    }
+    for key, (value, most) in asked.items():
+        if value > most:
+            raise _refusal(f"limits.{key}", f"{value}", f"at most {most}")
+    if header.target is not None and header.target.learning_rate < limits.learning_rate_min:
+        asked_rate, least = f"{header.target.learning_rate:g}", f"at least {limits.learning_rate_min:g}"
+        raise _refusal("limits.learning-rate-min", asked_rate, least)
+
+
+def _check_release(policy: SourcePolicy, header: Header) -> None:
+    release = policy.release
+    if header.attempt > release.max_attempts:
+        raise _refusal("release.max-attempts", f"attempt {header.attempt}", f"up to {release.max_attempts}")
+    if header.round > release.max_rounds:
+        raise _refusal("release.max-rounds", f"round {header.round}", f"up to {release.max_rounds}")

@@ -1,0 +1,319 @@
+"""Everything that can be found wrong with a site before a run, found before the run.
+
+Is there an aggregator at that address, is it ours, and does it let us in? One TLS handshake tells.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import ssl
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+
+from cryptography import x509
+
+from securefda.errors import (
+    AuthenticationError,
+    CertificateError,
+    ConfigError,
+    ConnectionFailed,
+    ExitCode,
+    SecureFdaError,
+)
+from securefda.protocol.roster import Role
+from securefda.site.certificates import identify_peer, require_aware
+from securefda.site.endpoints import Address
+from securefda.site.kit import TLS_CERTIFICATE_FILE, TLS_KEY_FILE, Kit, load_kit
+
+# OpenSSL's X509_V_ERR_* codes, as ssl.SSLCertVerificationError.verify_code carries them.
+_NOT_YET_VALID, _EXPIRED = 9, 10
+_WRONG_PURPOSE = 26
+_WRONG_NAME = (62, 64)
+_SERVER_ALPN = ["h2"]  # gRPC speaks HTTP/2 and hangs up on anything else
+
+
+def shake_hands(kit: Kit, now: datetime, *, address: Address | None = None, timeout_s: float = 5.0) -> str:
+    """Connect to the aggregator as this site would, and hang up.
+
+    Args:
+        kit: this site's verified kit.
+        now: current time, with a time zone.
+        address: where to look instead of the kit's own address.
+        timeout_s: limit in seconds for the connection and for each answer.
+
+    Returns:
+        One line that says what was reached.
+
+    Raises:
+        ConnectionFailed: nothing answers there, or not in TLS 1.3.
+        CertificateError: what answers is of another federation, expired, or has another name.
+        AuthenticationError: it is a site of ours but not the target, or it refuses this site's certificate.
+    """
+    address = address or kit.endpoints.aggregator
+    context = _client_context(kit)
+    try:
+        with (
+            socket.create_connection((address.host, address.port), timeout=timeout_s) as plain,
+            context.wrap_socket(plain, server_hostname=kit.endpoints.server_name) as channel,
+        ):
+            peer = channel.getpeercert(binary_form=True) or b""
+            _check_peer(kit, peer, now)
+            _wait_for_welcome(channel, address)
+    except ssl.SSLCertVerificationError as error:
+        raise _verification_error(kit, address, error) from error
+    except ssl.SSLError as error:
+        raise ConnectionFailed(
+            f"{address}: answers, but not in TLS 1.3 ({error.reason or 'handshake failed'})",
+            hint="check that the aggregator of this federation listens at this address",
+        ) from error
+    except OSError as error:
+        raise ConnectionFailed(
+            f"{address}: no aggregator answers ({error.strerror or error})",
+            hint="start the aggregator, or check address, name resolution and firewall",
+        ) from error
+    return f"{kit.roster.target.site_id} answers at {address} as {kit.endpoints.server_name}"
+
+
+def check_port_free(address: Address) -> str:
+    """Check that this machine could listen at ``address``, by doing so for a moment.
+
+    Returns:
+        One line that says so.
+
+    Raises:
+        ConfigError: the port is taken, needs privileges, or the host is not one of this machine's.
+    """
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            # As servers do: connections that linger in TIME_WAIT do not make the port taken.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+            listener.listen()
+    except OSError as error:
+        raise _port_error(address, error) from error
+    return f"{address} is free"
+
+
+def _client_context(kit: Kit) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(_SERVER_ALPN)
+    context.load_verify_locations(cadata=kit.ca.pem.decode("ascii"))
+    context.load_cert_chain(kit.startup / TLS_CERTIFICATE_FILE, kit.startup / TLS_KEY_FILE)
+    return context
+
+
+def _check_peer(kit: Kit, peer: bytes, now: datetime) -> None:
+    entry = identify_peer(x509.load_der_x509_certificate(peer), kit.roster, now)
+    if entry.role != "target":
+        raise AuthenticationError(f"{entry.site_id} answers, a source, where the aggregator should be")
+
+
+def _wait_for_welcome(channel: ssl.SSLSocket, address: Address) -> None:
+    """In TLS 1.3 a server judges the client's certificate after the client's handshake is done: listen for it."""
+    refusal = AuthenticationError(
+        f"{address}: the aggregator refuses this site's certificate",
+        hint="the site may have been revoked or re-enrolled: fetch the startup kit again",
+    )
+    try:
+        first = channel.recv(1)
+    except TimeoutError:
+        return  # a server that waits for us to speak has not refused us
+    except (ssl.SSLError, ConnectionError) as error:
+        raise refusal from error
+    if not first:
+        raise refusal
+
+
+def _verification_error(kit: Kit, address: Address, error: ssl.SSLCertVerificationError) -> SecureFdaError:
+    if error.verify_code in _WRONG_NAME:
+        return CertificateError(
+            f"{address}: its certificate does not carry the name {kit.endpoints.server_name}",
+            hint="ask for a startup kit with the aggregator's name, or for an aggregator certificate that carries it",
+        )
+    if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
+        return CertificateError(
+            f"{address}: its certificate is {'expired' if error.verify_code == _EXPIRED else 'not yet valid'}",
+            hint="check this machine's clock; if it is right, the target needs a new startup kit",
+        )
+    if error.verify_code == _WRONG_PURPOSE:
+        return CertificateError(
+            f"{address}: its certificate is not that of the target",
+            hint="check the address, and that the aggregator uses the target's startup kit",
+        )
+    return CertificateError(
+        f"{address}: its certificate is not of federation {kit.federation_id} ({error.verify_message})",
+        hint="check the address, and that both sides have startup kits of the same federation",
+    )
+
+
+def _port_error(address: Address, error: OSError) -> ConfigError:
+    key = f"address {address}"
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(key, "the port is taken", hint="stop what listens there, or choose another port")
+    if error.errno == errno.EACCES:
+        return ConfigError(key, "the port needs privileges", hint="choose a port above 1023")
+    return ConfigError(
+        key, f"cannot listen there ({error.strerror or error})", hint="name an address of this machine to listen at"
+    )
+
+
+Probe = Callable[[], str]
+"""A check: returns one line that says what is fine, or raises SecureFdaError with the mend as its hint."""
+
+EXPIRY_WARNING = timedelta(days=30)
+MIN_FREE_BYTES = 1 << 30
+
+
+class Level(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check.
+
+    Attributes:
+        check: stable name, for example ``"certificate"``.
+        message: one line, what is fine or what is wrong.
+        mend: one line, how to put it right; ``""`` where there is nothing to do.
+        exit_code: what a run would end with; ``OK`` unless the level is ``FAIL``.
+    """
+
+    check: str
+    level: Level
+    message: str
+    mend: str = ""
+    exit_code: ExitCode = ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Checks that need more than this package knows; one that is None is left out.
+
+    Attributes:
+        policy: does ``local/policy.toml`` parse.
+        device: which device would train.
+        data: is the task's data there and sound.
+    """
+
+    policy: Probe | None = None
+    device: Probe | None = None
+    data: Probe | None = None
+
+
+_NO_PROBES = Probes()
+
+
+def preflight(
+    path: Path,
+    now: datetime,
+    *,
+    expected_site: str | None = None,
+    expected_role: Role | None = None,
+    address: Address | None = None,
+    probes: Probes = _NO_PROBES,
+    min_free_bytes: int = MIN_FREE_BYTES,
+    timeout_s: float = 5.0,
+) -> tuple[Finding, ...]:
+    """Check a site's kit, network, disk, policy, device and data; change nothing.
+
+    One check's failure does not keep the others from running, except those that need a sound kit.
+
+    Args:
+        path: the kit's folder.
+        now: this machine's clock, with a time zone.
+        expected_site: the site that this kit should be of.
+        expected_role: the role that this kit should have.
+        address: where the target will listen, or where a source should look; default: as the kit says.
+        probes: checks of policy, device and data.
+        min_free_bytes: free disk space below which the check fails.
+        timeout_s: for reaching the aggregator, in seconds.
+
+    Returns:
+        One finding per check, in the order in which they matter.
+    """
+    try:
+        kit = load_kit(path, now, expected_site=expected_site, expected_role=expected_role)
+    except SecureFdaError as error:
+        findings = [_failed("kit", error)]
+    else:
+        network = _network_finding(kit, now, address, timeout_s)
+        findings = [_kit_finding(kit), _expiry_finding(kit, now), network]
+    findings.append(_run("disk", lambda: _check_disk(path, min_free_bytes)))
+    for check, probe in (("policy", probes.policy), ("device", probes.device), ("data", probes.data)):
+        if probe is not None:
+            finding = _run(check, probe)
+            if finding.message != findings[0].message:  # what the kit keeps from being checked is said once
+                findings.append(finding)
+    return tuple(findings)
+
+
+def exit_code(findings: tuple[Finding, ...]) -> ExitCode:
+    """The exit code of the first check that failed, or ``OK``; a warning fails nothing."""
+    return next((finding.exit_code for finding in findings if finding.level is Level.FAIL), ExitCode.OK)
+
+
+def _run(check: str, probe: Probe) -> Finding:
+    try:
+        return Finding(check, Level.OK, probe())
+    except SecureFdaError as error:
+        return _failed(check, error)
+
+
+def _failed(check: str, error: SecureFdaError) -> Finding:
+    return Finding(check, Level.FAIL, str(error), error.hint, error.exit_code)
+
+
+def _kit_finding(kit: Kit) -> Finding:
+    roster = kit.roster
+    line = f"{kit.role} {kit.site_id} of {roster.federation_id}, epoch {roster.epoch}, {len(roster.entries)} sites"
+    return Finding("kit", Level.OK, f"{line}; signatures, keys and file modes are right")
+
+
+def _expiry_finding(kit: Kit, now: datetime) -> Finding:
+    """The kit is valid now; warn of the first of site and CA certificates that soon is not."""
+    end = min(kit.certificate.not_valid_after_utc, kit.ca.certificate.not_valid_after_utc)
+    left = end - require_aware(now)
+    line = f"valid until {end:%Y-%m-%d}, {left.days} days from now"
+    if left < EXPIRY_WARNING:
+        return Finding("certificate", Level.WARN, line, "ask for a new startup kit before then")
+    return Finding("certificate", Level.OK, line)
+
+
+def _network_finding(kit: Kit, now: datetime, address: Address | None, timeout_s: float) -> Finding:
+    if kit.role == "target":
+        return _run("port", lambda: check_port_free(address or kit.endpoints.aggregator))
+    return _run("aggregator", lambda: shake_hands(kit, now, address=address, timeout_s=timeout_s))
+
+
+def _check_disk(path: Path, min_free_bytes: int) -> str:
+    folder = path / "local"
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0")
+            probe.flush()
+            os.fsync(probe.fileno())
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        why = f"cannot be written: {error.strerror or error}"
+        raise ConfigError(str(folder), why, hint="check the folder's owner and the disk") from error
+    if free < min_free_bytes:
+        raise ConfigError(str(folder), f"{_size(free)} free, {_size(min_free_bytes)} needed", hint="free some space")
+    return f"{_size(free)} free"
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"

@@ -1,0 +1,241 @@
+"""A site's privacy account: the ledger of the rows that it trains on, and the budget that its policy sets.
+
+The kit holds one ledger for each named data set, in ``local/ledgers``. A ledger is made once, by the site
+(``securefda budget init``), and never by training: a ledger that is missing is one that was lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.errors import ConfigError
+from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent, delta_warning
+from securefda.privacy.ledger import Ledger, Reservation, Sign, fingerprints_of
+from securefda.privacy.ledger_storage import DataSet, Head, LedgerError, RowMarkers, last_reset, ledgers_of
+from securefda.protocol.signatures import sign_bytes, signature_is_valid
+from securefda.site.files import make_folder
+from securefda.site.kit import LOCAL
+
+if TYPE_CHECKING:
+    from securefda.tasks import Samples
+
+LEDGERS = "ledgers"
+STATEMENT = "LedgerStatement"
+"""Message type under which a site signs that it accepts or resets a ledger."""
+
+TERMS = f"epsilon is of {GUARANTEE}; it holds where {ASSUMPTIONS}"
+"""Shown to every operator to whom an epsilon is shown."""
+
+_FINGERPRINT = b"securefda/1/rows\0"
+
+
+def ledger_file(kit: Path, data_set: str) -> Path:
+    """Where the ledger of a data set lies in a site's kit."""
+    return kit / LOCAL / LEDGERS / f"{data_set}.sqlite"
+
+
+def data_set_of(site_id: str, name: str, rows: Samples) -> DataSet:
+    """Return what a ledger knows of the rows: whose, under which name, how many, and a digest of all of them."""
+    digest = hashlib.sha256(_FINGERPRINT)
+    for part in (rows.features, rows.labels):
+        digest.update(f"{part.dtype} {tuple(part.shape)}\0".encode())
+        digest.update(part.detach().contiguous().cpu().numpy().tobytes())
+    return DataSet(site_id, name, digest.hexdigest(), len(rows))
+
+
+def make_ledger(file: Path, data: DataSet, *, now: int) -> Ledger:
+    """Make the ledger of rows that were never trained on, and its folder.
+
+    Args:
+        file: as :func:`ledger_file` names it.
+        data: the rows.
+        now: Unix time in seconds.
+
+    Raises:
+        LedgerError: there is one, or was; it cannot be written.
+        ConfigError: another ledger of the folder is of the same rows.
+    """
+    try:
+        make_folder(file.parent)
+    except OSError as error:
+        hint = "check the folders above it, their permissions and the free disk space"
+        raise LedgerError(file, f"cannot be made: {error.strerror or error}", hint=hint) from error
+    require_one_ledger(file, data)
+    return Ledger.create(file, data, now=now)
+
+
+def require_one_ledger(file: Path, data: DataSet) -> None:
+    """Refuse a second ledger of rows that have, or had, one under another name: the two would count apart.
+
+    Raises:
+        ConfigError: the same rows, to the bit, are in another ledger beside ``file``; only these are looked at.
+        LedgerError: one beside it cannot be read.
+    """
+    other = _other_ledger(file, data)
+    if other is not None:
+        why = f"{data.name} is another name for the rows of {other.stem}: two ledgers would count them apart"
+        raise ConfigError("data-set", why, hint=f'set data-set = "{other.stem}"')
+
+
+def _other_ledger(file: Path, data: DataSet) -> Path | None:
+    """The ledger beside ``file`` that is, or was, of the same rows to the bit.
+
+    Raises:
+        LedgerError: one beside it cannot be read, or was deleted: it may be of the same rows.
+    """
+    for other in _beside(file):
+        try:
+            taken = data.fingerprint in fingerprints_of(other)
+        except LedgerError as error:
+            what = f"is refused, for {other.name} beside it may be of the same rows, and {error.what}"
+            raise LedgerError(file, what, hint=f"of {other.name}: {error.hint}") from error
+        if taken:
+            return other
+    return None
+
+
+def _beside(file: Path) -> list[Path]:
+    with _readable(file):
+        return [other for other in ledgers_of(file.parent) if other.name != file.name]
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = "check the folder and its permissions"
+        raise LedgerError(file, f"cannot be looked for: {error.strerror or error}", hint=hint) from error
+
+
+def signer_of(key: Ed25519PrivateKey) -> Sign:
+    """What signs a ledger's statements with a site's key."""
+    return lambda said: sign_bytes(key, STATEMENT, said)
+
+
+def check_statements(ledger: Ledger, public_key: bytes) -> tuple[int, ...]:
+    """Check that the site, whose raw key of 32 bytes this is, signed the last reset or acceptance.
+
+    Returns:
+        Numbers of earlier ones that it did not sign with this key, and went on with: an older key's, as a rule.
+
+    Raises:
+        LedgerError: the last one is not signed by it, or the ledger is missing, cannot be read, or is in doubt.
+        ConfigError: the rows have changed since they were last used.
+    """
+    return ledger.check_signatures(lambda said, signature: signature_is_valid(public_key, STATEMENT, said, signature))
+
+
+def _nobody(event: DpEvent, reservation: Reservation) -> None:
+    """Charges that go into no log."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyAccount:
+    """What a site's rows may cost, and the ledger that says what they have cost.
+
+    Attributes:
+        ledger: of the rows.
+        data: the rows, as the ledger knows them.
+        budget: what the site's policy lets them cost over all rounds and runs.
+        public_key: the site's, raw, 32 bytes: of whoever may accept or reset the ledger.
+        unix_time: seconds.
+        told: hears of each charge, before the round trains.
+    """
+
+    ledger: Ledger
+    data: DataSet
+    budget: Budget
+    public_key: bytes
+    unix_time: Callable[[], float] = field(default=time.time, repr=False)
+    told: Callable[[DpEvent, Reservation], None] = field(default=_nobody, repr=False)
+
+    def require(self, event: DpEvent) -> None:
+        """Check, before anything is promised to anybody, that one round like ``event`` is paid for.
+
+        Raises:
+            LedgerError: the ledger is missing, cannot be read, or is in doubt.
+            ConfigError: the rows have changed since they were last used.
+            BudgetExhausted: the budget does not pay for a round.
+        """
+        check_statements(self.ledger, self.public_key)
+        self.ledger.require(event, self.budget)
+
+    def reserve(self, event: DpEvent) -> Reservation:
+        """Charge a round before it trains; errors as :meth:`securefda.privacy.ledger.Ledger.reserve`.
+
+        A reset that the site did not sign gives nothing back, also where it was written while the process runs.
+        """
+        check_statements(self.ledger, self.public_key)
+        reservation = self.ledger.reserve(event, self.budget, now=int(self.unix_time()))
+        self.told(event, reservation)
+        return reservation
+
+    def commit(self, reservation: Reservation, steps: int) -> Head:
+        """Write that a round is over; errors as :meth:`securefda.privacy.ledger.Ledger.commit`."""
+        return self.ledger.commit(reservation, steps=steps, now=int(self.unix_time()))
+
+    def still_counts(self, reservation: Reservation) -> bool:
+        """Whether a charge counts against the budget: there was no reset since. Raises LedgerError, ConfigError."""
+        return reservation.number > last_reset(self.ledger.rows())
+
+    def lines(self, event: DpEvent) -> list[str]:
+        """What an operator should know before the first round like ``event``."""
+        budget, spent = self.budget, self.ledger.spent(self.budget.delta, self.budget.accountant)
+        said = [
+            f"privacy of data set {self.data.name}: epsilon {spent:.4f} of {budget.epsilon:g} is spent at delta "
+            f"{budget.delta:g} by {budget.accountant}; a round is {event.steps} steps at noise multiplier "
+            f"{event.noise_multiplier:g} and sampling rate {event.sampling_rate:.4g}",
+        ]
+        warning = delta_warning(budget.delta, self.data.samples)
+        return said if warning is None else [*said, f"warning: {warning}"]
+
+
+def require_unledgered(file: Path, name: str, data: Callable[[], DataSet]) -> None:
+    """Refuse to train without noise on rows that have a ledger: no number in it would be true any more.
+
+    Args:
+        file: where the ledger of the rows would be.
+        name: what the site calls the rows.
+        data: gives the rows, and is asked only where there are other ledgers beside ``file``: one of the same rows, to
+            the bit, is found under any name.
+
+    Raises:
+        ConfigError: ``training.dp.noise-multiplier``; they have a ledger, or had one.
+        LedgerError: a ledger beside ``file`` cannot be read, or was deleted: it may be of the same rows.
+    """
+    require_no_ledger_at(file, name)
+    other = _other_ledger(file, data()) if _beside(file) else None
+    if other is not None:
+        raise _belied(name, f"under the name {other.stem} a privacy ledger ({other})", f'"{other.stem}"')
+
+
+def require_no_ledger_at(file: Path, name: str) -> None:
+    """As :func:`require_unledgered`, of one file alone, whatever it holds: cheap enough for every round.
+
+    Raises:
+        ConfigError: it is there, or was.
+        LedgerError: its folder cannot be read.
+    """
+    with _readable(file):
+        highest = RowMarkers(file).highest() if file.parent.is_dir() else None
+        is_there = file.exists()
+    if is_there:
+        raise _belied(name, f"a privacy ledger ({file})", f'"{name}"')
+    if highest is not None and highest[0] > 0:
+        was = f"a privacy ledger ({file}), which was deleted after {highest[0]} rows,"
+        raise _belied(name, was, f'"{name}", with its newest ledger put back')
+
+
+def _belied(name: str, ledger: str, data_set: str) -> ConfigError:
+    why = f"is 0, and data set {name} has {ledger} which training without noise would belie"
+    hint = f"set it above 0 for data-set {data_set}; rows that have a ledger are not trained on without noise"
+    return ConfigError("training.dp.noise-multiplier", why, hint=hint)

@@ -1,0 +1,52 @@
+"""Rosters of sites that exist for one run in one process: in simulations, benchmarks, staged attacks and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.protocol.roster import Roster, RosterEntry
+
+FOR_EVER = 2**37
+"""Unix time; in a few thousand years."""
+
+
+def throwaway_roster(
+    federation_id: str,
+    keys: Mapping[str, Ed25519PrivateKey],
+    *,
+    target: str = "",
+    epoch: int = 1,
+    entities: Mapping[str, str] | None = None,
+) -> Roster:
+    """A roster that nobody signed, of sites without a certificate: no TLS key has the pins in it.
+
+    Args:
+        federation_id: of the federation.
+        keys: site id -> its signing key, in the order of the roster.
+        target: the site that is the target; the first one unless it is named.
+        epoch: of the roster.
+        entities: site id -> its legal entity, where that is not the site id.
+
+    Raises:
+        ConfigError: there can be no such roster.
+    """
+    target = target or next(iter(keys), "")
+    entries = []
+    for index, (site_id, key) in enumerate(keys.items()):
+        public = key.public_key().public_bytes_raw()
+        entries.append(
+            RosterEntry(
+                index=index,
+                site_id=site_id,
+                role="target" if site_id == target else "source",
+                legal_entity=(entities or {}).get(site_id, site_id),
+                signing_key=public,
+                tls_pin=sha256(b"no certificate" + public).digest(),
+                not_before=0,
+                not_after=FOR_EVER,
+            )
+        )
+    return Roster(federation_id, epoch, tuple(entries))

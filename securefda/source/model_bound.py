@@ -1,0 +1,382 @@
+"""Which model a source takes: the task's own at first, then one that finished rounds lead to, and no long step.
+
+A model is a question: one that is made for it lets single rows show in an update, however well the sum is hidden. So a
+target may not choose it. Each model is that of the result that the header continues, and how far it lies from the one
+before is bounded in units of what this site's own training moves. Everything here is a function of what it is given.
+
+The *number* of a result is its place in the run's chain of results, from 1; that of a model is the number of the result
+that it came with, and 0 of the run's first.
+
+Groups of layers: what is measured and bounded by layer, without a number that is about a handful of parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from securefda.errors import FaultyAggregatorError
+from securefda.protocol.checks import envelope_fault, require
+from securefda.protocol.messages import Header, MissedResult, Receipt, Result, Signed
+from securefda.protocol.parameters import SessionLimits
+from securefda.protocol.roster import Roster
+from securefda.rules.blocks import blocks
+from securefda.training import LayerTable, Vector
+
+LEAST = 256
+"""Parameters of a group that others can be told from; one number about fewer would tell much of each."""
+
+
+def layer_groups(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the sizes of the groups that consecutive layers form.
+
+    A new group starts at a layer only where the current group has at least `LEAST` parameters and the layer itself
+    has at least `LEAST`; a smaller layer joins the group before it. So only a model that is smaller as a whole has a
+    group that is smaller.
+
+    Args:
+        sizes: of the layers, in the order of the flat vector.
+
+    Returns:
+        One number for each group, in order; together they are as many parameters as the layers.
+    """
+    groups: list[int] = []
+    for size in sizes:
+        if groups and min(groups[-1], size) < LEAST:
+            groups[-1] += size
+        else:
+            groups.append(size)
+    return tuple(groups)
+
+
+INITIAL_TOLERANCE = 1e-6
+"""Largest difference, in any parameter, of two sites' first models: other machines need not round alike."""
+
+LEAST_UNIT = 1e-9
+"""For one parameter: what does not train at all is held against something, and its operator can raise the limit."""
+
+Units = tuple[float, ...]
+"""For each group of layers, how far this site's own training moves it: an L2 norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenResult:
+    """A result that this source accepted, and what its receipt is signed under."""
+
+    round: int
+    number: int
+    digest: bytes
+    model_digest: bytes
+    session_id: bytes
+    context: bytes
+
+    def receipt(self, run_id: bytes) -> Receipt:
+        """The one receipt that this source gives for the round."""
+        return Receipt(run_id, self.round, self.number, self.digest, self.model_digest)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedHeader:
+    """The last header that this source accepted in the run, as far as a later one is held against it.
+
+    ``number`` is that of its model. ``answered`` says whether this source gave all its answers in that session, its
+    update in clear or its shares: before that no result of it can be a true one.
+    """
+
+    round: int
+    number: int
+    previous_result_digest: bytes
+    model_digest: bytes
+    session_id: bytes
+    digest: bytes
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainedFrom:
+    """The model that this source trained from last, float32 ``(n_params,)``, its number, and the largest units yet."""
+
+    number: int
+    model: Vector
+    units: Units
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a source remembers of the models of a run; None of what there was not yet."""
+
+    taken: TakenResult | None = None
+    accepted: AcceptedHeader | None = None
+
+    @property
+    def number(self) -> int:
+        """No model of the run is before this one."""
+        return max(self.taken.number if self.taken else 0, self.accepted.number if self.accepted else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A result that the aggregator showed again, checked: who gave a receipt for it, and its number in those."""
+
+    result: Signed[Result]
+    givers: frozenset[int]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a header's model comes from.
+
+    Attributes:
+        number: of the model.
+        caught_up: the result of this source's own last session, where it learns of it only now.
+    """
+
+    number: int
+    caught_up: TakenResult | None = None
+
+
+def check_missed(body: MissedResult, *, roster: Roster, run_id: bytes) -> Missed:
+    """Check a result and the receipts for it, each of which somebody else signed.
+
+    Raises:
+        FaultyAggregatorError: MISSED_RESULT; the detail says what is wrong.
+    """
+    result, check = body.result, "MISSED_RESULT"
+    outside = {"session_id": result.envelope.session_id, "context": result.envelope.context}
+    fault = envelope_fault(result, kind=Result, roster=roster, sender=roster.target.index, **outside)
+    require(fault is None, check, f"its result: {fault}")
+    sources = {entry.index for entry in roster.sources}
+    givers = [one.sender for one in body.receipts]
+    require(len(set(givers)) == len(givers), check, "two receipts of one source")
+    require(set(givers) <= sources, check, "a receipt of no source of this roster")
+    for one in body.receipts:
+        name = roster.by_index(one.sender).site_id
+        fault = envelope_fault(one, kind=Receipt, roster=roster, sender=one.sender, **outside)
+        require(fault is None, check, f"receipt of {name}: {fault}")
+        require(one.body.run_id == run_id, check, f"receipt of {name}: of another run")
+        of_this = (one.body.result_digest, one.body.model_digest) == (result.digest(), result.body.model_digest)
+        require(of_this, check, f"receipt of {name}: for another result")
+    places = {(one.body.round, one.body.number) for one in body.receipts}
+    require(len(places) <= 1, check, "its receipts differ in round or number")
+    return Missed(result, frozenset(givers), max(places)[1] if places else 0)
+
+
+def origin_of(header: Header, known: Known, missed: Missed | None, *, own_index: int, limits: SessionLimits) -> Origin:
+    """Find out which result a header's model is that of; ``missed`` came before the header.
+
+    Raises:
+        FaultyAggregatorError: HEADER_CHAIN; it is that of no result which this source has reason to believe in.
+    """
+    previous, taken, accepted = header.previous_result_digest, known.taken, known.accepted
+    if taken is not None and previous == taken.digest and taken.number == known.number:
+        _require_model(header, taken.model_digest)
+        return Origin(taken.number)
+    if accepted is not None and previous == accepted.previous_result_digest and accepted.number == known.number:
+        _require_model(header, accepted.model_digest)
+        return Origin(accepted.number)
+    if previous == b"":
+        require(known.number == 0, "HEADER_CHAIN", "it continues no result, and this site knows of one")
+        return Origin(0)
+    if missed is None or missed.result.digest() != previous:
+        raise _too_few(0, limits.n_c + 1)
+    _require_model(header, missed.result.body.model_digest)
+    caught_up = _own_last_session(accepted, taken, missed.result)
+    if caught_up is not None and accepted is not None and accepted.answered:
+        return Origin(caught_up.number, caught_up)
+    vouching = len(missed.givers & limits.trusted - {own_index})
+    if vouching <= limits.n_c:
+        raise _too_few(vouching, limits.n_c + 1)
+    require(missed.number > known.number, "HEADER_CHAIN", "its result is none that came after those of this site")
+    is_own = caught_up is not None and caught_up.number == missed.number
+    return Origin(missed.number, caught_up if is_own else None)
+
+
+def _require_model(header: Header, digest: bytes) -> None:
+    require(header.model_digest == digest, "HEADER_CHAIN", "not the model of the result that it continues")
+
+
+def _too_few(have: int, needed: int) -> FaultyAggregatorError:
+    """Receipts can be lost, and few sources may have been there: nobody need have done wrong."""
+    detail = (
+        f"this site was away when the result came that it continues; {have} other trusted sources gave a receipt for "
+        f"it, and {needed} must have"
+    )
+    return FaultyAggregatorError("HEADER_CHAIN", detail, blames=False)
+
+
+def _own_last_session(
+    accepted: AcceptedHeader | None, taken: TakenResult | None, result: Signed[Result]
+) -> TakenResult | None:
+    """The result as that of the last session that this source was in, if it is, and if it has taken none of it."""
+    if accepted is None or (taken is not None and taken.number > accepted.number):
+        return None
+    outside = (result.envelope.session_id, result.envelope.context)
+    if outside != (accepted.session_id, accepted.digest):
+        return None
+    return TakenResult(accepted.round, accepted.number + 1, result.digest(), result.body.model_digest, *outside)
+
+
+def require_initial(header: Header, model: Vector, own: Vector, listed: Sequence[bytes]) -> None:
+    """Accept the first model of a run: the task's own for the run's seed, or one of those that the policy lists.
+
+    Args:
+        header: that the model came with.
+        model: float32 ``(n_params,)``.
+        own: what this site's task begins with, likewise.
+        listed: SHA-256 digests of permitted first models; empty for the task's own.
+
+    Raises:
+        FaultyAggregatorError: HEADER_INITIAL_MODEL.
+    """
+    if listed:
+        detail = (
+            f"model {header.model_digest.hex()} is none of the {len(listed)} that model.initial in policy.toml lists"
+        )
+        require(header.model_digest in listed, "HEADER_INITIAL_MODEL", detail)
+        return
+    furthest = max(float(np.max(np.abs(model[block] - own[block]), initial=0.0)) for block in blocks(model.size))
+    require(
+        furthest <= INITIAL_TOLERANCE,
+        "HEADER_INITIAL_MODEL",
+        "it is not the task's own first model for this run's seed; use the same seed and versions at both sites, or "
+        f"list {header.model_digest.hex()} under model.initial in policy.toml",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How far a header's model lies from the one that this source trained from last in the run.
+
+    Attributes:
+        number: of the header's model.
+        steps: results between the two models.
+        moved: L2 norm of their difference in each group of layers.
+        target: of g_T, likewise; empty where it was not published.
+        units: largest so far in this run; empty in this source's first round of it.
+        groups: sizes of the groups.
+        names: their layers, for people.
+        limit: ``limits.model-step`` of the policy.
+    """
+
+    number: int
+    steps: int
+    moved: Units
+    target: Units
+    units: Units
+    groups: tuple[int, ...]
+    names: tuple[str, ...]
+    limit: float
+
+    def after(self, update: Vector) -> Units:
+        """The units with this round's own update, float32 ``(n_params,)``; a first round is held against it.
+
+        Raises:
+            FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP.
+        """
+        own = units_of(update, self.groups)
+        if not self.units:
+            replace(self, units=own).require_short()
+        return tuple(max(pair) for pair in zip(own, self.units or own, strict=True))
+
+    def require_short(self) -> None:
+        """Refuse a model, or g_T, that is further away than training goes. Without units there is nothing to say.
+
+        Raises:
+            FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP; the detail says how far it is.
+        """
+        since = f"the model moved {{}} units in {self.steps} finished rounds"
+        self._require(self.moved, self.steps, "HEADER_STEP", since)
+        self._require(self.target, 1, "HEADER_TARGET_STEP", "the target's update is {} units long")
+
+    def _require(self, lengths: Units, steps: int, check: str, what: str) -> None:
+        for name, length, unit in zip(self.names, lengths, self.units, strict=False):
+            # A refusal tells on which side of the limit a model is, and so of the unit a power of two at most.
+            yardstick = 2.0 ** math.floor(math.log2(unit))
+            if not length <= self.limit * steps * yardstick:
+                detail = (
+                    f"in {name}, {what.format(f'{length / yardstick:.3g}')}; at most {self.limit * steps:g} is allowed "
+                    f"(limits.model-step = {self.limit:g} in policy.toml; a unit is what this site's own training "
+                    "moves, rounded down to a power of two)"
+                )
+                raise FaultyAggregatorError(check, detail, blames=False)
+
+
+def course_of(
+    origin: Origin,
+    model: Vector,
+    target_update: Vector | None,
+    before: TrainedFrom,
+    *,
+    layers: LayerTable,
+    limit: float,
+) -> Course:
+    """Measure a header's model against the one that this source trained from last.
+
+    Args:
+        origin: of the model.
+        model: float32 ``(n_params,)``.
+        target_update: g_T, likewise, where it was published.
+        before: that the source trained from last; before its first round in the run the run's first model, without
+            units.
+        layers: of the model.
+        limit: ``limits.model-step`` of the policy.
+
+    Raises:
+        FaultyAggregatorError: HEADER_STEP, HEADER_TARGET_STEP; only where there are units to measure with.
+    """
+    groups = layer_groups([math.prod(shape) for _, shape in layers])
+    course = Course(
+        number=origin.number,
+        steps=origin.number - before.number,
+        moved=_norms(groups, model, before.model) if origin.number else (),
+        target=_norms(groups, target_update) if target_update is not None else (),
+        units=before.units,
+        groups=groups,
+        names=_names(groups, layers),
+        limit=limit,
+    )
+    course.require_short()
+    return course
+
+
+def units_of(update: Vector, groups: Sequence[int]) -> Units:
+    """How far an update, float32 ``(n_params,)``, moves each group: its norm there, or its share of the whole norm.
+
+    The second is there so that a group which one round happens to leave alone may move in the next.
+    """
+    norms = _norms(groups, update)
+    whole = math.hypot(*norms)
+    least = max(LEAST_UNIT, whole / math.sqrt(update.size))
+    return tuple(max(norm, least * math.sqrt(size)) for norm, size in zip(norms, groups, strict=True))
+
+
+def _norms(groups: Sequence[int], vector: Vector, origin: Vector | None = None) -> Units:
+    """L2 norm of ``vector``, or of its difference from ``origin``, in each group; summed in float64."""
+    norms, start = [], 0
+    for size in groups:
+        squared = 0.0
+        for block in blocks(size):
+            place = slice(start + block.start, start + block.stop)
+            part = vector[place].astype(np.float64)
+            if origin is not None:
+                part -= origin[place]
+            squared += float(np.dot(part, part))
+        norms.append(math.sqrt(squared))
+        start += size
+    return tuple(norms)
+
+
+def _names(groups: Sequence[int], layers: LayerTable) -> tuple[str, ...]:
+    names, left = [], [(name, math.prod(shape)) for name, shape in layers]
+    for size in groups:
+        members = []
+        while size:
+            name, count = left.pop(0)
+            members.append(name)
+            size -= count  # noqa: PLW2901 - what is left of the group
+        names.append(members[0] if len(members) == 1 else f"{members[0]} to {members[-1]}")
+    return tuple(names)

@@ -1,0 +1,129 @@
+"""A site's side of training by DP-SGD: every round is charged to the site's ledger before its first step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import torch
+
+from securefda.privacy.events import DpEvent
+from securefda.privacy.ledger import Reservation
+from securefda.privacy.private_checks import require_separate_rows
+from securefda.privacy.private_training import schedule_of, train_private
+from securefda.protocol.secret import RandomBytes
+from securefda.site.privacy_account import PrivacyAccount
+from securefda.source.charges import Planned
+from securefda.tasks import Samples, Task
+from securefda.training import LocalResult, TrainingSettings, Vector
+from securefda.training.trainer import SiteTrainer, vector_to_wire
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Kept:
+    """The last result, what it is the result of, and what paid for it."""
+
+    of: tuple[str, int, bytes, float]
+    reservation: Reservation
+    result: LocalResult
+
+
+class PrivateTrainer(SiteTrainer):
+    """As :class:`SiteTrainer`, by DP-SGD and within a budget.
+
+    What is asked for a second time within a round, because its first session came to nothing, is what the first
+    training gave: to send it costs nothing more, and to train again would. After a reset of the ledger it is trained
+    and charged anew, for what paid for it counts no more.
+
+    Args:
+        task, site, data, settings, seed: as for :class:`SiteTrainer`; ``settings.dp`` is set.
+        account: pays for the rounds.
+        random_bytes: where noise and the rows of each step come from; anything but ``os.urandom`` is for tests.
+
+    Raises:
+        TrainingError: the model cannot be trained by DP-SGD; the layer is named.
+        ConfigError: the batch is larger than the data; this machine does not have the device.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        site: str,
+        data: Samples,
+        settings: TrainingSettings,
+        seed: int,
+        *,
+        account: PrivacyAccount,
+        random_bytes: RandomBytes = os.urandom,
+    ) -> None:
+        super().__init__(task, site, data, settings, seed)
+        require_separate_rows(task, self._model, data, settings)
+        schedule_of(settings, len(data))
+        self.repeatable = False
+        self.account = account
+        self._random_bytes = random_bytes
+        self._kept: _Kept | None = None
+
+    def event(self, run_id: str, round_number: int, attempt: int) -> DpEvent:
+        """What a round is charged as."""
+        settings, dp = self._settings, self._settings.dp
+        if dp is None:
+            raise ValueError("a private trainer's settings have dp")
+        schedule = schedule_of(settings, len(self._data))
+        return DpEvent(
+            run_id=run_id,
+            round=round_number,
+            attempt=attempt,
+            noise_multiplier=dp.noise_multiplier,
+            sampling_rate=schedule.sampling_rate,
+            steps=schedule.steps_per_round,
+            max_grad_norm=dp.max_grad_norm,
+        )
+
+    def planned(self, factor: float) -> Planned:
+        """What a round with this factor of the learning rate will take."""
+        steps = schedule_of(self._settings, len(self._data)).steps_per_round
+        return Planned(len(self._data), steps, self.learning_rate(factor))
+
+    def train(
+        self,
+        received: Vector,
+        round_number: int,
+        factor: float,
+        *,
+        run_id: str = "",
+        attempt: int = 0,
+        fewest_steps: int = 1,
+        on_step: Callable[[Vector], None] | None = None,
+    ) -> LocalResult:
+        """Charge the round, then train it from ``received``, float32 (m,).
+
+        Raises:
+            BudgetExhausted: the budget does not pay for the round; nothing was charged, nothing trained.
+            LedgerError: the ledger is missing, cannot be written, or is in doubt; nothing trained.
+            TrainingError: as for ``train_private``; the round stays charged.
+        """
+        asked = (run_id, round_number, sha256(vector_to_wire(received)).digest(), factor)
+        kept = self._kept
+        if on_step is None and kept is not None and kept.of == asked and self.account.still_counts(kept.reservation):
+            return kept.result
+        self._kept = None
+        torch.set_num_threads(self._threads)
+        reservation = self.account.reserve(self.event(run_id, round_number, attempt))
+        result = train_private(
+            self._task,
+            self._model,
+            received,
+            self._data,
+            settings=self._settings.with_learning_rate_factor(factor),
+            site=self._site,
+            fewest_steps=fewest_steps,
+            on_step=on_step,
+            random_bytes=self._random_bytes,
+        )
+        self.account.commit(reservation, result.steps)
+        result = replace(result, epsilon=reservation.spent)
+        self._kept = _Kept(asked, reservation, result)
+        return result

@@ -1,0 +1,372 @@
+"""One round at a source, from the header to the result: what the source holds, and what each message makes of it.
+
+Functions take the round as it is and return the round as it becomes, with what is to be sent. They raise where a check
+fails; whoever holds the round then drops it. What goes beyond one round is in :mod:`securefda.source.run`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+
+from securefda.aggregator.attempt import name_of
+from securefda.audit.journal import site_ids
+from securefda.audit.witness import CheckpointError
+from securefda.errors import FaultyAggregatorError
+from securefda.operations.records import SiteLine
+from securefda.protocol import source as session_steps
+from securefda.protocol.aggregate_statistics import Figures
+from securefda.protocol.checks import check_header, envelope_fault
+from securefda.protocol.contribution import (
+    EnergyRow,
+    Metrics,
+    aligned_update,
+    apply_caps,
+    checked_vectors,
+    clip_contribution,
+    contribution_at_source,
+    encode_contribution,
+    error_units_of,
+    figures_of,
+    metrics_of,
+    plan_of,
+    require_few_at_the_clip,
+    row_of,
+    weight_of,
+)
+from securefda.protocol.masking import RingVector, available_threads
+from securefda.protocol.messages import (
+    Body,
+    Consistency,
+    Header,
+    KeyList,
+    Parcel,
+    Result,
+    ShareDelivery,
+    Signed,
+    Step,
+    Survivors,
+    SurvivorSignature,
+    Unmask,
+    Update,
+    Visibility,
+)
+from securefda.rules import Contribution
+from securefda.site.policy.verdict import check_metrics
+from securefda.source.charges import require_worth_charging
+from securefda.source.model_bound import Course, Missed, Origin, TrainedFrom, course_of, origin_of, require_initial
+from securefda.source.site import SourceSite, site_line
+from securefda.training import Vector
+from securefda.training.trainer import vector_to_wire
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingClearResult:
+    """Visibility ``individual``: the update is sent, the result has not come."""
+
+    header: Signed[Header]
+
+
+_STEP_OF_PHASE: dict[type, Step] = {
+    session_steps.AwaitingKeyList: Step.ADVERTISE,
+    session_steps.AwaitingShares: Step.SHARES,
+    session_steps.ReadyToMask: Step.MASKED_INPUT,
+    session_steps.AwaitingSurvivors: Step.SURVIVORS,
+    session_steps.AwaitingConsistency: Step.UNMASK,
+    session_steps.AwaitingResult: Step.RESULT,
+    AwaitingClearResult: Step.RESULT,
+}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SourceRound:
+    """A round in progress.
+
+    Attributes:
+        header: that opened it.
+        phase: of the masking session; or, at ``individual``, the wait for the result.
+        record: this site's line of the round.
+        contribution: waits with its ``figures`` and its energy ``row`` for the rows of the others; None afterwards.
+    """
+
+    header: Signed[Header]
+    phase: session_steps.Phase | AwaitingClearResult
+    record: SiteLine
+    contribution: Contribution | None = None
+    figures: Figures | None = None
+    row: EnergyRow | None = None
+
+    @property
+    def step(self) -> Step:
+        """The step that it is at."""
+        return _STEP_OF_PHASE[type(self.phase)]
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        return f"round {self.header.body.round}, {name_of(self.step)}"
+
+    @property
+    def deadline_s(self) -> float:
+        """How long the next message may take."""
+        phase_s, training_s = self.header.body.phase_deadline_ms / 1000, self.header.body.training_deadline_ms / 1000
+        match self.phase:
+            case session_steps.AwaitingKeyList():
+                return 2 * phase_s + training_s
+            case session_steps.AwaitingResult():  # the aggregator measures the model first, which may mean to train it
+                return 3 * phase_s + training_s
+            case AwaitingClearResult():  # all that, after others have trained and gone through the four later steps
+                return 6 * phase_s + 2 * training_s
+        return 3 * phase_s
+
+    def erase(self) -> None:
+        """Erase the secrets of its session, if it has one."""
+        if not isinstance(self.phase, AwaitingClearResult):
+            session_steps.erase(self.phase)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Opening:
+    """What came with a header, checked.
+
+    Attributes:
+        model: float32 ``(n_params,)``.
+        target_update: g_T, likewise, where the header publishes it.
+        origin: where the model comes from.
+        course: how far it is from the one that this site trained from last.
+    """
+
+    model: Vector
+    target_update: Vector | None
+    origin: Origin
+    course: Course
+
+
+def check_opening(site: SourceSite, header: Signed[Header], parcel: Parcel, missed: Missed | None = None) -> Opening:
+    """Check all that a header asks for, before anything is done for it.
+
+    ``missed`` is the result that the aggregator showed before the header, where it did.
+
+    Raises:
+        PolicyRefusal: this site's policy forbids it.
+        FaultyAggregatorError: a check fails.
+        SecureFdaError: this site's privacy budget does not pay for it, or its memory cannot be read.
+    """
+    body = header.body
+    if site.signer.index not in body.participants:
+        raise FaultyAggregatorError("HEADER_PARTICIPANTS", "it does not name this site")
+    site.check_policy(body)  # first, so that what the policy forbids is refused by its key
+    check_metrics(body, handed_in=site.permits.metrics)
+    check_header(
+        header,
+        own_index=site.signer.index,
+        roster=site.roster,
+        limits=site.limits,
+        history=site.store.history(header.envelope.session_id, body.run_id, body.round),
+        own_layers=site.trainer.layers,
+        unix_s=int(site.unix_time()),
+    )
+    _check_witnessed(site, body)
+    plan_of(body.rule)
+    level = body.level_of(site.signer.index)
+    origin = origin_of(body, site.store.known(body.run_id), missed, own_index=site.signer.index, limits=site.limits)
+    model, target_update = checked_vectors(body, level, parcel)
+    course = _check_model(site, body, origin, model, target_update)
+    require_worth_charging(site.trainer, body, level, target_update)
+    return Opening(model, target_update, origin, course)
+
+
+def _check_model(
+    site: SourceSite, header: Header, origin: Origin, model: Vector, target_update: Vector | None
+) -> Course:
+    """The model is the run's first, or near enough to the one that this site trained from last."""
+    before = site.store.trained_from(header.run_id)
+    if before is None:
+        before = TrainedFrom(0, site.trainer.initial_model(), ())
+    if origin.number == 0:
+        own = before.model if not before.units else site.trainer.initial_model()
+        require_initial(header, model, own, site.models.initial)
+    return course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=site.models.step)
+
+
+def begin_round(site: SourceSite, header: Signed[Header], opening: Opening) -> tuple[SourceRound, Parcel]:
+    """Train, and send the update in clear or open the masking session, as the header has it.
+
+    Args:
+        site: this source.
+        header: as :func:`check_opening` passed it.
+        opening: what that gave.
+
+    Raises:
+        FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP, in this source's first round of the run.
+    """
+    body = header.body
+    level = body.level_of(site.signer.index)
+    result = site.trainer.train(
+        opening.model, body.round, body.rule.learning_rate_factor, run_id=body.run_id.hex(), attempt=body.attempt
+    )
+    record, metrics = site_line(body, level, result), metrics_of(body, result)
+    update = aligned_update(body, result)
+    units = opening.course.after(result.update)
+    site.store.remember_trained(body.run_id, opening.course.number, opening.model, units)
+    if level is Visibility.INDIVIDUAL:
+        return _release_in_clear(site, header, update, record, metrics)
+    weight = weight_of(body, result.samples)
+    contribution = contribution_at_source(body, level, opening.target_update, update)
+    del result, update  # vectors of the model's length less, while the contribution is at work
+    return _open_session(site, header, contribution, figures_of(contribution, weight, metrics), record)
+
+
+def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]) -> tuple[SourceRound, Parcel]:
+    """Take one message of the masking session, and answer it.
+
+    Raises:
+        FaultyAggregatorError: a check fails, or the message is not what this phase waits for.
+    """
+    phase, steps = current.phase, session_steps
+    match phase, message.body:
+        case steps.AwaitingKeyList(), KeyList():
+            state, shares = steps.receive_key_list(phase, message, site.random_bytes)  # type: ignore[arg-type]
+            return replace(current, phase=state), Parcel(shares)
+        case steps.AwaitingShares(), ShareDelivery():
+            ready = steps.receive_shares(phase, message)  # type: ignore[arg-type]
+            try:
+                return release_masked(site, current, ready, capped_input(site, current, ready))
+            except BaseException:
+                steps.erase(ready)  # the round still holds the phase before, whose shares these no longer are
+                raise
+        case steps.AwaitingSurvivors(), Survivors():
+            return _sign_survivors(site, current, *steps.receive_survivors(phase, message))  # type: ignore[arg-type]
+        case steps.AwaitingConsistency(), Consistency():
+            following = steps.receive_consistency(phase, message)  # type: ignore[arg-type]
+            return _release_shares(site, current, phase.lists, *following)
+        case _:
+            raise _out_of_order(message, phase)
+
+
+def check_result(site: SourceSite, current: SourceRound, message: Signed[Body]) -> None:
+    """Check that a result is that of this round, now.
+
+    Raises:
+        FaultyAggregatorError: it is not.
+    """
+    match current.phase:
+        case session_steps.AwaitingResult():
+            session_steps.receive_result(current.phase, message)  # type: ignore[arg-type]
+        case AwaitingClearResult():
+            _check_clear_result(site, current.header, message)
+        case _:
+            raise _out_of_order(message, current.phase)
+
+
+def _check_witnessed(site: SourceSite, header: Header) -> None:
+    """The log that this round goes on from is the one that this site and enough others have cosigned."""
+    if header.run_id.hex() != site.witness.journal.run:
+        raise FaultyAggregatorError("HEADER_RUN", "not the run that the connection was opened for")
+    try:
+        site.witness.check_header(header, site.limits.n_c)
+    except CheckpointError as error:
+        raise FaultyAggregatorError(error.check, error.detail) from error
+
+
+def _open_session(
+    site: SourceSite, header: Signed[Header], contribution: Contribution, figures: Figures, record: SiteLine
+) -> tuple[SourceRound, Parcel]:
+    clipped = clip_contribution(header.body, contribution)
+    require_few_at_the_clip(header.body, clipped)
+    record["beta"], record["clipped"] = contribution.beta, sum(clipped)
+    row = row_of(header.body, site.signer.index, contribution, figures.samples)
+    session = session_steps.Session(site.signer, site.roster, site.limits, header, available_threads())
+    phase, advertise = session_steps.advertise(session, site.random_bytes, row.codes if row else b"")
+    return SourceRound(header, phase, record, contribution, figures, row), Parcel(advertise)
+
+
+def _release_in_clear(
+    site: SourceSite, header: Signed[Header], update: Vector, record: SiteLine, metrics: Metrics | None
+) -> tuple[SourceRound, Parcel]:
+    permits, vector = site.permits, vector_to_wire(update)
+    body = Update(
+        sha256(vector).digest(),
+        len(vector),
+        record["samples"],
+        loss=metrics.loss if metrics and "loss" in permits.may_leave else None,
+        accuracy=metrics.accuracy if metrics and "accuracy" in permits.may_leave else None,
+    )
+    site.check_update(body)
+    check_metrics(header.body, handed_in=permits.metrics, update=body)
+    _burn_fuse(site, header)
+    site.store.answered(header.body.run_id)
+    signed = site.signer.sign(header.envelope.session_id, header.digest(), body)
+    return SourceRound(header, AwaitingClearResult(header), record), Parcel(signed, (vector,))
+
+
+def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask) -> RingVector:
+    """Everyone's energy rows are known: scale this source's part down to the caps, and encode it."""
+    if current.contribution is None or current.figures is None:
+        raise FaultyAggregatorError("ORDER", "nothing to mask")
+    header, contribution = current.header.body, current.contribution
+    applied = apply_caps(header, current.row, ready.rows, contribution)
+    if applied is not None:
+        current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
+        site.witness.journal.event("caps-computed", current.header, **asdict(applied))
+    return encode_contribution(header, contribution, current.figures, error_units_of(header))
+
+
+def release_masked(
+    site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask, encoded: RingVector
+) -> tuple[SourceRound, Parcel]:
+    """Mask, then burn the fuse before anything is handed out: from there on the update may have left."""
+    phase, message = session_steps.masked_input(ready, encoded)
+    _burn_fuse(site, current.header)
+    return SourceRound(current.header, phase, current.record), Parcel(message, (encoded.data.cast("B"),))
+
+
+def _sign_survivors(
+    site: SourceSite,
+    current: SourceRound,
+    phase: session_steps.AwaitingConsistency,
+    message: Signed[SurvivorSignature],
+) -> tuple[SourceRound, Parcel]:
+    survivors = _survivors(site, phase.lists)
+    site.witness.journal.event("survivors-signed", current.header, survivors=survivors)
+    return replace(current, phase=phase), Parcel(message)
+
+
+def _release_shares(
+    site: SourceSite,
+    current: SourceRound,
+    lists: Survivors,
+    phase: session_steps.AwaitingResult,
+    message: Signed[Unmask],
+) -> tuple[SourceRound, Parcel]:
+    """From here on the aggregator may open the sum over these sources."""
+    survivors, dropped = _survivors(site, lists), site_ids(site.roster, lists.dropped)
+    site.witness.journal.event("unmask-shares-released", current.header, survivors=survivors, dropped=dropped)
+    site.store.answered(current.header.body.run_id)
+    return replace(current, phase=phase), Parcel(message)
+
+
+def _burn_fuse(site: SourceSite, header: Signed[Header]) -> None:
+    site.store.burn_fuse(header.body.run_id, header.body.round)
+    site.witness.journal.event("release-fuse-burnt", header)
+
+
+def _survivors(site: SourceSite, lists: Survivors) -> list[str]:
+    return site_ids(site.roster, (item.index for item in lists.survivors))
+
+
+def _check_clear_result(site: SourceSite, header: Signed[Header], message: Signed[Body]) -> None:
+    fault = envelope_fault(
+        message,
+        kind=Result,
+        roster=site.roster,
+        sender=site.roster.target.index,
+        session_id=header.envelope.session_id,
+        context=header.digest(),
+    )
+    if fault:
+        raise FaultyAggregatorError(fault, message.type_name)
+
+
+def _out_of_order(message: Signed[Body], phase: object) -> FaultyAggregatorError:
+    return FaultyAggregatorError("ORDER", f"{message.type_name} in {type(phase).__name__}")

@@ -1,0 +1,391 @@
+"""A source in a run: one call per message that arrives, with the messages to send back.
+
+The source trusts nothing that it is told. A failed check ends the session for good: its secrets are erased, a signed
+abort names the check, and the source waits for the next header. A policy refusal names the key and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from securefda.aggregator.attempt import name_of
+from securefda.audit.journal import site_ids
+from securefda.audit.store import AuditError
+from securefda.audit.witness import MOST_SHOWN, CheckpointError
+from securefda.errors import (
+    BudgetExhausted,
+    ConfigError,
+    FaultyAggregatorError,
+    PolicyRefusal,
+    ProtocolError,
+    SecureFdaError,
+    TrainingError,
+    without_frames,
+)
+from securefda.operations.progress import SourceReporter
+from securefda.protocol.checks import envelope_fault
+from securefda.protocol.messages import (
+    NO_CONTEXT,
+    NO_SESSION,
+    Abort,
+    Body,
+    Checkpoint,
+    Cosigned,
+    Goodbye,
+    Header,
+    Join,
+    MissedResult,
+    Parcel,
+    Refusal,
+    Result,
+    Signed,
+)
+from securefda.source.model_bound import Missed, TakenResult, check_missed
+from securefda.source.patience import Patience
+from securefda.source.rounds import SourceRound, begin_round, check_opening, check_result, continue_round
+from securefda.source.run_book import UNFINISHED
+from securefda.source.site import Permits, SourceSite
+from securefda.state_file import ProcessGuard
+
+__all__ = ["Permits", "SourceReporter", "SourceRounds", "SourceSite"]
+
+
+class SourceRounds:
+    """Takes part in the rounds of one run.
+
+    ``refusal`` is the last refusal by this site's policy, ``fault`` the last check that the aggregator failed,
+    ``goodbye`` its last word, if it came, and ``failure`` what this site cannot go on with, or will not: the driver
+    sends what :meth:`handle` returned, then ends with it.
+
+    It belongs to the process that made it. In a copy of that process ``join``, ``handle`` and ``expire`` raise
+    :class:`CopiedProcess` and return nothing that could be sent; the secrets of a session are erased there.
+    """
+
+    def __init__(self, site: SourceSite, reporter: SourceReporter) -> None:
+        self._site = site
+        self._reporter = reporter
+        self._process = ProcessGuard(f"the session of {self._name(site.signer.index)}", self._drop_round)
+        self._round: SourceRound | None = None
+        self._ended_session = NO_SESSION
+        self._patience = Patience()
+        self._times_shown = 0
+        self._missed: Missed | None = None
+        """What the aggregator showed last; the next header is held against it, and no other."""
+        self._receipt_due = False
+        """Whether this process has joined and not yet said which result it took last."""
+        self.refusal: PolicyRefusal | None = None
+        self.goodbye: Goodbye | None = None
+        self.failure: SecureFdaError | None = None
+
+    @property
+    def fault(self) -> FaultyAggregatorError | None:
+        """The last check that the aggregator failed."""
+        return self._patience.last
+
+    def join(self, run: str) -> Parcel:
+        """The first message to an aggregator, in a run that it names (32 hex digits): who I am and what I built.
+
+        Raises:
+            ConfigError: the folder belongs to another run.
+            PolicyRefusal: it would be one run more in a day than this site's policy permits, or round after round came
+                to no result.
+            AuditError: the log of the run cannot be written, or is not what was signed.
+        """
+        self._process.require_original()
+        site, permits = self._site, self._site.permits
+        site.store.require_open(bytes.fromhex(run))
+        site.witness.enter(run)
+        self._missed, self._receipt_due = None, True
+        body = Join(
+            site.trainer.architecture_digest,
+            site.software_version,
+            permits.visibility,
+            permits.metrics,
+            known=site.witness.known_of(site.roster.target.index),
+        )
+        return Parcel(site.signer.sign(NO_SESSION, NO_CONTEXT, body))
+
+    def vector_bytes(self) -> int:
+        """The longest vector that an honest aggregator sends to this site, in bytes."""
+        return 4 * self._site.trainer.n_params
+
+    def deadline_s(self) -> float | None:
+        """How long the next message may take; None between rounds, when only the connection is watched."""
+        return None if self._round is None else self._round.deadline_s
+
+    def place(self) -> str:
+        """Where this source is, in words."""
+        return "between rounds" if self._round is None else self._round.place
+
+    def handle(self, parcel: Parcel) -> list[Parcel]:
+        """Process one message with its vectors; returns what to send.
+
+        After a failed check that is a refusal or an abort. What still comes of a session that this source has ended
+        is ignored.
+        """
+        self._process.require_original()
+        try:
+            return self._answer(parcel)
+        except AuditError as error:  # what cannot be written down is not answered either
+            self._drop_round()
+            self.failure = error
+            return []
+
+    def _answer(self, parcel: Parcel) -> list[Parcel]:
+        try:
+            return self._dispatch(parcel)
+        except AuditError:
+            raise
+        except PolicyRefusal as refusal:
+            return self._refuse_by_policy(parcel, refusal)
+        except FaultyAggregatorError as error:
+            body = parcel.message.body
+            if error.check == "CLIPPED" and isinstance(body, Header):  # it depends on the rows, and is an answer itself
+                self._site.store.never_paid(body.run_id, body.round)
+            self._fault(error, f"header of round {body.round}" if isinstance(body, Header) else self.place())
+            return self._abort(parcel, error)
+        except SecureFdaError as error:
+            self._process.require_original()  # code of the task may have forked on the way here
+            self._drop_round()
+            self.failure = error
+            return [self._refuse(parcel, _word_for(error))]
+
+    def expire(self) -> list[Parcel]:
+        """The deadline passed without a message: the session is dead, and the aggregator is told so."""
+        self._process.require_original()
+        try:
+            if self._round is not None:
+                self._fault(FaultyAggregatorError("DEADLINE", "no word in time"), self.place())
+        except AuditError as error:
+            self._drop_round()
+            self.failure = error
+        return self._end_session("DEADLINE")
+
+    def forget(self) -> None:
+        """Drop the round in progress, if there is one: it cannot be finished any more."""
+        self._drop_round()
+
+    def _dispatch(self, parcel: Parcel) -> list[Parcel]:
+        message = parcel.message
+        match message.body:
+            case Header():
+                return self._start_round(message, parcel)  # type: ignore[arg-type]
+            case Checkpoint() | Cosigned():
+                return self._witness(message)
+            case MissedResult():
+                return self._take_missed(message)  # type: ignore[arg-type]
+            case Goodbye() as goodbye:
+                self._require_from_target(message)
+                self._end(goodbye)
+                return []
+            case Abort():
+                self._require_from_target(message)
+                return self._aborted(message)  # type: ignore[arg-type]
+        return self._continue_round(message)
+
+    def _end(self, goodbye: Goodbye) -> None:
+        if self.goodbye is None:
+            self._drop_round()
+            self.goodbye = goodbye
+            self._log("run-ended", outcome="completed" if goodbye.completed else "failed", rounds=goodbye.rounds)
+
+    def _start_round(self, header: Signed[Header], parcel: Parcel) -> list[Parcel]:
+        site, body = self._site, header.body
+        self._require_from_target(header)
+        missed, self._missed = self._missed, None
+        opening = check_opening(site, header, parcel, missed)
+        self._drop_round()
+        caught_up = self._catch_up(body, opening.origin.caught_up)
+        site.store.accept_header(header, opening.origin.number)
+        site.witness.journal.enter(header)
+        self._reporter.round_started(body.round, body.level_of(site.signer.index).label, body.rule.rule)
+        self._round, answer = begin_round(site, header, opening)
+        return [*caught_up, answer]
+
+    def _catch_up(self, header: Header, result: TakenResult | None) -> list[Parcel]:
+        """The last session that this source was in did come to a result, of which it learns only now."""
+        if result is None:
+            return []
+        self._site.store.record_result(header.run_id, result)
+        return [self._receipt(header.run_id, result)]
+
+    def _continue_round(self, message: Signed[Body]) -> list[Parcel]:
+        if self._round is None:
+            if message.envelope.session_id == self._ended_session:
+                return []
+            raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
+        self._site.check_policy(self._round.header.body)
+        if isinstance(message.body, Result):
+            check_result(self._site, self._round, message)
+            return self._accept_result(self._round, message)  # type: ignore[arg-type]
+        self._round, answer = continue_round(self._site, self._round, message)
+        return [answer]
+
+    def _accept_result(self, current: SourceRound, message: Signed[Result]) -> list[Parcel]:
+        self._round = None
+        header = current.header.body
+        known = self._site.store.known(header.run_id).accepted
+        if known is None:
+            raise FaultyAggregatorError("ORDER", "a result of no header")
+        outside = (message.envelope.session_id, message.envelope.context)
+        taken = TakenResult(header.round, known.number + 1, message.digest(), message.body.model_digest, *outside)
+        self._site.store.record_result(header.run_id, taken)
+        self._patience.kept()
+        self._reporter.round_finished(current.record)
+        return [self._receipt(header.run_id, taken)]
+
+    def _receipt(self, run_id: bytes, result: TakenResult) -> Parcel:
+        """This source's receipt for a result: the same bytes whenever it is asked for."""
+        return Parcel(self._site.signer.sign(result.session_id, result.context, result.receipt(run_id)))
+
+    def _last_receipt(self) -> list[Parcel]:
+        run_id = bytes.fromhex(self._site.witness.journal.run)
+        taken = self._site.store.known(run_id).taken
+        return [] if taken is None else [self._receipt(run_id, taken)]
+
+    def _take_missed(self, message: Signed[MissedResult]) -> list[Parcel]:
+        """The aggregator has no receipt of this source: give it again, or hold the next header against this result."""
+        site = self._site
+        target = site.roster.target.index
+        fault = envelope_fault(message, roster=site.roster, sender=target, session_id=NO_SESSION, context=NO_CONTEXT)
+        if fault:
+            raise FaultyAggregatorError(fault, message.type_name)
+        run_id = bytes.fromhex(site.witness.journal.run)
+        self._missed = check_missed(message.body, roster=site.roster, run_id=run_id)
+        taken = site.store.known(run_id).taken
+        return self._last_receipt() if taken and taken.digest == self._missed.result.digest() else []
+
+    def _witness(self, message: Signed[Body]) -> list[Parcel]:
+        """The aggregator shows its log, or cosigns this site's: cosign, and show this site's own."""
+        roster, witness = self._site.roster, self._site.witness
+        target = roster.target.index
+        fault = envelope_fault(message, roster=roster, sender=target, session_id=NO_SESSION, context=NO_CONTEXT)
+        if fault:
+            raise FaultyAggregatorError(fault, message.type_name)
+        body = message.body
+        try:
+            if isinstance(body, Cosigned):
+                if witness.take(target, body):
+                    witness.journal.save()
+                return []
+            if not isinstance(body, Checkpoint):
+                raise FaultyAggregatorError("ORDER", message.type_name)
+            before = witness.known_of(target)
+            answer = witness.cosign(target, body)
+            self._times_shown = self._times_shown + 1 if witness.known_of(target) == before else 0
+            if self._times_shown > MOST_SHOWN:
+                raise CheckpointError("CHECKPOINT_AGAIN", f"nothing new, more than {MOST_SHOWN} times")
+        except CheckpointError as error:
+            raise FaultyAggregatorError(error.check, error.detail) from error
+        witness.renew()
+        due, self._receipt_due = self._receipt_due, False
+        receipt = self._last_receipt() if due else []  # before it vouches, for headers follow that
+        return [*receipt, witness.show(target), *([answer] if answer else [])]
+
+    def _require_from_target(self, message: Signed[Any]) -> None:
+        """A header, a goodbye or an abort counts only with the aggregator's signature; its session may be any."""
+        envelope, target = message.envelope, self._site.roster.target
+        fault = envelope_fault(
+            message,
+            roster=self._site.roster,
+            sender=target.index,
+            session_id=envelope.session_id,
+            context=envelope.context,
+        )
+        if fault:
+            raise FaultyAggregatorError(fault, message.type_name)
+
+    def _aborted(self, message: Signed[Abort]) -> list[Parcel]:
+        current, body = self._round, message.body
+        if message.envelope.session_id == NO_SESSION and body.check == "HEADER_ARCHITECTURE":
+            self.failure = ConfigError(
+                "task.factory",
+                "this site builds another model than the aggregator",
+                hint="use the same task, task options and securefda version at every site",
+            )
+        if current is None or message.envelope.session_id != current.header.envelope.session_id:
+            return []
+        self._log("aborted", current.header, check=body.check, accused=self._accused(body))
+        self._drop_round()
+        accused = "" if body.accused is None else f", accused: {self._name(body.accused)}"
+        text = f"the aggregator aborted at {name_of(body.step)}: {body.check}{accused}"
+        self._reporter.alarm(ProtocolError(body.check, text))
+        return []
+
+    def _accused(self, body: Abort) -> list[str]:
+        return [] if body.accused is None else site_ids(self._site.roster, [body.accused])
+
+    def _refuse_by_policy(self, parcel: Parcel, refusal: PolicyRefusal) -> list[Parcel]:
+        """Tell the operator everything and the aggregator the key; a session that was open is over."""
+        self.refusal = without_frames(refusal)
+        if refusal.key == UNFINISHED:
+            self.failure = self.refusal
+        message = parcel.message
+        self._log("refused", self._header, check=refusal.key)
+        if not isinstance(message.body, Header):
+            self._reporter.alarm(refusal)
+            return self._end_session("POLICY")
+        self._reporter.refused(refusal, message)  # type: ignore[arg-type]  # its body is a header
+        return [self._refuse(parcel, refusal.key)]
+
+    def _refuse(self, parcel: Parcel, key: str) -> Parcel:
+        envelope = parcel.message.envelope
+        return Parcel(self._site.signer.sign(envelope.session_id, parcel.message.digest(), Refusal(key)))
+
+    def _fault(self, error: FaultyAggregatorError, place: str) -> None:
+        suspect = "" if error.suspect is None else f"; {self._name(error.suspect)} may have done it in its place"
+        error.place = place + suspect
+        accused = [self._site.roster.target.index] if error.suspect is None else [error.suspect]
+        accused = accused if error.blames else []
+        self._log("alarm", self._header, check=error.check, accused=site_ids(self._site.roster, accused))
+        self._reporter.alarm(error)
+        self._patience.broken(without_frames(error))
+        self.failure = self._patience.failure or self.failure
+
+    def _abort(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
+        """Say which check failed. A session that is open is dead, but for a header: that asks for another one.
+
+        What is wrong with a log, or with a result that is shown again, is told to nobody but the operator, and is no
+        business of the session, unless it is the last that this source puts up with.
+        """
+        match parcel.message.body:
+            case Header():
+                return [self._refuse(parcel, error.check)]
+            case Checkpoint() | Cosigned() | MissedResult() if self.failure is None:
+                return []
+        return self._end_session(error.check, error.suspect)
+
+    def _end_session(self, check: str, suspect: int | None = None) -> list[Parcel]:
+        current = self._round
+        if current is None:
+            return []
+        self._drop_round()
+        accused = self._site.roster.target.index if suspect is None else suspect
+        body = Abort(current.step, check, accused)
+        return [Parcel(self._site.signer.sign(current.header.envelope.session_id, current.header.digest(), body))]
+
+    @property
+    def _header(self) -> Signed[Header] | None:
+        return None if self._round is None else self._round.header
+
+    def _log(self, kind: str, header: Signed[Header] | None = None, **facts: Any) -> None:
+        """Write an event down; it is on the disk with the record of the message that follows from it."""
+        self._site.witness.journal.event(kind, header, **facts)
+
+    def _drop_round(self) -> None:
+        if self._round is None:
+            return
+        self._round.erase()
+        self._ended_session = self._round.header.envelope.session_id
+        self._round = None
+
+    def _name(self, index: int) -> str:
+        entries = self._site.roster.entries
+        return entries[index].site_id if 0 <= index < len(entries) else f"index {index}"
+
+
+def _word_for(error: SecureFdaError) -> str:
+    """What the aggregator hears of an error that is this site's own."""
+    if isinstance(error, BudgetExhausted):
+        return "dp.target-epsilon"
+    return "TRAINING" if isinstance(error, (TrainingError, ConfigError)) else "STORAGE"

@@ -1,0 +1,160 @@
+"""What a site remembers of all its runs: which there were, every session, and which rounds came to nothing.
+
+A run folder remembers one run, and an aggregator could begin another one for each of its questions. So this file lies
+in the site's kit, one for all folders. What it counts is on the disk before anything of a round leaves the site.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from securefda.errors import FaultyAggregatorError, PolicyRefusal
+from securefda.protocol.messages import Header, Signed
+from securefda.site.policy.model import ReleaseLimits
+from securefda.state_file import StateFile
+
+UNFINISHED = "release.max-unfinished"
+"""Key of the policy whose refusal ends a source's part in the run: too many rounds came to no result."""
+
+ACCEPT_RUN = "securefda source start --accept-run"
+_DAY_S = 86_400
+_SCHEMA_VERSION = 2
+_TABLES = """
+CREATE TABLE IF NOT EXISTS runs (run_id BLOB PRIMARY KEY, state TEXT NOT NULL, began_unix_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS sessions (session_id BLOB PRIMARY KEY, run_id BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS unfinished (
+    run_id BLOB NOT NULL, round INTEGER NOT NULL, for_good INTEGER NOT NULL, PRIMARY KEY (run_id, round)
+);
+"""
+
+
+def run_book_file(kit: Path) -> Path:
+    """Where the book of a site lies, in its kit."""
+    return kit / "local" / "runs.sqlite"
+
+
+class RunBook(StateFile):
+    """The book of one site. Several processes of the site may use it at once.
+
+    Args:
+        path: of the file.
+        limits: of the site's policy.
+        accept_run: the operator's word, for this process: one run more than the policy permits may begin, and what came
+            to nothing so far is forgiven.
+        unix_time: the present second.
+    """
+
+    _other_release = "use the release that made it"
+    _busy = "start again; if it happens again, stop the other processes of this site"
+
+    def __init__(
+        self,
+        path: Path,
+        limits: ReleaseLimits,
+        *,
+        accept_run: bool = False,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(path, _TABLES, _SCHEMA_VERSION, exclusive=False)
+        self._limits, self._unix_time = limits, unix_time
+        self._may_begin_one_more = accept_run
+        if accept_run:
+            with self._transaction() as database:
+                database.execute("DELETE FROM unfinished")
+
+    def has_session(self, session_id: bytes) -> bool:
+        """Whether a header of this session was accepted before, in any run."""
+        self._process.require_original()
+        with self._clear_errors():
+            query = "SELECT 1 FROM sessions WHERE session_id = ?"
+            return self._database.execute(query, (session_id,)).fetchone() is not None
+
+    def require_open(self, run_id: bytes, state: str, round_number: int | None = None) -> None:
+        """Refuse a run, or a round, in which this site takes no further part.
+
+        Args:
+            run_id: 16 bytes.
+            state: what the file system calls the state in this run's folder.
+            round_number: of the round that is asked for; None before the first header, when the site joins.
+
+        Raises:
+            PolicyRefusal: release.max-runs, it would be one run more in a day than the policy permits, or so many have
+                begun since that this one is over; release.max-unfinished.
+            FaultyAggregatorError: HEADER_RUN, the run began in another folder.
+        """
+        self._process.require_original()
+        with self._clear_errors():
+            self._require_open(self._database, run_id, state, round_number)
+
+    def begin_attempt(self, header: Signed[Header], state: str) -> None:
+        """Write down that an attempt begins, before anything of it leaves.
+
+        Raises:
+            PolicyRefusal, FaultyAggregatorError: as :meth:`require_open`; HEADER_REPLAY where another process of the
+                site has accepted the session meanwhile, in another run.
+        """
+        run_id, number, session = header.body.run_id, header.body.round, header.envelope.session_id
+        with self._transaction() as database:
+            is_one_more = self._require_open(database, run_id, state, number)
+            remember = "INSERT OR REPLACE" if is_one_more else "INSERT OR IGNORE"  # begun anew by the operator's word
+            database.execute(f"{remember} INTO runs VALUES (?, ?, ?)", (run_id, state, self._unix_time()))
+            database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?)", (session, run_id))
+            (owner,) = database.execute("SELECT run_id FROM sessions WHERE session_id = ?", (session,)).fetchone()
+            if owner != run_id:
+                raise FaultyAggregatorError("HEADER_REPLAY", "this session id was used before, in another run")
+            database.execute("INSERT OR IGNORE INTO unfinished VALUES (?, ?, 0)", (run_id, number))
+        self._may_begin_one_more = self._may_begin_one_more and not is_one_more
+
+    def result_accepted(self, run_id: bytes, round_number: int) -> None:
+        """Write down that a round came to a result. It pays for one that did not, the oldest: not for all of them."""
+        with self._transaction() as database:
+            own = "DELETE FROM unfinished WHERE (run_id, round, for_good) = (?, ?, 0)"
+            database.execute(own, (run_id, round_number))
+            oldest = "DELETE FROM unfinished WHERE rowid = (SELECT min(rowid) FROM unfinished WHERE for_good = 0)"
+            database.execute(oldest)
+
+    def never_paid(self, run_id: bytes, round_number: int) -> None:
+        """Write down that an unfinished round is one for good: no result pays for it, only the operator's word."""
+        with self._transaction() as database:
+            this = "UPDATE unfinished SET for_good = 1 WHERE (run_id, round) = (?, ?)"
+            database.execute(this, (run_id, round_number))
+
+    def knows(self, run_id: bytes) -> bool:
+        """Whether the site took part in this run."""
+        self._process.require_original()
+        with self._clear_errors():
+            query = "SELECT 1 FROM runs WHERE run_id = ?"
+            return self._database.execute(query, (run_id,)).fetchone() is not None
+
+    def _require_open(self, database: sqlite3.Connection, run_id: bytes, state: str, round_number: int | None) -> bool:
+        """Whether it is the operator's word alone that opens the run; raises where nothing does."""
+        known = database.execute("SELECT state, rowid FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+        if known is None or round_number is not None:  # who rejoins may be asked for a round again that it began
+            others = "SELECT count(*) FROM unfinished WHERE (run_id, round) != (?, ?)"
+            (unfinished,) = database.execute(others, (run_id, round_number or 0)).fetchone()
+            if unfinished >= self._limits.max_unfinished:
+                asked = f"one more round after {unfinished} that came to no result"
+                hint = f"ask the target's site; where it was this site that was stopped or too slow: {ACCEPT_RUN}"
+                raise PolicyRefusal(UNFINISHED, asked, f"{self._limits.max_unfinished} of them", hint=hint)
+        if known is not None:
+            if known[0] != state:
+                error = FaultyAggregatorError("HEADER_RUN", "this site has begun this run in another folder")
+                error.hint = "start with the folder that the run began in (source.out, or --out)"
+                raise error
+            (later,) = database.execute("SELECT count(*) FROM runs WHERE rowid > ?", (known[1],)).fetchone()
+            if later < max(1, self._limits.max_runs):
+                return False
+            asked = f"run {run_id.hex()[:12]} again, though {later} began after it"
+        else:
+            since = self._unix_time() - _DAY_S
+            (today,) = database.execute("SELECT count(*) FROM runs WHERE began_unix_s > ?", (since,)).fetchone()
+            if today < self._limits.max_runs:
+                return False
+            asked = f"run {run_id.hex()[:12]}, after {today} in 24 hours"
+        if not self._may_begin_one_more:
+            hint = f"where this site means to take part in one more: {ACCEPT_RUN}"
+            raise PolicyRefusal("release.max-runs", asked, f"{self._limits.max_runs}", hint=hint)
+        return True

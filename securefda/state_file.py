@@ -1,0 +1,283 @@
+"""A file of state that survives kills and forks of the process that writes it.
+
+Every change is on disk (``synchronous=FULL``, write-ahead log) before the call returns. A copy of the process can use
+none of it.
+
+A copy of a process, made by fork, must not go on with what the original began.
+
+Both hold the same session secrets and the same place in the same state file. Two that go on would mask two inputs
+with one set of masks, whose difference is then in clear.
+
+Finds a state file that is a copy, or that was put back from a backup: it has forgotten what left since.
+
+Two things about the file are kept where a copy does not take them along. The file system's own number of the file is
+written into it: a copy is another file. And the count of releases stands in the *name* of a marker beside it: copying
+an old folder over a newer one brings back old contents, and cannot take away a newer name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from weakref import WeakMethod, WeakSet
+
+from securefda.disk import file_number, make_folder, sync_folder
+from securefda.errors import ConfigError, SecureFdaError
+
+
+class CopiedProcess(SecureFdaError):
+    """This process is a copy of the one that began the work; only the original may go on with it."""
+
+
+class ProcessGuard:
+    """Ties its owner to the process that made it.
+
+    Args:
+        what: what is tied, in words, for the error.
+        forget: a method of the owner, which the guard does not keep alive. It is called in every copy of the process
+            that Python's ``os.fork`` makes, before any other code runs there: the place to erase secrets.
+    """
+
+    __slots__ = ("__weakref__", "_forget", "_is_marked", "_pid", "_what")
+
+    def __init__(self, what: str, forget: Callable[[], None]) -> None:
+        self._what = what
+        self._pid = os.getpid()
+        self._is_marked = False
+        self._forget = WeakMethod(forget)
+        _GUARDS.add(self)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is another process than the one that made the guard, however it was made."""
+        # The mark too: a copy of a copy can be given the number of an original that has ended.
+        return self._is_marked or os.getpid() != self._pid
+
+    def require_original(self) -> None:
+        """Refuse to go on in a copy.
+
+        Raises:
+            CopiedProcess: this is one.
+        """
+        if self.is_copy:
+            raise CopiedProcess(
+                f"{self._what} belongs to process {self._pid}; process {os.getpid()} is a copy of it",
+                hint="code of the task must not fork a process that goes on with the site's work: start a new one",
+            )
+
+    def _mark(self) -> None:
+        self._is_marked = True
+        forget = self._forget()
+        if forget is not None:
+            forget()
+
+
+_GUARDS: WeakSet[ProcessGuard] = WeakSet()
+
+
+def _in_a_copy() -> None:
+    for guard in list(_GUARDS):
+        guard._mark()
+
+
+os.register_at_fork(after_in_child=_in_a_copy)
+
+
+_DOUBT = ", so it may not know of every update that left"
+_HINT = "name a new --out folder and take part in a new run with it, never again in the run of this one"
+
+
+class ReleaseMarker:
+    """An empty file beside the state, in whose name stands how many releases the state knows of."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+
+    def begin(self) -> None:
+        """Make the marker of a new state file.
+
+        Raises:
+            ConfigError: a state file lay here before and knew of releases.
+            OSError: it cannot be made.
+        """
+        if any(self._counts()):
+            raise self._refusal("was deleted or emptied after updates had left its folder")
+        os.close(os.open(self._path(0), os.O_CREAT | os.O_WRONLY, 0o600))
+        sync_folder(self._state.parent)
+
+    def check(self, count: int, number_then: str, number_now: str) -> None:
+        """Compare a state file that knows of ``count`` releases with what lies around it.
+
+        Raises:
+            ConfigError: it is a copy, or older than its marker, or its marker is gone.
+            OSError: the marker cannot be read or moved on.
+        """
+        if number_then != number_now:
+            raise self._refusal(f"is a copy, or was put back from a backup{_DOUBT}")
+        known = self._counts()
+        if not known:
+            raise self._refusal(f"lies here without its marker{_DOUBT}")
+        if max(known) > count:
+            raise self._refusal(f"is older than its folder: it knows of {count} releases of {max(known)}")
+        if max(known) < count:  # killed between the two writes of a release
+            self.advance(count)
+
+    def advance(self, count: int) -> None:
+        """Say that the state knows of ``count`` releases; on the disk when this returns. Raises OSError."""
+        self._path(max(self._counts(), default=0)).rename(self._path(count))
+        sync_folder(self._state.parent)
+
+    def _counts(self) -> list[int]:
+        name = re.compile(re.escape(self._state.name) + r"\.releases-([0-9]{1,9})")
+        matches = (name.fullmatch(entry) for entry in os.listdir(self._state.parent))  # noqa: PTH208 - names alone
+        return [int(match.group(1)) for match in matches if match]
+
+    def _path(self, count: int) -> Path:
+        return self._state.with_name(f"{self._state.name}.releases-{count}")
+
+    def _refusal(self, why: str) -> ConfigError:
+        return ConfigError(str(self._state), why, hint=_HINT)
+
+
+_LOCK_S = 1.0
+_FOLDER_MODE = 0o777  # less the umask: of a run folder, in which the files are open to their owner only
+
+
+class StateFile:
+    """A SQLite file with one schema, open until it is closed; disk errors are one clear line.
+
+    Args:
+        path: of the file, which is made where there is none, with its folder.
+        tables: SQL that makes the schema.
+        schema_version: of this schema; a file of another one is refused.
+        exclusive: whether one process has the file to itself.
+
+    Raises:
+        ConfigError: another process uses the file, or it is of another release; so does every method.
+        SecureFdaError: it cannot be read or written; so does every method.
+        CopiedProcess: from every method but ``close``, in a copy of the process that opened the file.
+    """
+
+    _other_release = "use the release that made it, or another --out folder"
+    _page_bytes = 4096
+    _busy = "stop it, or name another --out folder"
+
+    def __init__(self, path: Path, tables: str, schema_version: int, *, exclusive: bool) -> None:
+        self._path, self._schema_version = path, schema_version
+        # A process that is told to end closes the file while a thread of it may still be at work in it.
+        self._one_at_a_time = threading.RLock()
+        with self._clear_errors():
+            make_folder(path.parent, _FOLDER_MODE)
+            self._file_number = _make_file(path)
+            self._database = sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None, check_same_thread=False)
+            self._process = ProcessGuard(str(path), self._abandon)
+            try:
+                self._prepare(tables, exclusive)
+            except BaseException:
+                self._database.close()
+                raise
+
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return self._path
+
+    def _prepare(self, tables: str, exclusive: bool) -> None:
+        if exclusive:
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._database.execute(f"PRAGMA page_size = {self._page_bytes}")  # of a new file; an old one keeps its own
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = FULL")
+        self._database.execute("PRAGMA fullfsync = 1")  # macOS: its fsync alone leaves the data in the drive's cache
+        version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            last = self._before_first_use()
+            self._database.executescript(
+                f"BEGIN IMMEDIATE; {tables} {last} PRAGMA user_version = {self._schema_version}; COMMIT;"
+            )
+        elif version != self._schema_version:
+            raise ConfigError(
+                str(self._path),
+                f"has schema version {version}, this release writes {self._schema_version}",
+                hint=self._other_release,
+            )
+        else:
+            self._before_next_use()
+
+    def _before_first_use(self) -> str:
+        """Called before the tables of a new file are made; returns SQL that belongs to their transaction."""
+        return ""
+
+    def _before_next_use(self) -> None:
+        """Called when a file that has its tables is opened."""
+
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        try:
+            with self._one_at_a_time:
+                yield
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
+                raise self._disk_error(error) from error
+            raise ConfigError(str(self._path), "another process uses it", hint=self._busy) from error
+        except sqlite3.DatabaseError as error:
+            raise self._disk_error(error) from error
+        except OSError as error:
+            raise SecureFdaError(
+                f"{self._path}: {error.strerror}", hint="choose a folder that can be written"
+            ) from error
+
+    def _disk_error(self, error: sqlite3.DatabaseError) -> SecureFdaError:
+        hint = "free disk space and check the folder's permissions, then start again"
+        # Of a text that is not UTF-8 the message holds the text, and Python gives it no code.
+        not_text = isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
+        return SecureFdaError(f"{self._path}: {'a text in it is not UTF-8' if not_text else error}", hint=hint)
+
+    @contextmanager
+    def _transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """A transaction; one that is not ``durable`` reaches the disk with the next that is, or with a later one."""
+        self._process.require_original()
+        with self._clear_errors():
+            self._database.execute("PRAGMA synchronous = FULL" if durable else "PRAGMA synchronous = NORMAL")
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:  # SQLite has rolled back by itself where the disk is full
+                    self._database.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Close the file when no thread is in it; what was committed stays. A copy of the process leaves it alone."""
+        if not self._process.is_copy:
+            with self._one_at_a_time:
+                self._database.close()
+
+    def _abandon(self) -> None:
+        """In a copy of the process, see to it that the connection is never closed, whatever happens to this object.
+
+        SQLite takes the copy for the only user of the file: closing, also at exit, would delete the write-ahead log
+        that the original goes on writing to, and with it every fuse that is burnt from then on.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
+        self._one_at_a_time = threading.RLock()  # a thread that the copy has not may have held the old one
+
+
+def _make_file(path: Path) -> str:
+    """Make the file where there is none, on the disk under its name; returns its number.
+
+    The mode is set before SQLite writes a byte, so that at no time others can read the file.
+    """
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        sync_folder(path.parent)
+        return file_number(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,68 @@
+"""Running what takes long beside the event loop.
+
+The event loop of a process, and how the process is told to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+
+def run_until_told(serve: Coroutine[Any, Any, None]) -> None:
+    """Run ``serve`` in an event loop of its own; Ctrl-C and SIGTERM cancel it, so that it can say goodbye.
+
+    Raises:
+        KeyboardInterrupt: the process was told to end.
+    """
+    try:
+        asyncio.run(_cancelled_by_sigterm(serve))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _cancelled_by_sigterm(serve: Coroutine[Any, Any, None]) -> None:
+    # Not by raising SIGINT: a process that a script started in the background is deaf to that.
+    task = asyncio.ensure_future(serve)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await task
+
+
+ResultT = TypeVar("ResultT")
+
+_NAME = "securefda-work"
+
+
+def work_goes_on() -> bool:
+    """Whether a thread of :func:`in_thread` still runs, though nobody waits for it any more."""
+    return any(thread.name == _NAME for thread in threading.enumerate())
+
+
+async def in_thread(work: Callable[[], ResultT]) -> ResultT:
+    """Run ``work`` in a daemon thread, so that heartbeats go on meanwhile and Ctrl-C need not wait for it."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[ResultT] = loop.create_future()
+
+    def settle(result: ResultT | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # None only where ResultT allows it
+
+    def run() -> None:
+        with suppress(RuntimeError):  # of a loop that has closed meanwhile: nobody waits any more
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - it is raised again where the work was asked for
+                loop.call_soon_threadsafe(settle, None, error)
+            else:
+                loop.call_soon_threadsafe(settle, result, None)
+
+    threading.Thread(target=run, name=_NAME, daemon=True).start()
+    return await done

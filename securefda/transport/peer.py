@@ -1,0 +1,124 @@
+"""What the aggregator remembers of each source between its streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from securefda.protocol.messages import Body, Signed
+from securefda.transport.delivery import INSTANCE_BYTES, Link
+from securefda.transport.events import EventQueue, Left
+from securefda.transport.limits import TransportSettings
+from securefda.transport.observer import Direction, MessageObserver
+from securefda.transport.vectors import AttachmentStore, UploadDesk
+from securefda.v1 import federation_pb2 as pb
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Serialised bytes of one source, with gRPC's prefix of each message: ``up`` from the source, ``down`` to it."""
+
+    up: int = 0
+    down: int = 0
+
+
+class Site:
+    """One source of the roster: its present process, the link with it, its uploads and its traffic."""
+
+    def __init__(self, index: int, new_link: Callable[[int], Link]) -> None:
+        self.index = index
+        self.instance_id = b""
+        self.is_connected = False
+        self.desk = UploadDesk()
+        self.traffic = Traffic()
+        self.stop = asyncio.Event()
+        self._new_link = new_link
+        self.link = new_link(index)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start_anew(self, instance_id: bytes) -> None:
+        """A new process at the source: whatever was meant for the old one is discarded."""
+        self.instance_id = instance_id
+        self.link.discard()
+        self.link = self._new_link(self.index)
+        self.desk.forget()
+
+    def new_stream(self) -> asyncio.Event:
+        """The site is connected by a new stream; end the old one. Returns the event that ends the new one."""
+        self.stop.set()
+        self.stop = asyncio.Event()
+        self.cancel_timer()
+        self.is_connected = True
+        return self.stop
+
+    def hang_up(self) -> None:
+        """End the stream from this side, and forget what waits for the source. The stream reports nothing more."""
+        self.cancel_timer()
+        self.stop.set()
+        self.stop = asyncio.Event()
+        self.link.discard()
+
+    def lose_in(self, delay_s: float, lost: Callable[[], None]) -> None:
+        """Call ``lost`` after a delay unless there is a new stream before."""
+        self.cancel_timer()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, lost)
+
+    def cancel_timer(self) -> None:
+        """Do not call what :meth:`lose_in` was given."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class SiteTable:
+    """All sources, and what their calls share."""
+
+    def __init__(
+        self,
+        settings: TransportSettings,
+        site_of_pin: Callable[[bytes], int | None],
+        observer: MessageObserver,
+        random_bytes: Callable[[int], bytes],
+        run_id: bytes,
+    ) -> None:
+        self.run_id = run_id
+        self.settings = settings
+        self.site_of_pin = site_of_pin
+        self.instance_id = random_bytes(INSTANCE_BYTES)
+        self.events = EventQueue()
+        self.attachments = AttachmentStore()
+        self.sites: dict[int, Site] = {}
+        self._observer = observer
+
+    def site(self, index: int) -> Site:
+        """The entry of a source; made when it is first asked for."""
+        if index not in self.sites:
+            self.sites[index] = Site(index, self._new_link)
+        return self.sites[index]
+
+    def _new_link(self, index: int) -> Link:
+        return Link(self.settings.max_message_bytes, lambda digests: self.attachments.release(digests, index))
+
+    def lose(self, site: Site, why: str) -> None:
+        """A source is gone."""
+        site.is_connected = False
+        self.events.put(Left(site.index, why))
+
+    def welcome(self, site: Site) -> pb.Frame:
+        """The first frame to a source."""
+        frame = site.link.heartbeat()
+        frame.welcome.instance_id = self.instance_id
+        frame.welcome.heartbeat_ms = self.settings.heartbeat_ms
+        frame.welcome.run_id = self.run_id
+        return frame
+
+    def note(
+        self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False
+    ) -> None:
+        """Show a message to the observer. If it raises, the aggregator's ``receive`` raises the same from then on."""
+        try:
+            self._observer(direction, peer, message, wire_bytes, more=more)
+        except BaseException as error:
+            self.events.fail(error)
+            raise

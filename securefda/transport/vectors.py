@@ -1,0 +1,248 @@
+"""What the aggregator takes in of one source's uploads: only the length it asked for, each message once.
+
+Vectors in pieces: cutting one up, and putting it together again with a running digest.
+
+Vectors beside messages: which those are, and what the aggregator offers for download.
+
+Each is kept once, only for as long as a message still needs it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import grpc
+
+from securefda.protocol.messages import Body, Header, MaskedInput, Signed, Update, vector_digests
+from securefda.transport.limits import COMPLETED_UPLOADS
+from securefda.transport.wire import WireError
+
+Vector = bytes | bytearray | memoryview
+
+
+def byte_view(vector: Vector) -> memoryview:
+    """A read-only view of the bytes of a contiguous vector, without a copy."""
+    return memoryview(vector).cast("B").toreadonly()
+
+
+def chunks(view: memoryview, offset: int, chunk_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Pieces of at most ``chunk_bytes`` bytes from ``offset`` on, each with its place."""
+    for start in range(offset, len(view), chunk_bytes):
+        yield start, bytes(view[start : start + chunk_bytes])
+
+
+class Assembly:
+    """A vector that arrives in order, in pieces, over one or several connections.
+
+    Args:
+        total_bytes: its length; the buffer of that size is made at once, so the caller has checked it.
+        digest: SHA-256 that it must have, 32 bytes.
+    """
+
+    def __init__(self, total_bytes: int, digest: bytes) -> None:
+        self.digest = digest
+        self.received = 0
+        self._buffer = bytearray(total_bytes)
+        self._hash = sha256()
+
+    @property
+    def total(self) -> int:
+        """Length of the whole vector in bytes."""
+        return len(self._buffer)
+
+    def add(self, offset: int, data: bytes) -> None:
+        """Append the next piece.
+
+        Raises:
+            WireError: it is empty, not the next one, or reaches beyond the end.
+        """
+        if offset != self.received:
+            raise WireError(f"chunk at {offset}, expected {self.received}")
+        if not 0 < len(data) <= self.total - self.received:
+            raise WireError(f"chunk of {len(data)} bytes, {self.total - self.received} are missing")
+        self._buffer[offset : offset + len(data)] = data
+        self._hash.update(data)
+        self.received += len(data)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing."""
+        return self.received == self.total
+
+    def finish(self) -> bytearray:
+        """Hand the vector out.
+
+        Raises:
+            WireError: something is missing, or the digest is another one.
+        """
+        if not self.is_whole:
+            raise WireError(f"vector ends at {self.received} of {self.total} bytes")
+        if not hmac.compare_digest(self._hash.digest(), self.digest):
+            raise WireError("vector does not have the digest that its message names")
+        return self._buffer
+
+
+def digests_beside(body: Body, count: int) -> tuple[bytes, ...]:
+    """Digests of the ``count`` vectors that travel beside a message: all that it names.
+
+    A header names the same to every source, but the second vector, the target's update, goes only to some. Whether
+    this source had to get it is not checked here.
+
+    Raises:
+        ValueError: that many do not travel beside this message.
+    """
+    named = vector_digests(body)
+    fewest = min(1, len(named)) if isinstance(body, Header) else len(named)
+    if not fewest <= count <= len(named):
+        raise ValueError(f"{type(body).__name__} names {len(named)} vectors, not {count}")
+    return named[:count]
+
+
+@dataclass(slots=True)
+class _Attachment:
+    view: memoryview
+    readers: Counter[int] = field(default_factory=Counter)
+
+
+class AttachmentStore:
+    """Vectors by digest, with the sites that may read them."""
+
+    def __init__(self) -> None:
+        self._attachments: dict[bytes, _Attachment] = {}
+
+    def publish(self, digest: bytes, vector: Vector, site: int) -> int:
+        """Offer a vector to a site, without a copy; return its length in bytes.
+
+        Raises:
+            ValueError: the vector does not have that digest.
+        """
+        attachment = self._attachments.get(digest)
+        if attachment is None:
+            view = byte_view(vector)
+            if not hmac.compare_digest(sha256(view).digest(), digest):
+                raise ValueError("a vector does not have the digest that its message names")
+            attachment = self._attachments[digest] = _Attachment(view)
+        attachment.readers[site] += 1
+        return len(attachment.view)
+
+    def find(self, digest: bytes, site: int) -> memoryview | None:
+        """The bytes of a vector that was offered to this site and is still needed, else None."""
+        attachment = self._attachments.get(digest)
+        return attachment.view if attachment is not None and attachment.readers[site] > 0 else None
+
+    def release(self, digests: tuple[bytes, ...], site: int) -> None:
+        """One message of a site needs these no longer; what nobody needs is forgotten."""
+        for digest in digests:
+            attachment = self._attachments.get(digest)
+            if attachment is None:
+                continue
+            attachment.readers[site] -= 1
+            if max(attachment.readers.values()) <= 0:
+                del self._attachments[digest]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._attachments.clear()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are being offered."""
+        return sum(len(attachment.view) for attachment in self._attachments.values())
+
+
+UNEXPECTED_LENGTH = "an upload of another length than expected"
+"""Begins the status detail by which a source tells this refusal from one of gRPC's own limits."""
+
+
+class Refused(Exception):
+    """A call is answered with a gRPC status. With ``check`` it is reported as the peer's misbehaviour, too."""
+
+    def __init__(self, status: grpc.StatusCode, detail: str, *, check: str | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.check = check
+
+
+@dataclass(slots=True)
+class PartialUpload:
+    """A message and the part of its vector that is here. ``stream`` tells the call that feeds it from older ones."""
+
+    message: Signed[Body]
+    assembly: Assembly
+    stream: object = field(default_factory=object)
+
+
+class UploadDesk:
+    """Uploads of one source."""
+
+    def __init__(self) -> None:
+        self.expected_bytes = 0
+        self._upload: PartialUpload | None = None
+        self._completed: deque[bytes] = deque(maxlen=COMPLETED_UPLOADS)
+
+    def was_completed(self, message: Signed[Body]) -> bool:
+        """Whether this very message has been handed up with its vector."""
+        return message.digest() in self._completed
+
+    def begin(self, message: Signed[Body], total_bytes: int) -> PartialUpload:
+        """Start an upload, or take up the one that a broken stream left behind.
+
+        Nothing is allocated before every length agrees.
+
+        Raises:
+            Refused: the length is not the expected one (RESOURCE_EXHAUSTED). Where none is expected that accuses
+                nobody: an honest source that is late cannot know that the phase is over.
+            WireError: the body names no vector, or another length.
+        """
+        body = message.body
+        if not isinstance(body, MaskedInput | Update):
+            raise WireError(f"{message.type_name} has no vector to upload")
+        if total_bytes != self.expected_bytes:
+            raise Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{UNEXPECTED_LENGTH}: {total_bytes} bytes declared, {self.expected_bytes} expected",
+                check="UPLOAD_LENGTH" if self.expected_bytes else None,
+            )
+        if total_bytes != body.length_bytes:
+            raise WireError(f"{total_bytes} bytes declared, {body.length_bytes} in the message")
+        current = self._upload
+        if current is not None and current.message.signed_bytes == message.signed_bytes:
+            current.stream = object()
+            return current
+        self._upload = None  # freed before the next one is made
+        self._upload = PartialUpload(message, Assembly(total_bytes, body.digest))
+        return self._upload
+
+    def holds(self, upload: PartialUpload) -> bool:
+        """Whether this upload is still the site's present one."""
+        return self._upload is upload
+
+    def verified(self, upload: PartialUpload) -> bytearray:
+        """The whole vector.
+
+        Raises:
+            Refused: it does not have the digest that the message names; the upload is dropped.
+        """
+        try:
+            return upload.assembly.finish()
+        except WireError as error:
+            self._upload = None
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, error.detail, check="UPLOAD_DIGEST") from error
+
+    def complete(self, upload: PartialUpload) -> bool:
+        """Remember that the upload is handed up; False where it already was, by another stream."""
+        if self._upload is not upload:
+            return False
+        self._upload = None
+        self._completed.append(upload.message.digest())
+        return True
+
+    def forget(self) -> None:
+        """Drop what is unfinished and what was remembered: the source has started anew."""
+        self._upload = None
+        self._completed.clear()
