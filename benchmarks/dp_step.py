@@ -30,10 +30,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from securefda.privacy.noise import NoiseSource
 from securefda.privacy.private_training import train_private
+from securefda.protocol.vectors import Vector
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.digits import Digits
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector, train_local
-from securefda.training.vectors import Vector, vector_to_model
+from securefda.training.vectors import vector_to_model
 
 ALLOWED = 1.3
 MODES = ("hooks", "ghost")

@@ -32,13 +32,12 @@ from queue import SimpleQueue
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from mutators import Mutant, draw
+from mutators import PACKAGES, Mutant, draw, package_of
 from studies import this_machine
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MUTANTS = HERE / "mutants.json"
-PACKAGES = ("secagg", "rounds", "adaptation", "policy", "dp", "audit")
 PER_PACKAGE, SEED = 10, 2026
 REDRAW = "python benchmarks/mutants.py --redraw"
 
@@ -60,12 +59,17 @@ def save(path: Path, mutants: Iterable[Mutant], seed: int) -> None:
     path.write_text(json.dumps({"seed": seed, "mutants": rows}, indent=1, ensure_ascii=False) + "\n")
 
 
-def drawn(root: Path, seed: int, kept: Sequence[Mutant] = ()) -> list[Mutant]:
-    """Ten mutants of each package of a tree, with those that are kept; the same seed draws the same."""
+def drawn(root: Path, seed: int, old: Sequence[Mutant] = ()) -> list[Mutant]:
+    """Ten mutants of each package of a tree, or as many as there were; the same seed draws the same.
+
+    Old ones that still apply are kept.
+    """
     mutants: list[Mutant] = []
+    kept = [mutant for mutant in old if mutant.applies(root)]
+    counts = Counter(mutant.package for mutant in old) if old else dict.fromkeys(PACKAGES, PER_PACKAGE)
     for package in PACKAGES:
         of_package = [mutant for mutant in kept if mutant.package == package]
-        mutants += draw(root, package, PER_PACKAGE, seed, of_package)
+        mutants += draw(root, package, counts[package], seed, of_package)
     return mutants
 
 
@@ -281,7 +285,7 @@ def table(results: Mapping[str, Any]) -> str:
     """How many were killed of each package, as Markdown, then every other mutant by name."""
     lines = [f"| package | {KILLED} | {SURVIVED} | {INAPPLICABLE} |", "|---|---|---|---|"]
     for package in PACKAGES:
-        counts = Counter(row["outcome"] for row in results["results"] if f"securefda/{package}/" in row["mutant"])
+        counts = Counter(row["outcome"] for row in results["results"] if package_of(row["mutant"]) == package)
         lines.append(f"| {package} | {counts[KILLED]} | {counts[SURVIVED]} | {counts[INAPPLICABLE]} |")
     others = [f"{row['outcome']}: {row['mutant']}" for row in results["results"] if row["outcome"] != KILLED]
     return "\n".join([*lines, "", *sorted(others)])
@@ -312,7 +316,7 @@ def main() -> int:
         seed = json.loads(given.mutants.read_text())["seed"]
         old = load(given.mutants)
         kept = [mutant for mutant in old if mutant.applies(ROOT)]
-        save(given.mutants, drawn(ROOT, seed, kept), seed)
+        save(given.mutants, drawn(ROOT, seed, old), seed)
         print("\n".join(f"replaced: {mutant.name}" for mutant in old if mutant not in kept))
     elif given.compare:
         lost, won = compared(*(json.loads(path.read_text()) for path in given.compare))
@@ -336,7 +340,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="FILE", help="the results, JSON")
     parser.add_argument("--revision", default="HEAD", metavar="REV", help="whose code and tests; default: HEAD")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at the same time")
-    parser.add_argument("--packages", nargs="+", default=PACKAGES, choices=PACKAGES, help="default: all")
+    parser.add_argument("--packages", nargs="+", default=list(PACKAGES), choices=list(PACKAGES), help="default: all")
     parser.add_argument("--deselect", action="append", default=[], metavar="TEST", help="a test that is left out")
     parser.add_argument("--mutants", type=Path, default=MUTANTS, help="the mutants, JSON")
     parser.add_argument("--seed", type=int, default=SEED, help="which mutants are drawn")

@@ -30,6 +30,23 @@ FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _OPERATORS = re.compile(r"\bis\s+not\b|\bnot\s+in\b|\bis\b|\bin\b|\band\b|\bor\b|<<|>>|\*\*|//|[<>=!]=|[<>+\-*/%&|^]")
 
 
+PACKAGES = {
+    "protocol": ("protocol",),
+    "rounds": ("source", "aggregator"),
+    "rules": ("rules",),
+    "site": ("site",),
+    "privacy": ("privacy",),
+    "audit": ("audit",),
+}
+"""Folder of tests -> folders of ``securefda`` that they are about; the tests of rounds are about all others, too."""
+
+
+def package_of(file: str) -> str:
+    """Name of the folder with the tests of a file, given by its path in the repository."""
+    folder = file.split("/")[1]
+    return next((tests for tests, folders in PACKAGES.items() if folder in folders), "rounds")
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """Lines of a file, and what becomes of them."""
@@ -45,8 +62,8 @@ class Mutant:
 
     @property
     def package(self) -> str:
-        """Name of the folder, and of that of its tests."""
-        return self.file.split("/")[1]
+        """Name of the folder of its tests."""
+        return package_of(self.file)
 
     @property
     def name(self) -> str:
@@ -85,13 +102,14 @@ def draw(root: Path, package: str, count: int, seed: int, kept: Sequence[Mutant]
 
     Args:
         root: the repository.
-        package: of ``securefda``.
+        package: whose tests are to notice.
         count: how many, with those that are kept.
         seed: the same one draws the same from the same code.
         kept: come first.
     """
     chance = random.Random(f"{seed} {package}")
-    places = [(path, edit) for path in sorted((root / "securefda" / package).glob("*.py")) for edit in edits(path)]
+    paths = [path for folder in PACKAGES[package] for path in sorted((root / "securefda" / folder).rglob("*.py"))]
+    places = [(path, edit) for path in paths for edit in edits(path)]
     chosen = list(kept)
     while len(chosen) < count:
         taken = {(mutant.file, mutant.scope) for mutant in chosen}

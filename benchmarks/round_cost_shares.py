@@ -23,8 +23,8 @@ from securefda.aggregator.clear_attempt import ClearAttempt
 from securefda.aggregator.run import AggregatorRun
 from securefda.protocol import aggregator as aggregator_steps
 from securefda.protocol import source as source_steps
+from securefda.site.private_trainer import PrivateTrainer
 from securefda.source import rounds
-from securefda.source.private_trainer import PrivateTrainer
 from securefda.source.run import SourceRounds
 from securefda.training.trainer import SiteTrainer
 

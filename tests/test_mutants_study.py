@@ -5,7 +5,6 @@ import importlib
 import json
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def mutations(study):
 
 def mutated(mutations, folder, source):
     """Each mutation of a source: its operator, and the source with it."""
-    path = folder / "securefda" / "dp" / "code.py"
+    path = folder / "securefda" / "privacy" / "code.py"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source)
     found = [mutations.mutant_of(folder, path, edit) for edit in mutations.edits(path)]
@@ -96,7 +95,7 @@ def test_a_line_that_is_there_twice_is_mutated_where_it_was_meant(mutations, tmp
 
 @pytest.mark.parametrize("source", ["y = a < b\n", "x = a < b\n\nx = a < b\n", "    x = a < b\n", ""])
 def test_a_mutant_whose_lines_were_changed_does_not_apply(mutations, source):
-    mutant = mutations.Mutant("securefda/dp/code.py", "f", "moved boundary", ["x = a < b"], ["x = a <= b"])
+    mutant = mutations.Mutant("securefda/privacy/code.py", "f", "moved boundary", ["x = a < b"], ["x = a <= b"])
     assert mutant.applied("x = a < b\n") == "x = a <= b\n"
     assert mutant.applied("import z\nx = a < b") == "import z\nx = a <= b"
     assert mutant.applied(source) is None
@@ -114,7 +113,7 @@ def test_the_committed_mutants_apply(study):
 
 def test_the_committed_mutants_are_sixty_different_programs(study):
     mutants = study.load(study.MUTANTS)
-    assert Counter(mutant.package for mutant in mutants) == dict.fromkeys(study.PACKAGES, study.PER_PACKAGE)
+    assert {mutant.package for mutant in mutants} == set(study.PACKAGES)
     assert len({mutant.name for mutant in mutants}) == len(mutants) == 60
     for mutant in mutants:
         if mutant.applies(ROOT):
@@ -123,8 +122,8 @@ def test_the_committed_mutants_are_sixty_different_programs(study):
 
 
 def test_a_seed_draws_the_same_mutants(study, mutations):
-    drawn = mutations.draw(ROOT, "policy", 10, 1)
-    assert drawn == mutations.draw(ROOT, "policy", 10, 1) != mutations.draw(ROOT, "policy", 10, 2)
+    drawn = mutations.draw(ROOT, "site", 10, 1)
+    assert drawn == mutations.draw(ROOT, "site", 10, 1) != mutations.draw(ROOT, "site", 10, 2)
     assert len({(mutant.file, mutant.scope) for mutant in drawn}) == 10
 
 
@@ -146,7 +145,7 @@ def test_a_redraw_replaces_what_no_longer_applies_alone(study, tmp_path, monkeyp
 
 
 CODE = "def half(x):\n    return x / 2\n\n\ndef never():\n    return 5\n"
-TESTS = "from securefda.dp.code import half\n\n\ndef test_half():\n    assert half(4) == 2\n"
+TESTS = "from securefda.privacy.code import half\n\n\ndef test_half():\n    assert half(4) == 2\n"
 NO_PLUGINS = "def pytest_addoption(parser):\n    parser.addoption('--hypothesis-seed')\n"
 """pytest alone starts in a quarter of the time."""
 
@@ -162,8 +161,8 @@ def repository(study, tmp_path, monkeypatch):
     """One package with one test, committed, and three mutants: one is noticed, one is not, one has no place."""
     root = tmp_path / "repository"
     for name, text in {
-        "securefda/dp/code.py": CODE,
-        "tests/dp/test_code.py": TESTS,
+        "securefda/privacy/code.py": CODE,
+        "tests/privacy/test_code.py": TESTS,
         "tests/conftest.py": NO_PLUGINS,
     }.items():
         path = root / name
@@ -173,9 +172,9 @@ def repository(study, tmp_path, monkeypatch):
     commit(root)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     mutants = [
-        study.Mutant("securefda/dp/code.py", "f", "one", ["    return x / 2"], ["    return x * 2"]),
-        study.Mutant("securefda/dp/code.py", "f", "two", ["    return 5"], ["    return 6"]),
-        study.Mutant("securefda/dp/code.py", "f", "three", ["    return 7"], ["    return 8"]),
+        study.Mutant("securefda/privacy/code.py", "f", "one", ["    return x / 2"], ["    return x * 2"]),
+        study.Mutant("securefda/privacy/code.py", "f", "two", ["    return 5"], ["    return 6"]),
+        study.Mutant("securefda/privacy/code.py", "f", "three", ["    return 7"], ["    return 8"]),
     ]
     study.save(tmp_path / "mutants.json", mutants, 1)
     monkeypatch.setattr(study, "ROOT", root)
@@ -190,14 +189,14 @@ def run(study, folder, monkeypatch, *options):
 
 def test_a_run_says_which_mutants_are_killed_and_goes_on_where_it_was(study, repository, tmp_path, monkeypatch, capsys):
     assert run(study, tmp_path, monkeypatch) == 0
-    assert "| dp | 1 | 1 | 1 |" in capsys.readouterr().out
+    assert "| privacy | 1 | 1 | 1 |" in capsys.readouterr().out
     results = json.loads((tmp_path / "out.json").read_text())
     assert {row["mutant"].split(": ")[2]: (row["outcome"], row["by"]) for row in results["results"]} == {
-        "one": ("killed", "tests/dp/test_code.py::test_half"),
+        "one": ("killed", "tests/privacy/test_code.py::test_half"),
         "two": ("survived", None),
         "three": ("does not apply", None),
     }
-    assert (repository / "securefda/dp/code.py").read_text() == CODE
+    assert (repository / "securefda/privacy/code.py").read_text() == CODE
     tested = study.tested
     monkeypatch.setattr(study, "tested", None)
     assert run(study, tmp_path, monkeypatch) == 0
@@ -206,13 +205,13 @@ def test_a_run_says_which_mutants_are_killed_and_goes_on_where_it_was(study, rep
     monkeypatch.setattr(study, "tested", tested)
     (tmp_path / "out.json").write_text(json.dumps(results | {"results": results["results"][:1]}))
     assert run(study, tmp_path, monkeypatch) == 0
-    assert "| dp | 0 | 1 | 1 |" in capsys.readouterr().out
+    assert "| privacy | 0 | 1 | 1 |" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="leaves other tests out"):
-        run(study, tmp_path, monkeypatch, "--deselect", "tests/dp/test_code.py::test_half")
+        run(study, tmp_path, monkeypatch, "--deselect", "tests/privacy/test_code.py::test_half")
 
 
 def test_tests_that_fail_without_a_mutant_end_the_run(study, repository, tmp_path, monkeypatch):
-    (repository / "tests/dp/test_code.py").write_text("def test_wrong():\n    assert False\n")
+    (repository / "tests/privacy/test_code.py").write_text("def test_wrong():\n    assert False\n")
     commit(repository)
     with pytest.raises(SystemExit, match="fails without any mutant"):
         run(study, tmp_path, monkeypatch)

@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 
 import securefda
+from securefda.aggregator.bootstrap import run_settings
+from securefda.aggregator.store import AggregatorStore
 from securefda.audit.facts import RecordError
 from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
 from securefda.audit.records import Record
@@ -37,8 +39,6 @@ from securefda.parse import MAX_NESTING, BeyondBounds, json_value, toml_table
 from securefda.privacy.ledger import Ledger, fingerprints_of
 from securefda.privacy.ledger_storage import DataSet, LedgerError, _digest
 from securefda.protocol.roster import Roster, SignedRoster
-from securefda.rounds.composition import run_settings
-from securefda.rounds.store import AggregatorStore
 from securefda.site.config import aggregator_toml, kit_settings_toml, load_aggregator, load_federation
 from securefda.site.endpoints import Address, Endpoints, SiteSpec
 from securefda.site.enrolment import init_federation
@@ -54,8 +54,8 @@ PARSERS = {
     "model_validate_json",
 }
 WRAPPERS = {
-    *("settings.read_toml", "settings.parse_toml", "secagg.strict_json.load_object"),
-    "rounds.run_folder.read_object",
+    *("settings.read_toml", "settings.parse_toml", "parse.load_object"),
+    "operations.run_folder.read_object",
 }
 SERVICES = PACKAGE.parent / "services"
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
@@ -182,9 +182,9 @@ def as_text(data: bytes) -> str:
 
 
 def with_set(folder: Path, data: bytes) -> object:
-    (folder / "federation.toml").write_bytes(FEDERATION)
+    (folder / "site.toml").write_bytes(FEDERATION)
     key, _, value = as_text(data).partition("=")
-    return load_federation(folder / "federation.toml", [f"task.options.{key.strip()}={value}"])
+    return load_federation(folder / "site.toml", [f"task.options.{key.strip()}={value}"])
 
 
 def in_a_ledger(folder: Path, data: bytes) -> object:
@@ -220,67 +220,67 @@ def as_the_result_of_a_process(folder: Path, data: bytes) -> object:
 
 
 READERS = {
-    "config.load._load": TomlReader(in_file("f.toml", load_federation), FEDERATION),
-    "config.load._parse_value": TomlReader(with_set, b"", takes=True),
-    "policy.model.load_policy": TomlReader(in_file("policy.toml", load_policy), b"k-min = 2"),
-    "policy.model.parse_policy": TomlReader(
-        lambda folder, data: parse_policy(data, folder / "policy.toml"), b"k-min = 2"
+    "site.config.load._load": TomlReader(in_file("f.toml", load_federation), FEDERATION),
+    "site.config.load._parse_value": TomlReader(with_set, b"", takes=True),
+    "site.policy.model.load_policy": TomlReader(in_file("site.policy.toml", load_policy), b"k-min = 2"),
+    "site.policy.model.parse_policy": TomlReader(
+        lambda folder, data: parse_policy(data, folder / "site.policy.toml"), b"k-min = 2"
     ),
     "cli.budget_site._config": TomlReader(
         in_file("source.toml", lambda file: budget_site._config(file, [], {})), b"[source]\nkit = 'x'"
     ),
-    "cli.threats.load_register": TomlReader(in_file("threats.toml", lambda file: load_register(file.parent)), b""),
-    "cli.threats.load_last_run": Reader(
+    "cli.threat_register.load_register": TomlReader(
+        in_file("threats.toml", lambda file: load_register(file.parent)), b""
+    ),
+    "cli.threat_register.load_last_run": Reader(
         in_file(".last-run.json", lambda file: load_last_run(file.parent)), b'{"tests":{"x":@}}'
     ),
-    "federation.endpoints.Endpoints.from_toml": TomlReader(
+    "site.endpoints.Endpoints.from_toml": TomlReader(
         lambda _, data: Endpoints.from_toml(data), b"[aggregator]\naddress = 'a:1'\nserver-name = 'a'"
     ),
-    "federation.roster_memory._read": Reader(
+    "site.roster_memory._read": Reader(
         in_file("rosters.json", lambda file: check_not_older(file.parent, "ab", load_kit(KIT[0], NOW).roster)),
         b'{"rosters":{"ab":@},"version":1}',
     ),
-    "federation.kit.Manifest.from_signed_bytes": Reader(
-        in_kit("startup/kit.json"), b'{"ca_signature":@,"manifest":""}'
-    ),
-    "federation.kit.Manifest._parse": Quoted(
+    "site.kit.Manifest.from_signed_bytes": Reader(in_kit("startup/kit.json"), b'{"ca_signature":@,"manifest":""}'),
+    "site.kit.Manifest._parse": Quoted(
         in_kit("startup/kit.json"), b'{"ca_signature":"","manifest":@}', inner=b'{"version":@}'
     ),
-    "federation.policy_signature._parse": Reader(in_kit("local/policy.sig"), b'{"policy":"","site_signature":@}'),
-    "federation.policy_signature._Statement.parse": Quoted(
+    "site.policy.signed._parse": Reader(in_kit("local/policy.sig"), b'{"policy":"","site_signature":@}'),
+    "site.policy.signed._Statement.parse": Quoted(
         in_kit("local/policy.sig"), b'{"policy":@,"site_signature":""}', inner=b'{"version":@}'
     ),
-    "secagg.roster.SignedRoster.from_bytes": Reader(
+    "protocol.roster.SignedRoster.from_bytes": Reader(
         lambda _, data: SignedRoster.from_bytes(data), b'{"roster":"","ca_signature":"","member_signatures":@}'
     ),
-    "secagg.roster.Roster.from_canonical_bytes": Reader(
+    "protocol.roster.Roster.from_canonical_bytes": Reader(
         lambda _, data: Roster.from_canonical_bytes(data), b'{"version":1,"federation_id":"a","epoch":1,"sites":@}'
     ),
     "audit.records._not_in_form": Reader(lambda _, data: Record.parse(data), b'{"v":@}', RecordError),
     "audit.records._object_from": Reader(lambda _, data: Record.parse(data), RECORD, RecordError),
-    "audit.evidence.Evidence.parse": Reader(
+    "audit.reconcile.evidence.Evidence.parse": Reader(
         lambda _, data: Evidence.parse(data), b'{"format":"%s","claims":@}' % FORMAT.encode(), EvidenceError
     ),
-    "dp.ledger_rows._parse_row": Reader(in_a_ledger, b'{"kind":"opened","time":1,"ledger":@}', LedgerError),
-    "rounds.run_folder._read_lines": Reader(
+    "privacy.ledger_storage._parse_row": Reader(in_a_ledger, b'{"kind":"opened","time":1,"ledger":@}', LedgerError),
+    "operations.run_folder._read_lines": Reader(
         in_file("metrics.jsonl", lambda file: read_run(file.parent)), b'{"round":@}\n'
     ),
-    "rounds.run_folder._read_summary": Reader(
+    "operations.run_folder._read_summary": Reader(
         in_file("summary.json", lambda file: read_run(file.parent)), b'{"rounds":@}'
     ),
-    "rounds.store.AggregatorStore._json": Reader(in_a_store, raises=SecureFdaError, takes=True),
-    "cli.run._summary": Reader(in_file("summary.json", launcher._summary)),
-    "cli.run._Site.result": Reader(as_the_result_of_a_process, b"[@]", SecureFdaError),
-    "cli.run._report_rounds": Reader(
+    "aggregator.store.AggregatorStore._json": Reader(in_a_store, raises=SecureFdaError, takes=True),
+    "local.launcher._summary": Reader(in_file("summary.json", launcher._summary)),
+    "local.launcher._Site.result": Reader(as_the_result_of_a_process, b"[@]", SecureFdaError),
+    "local.launcher._report_rounds": Reader(
         in_file("metrics.jsonl", lambda file: launcher._report_rounds(file, 0, 1, SilentReporter())),
         b'{"round":1,"x":@}\n',
         takes=True,
     ),
-    "cli.bench.processes._figures": Reader(
+    "bench.processes._figures": Reader(
         lambda _, data: processes._figures(as_text(data)), raises=SecureFdaError, takes=True
     ),
-    "cli.bench.job.Job.from_json": Reader(lambda _, data: Job.from_json(as_text(data))),
-    "cli.bench.suite_folder._object": Reader(
+    "bench.job.Job.from_json": Reader(lambda _, data: Job.from_json(as_text(data))),
+    "bench.suite_folder._object": Reader(
         in_file("runs.jsonl", lambda file: list(suite_folder._runs(file))),
         b'{"data":@,"column":"","target":"","rule":"","seed":0}\n',
     ),
@@ -345,7 +345,7 @@ def test_ten_levels_are_taken_or_refused_in_one_line(name: str, shape: str, tmp_
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in READERS for kind in kinds(name)])
 def test_malformed_values_are_refused_in_one_line(name: str, kind: str, tmp_path: Path) -> None:
     data = READERS[name].malformed(kind)
-    if name == "config.load._parse_value" and kind in AS_TEXT:
+    if name == "site.config.load._parse_value" and kind in AS_TEXT:
         READERS[name].read(tmp_path, data)
     else:
         refused(name, tmp_path, data)
@@ -357,7 +357,7 @@ AS_TEXT = ("a key twice", "a text without end", "a long text without end", "half
 
 def test_deepest_options_of_a_task_go_all_the_way(tmp_path: Path) -> None:
     """What the reader lets through, no part of the package that walks over it stumbles on: from a file to a process."""
-    file = tmp_path / "federation.toml"
+    file = tmp_path / "site.toml"
     levels = MAX_NESTING - 2  # [task] and options are two
     file.write_bytes(FEDERATION + b"options.x = " + b"[" * (levels - 1) + b"]" * (levels - 1))
     config = load_federation(file)
@@ -370,7 +370,7 @@ def test_deepest_options_of_a_task_go_all_the_way(tmp_path: Path) -> None:
     run_settings(read, load_kit(KIT[0], NOW).roster)
 
     file.write_bytes(FEDERATION + b"options.x = " + b"[" * levels + b"]" * levels)
-    refused("config.load._load", tmp_path, file.read_bytes())
+    refused("site.config.load._load", tmp_path, file.read_bytes())
 
 
 @pytest.mark.parametrize("levels", [MAX_NESTING, MAX_NESTING + 1])

@@ -22,7 +22,7 @@ from securefda.privacy.events import Budget
 from securefda.privacy.ledger import Ledger
 from securefda.protocol.secret import RandomBytes
 from securefda.site.privacy_account import PrivacyAccount, data_set_of
-from securefda.source.private_trainer import PrivateTrainer
+from securefda.site.private_trainer import PrivateTrainer
 from securefda.tasks import Samples, Task, TaskSettings
 from securefda.training import LocalResult, NoiseSettings, TrainingSettings, Vector
 from securefda.training.trainer import SiteTrainer

@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from securefda.aggregator.attempt import Send
 from securefda.audit.witness import Head, Witness, WitnessMemory
 from securefda.errors import FaultySourceError, ProtocolError
-from securefda.protocol.messages import Abort, Checkpoint, Cosigned, MissedResult, Parcel, Refusal
+from securefda.protocol.messages import Abort, Checkpoint, Cosigned, MissedResult, Parcel, Refusal, Send
 from securefda.protocol.secret import Secret
 from securefda.source.run import SourceReporter, SourceRounds, SourceSite
 from threat_model.adversaries.replay import Replay, Replayed

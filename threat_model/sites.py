@@ -20,6 +20,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import Journal, Opening
 from securefda.audit.witness import Witness, WitnessMemory
 from securefda.errors import PolicyRefusal, SecureFdaError
@@ -28,10 +29,10 @@ from securefda.operations.records import SiteLine
 from securefda.protocol.messages import Header, Signed, Signer
 from securefda.protocol.roster import Roster
 from securefda.protocol.transcript import architecture_digest
-from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.site.policy import SourcePolicy
 from securefda.site.throwaway import throwaway_roster
 from securefda.source.site import SourceSite
+from securefda.source.store import SourceStore
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
 from securefda.transport import wire

@@ -12,23 +12,24 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from securefda.aggregator.attempt import Send
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.store import AggregatorStore
 from securefda.audit.recorder import MessageRecorder
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.checks import quantisation
-from securefda.protocol.messages import Abort, Header, Parcel, Refusal, Visibility
+from securefda.protocol.messages import Abort, Header, Parcel, Refusal, Send, Visibility
 from securefda.protocol.roster import Roster
-from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
 from securefda.site.policy.model import ModelPolicy
 from securefda.source.run import SourceReporter, SourceRounds, SourceSite
 from securefda.source.run_book import RunBook
+from securefda.source.store import SourceStore
 from securefda.training import Vector
-from securefda.training.trainer import Trainer, vector_to_wire
+from securefda.training.trainer import Trainer
 from securefda.transport.in_memory import AggregatorEndpoint, MemoryNetwork, Passed, SourceEndpoint, UnderWay
 from threat_model.sites import (
     CLIP,

@@ -38,11 +38,11 @@ from securefda.protocol.masking import Mask, RingVector, add_masks
 from securefda.protocol.messages import Unmask
 from securefda.protocol.roster import Roster, SignedRoster
 from securefda.protocol.secret import Secret
-from securefda.rounds.store import SourceStore
 from securefda.rules import norm_caps
 from securefda.site.policy import signed, verdict
 from securefda.source import model_bound
 from securefda.source.run_book import RunBook
+from securefda.source.store import SourceStore
 from securefda.state_file import ProcessGuard, ReleaseMarker
 from securefda.transport import limits
 from threat_model.sites import published_public_keys

@@ -13,7 +13,7 @@ from securefda.protocol.agreement import BoxAddress
 from securefda.protocol.checks import History
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Envelope, Header, Signed, Signer
 from securefda.protocol.signatures import sign_bytes, signature_is_valid
-from securefda.rounds.store import SourceStore
+from securefda.source.store import SourceStore
 from securefda.transport import wire
 from threat_model.switches import Switch, all_of, checks_off, method_replaced, outside_off, replaced
 

@@ -14,15 +14,7 @@ from securefda.errors import FaultySourceError, ProtocolError, QuorumLost, Secur
 from securefda.protocol.aggregate_statistics import Figures, Vector64
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.checks import envelope_fault
-from securefda.protocol.messages import Abort, Body, Header, Parcel, Refusal, Signed, Step, Update, Visibility
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """A parcel for one site, by roster index."""
-
-    to: int
-    parcel: Parcel
+from securefda.protocol.messages import Abort, Body, Header, Parcel, Refusal, Send, Signed, Step, Update, Visibility
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -118,11 +110,6 @@ class Attempt(Protocol):
         """The phase's deadline passed: go on with who answered."""
 
 
-def name_of(step: Step) -> str:
-    """A step in words."""
-    return step.name.lower().replace("_", " ")
-
-
 class Members:
     """Who of ``scope`` takes part in an attempt, who is gone and why."""
 
@@ -166,7 +153,7 @@ class Members:
         if isinstance(body, Refusal):
             self.refused[index] = body.key
         elif isinstance(body, Abort):
-            step = name_of(body.step)
+            step = body.step.label
             text = f"source {name} aborted at {step}: check {body.check} failed"
             if body.accused in self.header.body.participants:
                 text += f"; it accuses {self._session.name(body.accused)}"
@@ -176,7 +163,7 @@ class Members:
     def expel(self, index: int, error: FaultySourceError, step: Step) -> list[Send]:
         """A source lied: nothing of its message is kept, and it is told which check found it."""
         self.gone.add(index)
-        error.place = name_of(step)
+        error.place = step.label
         self.alarms.append(error)
         self.why[index] = f"fails check {error.check} at {error.place}"
         return [self.abort(index, step, error.check, index)]

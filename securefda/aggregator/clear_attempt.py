@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from securefda.aggregator.attempt import Members, PartialSum, RoundSum, Send
+from securefda.aggregator.attempt import Members, PartialSum, RoundSum
 from securefda.aggregator.rounds import evaluate_at_target
 from securefda.aggregator.target import TargetRound, error_units
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
@@ -16,9 +16,9 @@ from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.checks import quantisation
 from securefda.protocol.contribution import clip_contribution, encode_contribution, figures_of, weight_of
 from securefda.protocol.masking import accumulate
-from securefda.protocol.messages import Abort, Parcel, Refusal, Signed, Step, Update, Visibility
+from securefda.protocol.messages import Abort, Parcel, Refusal, Send, Signed, Step, Update, Visibility
+from securefda.protocol.vectors import vector_from_wire
 from securefda.training import Vector
-from securefda.training.trainer import vector_from_wire
 
 
 class ClearAttempt:

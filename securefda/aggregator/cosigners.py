@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from securefda.aggregator.attempt import Send
 from securefda.aggregator.settings import TargetSite
 from securefda.audit.witness import MOST_SHOWN, CheckpointError
 from securefda.errors import FaultySourceError
 from securefda.protocol.checks import envelope_fault
-from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Signed
+from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Send, Signed
 
 
 class Witnesses:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from securefda.aggregator.bootstrap import settings_of
 from securefda.aggregator.headers import Federation, Place, Planner, header_of
 from securefda.errors import ConfigError
 from securefda.protocol.contribution import terms_of
 from securefda.protocol.messages import DIGEST_BYTES, Header, TargetTerms
-from securefda.rounds.composition import settings_of
 from securefda.rules import RoundPlan, Strategy, round_plan
 from securefda.site.config import FederationConfig
 from securefda.tasks import TaskSettings, load_task

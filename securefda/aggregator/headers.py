@@ -24,10 +24,10 @@ from securefda.protocol.messages import (
 from securefda.protocol.parameters import default_threshold, threshold_is_sound
 from securefda.protocol.secret import draw
 from securefda.protocol.transcript import architecture_digest
+from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import RoundPlan
 from securefda.site.policy.verdict import plan_levels
 from securefda.training import LayerTable, Vector
-from securefda.training.trainer import vector_to_wire
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from securefda.aggregator.attempt import Members, PartialSum, RoundSum, Send
+from securefda.aggregator.attempt import Members, PartialSum, RoundSum
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
 from securefda.protocol import aggregator as steps
 from securefda.protocol.aggregate_statistics import ErrorUnits, decode_figures
@@ -18,6 +18,7 @@ from securefda.protocol.messages import (
     MaskedInput,
     Parcel,
     Refusal,
+    Send,
     ShareBundle,
     Signed,
     Step,

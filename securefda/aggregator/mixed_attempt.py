@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from securefda.aggregator.attempt import Attempt, RoundSum, Send
+from securefda.aggregator.attempt import Attempt, RoundSum
 from securefda.aggregator.clear_attempt import ClearAttempt
 from securefda.aggregator.masked_attempt import MaskedAttempt
 from securefda.aggregator.target import TargetRound, error_units
 from securefda.errors import SecureFdaError
 from securefda.protocol.aggregate_statistics import ErrorUnits
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.messages import Parcel, Visibility
+from securefda.protocol.messages import Parcel, Send, Visibility
 
 
 def open_attempt(session: AggregatorSession, target: TargetRound | None, before_release: Callable[[], None]) -> Attempt:

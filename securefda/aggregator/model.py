@@ -13,13 +13,13 @@ from securefda.aggregator.headers import Place, SessionPlan, make_header
 from securefda.aggregator.receipts import Receipts
 from securefda.aggregator.rounds import CurrentRound, RoundTotal, total_of, update_of
 from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.store import AggregatorStore, Asked, KeptResult, Position, TargetRelease
 from securefda.aggregator.target import train_target
 from securefda.operations.progress import Reporter
 from securefda.protocol.messages import Header, Parcel, Result, Signed, Visibility
-from securefda.rounds.store import AggregatorStore, Asked, KeptResult, Position, TargetRelease
+from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import ServerState, server_step
 from securefda.training import Evaluation, Vector
-from securefda.training.trainer import vector_to_wire
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from securefda.aggregator.attempt import Send
 from securefda.aggregator.settings import TargetSite
+from securefda.aggregator.store import AggregatorStore, KeptResult
 from securefda.errors import FaultySourceError
 from securefda.protocol.checks import envelope_fault
 from securefda.protocol.messages import (
@@ -17,9 +17,9 @@ from securefda.protocol.messages import (
     Parcel,
     Receipt,
     Result,
+    Send,
     Signed,
 )
-from securefda.rounds.store import AggregatorStore, KeptResult
 
 
 class Receipts:

@@ -14,15 +14,15 @@ import numpy as np
 
 from securefda.aggregator.attempt import PartialSum, RoundSum
 from securefda.aggregator.settings import ByteCounts, TargetSite
+from securefda.aggregator.store import Asked
 from securefda.aggregator.target import TargetRound
 from securefda.operations.records import RoundLine, SeenLine
 from securefda.protocol.aggregate_statistics import Vector64
 from securefda.protocol.contribution import check_sum, clip_contribution, evaluate_rule
 from securefda.protocol.messages import Header, Visibility
-from securefda.rounds.store import Asked
+from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Contribution, ContributionSum, DeltaErrors, RoundPlan, Rule, combine, cosine
 from securefda.training import Vector
-from securefda.training.trainer import vector_to_wire
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from securefda import __version__
-from securefda.aggregator.attempt import Attempt, RoundSum, Send
+from securefda.aggregator.attempt import Attempt, RoundSum
 from securefda.aggregator.cosigners import Witnesses
 from securefda.aggregator.headers import Planner
 from securefda.aggregator.mixed_attempt import open_attempt
 from securefda.aggregator.model import RunModel
 from securefda.aggregator.rounds import CurrentRound, last_errors
 from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.store import AggregatorStore, Asked, Position
 from securefda.audit.store import AuditError
 from securefda.errors import (
     ConfigError,
@@ -47,6 +48,7 @@ from securefda.protocol.messages import (
     Join,
     Parcel,
     Receipt,
+    Send,
     Signed,
     Signer,
     Step,
@@ -54,7 +56,6 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.secret import draw
 from securefda.protocol.transcript import round_terms
-from securefda.rounds.store import AggregatorStore, Asked, Position
 from securefda.rules import round_plan
 from securefda.training import LayerTable, Vector
 

@@ -23,9 +23,9 @@ from securefda.bench.pool import Failed, run_beside
 from securefda.bench.results import Results, RunKey
 from securefda.bench.suite_folder import SuiteFolder, open_folder, result_line
 from securefda.bench.tables import tables
+from securefda.bootstrap import rows_here
 from securefda.operations.records import software_versions
 from securefda.operations.run_folder import replace_file
-from securefda.rounds.composition import rows_here
 
 RESULTS_FILE, TABLE_FILE = "results.json", "table.md"
 SCHEMA_VERSION = 1

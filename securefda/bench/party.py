@@ -28,27 +28,29 @@ import numpy as np
 import torch
 
 from securefda import __version__
+from securefda.aggregator.process import RunDriver
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import Opening
 from securefda.bench.job import CLIP, K_MIN, SAMPLES, TARGET, Job, PeakGrowth, update_of
+from securefda.bootstrap import Member, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.heap import map_large_blocks
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import RUN_ID_BYTES, Body, Header, ShareBundle, Signed, Visibility
 from securefda.protocol.transcript import architecture_digest
-from securefda.rounds.composition import Member, witness_of
-from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rules import Rule, Strategy
 from securefda.site.kit import load_kit
 from securefda.site.policy import ReleaseLimits, load_signed_policy
+from securefda.source.process import SourceDriver
 from securefda.source.run import SourceRounds, SourceSite
 from securefda.source.run_book import RunBook
+from securefda.source.store import SourceStore
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
 from securefda.transport.client import SourceChannel
-from securefda.transport.driver import RunDriver, SourceDriver
 from securefda.transport.event_loop import in_thread
 from securefda.transport.limits import TransportSettings
 from securefda.transport.observer import Direction

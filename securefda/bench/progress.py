@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from securefda.bench.accuracy import Watcher
 from securefda.bench.federated import RunResult
 from securefda.bench.results import RunKey
-from securefda.cli.output import printable
+from securefda.text import printable
 
 
 @contextmanager

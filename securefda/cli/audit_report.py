@@ -34,7 +34,8 @@ def report(
 
     The page is written whatever the logs are; exit code 13 says that something is wrong with them.
     """
-    from securefda.audit.report.file import print_written, write_audit_page
+    from securefda.audit.report.file import write_audit_page
+    from securefda.cli.audit_report_output import print_written
 
     code = print_written(output, write_audit_page(folder, out, run, roster, now()))
     if code:

@@ -27,8 +27,9 @@ from securefda.audit.facts import EVENTS, LogName
 from securefda.audit.reading import LogFolder, NoLog, being_written, open_log
 from securefda.audit.records import DpSpent, Entry, Record, format_time
 from securefda.audit.store import AuditError
-from securefda.cli.output import ENVELOPE_VERSION, Format, aligned, print_error, printable
+from securefda.cli.output import ENVELOPE_VERSION, Format, print_error
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.text import aligned, printable
 
 _DIRECTIONS: Final = ("sent", "received", "event")
 _LEVELS: Final = ("individual", "cohort", "sum")

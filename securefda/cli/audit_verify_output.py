@@ -9,7 +9,8 @@ from typing import Any
 from securefda.audit.kept_check import KeptVerdict
 from securefda.audit.reading import Inclusion
 from securefda.audit.verification import Checked, error_of
-from securefda.cli.output import Format, aligned, print_error, print_result, printable
+from securefda.cli.output import Format, print_error, print_result
+from securefda.text import aligned, printable
 
 _MOST_LOST = 8
 _PROVES = (

@@ -12,7 +12,8 @@ import typer
 
 from securefda.cli.interrupt import RunInterruptedError, interruptible
 from securefda.cli.options import OutputFormat, Overrides
-from securefda.cli.output import Format, aligned, print_result
+from securefda.cli.output import Format, print_result
+from securefda.text import aligned
 
 if TYPE_CHECKING:
     from securefda.bench.job import Job
@@ -112,9 +113,9 @@ def accuracy(
 ) -> int:
     """Measure the target's accuracy under every rule of a suite. Goes on where it was, in the same folder."""
     from securefda.bench.accuracy import bench_accuracy
-    from securefda.bench.accuracy_output import at_another_level, compared, print_accuracy
     from securefda.bench.plan import Request
     from securefda.bench.progress import console_watcher
+    from securefda.cli.bench_accuracy import at_another_level, compared, print_accuracy
 
     request = Request(suite, level, seeds, _names(rules), _names(data), data_dir, overrides, os.environ)
     folder = out or Path("runs") / f"accuracy-{suite}-{level}"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from securefda.cli.budget_site import BudgetSite, draw, filled, up
-from securefda.cli.output import aligned
 from securefda.errors import ConfigError
 from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent, require_accountant, require_delta
 from securefda.privacy.planning import Plan, Schedule, plan_epsilon, plan_noise
 from securefda.site.privacy_account import TERMS
+from securefda.text import aligned
 
 _OPTIONS = {
     "samples": "--samples",

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from securefda.cli.budget_site import BudgetSite, down, draw, filled, finite, up
-from securefda.cli.output import aligned, printable
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent, delta_warning
 from securefda.privacy.ledger_storage import CLOCK_SLACK_S, Row, charged, last_reset
 from securefda.privacy.planning import plan_epsilon, rounds_within
 from securefda.site.privacy_account import TERMS
+from securefda.text import aligned, printable
 
 _MOST_ROUNDS = 1000
 """More of them are not counted: by PRV it would take minutes."""

@@ -147,7 +147,7 @@ def load_site(path: Path, overrides: Sequence[str], env: Mapping[str, str], now:
     """
     config, process, role = _config(path, overrides, env)
     kit = load_kit(process.kit, now, expected_role="target" if role == "aggregator" else "source")
-    from securefda.rounds.composition import rows_of_site  # with torch, for which no wrong file should have to wait
+    from securefda.bootstrap import rows_of_site
 
     data = data_set_of(kit.site_id, process.data_set, rows_of_site(config, kit.roster, kit.site_id))
     return BudgetSite(config, kit, data, ledger_file(process.kit.resolve(), process.data_set))

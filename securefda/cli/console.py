@@ -10,9 +10,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from securefda.cli.output import printable
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine
+from securefda.text import printable
 
 _NAMED_SITES = 4
 

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from securefda.cli.options import Kit, OutputFormat, now
-from securefda.cli.output import Format, aligned, print_result
+from securefda.cli.output import Format, print_result
+from securefda.text import aligned
 
 app = typer.Typer(help="Package and inspect a site's startup kit.")
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from securefda.errors import SecureFdaError
+from securefda.text import printable
 
 ENVELOPE_VERSION = 1
 
@@ -51,22 +52,10 @@ def print_error(error: SecureFdaError, *, as_json: bool, data: Mapping[str, Any]
     return code
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Lay out rows as columns, two blanks apart; nothing is cut off, whatever the width of the terminal."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def _print_envelope(fields: Mapping[str, Any]) -> None:
     json.dump({"schema_version": ENVELOPE_VERSION, **fields}, sys.stdout, ensure_ascii=False, default=str)
     sys.stdout.write("\n")
     sys.stdout.flush()
-
-
-def printable(text: str) -> str:
-    """Text for a terminal or a log, without what would steer either: a peer's words may stand in it."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _one_line(text: str) -> str:

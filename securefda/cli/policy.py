@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securefda.cli.options import Kit, OutputFormat, now
-from securefda.cli.output import Format, aligned, print_error, print_result
+from securefda.cli.output import Format, print_error, print_result
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.text import aligned
 
 if TYPE_CHECKING:
     from securefda.cli.policies import Owned

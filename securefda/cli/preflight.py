@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securefda.cli.options import OutputFormat, now
-from securefda.cli.output import Format, aligned, print_error, print_result
+from securefda.cli.output import Format, print_error, print_result
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
+from securefda.text import aligned
 
 if TYPE_CHECKING:
     from securefda.site.config import AggregatorConfig, SourceConfig
@@ -133,7 +134,7 @@ def _check_device(kit: Path, settings: Path) -> str:
 
 def _check_data(path: Path, settings: Path) -> str:
     """The rows are there, the model can be trained on them, and with noise the next round is paid for."""
-    from securefda.rounds.composition import Member, task_of, trainer_at, training_rows
+    from securefda.bootstrap import Member, task_of, trainer_at, training_rows
     from securefda.site.config import AggregatorConfig, budget_of
     from securefda.site.drawing import REPEATABLE
     from securefda.site.kit import load_kit

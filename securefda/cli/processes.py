@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -45,9 +42,11 @@ def start_aggregator(
     from securefda.site.config import load_aggregator
 
     settings = load_aggregator(config, [*overrides, *_flags("aggregator", out, seed)], os.environ)
+    from securefda.aggregator import process  # with torch, for which no wrong file should have to wait
+
     folder = settings.aggregator.out
     with interruptible(folder), report_after(folder), console_reporter() as reporter:
-        summary = _service("aggregator").main(settings, reporter)
+        summary = process.main(settings, reporter)
     print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
 
 
@@ -65,18 +64,14 @@ def start_source(
     from securefda.site.config import load_source
 
     settings = load_source(config, [*overrides, *_flags("source", out, seed)], os.environ)
+    from securefda.source import process  # with torch, for which no wrong file should have to wait
+
     folder = settings.source.out
     with interruptible(folder), console_reporter() as reporter:
-        _service("source").main(settings, reporter, accept_run=accept_run)
+        process.main(settings, reporter, accept_run=accept_run)
     print_result(output, {"out": str(folder)}, f"the run is over; this site's own record is in {folder}")
 
 
 def _flags(table: str, out: Path | None, seed: int | None) -> list[str]:
     given = {"out": out, "seed": seed}
     return [f"{table}.{key}={value}" for key, value in given.items() if value is not None]
-
-
-def _service(name: str) -> ModuleType:
-    """The service's module: inside this package where it is installed, beside it in the source tree."""
-    package = "securefda.services" if importlib.util.find_spec("securefda.services") else "services"
-    return importlib.import_module(f"{package}.{name}")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securefda.cli.options import OutputFormat
-from securefda.cli.output import Format, aligned, print_result
+from securefda.cli.output import Format, print_result
+from securefda.text import aligned
 
 if TYPE_CHECKING:
     from securefda.cli.threat_register import Kind, LastRun, Register, Threat, Verdict

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from securefda.bootstrap import make_ledgers
 from securefda.cores import usable_cores
 from securefda.errors import ExitCode, RunEnded, SecureFdaError
 from securefda.operations.progress import Reporter
@@ -32,7 +33,6 @@ from securefda.operations.run_folder import (
     replace_file,
 )
 from securefda.parse import json_value
-from securefda.rounds.composition import make_ledgers
 from securefda.site.config import FederationConfig, aggregator_toml, child_environment, site_policy, source_toml
 from securefda.site.endpoints import Address, SiteSpec
 from securefda.site.enrolment import init_federation

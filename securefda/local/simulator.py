@@ -10,9 +10,12 @@ from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from securefda.aggregator.bootstrap import run_settings, summary_of, target_site
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import TargetSite
+from securefda.aggregator.store import AggregatorStore
 from securefda.audit.recorder import MessageRecorder
+from securefda.bootstrap import Member, make_ledgers
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.progress import Reporter
 from securefda.operations.recording import RecordingReporter, model_file
@@ -20,14 +23,14 @@ from securefda.operations.records import SiteLine, Summary, refused_line
 from securefda.operations.run_folder import SITES_FOLDER, RunFolder
 from securefda.protocol.messages import Body, Header, Parcel, Signed
 from securefda.protocol.roster import Roster
-from securefda.rounds.composition import Member, make_ledgers, run_settings, source_site, summary_of, target_site
-from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.site.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig, site_policy
 from securefda.site.privacy_account import TERMS
 from securefda.site.throwaway import throwaway_roster
+from securefda.source.bootstrap import source_site
 from securefda.source.run import SourceRounds
 from securefda.source.run_book import RunBook, run_book_file
 from securefda.source.site import SourceSite
+from securefda.source.store import SourceStore
 from securefda.transport.in_memory import MemoryNetwork, Passed
 from securefda.transport.observer import MessageObserver, TrafficMeter, ignore
 from securefda.transport.wire import encode, encode_signed

@@ -219,7 +219,7 @@ def render_report(record: RunRecord) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("securefda.cli"),
+        loader=PackageLoader("securefda.operations"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

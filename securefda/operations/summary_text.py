@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from securefda.cli.output import aligned
 from securefda.operations.records import EnergyRule, PrivacySpent, Summary, TargetReleases
 from securefda.operations.run_folder import REPORT_FILE
+from securefda.text import aligned
 
 _NAMED = 10
 

@@ -5,8 +5,8 @@ the rounds, and many equal rounds cost no more to account for than one.
 
 Opacus is imported by the first call: it takes seconds, which a process that trains without noise does not need.
 
-Every epsilon is an upper bound for the guarantee of :data:`securefda.privacy.events.GUARANTEE`, in exact arithmetic. The
-parameters of a round must not be chosen by looking at the data.
+Every epsilon is an upper bound for the guarantee of :data:`securefda.privacy.events.GUARANTEE`, in exact arithmetic.
+The parameters of a round must not be chosen by looking at the data.
 """
 
 from __future__ import annotations

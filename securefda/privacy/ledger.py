@@ -5,9 +5,9 @@ nothing back. Every change is on the disk (write-ahead log, ``synchronous=FULL``
 processes may use one ledger: each change reads all rows, decides and writes under one lock, so that two cannot both
 spend the last of a budget.
 
-A ledger in doubt refuses: changed, shortened, older than it was, a copy, of other data. What finds this are the chain
-of rows (:mod:`securefda.privacy.ledger_storage`), the markers beside the file (:mod:`securefda.privacy.ledger_storage`) and, for
-whoever can rewrite both, the head that an audit log recorded.
+A ledger in doubt refuses: changed, shortened, older than it was, a copy, of other data. The chain of
+rows and the markers beside the file (:mod:`securefda.privacy.ledger_storage`) find this. Against somebody who can
+rewrite both there is the head that an audit log recorded.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Ledger:
         return charged(self.rows())
 
     def spent(self, delta: float, accountant: str = "rdp") -> float:
-        """Epsilon of all rounds that count; arguments and ConfigError as :func:`securefda.privacy.accountants.epsilon`."""
+        """Epsilon of all rounds that count; arguments and errors as :func:`securefda.privacy.accountants.epsilon`."""
         return epsilon(self.events(), delta, accountant)
 
     def head(self) -> Head:

@@ -1,16 +1,15 @@
 """One round of training at one site by DP-SGD (Abadi et al. 2016). Import it where it is needed: it imports Opacus.
 
-Opacus computes and clips the gradient of each row. What it is given here instead of its own: noise
-(:mod:`securefda.privacy.noise`), the rows of each step (:mod:`securefda.privacy.private_training`), and a loss that is taken
-row by row, so that no row has a part in another's gradient.
+Opacus computes and clips the gradient of each row. Three parts of Opacus are replaced: its noise, by that of
+:mod:`securefda.privacy.noise`; its sampler, by `draw_rows` below; and the mean loss, by one per row, so that no row has
+a part in another's gradient.
 
 Everything that comes out of a round is computed from noisy gradients, the step count and the number of rows. There is
 no training loss and no training accuracy.
 
-Poisson sampling: each step draws every row by itself, with bits of the operating system.
-
-The sampling rate lowers epsilon only as long as nobody can tell which rows a step drew. Opacus' own sampler takes its
-bits from a generator of torch, whose 64-bit seed would be all that hides them.
+Each step draws every row by itself (Poisson sampling), with bits of the operating system. The sampling rate lowers
+epsilon only as long as nobody can tell which rows a step drew. Opacus' own sampler takes its bits from a generator of
+torch, whose 64-bit seed would be all that hides them.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ from torch import nn
 from securefda.errors import ConfigError, TrainingError
 from securefda.privacy.planning import Schedule
 from securefda.privacy.private_steps import RandomBytes, steps_of
+from securefda.protocol.vectors import LocalResult, Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
-from securefda.training.local import LocalResult, StepObserver, require_steps
+from securefda.training.local import StepObserver, require_steps
 from securefda.training.seeds import secret_torch
 from securefda.training.settings import TrainingSettings
-from securefda.training.vectors import FlatModel, Vector
+from securefda.training.vectors import FlatModel
 
 _WORD_BYTES = 8
 

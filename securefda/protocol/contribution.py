@@ -18,6 +18,7 @@ from securefda.protocol.aggregate_statistics import ErrorUnits, Figures, Vector6
 from securefda.protocol.checks import check_vectors, quantisation
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Granularity, Header, Parcel, RuleTerms, TargetTerms, Visibility
+from securefda.protocol.vectors import LocalResult, Vector, vector_from_wire
 from securefda.rules import (
     Contribution,
     RoundPlan,
@@ -30,8 +31,6 @@ from securefda.rules import (
     energy_row,
     scale_to_caps,
 )
-from securefda.training import LocalResult, Vector
-from securefda.training.trainer import vector_from_wire
 
 StepUpdates = NDArray[np.float32]
 _BLOCK = 1 << 16

@@ -7,9 +7,8 @@ of ``securefda.transport.wire``; here are only the fields and their invariants.
 
 Sites are named by their roster index. All digests are SHA-256 (32 bytes).
 
-Here are the messages of a session. The envelope is in :mod:`securefda.protocol.envelope`, the header that opens a session
-in :mod:`securefda.protocol.header`, and what belongs to a run rather than a session in
-:mod:`securefda.protocol.messages`; all are imported from here.
+The envelope is in :mod:`securefda.protocol.envelope`, the header that opens a session in
+:mod:`securefda.protocol.header`; both are imported from here.
 
 Messages that belong to a run: who is there, which results were taken, the checkpoints of the logs, and the end.
 """
@@ -209,6 +208,11 @@ class Step(IntEnum):
     SURVIVORS = 6
     UNMASK = 7
     RESULT = 8
+
+    @property
+    def label(self) -> str:
+        """The step in words."""
+        return self.name.lower().replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +460,14 @@ class Parcel:
 
     message: Signed[Body]
     vectors: tuple[bytes | bytearray | memoryview, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A parcel for one site, by roster index."""
+
+    to: int
+    parcel: Parcel
 
 
 def vector_digests(body: Body) -> tuple[bytes, ...]:

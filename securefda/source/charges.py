@@ -6,7 +6,6 @@ that begins rounds and finishes none of them is left after a few, see :mod:`secu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -16,15 +15,7 @@ from securefda.protocol.contribution import published_statistics, weight_of
 from securefda.protocol.messages import Header, Visibility
 from securefda.rules import alignment_factor
 from securefda.training import Vector
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """What is known of a round before it trains: rows, steps, and the effective learning rate."""
-
-    samples: int
-    steps: int
-    learning_rate: float
+from securefda.training.trainer import Planned
 
 
 @runtime_checkable

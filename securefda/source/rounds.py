@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 
-from securefda.aggregator.attempt import name_of
 from securefda.audit.journal import site_ids
 from securefda.audit.witness import CheckpointError
 from securefda.errors import FaultyAggregatorError
@@ -51,13 +50,13 @@ from securefda.protocol.messages import (
     Update,
     Visibility,
 )
+from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Contribution
 from securefda.site.policy.verdict import check_metrics
 from securefda.source.charges import require_worth_charging
 from securefda.source.model_bound import Course, Missed, Origin, TrainedFrom, course_of, origin_of, require_initial
 from securefda.source.site import SourceSite, site_line
 from securefda.training import Vector
-from securefda.training.trainer import vector_to_wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class SourceRound:
     @property
     def place(self) -> str:
         """Where it is, in words."""
-        return f"round {self.header.body.round}, {name_of(self.step)}"
+        return f"round {self.header.body.round}, {self.step.label}"
 
     @property
     def deadline_s(self) -> float:

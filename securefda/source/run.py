@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from securefda.aggregator.attempt import name_of
 from securefda.audit.journal import site_ids
 from securefda.audit.store import AuditError
 from securefda.audit.witness import MOST_SHOWN, CheckpointError
@@ -308,7 +307,7 @@ class SourceRounds:
         self._log("aborted", current.header, check=body.check, accused=self._accused(body))
         self._drop_round()
         accused = "" if body.accused is None else f", accused: {self._name(body.accused)}"
-        text = f"the aggregator aborted at {name_of(body.step)}: {body.check}{accused}"
+        text = f"the aggregator aborted at {body.step.label}: {body.check}{accused}"
         self._reporter.alarm(ProtocolError(body.check, text))
         return []
 

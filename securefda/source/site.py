@@ -13,8 +13,8 @@ from securefda.protocol.messages import Header, Signer, Update, Visibility
 from securefda.protocol.parameters import SessionLimits
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
-from securefda.rounds.store import SourceStore
 from securefda.site.policy import SourcePolicy, check_header, check_metadata
+from securefda.source.store import SourceStore
 from securefda.training import LocalResult
 from securefda.training.trainer import Trainer
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from securefda.errors import TrainingError
+from securefda.protocol.vectors import Vector
 from securefda.tasks import Samples, task_code
 from securefda.training.local import Evaluation, batches
 from securefda.training.optimizers import new_optimizer
 from securefda.training.personal import OwnRows, PersonalMemory, vector_of
 from securefda.training.seeds import derive_seed, seeded_torch
 from securefda.training.settings import TrainingSettings
-from securefda.training.vectors import FlatModel, Vector
+from securefda.training.vectors import FlatModel
 
 _ALPHA = struct.Struct("<d")
 

@@ -9,12 +9,13 @@ import numpy as np
 from torch import nn
 
 from securefda.errors import ConfigError
+from securefda.protocol.vectors import LocalResult, Vector
 from securefda.tasks import Samples, Task
-from securefda.training.local import Evaluation, LocalResult, StepObserver, train_local
+from securefda.training.local import Evaluation, StepObserver, train_local
 from securefda.training.personal import OwnRows, PersonalMemory, vector_of
 from securefda.training.seeds import Seed, derive_seed
 from securefda.training.settings import TrainingSettings
-from securefda.training.vectors import Vector, layer_sizes, layer_table
+from securefda.training.vectors import layer_sizes, layer_table
 
 
 def head_size(sizes: Sequence[int], layers: int) -> int:

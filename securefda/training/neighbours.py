@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from securefda.errors import TrainingError
+from securefda.protocol.vectors import Vector
 from securefda.tasks import Samples, task_code
 from securefda.training.local import Evaluation, accuracy_in
 from securefda.training.personal import OwnRows
-from securefda.training.vectors import Vector, layer_table, vector_to_model
+from securefda.training.vectors import layer_table, vector_to_model
 
 _ROWS = 1024
 _LEAST_PROBABILITY = 1e-12

@@ -13,12 +13,13 @@ import numpy as np
 from torch import Tensor, from_numpy, nn
 
 from securefda.errors import TrainingError
+from securefda.protocol.vectors import Vector
 from securefda.tasks import Samples, Task
 from securefda.training.device import choose_device
 from securefda.training.local import Evaluation, Pull, evaluate, train_local
 from securefda.training.seeds import SecretSeed, Seed, derive_seed, round_seed
 from securefda.training.settings import TrainingSettings
-from securefda.training.vectors import Vector, build_model, vector_to_model
+from securefda.training.vectors import build_model, vector_to_model
 
 
 class PersonalMemory(Protocol):

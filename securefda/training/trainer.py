@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from securefda.protocol.transcript import architecture_digest
@@ -33,6 +33,15 @@ from securefda.training.device import choose_threads, multiply_adds
 from securefda.training.model_heads import head_size, train_with_head
 from securefda.training.personal import vector_of
 from securefda.training.seeds import Seed, round_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is known of a round before it trains: rows, steps, and the effective learning rate."""
+
+    samples: int
+    steps: int
+    learning_rate: float
 
 
 class Trainer(Protocol):
@@ -194,13 +203,3 @@ class SiteTrainer:
         torch.set_num_threads(self._threads)
         vector_to_model(vector, self._model)
         return evaluate(self._task, self._model, data)
-
-
-def vector_from_wire(data: bytes | bytearray | memoryview) -> Vector:
-    """A received vector as a float32 array, without a copy; wire vectors are little-endian."""
-    return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
-
-
-def vector_to_wire(vector: Vector) -> memoryview:
-    """The bytes of a float32 vector as they travel, without a copy where the machine is little-endian."""
-    return np.ascontiguousarray(vector, dtype="<f4").data.cast("B")

@@ -11,15 +11,14 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from securefda.errors import TrainingError
+from securefda.protocol.vectors import Vector
 from securefda.tasks import Task, task_code
 from securefda.training.seeds import seeded_torch
 
 LayerTable: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
-Vector: TypeAlias = NDArray[np.float32]
 
 
 def build_model(task: Task, seed: int) -> nn.Module:

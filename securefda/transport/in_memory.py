@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from securefda.aggregator.attempt import Send
-from securefda.protocol.messages import Parcel, Signed
+from securefda.protocol.messages import Parcel, Send, Signed
 from securefda.transport.observer import Direction, MessageObserver, wire_size
 from securefda.transport.vectors import Vector, digests_beside
 from securefda.transport.wire import decode_signed, encode_signed

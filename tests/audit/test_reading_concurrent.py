@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from log_builder import NAME, PUBLIC, WITNESSES, entry, found, grow, opened, verify
 
-from securefda.audit import verify
+from securefda.audit import verify as verifying
 from securefda.audit.log import AuditLog
 from securefda.audit.reading import open_log
 from securefda.audit.store import read_bundle
@@ -49,7 +49,7 @@ def test_verification_finds_nothing_in_a_log_that_grows_between_any_two_reads(
     with opened(tmp_path) as log:
         grow(log, sizes[seed % len(sizes)])
         covered = log.size
-        monkeypatch.setattr(verify, "read_bundle", Busy(log, seed, most=1500).read_bundle)
+        monkeypatch.setattr(verifying, "read_bundle", Busy(log, seed, most=1500).read_bundle)
 
         result = verify(tmp_path / "run-1")
 

@@ -30,7 +30,7 @@ from securefda.protocol.messages import NO_CONTEXT, Signer
 from securefda.site.kit import load_kit
 from securefda.transport.wire import encode, encode_signed
 
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("audit", "policy")]
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("audit", "site")]
 
 from policy_headers import header_at_every_limit
 from run_builder import ROSTER, Run

@@ -20,8 +20,12 @@ from typing import Any
 from e2e_processes import Kits
 from source_stores import store_at
 
+from securefda.aggregator.bootstrap import run_settings, target_site
+from securefda.aggregator.process import RunDriver
 from securefda.aggregator.run import AggregatorRun
+from securefda.aggregator.store import AggregatorStore
 from securefda.audit.recorder import MessageRecorder
+from securefda.bootstrap import Member
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import SiteLine
@@ -38,14 +42,13 @@ from securefda.protocol.messages import (
     Signer,
 )
 from securefda.protocol.signatures import sign_bytes
-from securefda.rounds.composition import Member, run_settings, source_site, target_site
-from securefda.rounds.store import AggregatorStore
 from securefda.site.config import load_aggregator, load_source
 from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import load_signed_policy
+from securefda.source.bootstrap import source_site
+from securefda.source.process import SourceDriver
 from securefda.source.run import SourceRounds
 from securefda.transport.client import SourceChannel
-from securefda.transport.driver import RunDriver, SourceDriver
 from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
 from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin, transport_settings

@@ -10,9 +10,9 @@ import signal
 import sys
 from pathlib import Path
 
-from securefda.rounds.store import SourceStore
 from securefda.site.policy.model import ReleaseLimits
 from securefda.source.run_book import RunBook
+from securefda.source.store import SourceStore
 
 
 def main(state: Path) -> None:

@@ -12,12 +12,13 @@ from typing import Any, Self
 import pytest
 from rounds_federation import TARGET, Federation, identity, site_id
 
+from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import Opening
 from securefda.audit.store import AuditError
 from securefda.audit.witness import Witness
+from securefda.bootstrap import Member, witness_of
 from securefda.protocol.messages import Parcel
-from securefda.rounds.composition import Member, witness_of
-from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.source.store import SourceStore
 from securefda.transport import wire
 from securefda.transport.in_memory import UnderWay
 from securefda.transport.observer import Direction

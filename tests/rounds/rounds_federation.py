@@ -25,19 +25,20 @@ from securefda.aggregator.cosigners import Witnesses
 from securefda.aggregator.personal import personal_of
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import TargetSite
+from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import Opening
 from securefda.audit.recorder import MessageRecorder
 from securefda.audit.witness import Witness
+from securefda.bootstrap import Member, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import Checkpoint, Cosigned, Header, Parcel, Signed, Signer, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
-from securefda.rounds.composition import Member, witness_of
-from securefda.rounds.store import AggregatorStore, SourceStore
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
 from securefda.source.run import SourceRounds, SourceSite
+from securefda.source.store import SourceStore
 from securefda.tasks import TaskSettings
 from securefda.training import OwnRows, PersonalMemory, TrainingSettings
 from securefda.training.trainer import SiteTrainer

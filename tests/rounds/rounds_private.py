@@ -19,7 +19,7 @@ from securefda.privacy.ledger import Ledger
 from securefda.protocol.secret import RandomBytes
 from securefda.site.policy import MetadataPolicy, SourcePolicy, WorkLimits
 from securefda.site.privacy_account import PrivacyAccount, data_set_of
-from securefda.source.private_trainer import PrivateTrainer
+from securefda.site.private_trainer import PrivateTrainer
 from securefda.source.run import SourceRounds
 from securefda.tasks import Samples, TaskSettings
 from securefda.training import TrainingSettings

@@ -18,9 +18,9 @@ from securefda.aggregator.run import AggregatorRun
 from securefda.bench.job import Job
 from securefda.bench.party import settings_of
 from securefda.bench.session import identities
+from securefda.bootstrap import Member
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.messages import Parcel, Visibility
-from securefda.rounds.composition import Member
 from securefda.site.policy import default_policy
 from securefda.source.run import SourceRounds
 from securefda.transport.wire import encode

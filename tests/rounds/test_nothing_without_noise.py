@@ -18,7 +18,7 @@ from rounds_federation import TARGET
 from rounds_private import NOISE, PrivateFederation, differing, settings_with
 
 from securefda.protocol.messages import Visibility
-from securefda.source.private_trainer import PrivateTrainer
+from securefda.site.private_trainer import PrivateTrainer
 from securefda.source.run import SourceRounds
 from securefda.training import LocalResult
 from securefda.training.settings import NoiseSettings

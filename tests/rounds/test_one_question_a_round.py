@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from rounds_federation import TARGET, Federation, signer, until
 
 from securefda.protocol.messages import NO_CONTEXT, Advertise, Header, Parcel, Refusal, TargetTerms
+from securefda.protocol.vectors import vector_to_wire
 from securefda.site.policy import ReleaseLimits
-from securefda.training.trainer import vector_to_wire
 
 VICTIM = 1
 STEPS = 2

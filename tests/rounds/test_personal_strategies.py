@@ -12,9 +12,10 @@ import pytest
 from rounds_federation import TARGET, Federation, is_header, rows_of, until
 from source_stores import store_at
 
+from securefda.aggregator.store import AggregatorStore
 from securefda.operations.records import summarise
 from securefda.protocol.messages import Advertise, Header, Result, ShareDelivery, Update, Visibility
-from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.source.store import SourceStore
 from securefda.training import Vector
 from securefda.training.personal import FineTuned
 

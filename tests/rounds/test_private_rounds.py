@@ -16,7 +16,7 @@ from securefda.errors import BudgetExhausted, ExitCode, TrainingError
 from securefda.privacy.accountants import epsilon
 from securefda.protocol.messages import Advertise, MaskedInput, Refusal, Visibility
 from securefda.site.privacy_account import signer_of
-from securefda.source.private_trainer import PrivateTrainer
+from securefda.site.private_trainer import PrivateTrainer
 from securefda.training import LocalResult
 
 POOR = 2

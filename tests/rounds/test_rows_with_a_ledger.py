@@ -12,11 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import TARGET, roster_of, site_id
 from source_stores import store_at
 
+from securefda.aggregator.bootstrap import target_site
+from securefda.aggregator.store import AggregatorStore
+from securefda.bootstrap import Member, task_of, training_rows
 from securefda.errors import ConfigError
 from securefda.privacy.ledger import Ledger
 from securefda.privacy.ledger_storage import LedgerError
-from securefda.rounds.composition import Member, source_site, target_site, task_of, training_rows
-from securefda.rounds.store import AggregatorStore
 from securefda.site.config import (
     AggregatorConfig,
     NoiseSection,
@@ -28,7 +29,8 @@ from securefda.site.config import (
 from securefda.site.config.sections import DEFAULT_DATA_SET
 from securefda.site.policy import default_policy
 from securefda.site.privacy_account import data_set_of, ledger_file, make_ledger
-from securefda.source.private_trainer import PrivateTrainer
+from securefda.site.private_trainer import PrivateTrainer
+from securefda.source.bootstrap import source_site
 from securefda.transport.wire import encode
 
 DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from securefda.aggregator.store import TargetRelease
 from securefda.errors import ConfigError, QuorumLost, SecureFdaError
 from securefda.operations.recording import RecordingReporter
 from securefda.operations.records import RoundLine, Summary, summarise
 from securefda.operations.run_folder import RunFolder, append_line, read_run, replace_file
 from securefda.privacy.events import Budget
-from securefda.rounds.store import TargetRelease
 
 
 def line(number: int, **changes: object) -> RoundLine:

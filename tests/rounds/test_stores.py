@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from source_stores import store_at
 
+from securefda.aggregator.store import AggregatorStore, Asked, KeptResult
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.protocol.checks import History, PastResult
 from securefda.protocol.messages import (
@@ -29,8 +30,8 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.protocol.transcript import round_terms
-from securefda.rounds.store import AggregatorStore, Asked, KeptResult, SourceStore
 from securefda.source.model_bound import AcceptedHeader, Known, TakenResult
+from securefda.source.store import SourceStore
 
 RUN, OTHER_RUN = bytes(16), b"x" * 16
 SESSION, OTHER_SESSION = bytes(32), b"s" * 32

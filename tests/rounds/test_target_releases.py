@@ -10,11 +10,11 @@ import pytest
 from rounds_definition import trained
 from rounds_federation import TARGET, AnySigned, Federation, Killed, is_header, site_id
 
+from securefda.aggregator.store import AggregatorStore, TargetRelease
 from securefda.errors import SecureFdaError
 from securefda.protocol.messages import Advertise, MaskedInput, Visibility
-from securefda.rounds.store import AggregatorStore, TargetRelease
+from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import cosine
-from securefda.training.trainer import vector_to_wire
 
 INDIVIDUAL, COHORT, SUM = Visibility
 

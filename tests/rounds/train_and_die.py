@@ -29,7 +29,7 @@ from securefda.privacy.ledger_storage import DataSet
 from securefda.privacy.noise import KEY_BYTES
 from securefda.privacy.private_training import train_private
 from securefda.site.privacy_account import PrivacyAccount, data_set_of
-from securefda.source.private_trainer import PrivateTrainer
+from securefda.site.private_trainer import PrivateTrainer
 from securefda.tasks import TaskSettings
 from securefda.training import LocalResult
 

@@ -13,13 +13,14 @@ from source_stores import store_at
 
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import Opening
 from securefda.audit.witness import Witness
 from securefda.bench.party import RandomTrainer
-from securefda.rounds.composition import Member, witness_of
-from securefda.rounds.store import AggregatorStore, SourceStore
+from securefda.bootstrap import Member, witness_of
 from securefda.site.policy import SourcePolicy
 from securefda.source.run import SourceRounds, SourceSite
+from securefda.source.store import SourceStore
 from securefda.tasks import Samples
 
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from securefda.rounds.store import SourceStore
 from securefda.site.policy.model import ReleaseLimits
 from securefda.source.run_book import RunBook
+from securefda.source.store import SourceStore
 
 NO_LIMITS = ReleaseLimits(max_runs=1_000_000, max_unfinished=1_000_000)
 

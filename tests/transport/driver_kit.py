@@ -12,20 +12,21 @@ from random_sites import random_run, random_source
 from run_settings import run_settings
 from transport_kit import CALM, RUN_ID, TARGET, Sites
 
+from securefda.aggregator.process import RunDriver
 from securefda.aggregator.run import AggregatorRun
 from securefda.audit.recorder import MessageRecorder
 from securefda.bench.job import SAMPLES
+from securefda.bootstrap import Member
 from securefda.errors import SecureFdaError
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import Body, Parcel, Signed
-from securefda.rounds.composition import Member
 from securefda.rules import Rule, Strategy
 from securefda.site.policy import default_policy
+from securefda.source.process import SourceDriver
 from securefda.source.run import SourceRounds
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
-from securefda.transport.driver import RunDriver, SourceDriver
 from securefda.transport.observer import Direction
 from securefda.transport.server import AggregatorServer
 from securefda.transport.wire import encode

@@ -1,4 +1,4 @@
-"""What each side must refuse in the middle of a session: the tables of lies in ``tests/secagg``, as bytes.
+"""What each side must refuse in the middle of a session: the tables of lies in ``tests/protocol``, as bytes.
 
 Every case names a session of ``sessions.json``, who is tested and which message is due; all but the last of what is
 delivered is accepted. Each is told here to the real state machine first, so that a case cannot name a wrong check.

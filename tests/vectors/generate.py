@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "secagg"))  # the in-memory session and the tables of lies
+sys.path.insert(0, str(HERE.parent / "protocol"))  # the in-memory session and the tables of lies
 
 import fault_vectors  # noqa: E402
 import header_vectors  # noqa: E402

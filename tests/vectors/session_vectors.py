@@ -1,6 +1,6 @@
 """Whole sessions with every key, draw, message and derived value, for another implementation to be run beside.
 
-A session is that of ``tests/secagg/cohort.py`` with inputs that follow from an index and a place alone. What stands
+A session is that of ``tests/protocol/cohort.py`` with inputs that follow from an index and a place alone. What stands
 in the file beside the messages is recomputed here from the recorded draws, not read out of a source's state.
 """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from securefda.errors import BudgetExhausted
-from securefda.source.private_trainer import PrivateTrainer
+from securefda.site.private_trainer import PrivateTrainer
 from securefda.training import Vector
 from threat_model.adversaries.membership import Vector64, matched
 from threat_model.private_sites import Candidates, asked

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 
-from securefda.aggregator.attempt import Send
 from securefda.aggregator.cosigners import Witnesses
 from securefda.aggregator.headers import Place, Planner, SessionPlan, make_header
 from securefda.aggregator.target import TargetRound, train_target
@@ -36,6 +35,7 @@ from securefda.protocol.messages import (
     Receipt,
     Refusal,
     Result,
+    Send,
     ShareBundle,
     ShareDelivery,
     Signed,
@@ -47,9 +47,9 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.protocol.secret import draw
+from securefda.protocol.vectors import vector_from_wire, vector_to_wire
 from securefda.rules import RoundPlan, round_plan
 from securefda.training import Vector
-from securefda.training.trainer import vector_from_wire, vector_to_wire
 from threat_model.adversaries.heard import Heard, View
 from threat_model.adversaries.masks import ring_vector
 from threat_model.adversaries.opens import Opens

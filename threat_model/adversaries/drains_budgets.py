@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from securefda.aggregator.headers import Place
 from securefda.protocol.messages import KeyList, Result, Survivors
-from securefda.training.trainer import vector_to_wire
+from securefda.protocol.vectors import vector_to_wire
 from threat_model.adversaries.base import MaliciousAggregator
 
 

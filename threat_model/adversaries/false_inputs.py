@@ -12,9 +12,9 @@ from securefda.protocol import source as steps
 from securefda.protocol.checks import quantisation
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Header, Parcel, Update
+from securefda.protocol.vectors import vector_from_wire, vector_to_wire
 from securefda.source.rounds import capped_input, release_masked
 from securefda.source.run import SourceReporter, SourceSite
-from securefda.training.trainer import vector_from_wire, vector_to_wire
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
 from threat_model.adversaries.sources import MaliciousSource

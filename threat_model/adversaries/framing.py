@@ -8,7 +8,6 @@ from itertools import combinations, permutations
 from pathlib import Path
 from random import Random
 
-from securefda.aggregator.attempt import Send
 from securefda.aggregator.headers import Place
 from securefda.audit import notes
 from securefda.audit.facts import LogName
@@ -33,6 +32,7 @@ from securefda.protocol.messages import (
     Join,
     KeyList,
     Parcel,
+    Send,
     ShareDelivery,
 )
 from securefda.protocol.roster import Roster

@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from securefda.aggregator.attempt import Send
 from securefda.aggregator.cosigners import Witnesses
 from securefda.aggregator.settings import TargetSite
 from securefda.audit import notes
 from securefda.audit.facts import witness_name
 from securefda.audit.journal import Opening
 from securefda.audit.witness import Witness
-from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Header, Parcel, Signed
+from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Header, Parcel, Send, Signed
 from securefda.source.run import SourceReporter, SourceSite
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.sources import MaliciousSource

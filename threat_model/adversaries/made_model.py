@@ -14,12 +14,11 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.aggregator.attempt import Send
 from securefda.aggregator.headers import Place
-from securefda.protocol.messages import Parcel, Receipt, Result
+from securefda.protocol.messages import Parcel, Receipt, Result, Send
+from securefda.protocol.vectors import vector_to_wire
 from securefda.source.model_bound import Units
 from securefda.training import Vector
-from securefda.training.trainer import vector_to_wire
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.sites import AggregatorSeat
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from securefda.aggregator.attempt import Send
 from securefda.aggregator.headers import Place
-from securefda.protocol.messages import RUN_ID_BYTES, Header, Join, Parcel, Result
+from securefda.protocol.messages import RUN_ID_BYTES, Header, Join, Parcel, Result, Send
 from securefda.protocol.secret import draw
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Decoded, Vector64

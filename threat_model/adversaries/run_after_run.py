@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from securefda.aggregator.attempt import Send
 from securefda.aggregator.headers import Place
 from securefda.protocol import agreement
 from securefda.protocol.agreement import BoxAddress, KeyPair
 from securefda.protocol.checks import row_bytes
-from securefda.protocol.messages import RUN_ID_BYTES, Join, Parcel, ShareDelivery
+from securefda.protocol.messages import RUN_ID_BYTES, Join, Parcel, Send, ShareDelivery
 from securefda.protocol.secret import draw
 from threat_model.adversaries.asks_by_coordinate import AsksByCoordinate
 from threat_model.adversaries.heard import Heard

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from securefda.aggregator.attempt import Send
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import (
     Abort,
@@ -16,6 +15,7 @@ from securefda.protocol.messages import (
     MasterShare,
     Parcel,
     Refusal,
+    Send,
     ShareBundle,
     ShareDelivery,
     Signed,

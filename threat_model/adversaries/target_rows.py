@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from securefda.protocol.messages import Header, Parcel
+from securefda.protocol.vectors import vector_from_wire
 from securefda.source.run import SourceReporter, SourceSite
 from securefda.training import Vector
-from securefda.training.trainer import vector_from_wire
 from threat_model.adversaries.inversion import Row, inverted
 from threat_model.adversaries.sources import ColludingSource
 

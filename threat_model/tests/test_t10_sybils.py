@@ -16,7 +16,7 @@ from securefda.protocol.roster import Roster, SignedRoster
 from securefda.site.endpoints import SiteSpec
 from securefda.site.kit import load_kit
 from securefda.site.policy import default_policy
-from tests.federation.federation_builder import NOW, make
+from tests.site.federation_builder import NOW, make
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.adversaries.sybils import EnrolsSybils, IsolatesAmongSybils
 from threat_model.scores import is_recovered

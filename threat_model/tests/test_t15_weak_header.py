@@ -39,10 +39,10 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.protocol.transcript import architecture_digest
+from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Strategy, round_plan
 from securefda.site.policy import ReleaseLimits, SourcePolicy, default_policy
 from securefda.source.run import SourceRounds
-from securefda.training.trainer import vector_to_wire
 from threat_model.adversaries.sign_header import LayerSigns, SignHeader
 from threat_model.scores import cosine
 from threat_model.sites import (

@@ -20,7 +20,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from securefda.privacy.events import Budget
-from securefda.source.private_trainer import PrivateTrainer
+from securefda.site.private_trainer import PrivateTrainer
 from threat_model.adversaries.asks_again import AsksAgain, Told
 from threat_model.privacy_bounds import auc_bound
 from threat_model.private_sites import (

@@ -11,7 +11,7 @@ import pytest
 from securefda.privacy.events import Budget
 from securefda.protocol.messages import Advertise, MaskedInput
 from securefda.rules import Strategy
-from securefda.source.private_trainer import PrivateTrainer
+from securefda.site.private_trainer import PrivateTrainer
 from threat_model.adversaries.drains_budgets import DrainsBudget, PaysWithWords
 from threat_model.private_sites import DELTA, private_trainer, rows_of, sgd, spent
 from threat_model.sites import INPUTS

@@ -19,15 +19,16 @@ import grpc
 import pytest
 from source_stores import store_at
 
+from securefda.aggregator.process import RunDriver
 from securefda.aggregator.run import AggregatorRun
+from securefda.aggregator.store import AggregatorStore
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.messages import MaskedInput, Visibility
-from securefda.rounds.store import AggregatorStore
 from securefda.site.policy import default_policy
+from securefda.source.process import SourceDriver
 from securefda.source.run import SourceRounds
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
-from securefda.transport.driver import RunDriver, SourceDriver
 from securefda.transport.limits import TransportSettings
 from tests.transport.transport_kit import RUN_ID, Sites, header, message, scenario
 from threat_model.adversaries.oversize import FloodingAggregator, FloodingSource, TricklingChannel, delivery_of

@@ -17,8 +17,8 @@ from securefda.site.config import SourceConfig, TaskSection
 from securefda.site.kit import load_kit
 from securefda.site.policy import default_policy, default_policy_text, load_signed_policy
 from securefda.site.policy.signed import write_policy_signature
-from services.source import service
-from tests.federation.federation_builder import make
+from securefda.source import process
+from tests.site.federation_builder import make
 from threat_model.adversaries.above_policy import AbovePolicy
 from threat_model.adversaries.edited_policy import WAYS, EditsPolicy, Way
 from threat_model.sites import CLIP, MAX_SAMPLES
@@ -43,7 +43,7 @@ def start(insider: EditsPolicy, out: Path) -> None:
     section = {"kit": insider.kit, "out": out}
     task = TaskSection(factory="securefda.tasks.digits:Digits")
     config = SourceConfig.model_validate({"source": section, "task": task})
-    service.main(config, SilentReporter())
+    process.main(config, SilentReporter())
 
 
 @pytest.mark.threat("T33")

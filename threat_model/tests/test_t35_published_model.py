@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from securefda.privacy.empirical_audit import throw_coins
-from securefda.source.private_trainer import PrivateTrainer
+from securefda.site.private_trainer import PrivateTrainer
 from securefda.tasks import Samples
 from securefda.training import Vector
 from securefda.training.trainer import SiteTrainer

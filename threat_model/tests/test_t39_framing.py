@@ -21,18 +21,19 @@ import numpy as np
 import pytest
 from depth import at_depth
 
+from securefda.aggregator.store import AggregatorStore
 from securefda.audit.facts import LogName
+from securefda.audit.reconcile import claims
 from securefda.audit.reconcile.evidence import Evidence, Exhibit
-from securefda.audit.reconcile.evidence_file import judge_evidence, print_judged, write_evidence
-from securefda.audit.reconcile.logs import claims
+from securefda.audit.reconcile.evidence_file import judge_evidence, write_evidence
 from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.audit.reconcile.suspicion import RunFinding
 from securefda.audit.statement_reader import StatementReader
 from securefda.audit.statements import ONCE, Statement
+from securefda.cli.audit_evidence import print_judged
 from securefda.cli.output import Format
 from securefda.protocol.messages import Header, MaskedInput, Parcel, ShareDelivery, Visibility
 from securefda.protocol.roster import Roster
-from securefda.rounds.store import AggregatorStore
 from securefda.rules import Strategy
 from securefda.training import Vector
 from securefda.transport.in_memory import UnderWay

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from securefda.audit.keys import keys_of
 from securefda.audit.reconcile.claims import Claim, NotProved, prove
@@ -14,10 +12,10 @@ from securefda.audit.reconcile.evidence import MAX_EVIDENCE_BYTES, Evidence, Evi
 from securefda.audit.reconcile.runs import ReconciledRun
 from securefda.audit.reconcile.transcript import Members
 from securefda.audit.statement_reader import StatementReader
-from securefda.cli.output import Format, aligned, print_error, print_result, printable
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.protocol.roster import Roster
 from securefda.site.files import read_file
+from securefda.text import printable
 from securefda.transport.wire import WireError
 
 
@@ -84,26 +82,6 @@ def judge_evidence(file: Path, trusted: Path) -> tuple[Evidence, list[Judged]]:
     return evidence, [_judge(exhibit, members, StatementReader(roster)) for exhibit in evidence.exhibits]
 
 
-def print_judged(output: Format, evidence: Evidence, judged: Sequence[Judged]) -> int:
-    """Print what is proved, and return the exit code: 0 where every claim is."""
-    data = {
-        "federation": evidence.federation,
-        "run": evidence.run,
-        "claims": [_json(one) for one in judged],
-    }
-    text = "\n\n".join(_text(one) for one in judged)
-    lost = [one for one in judged if not one.proved]
-    if judged and not lost:
-        print_result(output, data, text)
-        return 0
-    if output is Format.TXT and text:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-    what = f"{lost[0].exhibit.kind}: {lost[0].why_not}" if lost else "there is no claim in it"
-    error = NoProof(f"{len(lost)} of {len(judged)} claims are not proved: {what}", hint="accuse nobody by it")
-    return print_error(error, as_json=output is Format.JSON, data=data)
-
-
 def _members(evidence: Evidence, roster: Roster, file: Path) -> Members:
     keys = {entry.site_id: entry.signing_key for entry in roster.entries}
     if evidence.federation != roster.federation_id:
@@ -117,29 +95,3 @@ def _judge(exhibit: Exhibit, members: Members, reader: StatementReader) -> Judge
         return Judged(exhibit, prove(Claim(exhibit.kind, exhibit.accused, messages, exhibit.checkpoints), members), "")
     except (NotProved, WireError, ValueError) as error:
         return Judged(exhibit, "", str(error))
-
-
-def _text(one: Judged) -> str:
-    rows = [
-        ("claim", one.exhibit.kind),
-        ("accused", one.exhibit.accused),
-        ("proved" if one.proved else "not proved", one.proved or one.why_not),
-        ("said with it", one.exhibit.what),
-    ]
-    return aligned([(key, printable(value)) for key, value in rows])
-
-
-def _json(one: Judged) -> dict[str, Any]:
-    exhibit = one.exhibit
-    return {
-        "kind": exhibit.kind,
-        "accused": exhibit.accused,
-        "proved": bool(one.proved),
-        "what": one.proved or one.why_not,
-        "said": exhibit.what,
-        "round": exhibit.round,
-        "attempt": exhibit.attempt,
-        "session": exhibit.session,
-        "messages": len(exhibit.messages),
-        "checkpoints": len(exhibit.checkpoints),
-    }

@@ -31,8 +31,8 @@ from securefda.audit.records import Entry, Record
 from securefda.audit.report.overview import ranges
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
-from securefda.cli.output import aligned, printable
 from securefda.errors import ExitCode, SecureFdaError
+from securefda.text import aligned, printable
 
 MOST_UNFINISHED_IN_A_ROW: Final = 2
 """Rounds of one source. A target gives up after three lost rounds in a row, and a source leaves then."""

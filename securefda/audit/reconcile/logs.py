@@ -5,8 +5,8 @@ no source released twice in a round; no sum was opened over fewer than the heade
 checkpoints continue each other. A log says what its party wrote; two that lie alike are not found out by comparison,
 but by the signed messages, and by whoever else got these.
 
-One site is accused where its own signatures settle it (`securefda.audit.reconcile.claims`), or its own log. What one site says
-of another is a disagreement of the two.
+One site is accused where its own signatures settle it (`securefda.audit.reconcile.claims`), or its own log. What one
+site says of another is a disagreement of the two.
 """
 
 from __future__ import annotations

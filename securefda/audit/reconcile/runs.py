@@ -18,11 +18,11 @@ from securefda.audit.reconcile.transcript import Members, Spine, read_spine
 from securefda.audit.statement_reader import KeptStatements, StatementReader
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
-from securefda.cli.output import printable
 from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import DpEvent
 from securefda.protocol.roster import Roster
+from securefda.text import printable
 
 _WITNESSES = 1
 """How many others must have cosigned the newest checkpoint; that of each header has as many as its threshold."""

@@ -62,10 +62,10 @@ def render_page(sources: Sources, made: datetime) -> str:
         sources: what it is made from.
         made: now, with a time zone.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("securefda.cli"),
+        loader=ChoiceLoader([PackageLoader("securefda.audit.report"), PackageLoader("securefda.operations")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

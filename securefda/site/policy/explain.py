@@ -135,7 +135,7 @@ def explain(policy: SourcePolicy, site: str, sources: int | None = None) -> Expl
     """Say what ``policy`` lets the aggregator learn of ``site``.
 
     Args:
-        policy: of the site; :func:`securefda.site.policy.require_satisfiable` has accepted it, if ``sources`` are known.
+        policy: of the site, accepted by :func:`securefda.site.policy.require_satisfiable` if ``sources`` are known.
         site: the site's id.
         sources: number of sources of the federation, N; None where it is not known.
     """

@@ -30,10 +30,10 @@ from securefda.protocol.agreement import ROW_OPENING_BYTES, row_commitment
 from securefda.protocol.checks import TAIL
 from securefda.protocol.messages import Advertise, Checkpoint, Parcel, ShareBundle, Visibility
 from securefda.protocol.secret import Secret
-from securefda.rounds.store import SourceStore
 from securefda.site.policy import verdict
 from securefda.source import rounds
 from securefda.source.site import SourceSite
+from securefda.source.store import SourceStore
 from securefda.transport.in_memory import UnderWay
 
 SESSIONS = at_depth(20, 300)

@@ -18,20 +18,21 @@ from random_sites import random_run, random_source
 from run_settings import run_settings
 from source_stores import store_at
 
+from securefda.aggregator.process import RunDriver
 from securefda.aggregator.run import AggregatorRun
 from securefda.bench.job import SAMPLES
+from securefda.bootstrap import Member
 from securefda.errors import AuthenticationError, QuorumLost, SecureFdaError
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import RoundLine, SiteLine
-from securefda.rounds.composition import Member
 from securefda.rules import Rule, Strategy
 from securefda.site.endpoints import SiteSpec
 from securefda.site.enrolment import renew_site, revoke_site
 from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import default_policy
+from securefda.source.process import SourceDriver
 from securefda.source.run import SourceRounds
 from securefda.transport.client import SourceChannel
-from securefda.transport.driver import RunDriver, SourceDriver
 from securefda.transport.limits import TransportSettings
 from securefda.transport.server import AggregatorServer
 from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin

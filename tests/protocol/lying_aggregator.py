@@ -18,6 +18,7 @@ from cohort import RUN_ID, TARGET, AnySigned, Bytes, header_body, identity, over
 from session_network import received
 from session_sites import WIDTH, HonestSource, Terms, UnitTrainer, folder_in_memory, must, witness_at
 
+from securefda.aggregator.store import AggregatorStore
 from securefda.audit import notes
 from securefda.audit.facts import witness_name
 from securefda.protocol import agreement
@@ -49,7 +50,6 @@ from securefda.protocol.messages import (
     Unmask,
 )
 from securefda.protocol.secret import Secret
-from securefda.rounds.store import AggregatorStore
 from securefda.transport.in_memory import UnderWay
 
 MODEL = bytes(4 * WIDTH)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from federation_builder import NOW, make
 
+from securefda.aggregator import process as aggregator_process
 from securefda.errors import ConfigError
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.roster import Roster
@@ -18,8 +19,7 @@ from securefda.site.config import AggregatorConfig, ProcessSection, SourceConfig
 from securefda.site.enrolment import renew_site, revoke_site
 from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.roster_memory import ROSTERS_FILE, check_not_older, remember
-from services.aggregator import service as aggregator_service
-from services.source import service as source_service
+from securefda.source import process as source_process
 
 CA, OTHER_CA = "aa" * 32, "bb" * 32
 
@@ -139,14 +139,14 @@ def start_and_stop(kit: Path, role: str, monkeypatch: pytest.MonkeyPatch) -> Non
     def stop(*_: object, **__: object) -> None:
         raise Started
 
-    service = source_service if role == "source" else aggregator_service
+    service = source_process if role == "source" else aggregator_process
     monkeypatch.setattr(service, "Member", stop)
     section = ProcessSection(kit=kit, out=kit / "local" / "run", seed=1)
     task = TaskSection(factory="a.task:Task")
     if role == "source":
-        source_service.main(SourceConfig(source=section, task=task), SilentReporter())
+        source_process.main(SourceConfig(source=section, task=task), SilentReporter())
     else:
-        aggregator_service.main(AggregatorConfig(aggregator=section, task=task), SilentReporter())
+        aggregator_process.main(AggregatorConfig(aggregator=section, task=task), SilentReporter())
 
 
 @pytest.mark.parametrize(("site", "role"), [("basel", "source"), ("geneva", "aggregator")])

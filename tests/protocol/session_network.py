@@ -28,15 +28,15 @@ from session_sites import (
     witness_at,
 )
 
-from securefda.aggregator.attempt import Attempt, PartialSum, RoundSum, Send
+from securefda.aggregator.attempt import Attempt, PartialSum, RoundSum
 from securefda.aggregator.masked_attempt import MaskedAttempt
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.store import AggregatorStore
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.agreement import ROW_OPENING_BYTES
 from securefda.protocol.checks import TAIL, quantisation
-from securefda.protocol.messages import Abort, Header, Parcel, Survivors, Visibility
-from securefda.rounds.store import AggregatorStore
+from securefda.protocol.messages import Abort, Header, Parcel, Send, Survivors, Visibility
 from securefda.rules import Strategy, energies_of, energy_caps, energy_codes
 from securefda.transport.in_memory import MemoryNetwork, Passed, UnderWay
 from securefda.transport.wire import WireError

@@ -1,36 +1,44 @@
-"""Composition, event loop and signals of a source. No protocol and no maths."""
+"""A source's process: it builds the source, dials the aggregator, and answers one message at a time.
+
+What takes long runs beside the event loop, so that heartbeats go on meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from securefda.audit.recorder import MessageRecorder
-from securefda.errors import PolicyRefusal, RunEnded, SecureFdaError
-from securefda.heap import map_large_blocks
+from securefda.bootstrap import Member
+from securefda.errors import FaultyAggregatorError, PolicyRefusal, RunEnded, SecureFdaError
+from securefda.heap import give_free_memory_back, map_large_blocks
 from securefda.operations import SourceWatch, watch_source
 from securefda.operations.progress import Reporter
 from securefda.operations.records import SiteLine, refused_line
 from securefda.operations.run_folder import METRICS_FILE, append_line, keep_refused
-from securefda.protocol.messages import Header, Signed
-from securefda.rounds.composition import Member, source_site
-from securefda.rounds.store import SourceStore
+from securefda.protocol.messages import Header, Parcel, Signed
 from securefda.site.config import SourceConfig
 from securefda.site.drawing import secret_of_site
 from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.policy import load_signed_policy
 from securefda.site.privacy_account import TERMS
+from securefda.source.bootstrap import source_site
+from securefda.source.patience import HINT
 from securefda.source.run import SourceRounds
 from securefda.source.run_book import RunBook, run_book_file
-from securefda.transport.client import SourceChannel
-from securefda.transport.driver import SourceDriver
-from securefda.transport.event_loop import run_until_told
+from securefda.source.store import SourceStore
+from securefda.transport.client import AggregatorRestarted, SourceChannel
+from securefda.transport.dialer import UploadRefusedError
+from securefda.transport.event_loop import in_thread, run_until_told
 from securefda.transport.startup import credentials_of, endpoint_of, transport_settings
 from securefda.transport.wire import encode, encode_signed
 
 STATE_FILE = "state.sqlite"
+
+
 INTERRUPTED_GRACE_S = 1.0
 
 
@@ -142,3 +150,72 @@ class _Service:
             raise
         finally:
             await self._channel.close(grace)
+
+
+class SourceDriver:
+    """Connects a source's rounds with an open channel; whoever opened the channel closes it.
+
+    Between rounds the aggregator may be silent for ``idle_deadline_s`` seconds; None means for ever.
+    """
+
+    def __init__(
+        self, rounds: SourceRounds, channel: SourceChannel, reporter: Reporter, idle_deadline_s: float | None = None
+    ) -> None:
+        self._rounds = rounds
+        self._channel = channel
+        self._reporter = reporter
+        self._idle_deadline_s = idle_deadline_s
+        self._joined = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the aggregator said goodbye, or this site cannot go on."""
+        return self._rounds.goodbye is not None or self._rounds.failure is not None
+
+    async def drive(self) -> None:
+        """Join, and take part until it is over.
+
+        Raises:
+            SecureFdaError: the aggregator did not come back, it refuses this site, or it broke the protocol.
+        """
+        try:
+            while not self.is_over:
+                await self.step()
+        except FaultyAggregatorError as error:
+            error.place, error.hint = error.place or self._rounds.place(), error.hint or HINT
+            raise
+
+    async def step(self) -> None:
+        """Wait for one message, or for the end of its deadline, and answer it; the first step joins before."""
+        try:
+            if not self._joined:
+                await self._channel.send(await in_thread(partial(self._rounds.join, self._channel.run_id.hex())))
+                self._joined = True
+            await self._send(await self._answers())
+        except AggregatorRestarted:
+            self._reporter.note("the aggregator has restarted; joining again")
+            self._rounds.forget()
+            self._joined = False
+
+    async def _answers(self) -> list[Parcel]:
+        deadline_s = self._rounds.deadline_s()
+        try:
+            async with asyncio.timeout(self._idle_deadline_s if deadline_s is None else deadline_s):
+                parcel = await self._channel.receive()
+        except TimeoutError:
+            if deadline_s is None:
+                detail = f"no word for {self._idle_deadline_s:g} s"
+                raise FaultyAggregatorError("DEADLINE", detail) from None
+            return self._rounds.expire()
+        if parcel.vectors:
+            give_free_memory_back()  # before training, which needs most
+        return await in_thread(partial(self._rounds.handle, parcel))
+
+    async def _send(self, parcels: list[Parcel]) -> None:
+        for parcel in parcels:
+            try:
+                await self._channel.send(parcel)
+            except UploadRefusedError as error:
+                # The aggregator has closed the phase: this source is dropped, and what it sent stays masked.
+                self._reporter.note(f"too late for this round: {error}")
+                self._rounds.forget()

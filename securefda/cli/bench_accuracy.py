@@ -13,8 +13,9 @@ from securefda.bench.plan import Request, level_keys
 from securefda.bench.results import Results
 from securefda.bench.suite_folder import read_folder, settings_of
 from securefda.bench.suites import compare_levels
-from securefda.cli.output import Format, aligned, print_error, print_result
+from securefda.cli.output import Format, print_error, print_result
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.text import aligned
 
 COMPARED_POINTS = 1.0
 """How far the means of two levels may be apart."""

@@ -21,6 +21,7 @@ from source_stores import store_at
 
 from securefda.audit.journal import Opening
 from securefda.audit.witness import Witness, WitnessMemory
+from securefda.bootstrap import Member, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.protocol.cohorts import cohort_with
 from securefda.protocol.messages import (
@@ -38,7 +39,6 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.source import AwaitingSurvivors
 from securefda.protocol.transcript import architecture_digest
-from securefda.rounds.composition import Member, witness_of
 from securefda.site.policy import default_policy
 from securefda.source.run import SourceRounds, SourceSite
 from securefda.training import Evaluation, LayerTable, LocalResult

@@ -1,29 +1,38 @@
-"""Composition, event loop and signals of the aggregator. No protocol and no maths."""
+"""The aggregator's process: it builds the run, listens for sources, and drives the run event by event.
+
+What takes long runs beside the event loop, so that heartbeats go on meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from typing import cast
 
+from securefda.aggregator.bootstrap import run_settings, summary_of, target_site
 from securefda.aggregator.run import AggregatorRun
+from securefda.aggregator.store import AggregatorStore
 from securefda.audit.recorder import MessageRecorder
+from securefda.bootstrap import Member
+from securefda.errors import SecureFdaError
 from securefda.heap import map_large_blocks
 from securefda.operations import TargetWatch, watch_target
 from securefda.operations.progress import Reporter
 from securefda.operations.recording import RecordingReporter, model_file
 from securefda.operations.records import RoundLine, Summary
 from securefda.operations.run_folder import RunFolder
-from securefda.rounds.composition import Member, run_settings, summary_of, target_site
-from securefda.rounds.store import AggregatorStore
+from securefda.protocol.messages import Join, Send
+from securefda.protocol.roster import Roster
 from securefda.site.config import AggregatorConfig
 from securefda.site.drawing import secret_of_site
 from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.privacy_account import TERMS
-from securefda.transport.driver import RunDriver
-from securefda.transport.event_loop import run_until_told
+from securefda.transport.event_loop import in_thread, run_until_told
+from securefda.transport.events import Event, Joined, Left, Misbehaved, Received
 from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
 from securefda.transport.startup import credentials_of, source_of_pin, transport_settings
@@ -112,3 +121,83 @@ class _Service:
             raise
         finally:
             await self._server.stop(grace)
+
+
+class RunDriver:
+    """Connects a run with a server that listens, one event at a time.
+
+    Args:
+        run: not yet opened; its clock is ``time.monotonic``.
+        server: started; whoever started it stops it.
+        roster: of the federation.
+        reporter: hears who comes, goes and misbehaves.
+    """
+
+    def __init__(self, run: AggregatorRun, server: AggregatorServer, roster: Roster, reporter: Reporter) -> None:
+        self._run = run
+        self._server = server
+        self._roster = roster
+        self._reporter = reporter
+        self._reported: set[int] = set()
+        """Sources of which the run has heard a :class:`Join` of the process that is there now."""
+
+    async def drive(self) -> None:
+        """Open the run and serve until it is done.
+
+        Raises:
+            SecureFdaError: why the run ended early.
+        """
+        await self._step(self._run.open)
+        while not self._run.done:
+            await self._step(await self._next())
+        if self._run.error is not None:
+            raise self._run.error
+
+    async def _next(self) -> Callable[[], list[Send]]:
+        """What to do next: whatever event comes first, or the deadline."""
+        patience = None if self._run.deadline is None else max(0.0, self._run.deadline - time.monotonic())
+        try:
+            async with asyncio.timeout(patience):
+                return self._reaction(await self._server.receive())
+        except TimeoutError:
+            return self._run.expire
+
+    def _reaction(self, event: Event) -> Callable[[], list[Send]]:
+        match event:
+            case Received(site=site, parcel=parcel):
+                if isinstance(parcel.message.body, Join):
+                    self._reported.add(site)
+                return partial(self._run.receive, parcel)
+            case Left(site=site, why=why):
+                return self._gone(site, why, self._run.left)
+            case Joined(site=site, resumed=resumed) if site in self._reported:
+                if resumed:
+                    return partial(self._run.returned, site)
+                # The run speaks with a process that is no more; the new one reports before it is told anything.
+                self._reported.discard(site)
+                return self._gone(site, "a new process of it has connected", self._run.replaced)
+            case Misbehaved(site=site, check=check, detail=detail):
+                name = "an unknown peer" if site is None else self._roster.by_index(site).site_id
+                self._reporter.note(f"alarm: {name} fails check {check}: {detail}")
+                if site is not None:
+                    return partial(self._run.misbehaved, site, check, detail)
+        return list
+
+    def _gone(self, site: int, why: str, tell: Callable[[int, str], list[Send]]) -> Callable[[], list[Send]]:
+        self._reporter.note(f"{self._roster.by_index(site).site_id}: {why}")
+        return partial(tell, site, why)
+
+    async def _step(self, work: Callable[[], list[Send]]) -> None:
+        """Let the run react, then allow the uploads that it expects, then send what it says."""
+        try:
+            await self._send(await in_thread(work))
+        except SecureFdaError as error:
+            await self._send(self._run.fail(error))
+
+    async def _send(self, sends: list[Send]) -> None:
+        if any(send.parcel.vectors for send in sends):
+            self._server.drop_attachments()  # a new header: whoever has not taken the one before need not any more
+        for entry in self._roster.sources:
+            self._server.expect_upload(entry.index, self._run.expected_upload(entry.index))
+        connected = self._server.connected()
+        await self._server.send([(send.to, send.parcel) for send in sends if send.to in connected])

@@ -14,11 +14,11 @@ from securefda.privacy.ledger import Reservation
 from securefda.privacy.private_checks import require_separate_rows
 from securefda.privacy.private_training import schedule_of, train_private
 from securefda.protocol.secret import RandomBytes
+from securefda.protocol.vectors import vector_to_wire
 from securefda.site.privacy_account import PrivacyAccount
-from securefda.source.charges import Planned
 from securefda.tasks import Samples, Task
 from securefda.training import LocalResult, TrainingSettings, Vector
-from securefda.training.trainer import SiteTrainer, vector_to_wire
+from securefda.training.trainer import Planned, SiteTrainer
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -1,5 +1,0 @@
-"""The target's process: the only listener of a federation."""
-
-from .service import main
-
-__all__ = ["main"]
