@@ -28,6 +28,7 @@ lint: $(READY)
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python tests/vectors/generate.py --check
 	$(BIN)/python -m threat_model.generate --check
+	$(BIN)/python benchmarks/tables.py --check
 	$(BIN)/python tests/deep.py --check
 
 $(READY): requirements.lock pyproject.toml

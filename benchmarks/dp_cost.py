@@ -37,7 +37,7 @@ from dp_cost_runs import (
     run_cell,
 )
 from matplotlib.figure import Figure
-from studies import Cache, as_text, measure, style, this_machine
+from studies import Cache, as_text, measure, shown, style, this_machine
 
 from securefda.bench.federated import workers
 
@@ -117,14 +117,15 @@ def overspent(rows: Iterable[Row]) -> list[str]:
     ]
 
 
-def tables(rows: Sequence[Row]) -> str:
-    """All tables as Markdown."""
-    parts = []
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    """Every table as Markdown, by name."""
+    made = {}
     for study in STUDIES:
-        of_study = [row for row in rows if row["study"] == study]
-        if of_study:
-            parts += [f"**{study}**", _accuracy_table(of_study), _noise_table(of_study), _costs_table(of_study)]
-    return "\n\n".join(part for part in parts if part)
+        if of_study := [row for row in rows if row["study"] == study]:
+            made[f"{study}-accuracy"] = _accuracy_table(of_study)
+            made[f"{study}-noise"] = _noise_table(of_study)
+            made[f"{study}-round"] = _costs_table(of_study)
+    return {name: table for name, table in made.items() if table}
 
 
 def _at(rows: Iterable[Row]) -> dict[tuple[str, str, float], Row]:
@@ -267,7 +268,7 @@ def main() -> int:
         given.figures.write_text(as_text(rows_of(Cache(given.cache, "dp_cost").read()), this_machine() | packages))
     rows = json.loads(given.figures.read_text())["rows"]
     plot(rows, given.plot)
-    print(tables(rows))
+    print(shown(tables(rows)))
     wrong = overspent(rows)
     print("\n".join(wrong) or "No ledger says more than its budget.", file=sys.stderr)
     return 1 if wrong else 0

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from levels_runs import RULES, STUDIES, Cell, Figures, cells_of, run_cell
 from matplotlib.figure import Figure
-from studies import Cache, as_text, measure, style, this_machine
+from studies import Cache, as_text, measure, shown, style, this_machine
 
 from securefda.bench.federated import workers
 
@@ -133,14 +133,15 @@ def _lost(at: Mapping[tuple[str, str, str], Row], study: str, rule: str) -> floa
     return fmean(means(clear)) - fmean(means(capped))
 
 
-def tables(rows: Sequence[Row]) -> str:
-    """All tables as Markdown."""
-    parts = []
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    """Every table as Markdown, by name."""
+    made = {}
     for study in STUDIES:
-        of_study = [row for row in rows if row["study"] == study]
-        if of_study:
-            parts += [f"**{study}**", _accuracy_table(of_study), _caps_table(of_study), _costs_table(of_study)]
-    return "\n\n".join(part for part in parts if part)
+        if of_study := [row for row in rows if row["study"] == study]:
+            made[f"{study}-accuracy"] = _accuracy_table(of_study)
+            made[f"{study}-caps"] = _caps_table(of_study)
+            made[f"{study}-round"] = _costs_table(of_study)
+    return {name: table for name, table in made.items() if table}
 
 
 def _accuracy_table(rows: Sequence[Row]) -> str:
@@ -252,7 +253,7 @@ def main() -> int:
         _measure(given)
     rows = json.loads(given.figures.read_text())["rows"]
     plot(rows, given.plot)
-    print(tables(rows))
+    print(shown(tables(rows)))
     wrong = misses(rows)
     print("\n".join(wrong) or "Every requirement holds.", file=sys.stderr)
     return 1 if given.check and wrong else 0

@@ -30,7 +30,7 @@ from federated import workers
 from matplotlib.figure import Figure
 from round_cost_runs import DP, KINDS, LEVELS, PLAIN, REPEATS, SIZES, STUDY, Cell, Figures, cells, run_cell
 from round_cost_task import params_of
-from studies import Cache, as_text, measure, style, this_machine
+from studies import Cache, as_text, measure, shown, style, this_machine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,22 +126,28 @@ def vectors_down(level: str) -> int:
     return 2 if level in ("sum", DP) else 1
 
 
-def tables(rows: Sequence[Row]) -> str:
-    """All tables as Markdown."""
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    """Every table as Markdown, by name."""
     rounds = [row for row in rows if row["study"] == STUDY]
-    parts = [
-        _table("seconds of a round (times plain)", rounds, lambda row: _with_ratio(row["seconds"], row["times_plain"])),
-        _table(
+    made = {
+        "seconds": _table(
+            "seconds of a round (times plain)", rounds, lambda row: _with_ratio(row["seconds"], row["times_plain"])
+        ),
+        "processor": _table(
             "processor seconds, target and slowest source (times plain)",
             rounds,
             lambda row: _with_ratio(_processor(row), row["processor_times_plain"]),
         ),
-        _table("kB from one source; to it", rounds, lambda row: f"{_kb(row['bytes_up'])}; {_kb(row['bytes_down'])}"),
-        _table("load; cores that others took", rounds, lambda row: f"{_span(row['load'])}; {_span(row['others'])}"),
-        _parts_table(rounds),
-        _rule_table([row for row in rows if row["study"] == RULE]),
-    ]
-    return "\n\n".join(part for part in parts if part)
+        "bytes": _table(
+            "kB from one source; to it", rounds, lambda row: f"{_kb(row['bytes_up'])}; {_kb(row['bytes_down'])}"
+        ),
+        "load": _table(
+            "load; cores that other work took", rounds, lambda row: f"{_span(row['load'])}; {_span(row['others'])}"
+        ),
+        "parts": _parts_table(rounds),
+        "rule": _rule_table([row for row in rows if row["study"] == RULE]),
+    }
+    return {name: table for name, table in made.items() if table}
 
 
 def _table(title: str, rows: Sequence[Row], text: Callable[[Row], str]) -> str:
@@ -311,7 +317,7 @@ def main() -> int:
         given.figures.write_text(as_text(rows, this_machine() | packages))
     rows = json.loads(given.figures.read_text())["rows"]
     plot(rows, given.plot)
-    print(tables(rows))
+    print(shown(tables(rows)))
     wrong = misses([row for row in rows if row["study"] == STUDY])
     print("\n".join(wrong) or "Every requirement holds.", file=sys.stderr)
     return 1 if given.check and wrong else 0

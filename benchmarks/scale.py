@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from studies import style, this_machine
+from studies import shown, style, this_machine
 
 from securefda.bench.secagg import bench_secagg, jobs_of
 
@@ -198,6 +198,11 @@ _COLUMNS: tuple[tuple[str, Callable[[Cell], str]], ...] = (
 )
 
 
+def tables(cells: Sequence[Cell]) -> dict[str, str]:
+    """Both tables as Markdown, by name."""
+    return {"cells": cells_table(cells), "growth": growth_table(growths(cells))}
+
+
 def cells_table(cells: Sequence[Cell]) -> str:
     """What one session costs each side, as Markdown."""
     rows = [[name for name, _ in _COLUMNS], ["---"] * len(_COLUMNS)]
@@ -318,7 +323,7 @@ def main() -> int:
     cells = json.loads(given.figures.read_text())["cells"]
     found = growths(cells)
     plot(cells, given.plot)
-    print(cells_table(cells), growth_table(found), sep="\n\n")
+    print(shown(tables(cells)))
     too_fast = [one for one in found if not one.is_within_bound]
     for one in too_fast:
         print(one, file=sys.stderr)

@@ -21,7 +21,7 @@ from securefda.bench.plots import style
 if TYPE_CHECKING:
     from securefda.bench.federated import Job
 
-__all__ = ["AnyCell", "Cache", "Cell", "Figures", "as_text", "measure", "style", "this_machine"]
+__all__ = ["AnyCell", "Cache", "Cell", "Figures", "as_text", "measure", "shown", "style", "this_machine"]
 
 
 class Cell(Protocol):
@@ -92,6 +92,11 @@ def measure(
             continue
         cache.add(cell, future.result())
         done(cell, future.result())
+
+
+def shown(tables: Mapping[str, str]) -> str:
+    """Tables by name as one text in Markdown, each below its name."""
+    return "\n\n".join(f"**{name}**\n\n{table}" for name, table in tables.items())
 
 
 def as_text(rows: Iterable[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:

@@ -134,6 +134,6 @@ def test_a_seed_that_one_target_lacks_counts_for_none_and_a_row_without_any_is_a
     at = {(row["study"], row["rule"], row["place"], row["epsilon"]): row for row in rows}
     assert at["fed-heart", "fedda_auto", "both", 1.0]["seeds"] == [0]
     assert ("fed-heart", "fedda_auto", "both", 2.0) not in at
-    heart = study.tables(rows).split("**fed-heart**")[1]
+    heart = study.tables(rows)["fed-heart-accuracy"]
     line = next(line for line in heart.split("\n") if line.startswith("| fedda_auto | both |"))
     assert [cell.strip() for cell in line.split("|")[4:6]] == ["70.0", "–"]

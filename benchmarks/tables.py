@@ -1,0 +1,152 @@
+"""Writes the tables of the results pages from the committed figures, or with --check fails where a page is stale.
+
+    python benchmarks/tables.py [--check]
+
+The pages are those of ``docs/explanation/results``. A table stands between ``<!-- table: FILE/NAME -->`` and
+``<!-- end -->``; FILE is the figures' file in this folder without ``.json``, NAME one of the tables made of it. Every
+table that is made stands on one page, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import audit_log
+import audit_mutations
+import dp_cost
+import levels
+import round_cost
+import scale
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PAGES = ROOT / "docs" / "explanation" / "results"
+COMMAND = "python benchmarks/tables.py"
+
+_BEGIN, _END = "<!-- table: ", "<!-- end -->"
+_BLOCK = re.compile(rf"{_BEGIN}(?P<name>[\w/-]+) -->\n.*?{_END}", re.DOTALL)
+
+
+class PageError(ValueError):
+    """The markers of the pages are not those of the tables."""
+
+
+def all_tables(folder: Path) -> dict[str, str]:
+    """Every table as Markdown, by ``FILE/NAME``, made of the figures in ``folder``."""
+
+    def figures(name: str) -> Any:
+        return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+    by_file = {
+        "levels": levels.tables(figures("levels")["rows"]),
+        "dp_cost": dp_cost.tables(figures("dp_cost")["rows"]),
+        "round_cost": round_cost.tables(figures("round_cost")["rows"]),
+        "scale": scale.tables(figures("scale")["cells"]),
+        "audit_log": audit_log.tables(figures("audit_log")),
+        "audit_mutations": {"classes": audit_mutations.table(figures("audit_mutations")["classes"])},
+        "model_step": {
+            "ratios": ratios_table(figures("model_step")["cases"]),
+            "walk": walk_table(figures("model_step")["rounds_to_an_imprinting_model"]),
+        },
+        "mutants": {"killed": killed_table([figures("mutants_before"), figures("mutants_after")])},
+    }
+    return {f"{file}/{name}": table for file, tables in by_file.items() for name, table in tables.items()}
+
+
+def ratios_table(cases: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """The longest steps of the model and of g_T in every case of ``model_step.json``, over its seeds."""
+    rows = []
+    for name, seeds in cases.items():
+        longest = [max(run[kind] for run in seeds.values()) for kind in ("model", "target")]
+        rows.append([name, *(f"{ratio:.2f}" if ratio else "–" for ratio in longest)])
+    return _markdown(("run", "model", "g_T"), rows)
+
+
+def walk_table(rounds: Mapping[str, int]) -> str:
+    """Limit of a step -> finished rounds to a model that the target made."""
+    return _markdown(
+        ("`limits.model-step`", "finished rounds"),
+        [[limit.removeprefix("limit "), str(number)] for limit, number in rounds.items()],
+    )
+
+
+def killed_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """How many mutants of each package the tests of each revision killed."""
+    packages = [row["package"] for row in runs[0]["unmutated"]]
+    rows = []
+    for run in runs:
+        killed = [row["mutant"] for row in run["results"] if row["outcome"] == "killed"]
+        counts = [sum(name.startswith(f"securefda/{package}/") for name in killed) for package in packages]
+        rows.append([f"`{run['revision'][:7]}`", *map(str, counts), str(len(killed))])
+    return _markdown(("revision", *packages, f"of {len(runs[0]['results'])}"), rows)
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
+
+
+def names_in(text: str) -> list[str]:
+    """The names of a page's tables.
+
+    Raises:
+        PageError: a marker without the other one.
+    """
+    names = [match["name"] for match in _BLOCK.finditer(text)]
+    if not len(names) == text.count(_BEGIN) == text.count(_END):
+        raise PageError(f"a marker {_BEGIN}NAME --> or {_END} stands without the other one")
+    return names
+
+
+def with_tables(text: str, tables: Mapping[str, str]) -> str:
+    """The page's text with ``tables`` between its markers."""
+    return _BLOCK.sub(lambda match: f"{_BEGIN}{match['name']} -->\n\n{tables[match['name']]}\n\n{_END}", text)
+
+
+def written(pages: Mapping[str, str], tables: Mapping[str, str]) -> dict[str, str]:
+    """What each page, by its name, has to be.
+
+    Raises:
+        PageError: a marker without the other one, or a table that does not stand on the pages exactly once.
+    """
+    counts: Counter[str] = Counter()
+    for page, text in pages.items():
+        try:
+            counts.update(names_in(text))
+        except PageError as error:
+            raise PageError(f"{page}: {error}") from None
+    if unknown := sorted(counts.keys() - tables.keys()):
+        raise PageError(f"no such table: {', '.join(unknown)}")
+    if wrong := sorted(name for name in tables if counts[name] != 1):
+        raise PageError(f"not on the pages exactly once: {', '.join(wrong)}")
+    return {page: with_tables(text, tables) for page, text in pages.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is stale")
+    check = parser.parse_args(arguments).check
+    present = {path.name: path.read_text(encoding="utf-8") for path in sorted(PAGES.glob("*.md"))}
+    try:
+        wanted = written(present, all_tables(HERE))
+    except PageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    stale = [page for page, text in wanted.items() if text != present[page]]
+    if check and stale:
+        print(f"stale: {', '.join(stale)}; run {COMMAND}", file=sys.stderr)
+        return 1
+    for page in stale:
+        (PAGES / page).write_text(wanted[page], encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
