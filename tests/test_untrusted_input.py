@@ -57,7 +57,6 @@ WRAPPERS = {
     *("settings.read_toml", "settings.parse_toml", "parse.load_object"),
     "operations.run_folder.read_object",
 }
-SERVICES = PACKAGE.parent / "services"
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 FEDERATION = b"""[federation]
 name = "study"
