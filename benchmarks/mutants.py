@@ -284,11 +284,12 @@ def _write(path: Path, results: Mapping[str, Any]) -> None:
 def table(results: Mapping[str, Any]) -> str:
     """How many were killed of each package, as Markdown, then every other mutant by name."""
     lines = [f"| package | {KILLED} | {SURVIVED} | {INAPPLICABLE} |", "|---|---|---|---|"]
-    for package in (row["package"] for row in results["unmutated"]):  # of an earlier revision, as it named them
-        of_package = [
-            row for row in results["results"] if package in (package_of(row["mutant"]), row["mutant"].split("/")[1])
-        ]
-        counts = Counter(row["outcome"] for row in of_package)
+    packages = [row["package"] for row in results["unmutated"]]  # of an earlier revision, as it named them
+    outcomes = {package: Counter[str]() for package in packages}
+    for row in results["results"]:
+        folder = row["mutant"].split("/")[1]
+        outcomes[folder if folder in outcomes else package_of(row["mutant"])][row["outcome"]] += 1
+    for package, counts in outcomes.items():
         lines.append(f"| {package} | {counts[KILLED]} | {counts[SURVIVED]} | {counts[INAPPLICABLE]} |")
     others = [f"{row['outcome']}: {row['mutant']}" for row in results["results"] if row["outcome"] != KILLED]
     return "\n".join([*lines, "", *sorted(others)])
