@@ -1,4 +1,4 @@
-"""Times the energy rule as one source evaluates it and prints one JSON object.
+"""Times the norm cap as one source evaluates it and prints one JSON object.
 
 The caps are computed from the rows of all sources; the row and the scaling concern the source's own contribution.
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from securefda.rules import energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
+from securefda.rules import caps_for, contribution_norms, norm_codes, norms_of, scale_to_caps
 
 SEED = 20240517
 WARM_UP_RUNS = 5
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="time the energy rule")
+    parser = argparse.ArgumentParser(description="time the norm cap")
     parser.add_argument("--sources", type=int, default=100, help="at least 3")
     parser.add_argument("--layers", type=int, default=100)
     parser.add_argument("--parameters", type=int, default=1_000_000)
@@ -58,24 +58,26 @@ def _cases(sources: int, layers: int, parameters: int) -> dict[str, Callable[[],
     rows = np.exp(generator.normal(scale=2, size=(sources, layers))).astype(np.float32)
     vector = generator.normal(size=parameters)
     sizes = [len(part) for part in np.array_split(np.arange(parameters), layers)]
-    row = energy_row(vector, sizes, 0.5)
+    row = contribution_norms(vector, sizes, 0.5)
     few = max(1, sources // 2)
     limits = [100.0 * max(row.max(), rows.max())] * layers
-    codes = [energy_codes(one, sizes, limits) for one in rows]
+    codes = [norm_codes(one, sizes, limits) for one in rows]
 
     def caps_of_codes() -> object:
         """As a source computes them from the boxes of all."""
-        return energy_caps([energies_of(one, sizes, limits) for one in codes], kappa=KAPPA, others=sources - 1)
+        return caps_for([norms_of(one, sizes, limits) for one in codes], kappa=KAPPA, others=sources - 1)
 
     def scale() -> object:
         """Under caps that hardly change the vector, so that every run does the same work."""
         return scale_to_caps(vector, sizes, row, row * (1 - 1e-6))
 
     return {
-        "caps": lambda: energy_caps(rows, kappa=KAPPA, others=sources - 1),
+        "caps": lambda: caps_for(rows, kappa=KAPPA, others=sources - 1),
         "caps, rows as codes": caps_of_codes,
-        "caps, half of the others count": lambda: energy_caps(rows, kappa=KAPPA, others=few),
-        "row of a contribution, with its codes": lambda: energy_codes(energy_row(vector, sizes, 0.5), sizes, limits),
+        "caps, half of the others count": lambda: caps_for(rows, kappa=KAPPA, others=few),
+        "row of a contribution, with its codes": lambda: norm_codes(
+            contribution_norms(vector, sizes, 0.5), sizes, limits
+        ),
         "scaling of a contribution": scale,
     }
 

@@ -27,7 +27,7 @@ from securefda.tasks.fed_heart import HOSPITALS
 from securefda.training import layer_table, vector_to_model
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-_NO_RULE = "privacy.kappa=0"
+_NO_RULE = "privacy.norm-cap-kappa=0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Study:
 _EVERYWHERE: dict[str, tuple[str, ...]] = {
     "individual": ("privacy.visibility=individual",),
     "sum": (_NO_RULE,),
-    "sum, caps by layer": ("privacy.kappa=1", "privacy.energy-granularity=layer"),
-    "sum, caps on the model": ("privacy.kappa=1", "privacy.energy-granularity=model"),
+    "sum, caps by layer": ("privacy.norm-cap-kappa=1", "privacy.norm-cap-granularity=layer"),
+    "sum, caps on the model": ("privacy.norm-cap-kappa=1", "privacy.norm-cap-granularity=model"),
 }
 """Level -> settings that both studies have in common."""
 
@@ -62,7 +62,7 @@ STUDIES = {
             "cohort": ("privacy.visibility=cohort",),  # one of all three
             "mixed": (  # the second and third source at sum, where one other is enough for each
                 "privacy.visibility=individual",
-                "privacy.k-min=1",
+                "privacy.min-others=1",
                 'privacy.site-visibility={SECOND="sum",THIRD="sum"}',
             ),
         },
@@ -75,11 +75,16 @@ STUDIES = {
         3,
         _EVERYWHERE
         | {
-            "cohort": ("privacy.visibility=cohort", "privacy.cohort-size=2", "privacy.k-min=1", "privacy.n-c=0"),
+            "cohort": (
+                "privacy.visibility=cohort",
+                "privacy.cohort-size=2",
+                "privacy.min-others=1",
+                "privacy.max-colluders=0",
+            ),
             "mixed": (  # one source in clear, a cohort of two, a sum of two
                 "privacy.visibility=individual",
-                "privacy.k-min=1",
-                "privacy.n-c=0",
+                "privacy.min-others=1",
+                "privacy.max-colluders=0",
                 'privacy.site-visibility={source-2="cohort",source-3="cohort",source-4="sum",source-5="sum"}',
             ),
         },
@@ -169,7 +174,7 @@ class Figures:
         model: SHA-256 of the final model, hex.
         seconds: of a round, median.
         bytes: of a round, both ways and all sources together, mean.
-        zeroed: share of (layer, round) that the energy rule emptied, among the rounds that had it; 0 without it.
+        zeroed: share of (layer, round) that the norm cap emptied, among the rounds that had it; 0 without it.
         capped: share of (layer, source, round) that it scaled down, likewise.
         cosine: of g_T and the update of the model, median over the rounds that have both; None without one.
         chosen: rule -> rounds in which it was the one.
@@ -204,10 +209,10 @@ def run_cell(job: Job) -> Figures:
 
 def _figures(config: FederationConfig, record: RunRecord, predictions: str) -> Figures:
     lines, capped, zeroed = list(record.rounds), 0.0, 0.0
-    if config.privacy.kappa and Visibility.SUM in config.levels.values():
+    if config.privacy.norm_cap_kappa and Visibility.SUM in config.levels.values():
         layers = len(layer_table(_task(config, 0).model()))
         zeroed = fmean(len(line["emptied"]) / layers for line in lines)
-        of_site = layers if config.privacy.energy_granularity == "layer" else 1
+        of_site = layers if config.privacy.norm_cap_granularity == "layer" else 1
         capped = fmean(line["capped"] / of_site for own in record.sites.values() for line in own)
     cosines = [cosine for line in lines if (cosine := line.get("target_cosine")) is not None]
     return Figures(

@@ -22,7 +22,7 @@ from offline_rounds import OfflineSites
 from securefda.aggregator.expected import expected_header
 from securefda.aggregator.target import train_target
 from securefda.protocol.messages import Granularity
-from securefda.rules import Contribution, energies_of, energy_caps, energy_codes, energy_row, round_plan, scale_to_caps
+from securefda.rules import Contribution, caps_for, contribution_norms, norm_codes, norms_of, round_plan, scale_to_caps
 from securefda.site.config import FederationConfig, load_federation
 from securefda.training import LocalResult
 
@@ -58,7 +58,7 @@ class _Rounds(OfflineSites):
 
     def __init__(self, config: FederationConfig, seed: int) -> None:
         super().__init__(config, seed)
-        self._max_samples, self._energy = config.session.max_samples, expected_header(config).energy
+        self._max_samples, self._norm_cap = config.session.max_samples, expected_header(config).norm_cap
         self._clip = config.session.clip
 
     def contributors(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -77,17 +77,17 @@ class _Rounds(OfflineSites):
         return (before, after) if plan.rule.projects else (np.zeros(0, int), np.zeros(0, int))
 
     def _cap(self, parts: list[Contribution], results: list[LocalResult]) -> None:
-        """Scale the parts to the caps of the energy rule, if there is one."""
-        if self._energy is None:
+        """Scale the parts to the caps of the norm cap, if there is one."""
+        if self._norm_cap is None:
             return
-        sizes = [self.model.size] if self._energy.granularity is Granularity.MODEL else self.target.sizes
+        sizes = [self.model.size] if self._norm_cap.granularity is Granularity.MODEL else self.target.sizes
         norms = [
-            energy_row(part.vector, sizes, result.samples / self._max_samples)
+            contribution_norms(part.vector, sizes, result.samples / self._max_samples)
             for part, result in zip(parts, results, strict=True)
         ]
         limits = [self._clip * math.sqrt(size) for size in sizes]
-        told = [energies_of(energy_codes(row, sizes, limits), sizes, limits) for row in norms]
-        caps = energy_caps(told, kappa=self._energy.kappa, others=self._energy.others)
+        told = [norms_of(norm_codes(row, sizes, limits), sizes, limits) for row in norms]
+        caps = caps_for(told, kappa=self._norm_cap.kappa, others=self._norm_cap.others)
         for part, row in zip(parts, norms, strict=True):
             scale_to_caps(part.vector, sizes, row, caps)
 

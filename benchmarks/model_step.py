@@ -68,8 +68,8 @@ CASES = {
     "digits, fedgp, beta 0.5": Case("digits", ("strategy.rule=fedgp",)),
     "digits, fedavg": Case("digits", ("strategy.rule=fedavg",)),
     "digits, auto": Case("digits", ("strategy.rule=auto",)),
-    "digits, cohort": Case("digits", ("privacy.visibility=cohort", "privacy.n-c=0", "privacy.k-min=1")),
-    "digits, individual": Case("digits", ("privacy.visibility=individual", "privacy.n-c=0")),
+    "digits, cohort": Case("digits", ("privacy.visibility=cohort", "privacy.max-colluders=0", "privacy.min-others=1")),
+    "digits, individual": Case("digits", ("privacy.visibility=individual", "privacy.max-colluders=0")),
     "digits, sgd": Case(
         "digits",
         (

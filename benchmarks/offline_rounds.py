@@ -1,6 +1,6 @@
 """The sites of a federation file and its model in one process, for studies that look into single rounds.
 
-There is no network, no mask and no energy rule here: what a source hands in is what `contribute` makes of its update.
+There is no network, no mask and no norm cap here: what a source hands in is what `contribute` makes of its update.
 """
 
 from __future__ import annotations

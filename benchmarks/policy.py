@@ -10,10 +10,10 @@ import json
 import statistics
 import time
 
-from securefda.protocol.messages import EnergyTerms, Granularity, Header, Layer, RuleTerms, TargetTerms, Visibility
+from securefda.protocol.messages import Granularity, Header, Layer, NormCapTerms, RuleTerms, TargetTerms, Visibility
 from securefda.protocol.parameters import SessionLimits
 from securefda.site.policy import SourcePolicy, check_header
-from securefda.site.policy.model import EnergyBounds
+from securefda.site.policy.model import NormCapBounds
 
 
 def header_of(participants: int, layers: int) -> Header:
@@ -40,18 +40,18 @@ def header_of(participants: int, layers: int) -> Header:
         previous_result_digest=bytes(32),
         previous_checkpoint=b"",
         sum_quorum=quorum,
-        energy=EnergyTerms(1.0, quorum - 1 - colluders, Granularity.LAYER),
+        norm_cap=NormCapTerms(1.0, quorum - 1 - colluders, Granularity.LAYER),
     )
 
 
 def policy_of(participants: int) -> SourcePolicy:
     """A policy that such a header meets, with every list filled."""
     return SourcePolicy(
-        k_min=participants // 2,
-        n_c=participants // 5,
+        min_others=participants // 2,
+        max_colluders=participants // 5,
         allowed_rules=("source_only", "fedda_auto", "fedgp_auto", "auto"),
         architectures=(bytes(32).hex(),),
-        energy=EnergyBounds(kappa=1.0),
+        norm_cap=NormCapBounds(kappa=1.0),
     )
 
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=2000)
     options = parser.parse_args()
     policy, header = policy_of(options.participants), header_of(options.participants, options.layers)
-    limits = SessionLimits(policy.k_min, policy.n_c, frozenset(header.participants))
+    limits = SessionLimits(policy.min_others, policy.max_colluders, frozenset(header.participants))
     times = []
     for _ in range(options.repetitions):
         started = time.perf_counter()

@@ -37,7 +37,7 @@ KINDS = ("training", "dp", "rule", "masking", "logging", "witnessing")
 """What is timed inside the processes; the rest is transport and what belongs to none."""
 
 _COHORTS = {5: (2, 1), 10: (5, 2), 20: (5, 2)}
-"""Sources -> fewest members of a cohort and k-min: cohorts of 2 and 3, two of 5, four of 5."""
+"""Sources -> fewest members of a cohort and min-others: cohorts of 2 and 3, two of 5, four of 5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ def config_of(sources: int, params: int, level: str) -> FederationConfig:
 
 def _privacy(sources: int, level: str) -> dict[str, Any]:
     if level == "cohort":
-        smallest, k_min = _COHORTS[sources]
-        return {"visibility": "cohort", "cohort-size": smallest, "k-min": k_min}
+        smallest, min_others = _COHORTS[sources]
+        return {"visibility": "cohort", "cohort-size": smallest, "min-others": min_others}
     visibility = {PLAIN: "individual", "individual": "individual", "sum": "sum", DP: "sum"}[level]
     return {"visibility": visibility, "budget": {"target-epsilon": 1e6}}
 

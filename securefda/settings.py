@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 from pydantic_core import ErrorDetails
@@ -39,6 +39,9 @@ class Settings(BaseModel):
         validate_by_alias=True,
         allow_inf_nan=False,
     )
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Dotted keys of earlier versions -> what they are called now."""
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -151,6 +154,8 @@ def _as_config_error(
     key = ".".join(str(part) for part in detail["loc"]) or str(file)
     source = next((where for name, where in origins.items() if _overlap(key, name)), file.name)
     if detail["type"] == "extra_forbidden":
+        if key in model.renamed:
+            return ConfigError(key, f"is now {model.renamed[key]} ({source})", hint=f"write {model.renamed[key]}")
         return ConfigError(key, f"unknown key ({source})", hint=_unknown_key_hint(model, key))
     if detail["type"] == "missing":
         return ConfigError(key, f"missing ({source})", hint=f"add {key.rpartition('.')[2]} to the file")

@@ -51,8 +51,8 @@ def test_a_minimal_file_gets_the_documented_defaults(file: Path) -> None:
     assert config.federation.target == "target"
     assert config.task.data_dir is None
     assert (config.strategy.rule, config.strategy.estimator, config.strategy.rounds) == ("fedgp_auto", "mean-field", 20)
-    assert (config.privacy.visibility, config.privacy.k_min, config.privacy.n_c) == ("sum", 2, 0)
-    assert (config.privacy.kappa, config.privacy.energy_granularity) == (1.0, "layer")
+    assert (config.privacy.visibility, config.privacy.min_others, config.privacy.max_colluders) == ("sum", 2, 0)
+    assert (config.privacy.norm_cap_kappa, config.privacy.norm_cap_granularity) == (1.0, "layer")
     assert config.privacy.site_visibility == {}
     assert (config.session.threshold, config.session.modulus_bits, config.session.clip) == (0, 32, 1.0)
     assert config.transport.listen == "127.0.0.1:0"
@@ -102,7 +102,9 @@ BAD_VALUES = [
     ("[strategy]\nroundz = 3", "strategy.roundz", "unknown key", "did you mean strategy.rounds?"),
     ("[strategy]\nwarm_up_rounds = 1", "strategy.warm_up_rounds", "unknown key", "strategy.warm-up-rounds"),
     ("[training]\nlearning-rate = 1", "training.learning-rate", "unknown key", "training.target.learning-rate"),
-    ("[privicy]\nk-min = 1", "privicy", "unknown key", "known tables"),
+    ("[privacy]\nk-min = 1", "privacy.k-min", "is now privacy.min-others", "write privacy.min-others"),
+    ("[privacy]\nnorm-rows = 'hidden'", "privacy.norm-rows", "is now privacy.norm-reports", ""),
+    ("[privicy]\nmin-others = 1", "privicy", "unknown key", "known tables"),
     ("[strategy]\nrounds = '3'", "strategy.rounds", "valid integer, not '3'", ""),
     ("[strategy]\nrounds = 0", "strategy.rounds", "at least 1", ""),
     ("[strategy]\nrule = 'fedgb'", "strategy.rule", "fedgp_auto", ""),
@@ -146,13 +148,18 @@ BAD_VALUES = [
     ("[training.source]\nmomentum = 1.0", "training.source.momentum", "less than 1", ""),
     ("[training.target]\ndevice = 'gpu'", "training.target.device", "'cuda'", ""),
     ("[privacy]\nvisibility = 'all'", "privacy.visibility", "'individual', 'cohort' or 'sum'", ""),
-    ("[privacy]\ncohort-size = 2", "privacy.cohort-size", "below k-min + n-c + 1 = 3", "set 0 for 4"),
-    ("[privacy]\nk-min = 3", "privacy.k-min", "at least 4 sources", "add sources"),
-    ("[privacy]\nn-c = 1", "privacy.k-min", "at least 4 sources", "add sources"),
-    ("[privacy]\nkappa = -1", "privacy.kappa", "greater than or equal to 0", ""),
-    ("[privacy]\nkappa = inf", "privacy.kappa", "finite", ""),
-    ("[privacy]\nkappa = 2.5", "privacy.kappa", "2.5 is above k-min = 2", "raise privacy.k-min"),
-    ("[privacy]\nenergy-granularity = 'row'", "privacy.energy-granularity", "'layer' or 'model'", ""),
+    ("[privacy]\ncohort-size = 2", "privacy.cohort-size", "below min-others + max-colluders + 1 = 3", "set 0 for 4"),
+    ("[privacy]\nmin-others = 3", "privacy.min-others", "at least 4 sources", "add sources"),
+    ("[privacy]\nmax-colluders = 1", "privacy.min-others", "at least 4 sources", "add sources"),
+    ("[privacy]\nnorm-cap-kappa = -1", "privacy.norm-cap-kappa", "greater than or equal to 0", ""),
+    ("[privacy]\nnorm-cap-kappa = inf", "privacy.norm-cap-kappa", "finite", ""),
+    (
+        "[privacy]\nnorm-cap-kappa = 2.5",
+        "privacy.norm-cap-kappa",
+        "2.5 is above min-others = 2",
+        "raise privacy.min-others",
+    ),
+    ("[privacy]\nnorm-cap-granularity = 'row'", "privacy.norm-cap-granularity", "'layer' or 'model'", ""),
     (
         "[privacy.site-visibility]\nsource-9 = 'sum'",
         "privacy.site-visibility.source-9",
@@ -161,13 +168,13 @@ BAD_VALUES = [
     ),
     ("[privacy.site-visibility]\nsource-1 = 'all'", "privacy.site-visibility.source-1", "'cohort' or 'sum'", ""),
     (
-        "[privacy]\nk-min = 3\nvisibility = 'individual'\nsite-visibility = {source-2 = 'sum'}",
+        "[privacy]\nmin-others = 3\nvisibility = 'individual'\nsite-visibility = {source-2 = 'sum'}",
         "max-visibility",
         "source-2",
         "permits more",
     ),
     (
-        "[privacy]\nk-min = 3\nvisibility = 'individual'\nsite-visibility = {source-1 = 'cohort', source-3 = 'cohort'}",
+        "[privacy]\nmin-others = 3\nvisibility = 'individual'\nsite-visibility = {source-1 = 'cohort', source-3 = 'cohort'}",
         "max-visibility",
         "source-1, source-2, source-3 permit no more than cohort",
         "more sources",
@@ -186,8 +193,8 @@ BAD_VALUES = [
     ("[training.target.dp]\nghost-clipping = 1", "training.target.dp.ghost-clipping", "valid boolean", ""),
     ("[training.source.dp]\nclip-norm = 1.0", "training.source.dp.clip-norm", "unknown key", "max-grad-norm"),
     ("[training.dp]\nnoise-multiplier = 1.0", "training.dp", "unknown key", "source.dp.noise-multiplier"),
-    ("[session]\nthreshold = 1", "session.threshold", "below k-min + n-c + 1 = 3", "leave it at 0"),
-    ("[session]\nthreshold = 2", "session.threshold", "below k-min + n-c + 1 = 3", "leave it at 0"),
+    ("[session]\nthreshold = 1", "session.threshold", "below min-others + max-colluders + 1 = 3", "leave it at 0"),
+    ("[session]\nthreshold = 2", "session.threshold", "below min-others + max-colluders + 1 = 3", "leave it at 0"),
     ("[session]\nthreshold = 4", "session.threshold", "outside [2, 3]", "leave it at 0"),
     ("[session]\nmodulus-bits = 16", "session.modulus-bits", "32 or 64", ""),
     ("[session]\nclip = inf", "session.clip", "finite", ""),
@@ -243,9 +250,13 @@ def test_the_targets_own_file_is_checked_as_the_federations_is(file: Path, tmp_p
 
 
 def test_each_sites_policy_permits_what_the_file_says_of_it(file: Path) -> None:
-    overrides = ['federation.sources=["a", "b", "c", "d"]', "privacy.visibility=individual", "privacy.kappa=0.5"]
+    overrides = [
+        'federation.sources=["a", "b", "c", "d"]',
+        "privacy.visibility=individual",
+        "privacy.norm-cap-kappa=0.5",
+    ]
     sites = 'privacy.site-visibility={a = "sum", b = "sum", c = "sum"}'
-    config = load_federation(file, [*overrides, sites, "privacy.energy-granularity=model"])
+    config = load_federation(file, [*overrides, sites, "privacy.norm-cap-granularity=model"])
     permitted = {site: site_policy(config, site) for site in config.federation.sources}
     assert {site: policy.max_visibility for site, policy in permitted.items()} == {
         "a": "sum",
@@ -254,7 +265,7 @@ def test_each_sites_policy_permits_what_the_file_says_of_it(file: Path) -> None:
         "d": "individual",
     }
     assert {site: level.label for site, level in config.levels.items()}["d"] == "individual"
-    assert {(policy.energy.kappa, policy.energy.granularity) for policy in permitted.values()} == {(0.5, "model")}
+    assert {(policy.norm_cap.kappa, policy.norm_cap.granularity) for policy in permitted.values()} == {(0.5, "model")}
 
 
 NOISE = ("training.source.dp.noise-multiplier=1.1", "training.source.dp.max-grad-norm=20")
@@ -330,13 +341,13 @@ def test_a_sites_policy_permits_unfiltered_projections_where_the_run_projects_un
 ) -> None:
     config = load_federation(file, overrides)
     assert config.strategy.filter is not permitted
-    assert site_policy(config, "source-1").energy.unfiltered_projection is permitted
+    assert site_policy(config, "source-1").norm_cap.unfiltered_projection is permitted
 
 
-def test_a_filter_goes_with_the_energy_rule_for_the_model(file: Path) -> None:
-    config = load_federation(file, ["strategy.filter=true", "privacy.energy-granularity=model"])
-    energy = site_policy(config, "source-1").energy
-    assert (energy.granularity, energy.unfiltered_projection) == ("model", False)
+def test_a_filter_goes_with_the_norm_cap_for_the_model(file: Path) -> None:
+    config = load_federation(file, ["strategy.filter=true", "privacy.norm-cap-granularity=model"])
+    norm_cap = site_policy(config, "source-1").norm_cap
+    assert (norm_cap.granularity, norm_cap.unfiltered_projection) == ("model", False)
 
 
 def test_nobody_is_asked_for_more_than_the_run_asks_whatever_a_site_permits(file: Path) -> None:

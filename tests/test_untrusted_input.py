@@ -221,9 +221,9 @@ def as_the_result_of_a_process(folder: Path, data: bytes) -> object:
 READERS = {
     "site.config.load._load": TomlReader(in_file("f.toml", load_federation), FEDERATION),
     "site.config.load._parse_value": TomlReader(with_set, b"", takes=True),
-    "site.policy.model.load_policy": TomlReader(in_file("site.policy.toml", load_policy), b"k-min = 2"),
+    "site.policy.model.load_policy": TomlReader(in_file("site.policy.toml", load_policy), b"min-others = 2"),
     "site.policy.model.parse_policy": TomlReader(
-        lambda folder, data: parse_policy(data, folder / "site.policy.toml"), b"k-min = 2"
+        lambda folder, data: parse_policy(data, folder / "site.policy.toml"), b"min-others = 2"
     ),
     "cli.budget_site._config": TomlReader(
         in_file("source.toml", lambda file: budget_site._config(file, [], {})), b"[source]\nkit = 'x'"
@@ -293,7 +293,7 @@ def _kit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     hospitals = [SiteSpec(f"hospital-{name}", "source", f"Hospital {name}") for name in "abc"]
     sites = [SiteSpec("clinic", "target", "Clinic", ("127.0.0.1",)), *hospitals]
     here = Address("127.0.0.1", 1)
-    init_federation(root, "study", sites, aggregator=here, policy_text="k-min = 2\n", settings_text="", now=NOW)
+    init_federation(root, "study", sites, aggregator=here, policy_text="min-others = 2\n", settings_text="", now=NOW)
     KIT.append(root / "hospital-a")
     yield
     KIT.clear()

@@ -29,8 +29,8 @@ def cosine_of_one_in(k: int) -> float:
     return float(1 / np.sqrt(k)) + NOTHING_LEARNT_COSINE
 
 
-def cosine_under_energies(kappa: float) -> float:
-    """Up to here one direction in a sum is as the energy rule promises, for parts that are about orthogonal."""
+def cosine_under_norm_caps(kappa: float) -> float:
+    """Up to here one direction in a sum is as the norm cap promises, for parts that are about orthogonal."""
     return float(1 / np.sqrt(1 + kappa)) + 0.05
 
 

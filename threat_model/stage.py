@@ -73,8 +73,8 @@ def run_settings(visibility: Visibility, changes: Mapping[str, Any]) -> RunSetti
     defaults: dict[str, Any] = {
         "strategy": Strategy(rule="source_only", rounds=1),  # type: ignore[arg-type]
         "visibility": visibility,
-        "k_min": 2,
-        "n_c": 0,
+        "min_others": 2,
+        "max_colluders": 0,
         "threshold": 0,
         "modulus_bits": 32,
         "clip": CLIP,
@@ -187,18 +187,18 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         """What a source permits that agreed to the run's settings."""
         wanted = self.settings
         label: Any = wanted.visibility.label
-        granularity: Any = wanted.energy_granularity.label
+        granularity: Any = wanted.norm_cap_granularity.label
         policy = default_policy(
             label,
-            wanted.k_min,
-            wanted.n_c,
+            wanted.min_others,
+            wanted.max_colluders,
             wanted.attempts,
             clip=wanted.clip,
             max_samples=wanted.max_samples,
             kappa=wanted.kappa,
             granularity=granularity,
             unfiltered_projection=not wanted.strategy.filter,
-            norm_rows="colluders-may-see",
+            norm_reports="colluders-may-see",
         )
         changes: dict[str, Any] = {
             "release": policy.release.model_copy(update={"max_unfinished": self.max_unfinished}),

@@ -263,7 +263,7 @@ It is one mitigation, in the question and in the answer: lists that overlap ask 
 Either is enough.
 """
 
-THRESHOLD_BOUND = replaced("2t > n + n_c", parameters, "threshold_is_sound", lambda _: lambda *_: True)
+THRESHOLD_BOUND = replaced("2t > n + max_colluders", parameters, "threshold_is_sound", lambda _: lambda *_: True)
 """Neither header check nor policy asks of the threshold that two views cannot both gather it."""
 
 MEMBER_SIGNATURES = method_replaced("signatures of the members", SignedRoster, "missing_signatures", lambda _, __: ())
@@ -311,7 +311,7 @@ UPDATE_AT_THE_CLIP = replaced(
 
 
 _NOTHING_CAPPED = contribution.AppliedCaps(0, sha256(b"").hexdigest(), 0, 0)
-ENERGY_RULE = replaced("scaling to the caps", contribution, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED)
+NORM_CAP = replaced("scaling to the caps", contribution, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED)
 """Energy rows are exchanged, and no source scales its part of the sum down."""
 
 
@@ -331,18 +331,18 @@ def _of_bare_row(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 SEALED_ROWS = all_of(
-    "sealing energy rows",
-    replaced("sealing energy rows into boxes", agreement, "seal_box", _with_bare_row),
-    replaced("opening boxes with energy rows", agreement, "open_box", _of_bare_row),
+    "sealing norm reports",
+    replaced("sealing norm reports into boxes", agreement, "seal_box", _with_bare_row),
+    replaced("opening boxes with norm reports", agreement, "open_box", _of_bare_row),
 )
-"""An energy row stands bare beside the sealed shares; its commitment and what is made of it stay as they are."""
+"""An norm report stands bare beside the sealed shares; its commitment and what is made of it stay as they are."""
 
 
 def _counting_all(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda rows, *, kappa, others: original(rows, kappa=kappa, others=max(others, len(rows) - 1))
 
 
-ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest energies alone", norm_caps, "energy_caps", _counting_all)
+ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest energies alone", norm_caps, "caps_for", _counting_all)
 """Whatever the header says, the energies of all other sources count, also of those that can be lost."""
 
 

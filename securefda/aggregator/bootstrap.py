@@ -85,8 +85,8 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
     return RunSettings(
         strategy=strategy_of(config.strategy),
         visibility=Visibility[privacy.visibility.upper()],
-        k_min=privacy.k_min,
-        n_c=privacy.n_c,
+        min_others=privacy.min_others,
+        max_colluders=privacy.max_colluders,
         threshold=session.threshold,
         modulus_bits=session.modulus_bits,
         clip=session.clip,
@@ -97,8 +97,8 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         phase_deadline_s=transport.phase_deadline_s,
         config_digest=config_digest,
         cohort_size=privacy.cohort_size,
-        kappa=privacy.kappa,
-        energy_granularity=Granularity[privacy.energy_granularity.upper()],
+        kappa=privacy.norm_cap_kappa,
+        norm_cap_granularity=Granularity[privacy.norm_cap_granularity.upper()],
         target_noise="dp-sgd" if training.dp.noise_multiplier else "none",
     )
 
@@ -115,8 +115,8 @@ def summary_of(
         task=config.task.factory,
         strategy=config.strategy.model_dump(by_alias=True),
         visibility={entry.site_id: privacy.permitted(entry.site_id) for entry in roster.sources},
-        kappa=privacy.kappa,
-        granularity=privacy.energy_granularity,
+        kappa=privacy.norm_cap_kappa,
+        granularity=privacy.norm_cap_granularity,
         releases=store.target_releases(),
         target_budget=budget_of(config.privacy.budget) if config.training.dp.noise_multiplier else None,
         rounds_planned=config.strategy.rounds,

@@ -13,9 +13,9 @@ from securefda.protocol.contribution import terms_of
 from securefda.protocol.messages import (
     NO_CONTEXT,
     SESSION_ID_BYTES,
-    EnergyTerms,
     Header,
     Layer,
+    NormCapTerms,
     RuleTerms,
     Signed,
     TargetTerms,
@@ -40,7 +40,7 @@ class SessionPlan:
         sum_quorum: fewest sources over which the sum opens; 0 where nobody is at ``sum``.
         cohort_size: fewest members of a cohort; 0 where nobody is at ``cohort``.
         cohort_quorum: fewest sources over which the sum of a cohort opens; 0 likewise.
-        energy: the energy rule of the sum, if there is one.
+        energy: the norm cap of the sum, if there is one.
     """
 
     levels: Mapping[int, Visibility]
@@ -48,7 +48,7 @@ class SessionPlan:
     sum_quorum: int
     cohort_size: int
     cohort_quorum: int
-    energy: EnergyTerms | None
+    norm_cap: NormCapTerms | None
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ class Planner:
             sum_quorum=sum_quorum if of_sum else 0,
             cohort_size=min(self.settings.cohort_size, threshold, in_cohorts),
             cohort_quorum=smallest if in_cohorts else 0,
-            energy=self._energy(sum_quorum) if of_sum else None,
+            norm_cap=self._norm_cap(sum_quorum) if of_sum else None,
         )
 
     def _threshold(self, n: int) -> int:
@@ -112,11 +112,11 @@ class Planner:
         if n == 0:
             return 1
         try:
-            threshold = settings.threshold or default_threshold(n, settings.k_min, settings.n_c)
+            threshold = settings.threshold or default_threshold(n, settings.min_others, settings.max_colluders)
         except ValueError as error:
-            raise ConfigError("privacy.n-c", str(error)) from None
-        if not threshold_is_sound(threshold, n, settings.n_c):
-            why = f"{threshold} does not protect {n} sources of which {settings.n_c} may collude"
+            raise ConfigError("privacy.max-colluders", str(error)) from None
+        if not threshold_is_sound(threshold, n, settings.max_colluders):
+            why = f"{threshold} does not protect {n} sources of which {settings.max_colluders} may collude"
             raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
         return threshold
 
@@ -124,11 +124,11 @@ class Planner:
         """Of a sum beside cohorts: two thirds of its members, as the threshold is of all, and at most t."""
         return min(members, threshold, max(2 * members // 3 + 1, self.settings.smallest_sum))
 
-    def _energy(self, sum_quorum: int) -> EnergyTerms | None:
+    def _norm_cap(self, sum_quorum: int) -> NormCapTerms | None:
         settings = self.settings
         if settings.kappa == 0:
             return None
-        return EnergyTerms(settings.kappa, sum_quorum - 1 - settings.n_c, settings.energy_granularity)
+        return NormCapTerms(settings.kappa, sum_quorum - 1 - settings.max_colluders, settings.norm_cap_granularity)
 
     def error(self, present: Collection[int], why: ConfigError) -> QuorumLost:
         """What ends a run in which too few sources report; it names those that are missing."""
@@ -220,6 +220,6 @@ def header_of(
         cohort_size=session.cohort_size,
         cohort_quorum=session.cohort_quorum,
         sum_quorum=session.sum_quorum,
-        energy=session.energy,
+        norm_cap=session.norm_cap,
         metrics=metrics,
     )

@@ -61,14 +61,14 @@ class RunSettings:
     """How a run goes; ``threshold`` 0 is the default formula, deadlines are seconds.
 
     ``cohort_size`` is the fewest members of a cohort when it forms; 0 lets each cohort lose one source. ``kappa`` is of
-    the energy rule, 0 for none. ``target_noise`` is what protects g_T when it is published, as its releases are
+    the norm cap, 0 for none. ``target_noise`` is what protects g_T when it is published, as its releases are
     accounted.
     """
 
     strategy: Strategy
     visibility: Visibility
-    k_min: int
-    n_c: int
+    min_others: int
+    max_colluders: int
     threshold: int
     modulus_bits: int
     clip: float
@@ -80,7 +80,7 @@ class RunSettings:
     config_digest: bytes
     cohort_size: int = 0
     kappa: float = 1.0
-    energy_granularity: Granularity = Granularity.LAYER
+    norm_cap_granularity: Granularity = Granularity.LAYER
     target_noise: str = "none"
 
     def __post_init__(self) -> None:
@@ -91,8 +91,8 @@ class RunSettings:
 
     @property
     def smallest_sum(self) -> int:
-        """Fewest sources over which a sum may be opened: ``k_min`` others, ``n_c`` colluders, and oneself."""
-        return self.k_min + self.n_c + 1
+        """Fewest sources over which a sum may be opened: ``min_others`` others, ``max_colluders`` colluders, and oneself."""
+        return self.min_others + self.max_colluders + 1
 
 
 def require_no_step_updates(strategy: Strategy) -> None:

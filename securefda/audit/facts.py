@@ -157,6 +157,6 @@ EVENTS: Final[Mapping[str, Mapping[str, _Check]]] = MappingProxyType(
 the peer and the digest of a message that was received, and as its check ``SIGNATURE`` where its sender did not sign it,
 ``BOUND`` where that site has sent more in one attempt than is kept of it (`kept.MOST_KEPT_BYTES`). ``policy`` and
 ``roster`` are SHA-256 of the files; ``lost_bytes`` is what a crash left of a record that was not whole; ``caps`` is the
-SHA-256 of the energy rule's caps as little-endian float64, the same at every source, of which ``layers`` there are,
+SHA-256 of the norm cap's caps as little-endian float64, the same at every source, of which ``layers`` there are,
 ``capped`` of them scale this source's part down and ``zeroed`` leave nothing of it.
 """

@@ -5,7 +5,7 @@ keys are always there: what does not apply is ``0``, ``""`` or ``{}``. Parsing t
 
 No record can hold a vector or a value of a row: strings are names, digests, decimals and words without blanks,
 and what a kind of event may say is listed in `facts`. The one list of decimals is that of the caps of
-the energy rule, which every source computes from rows that the others committed to.
+the norm cap, which every source computes from rows that the others committed to.
 """
 
 from __future__ import annotations

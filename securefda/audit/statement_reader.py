@@ -80,7 +80,7 @@ class StatementReader:
             threshold=body.threshold,
             sum_quorum=body.sum_quorum,
             cohort_quorum=body.cohort_quorum,
-            energy=body.energy is not None,
+            norm_cap=body.norm_cap is not None,
             target_update=body.target is not None and body.target.update_digest != b"",
             previous_checkpoint=body.previous_checkpoint,
         )

@@ -46,7 +46,7 @@ class HeaderSaid:
     threshold: int
     sum_quorum: int
     cohort_quorum: int
-    energy: bool
+    norm_cap: bool
     target_update: bool
     previous_checkpoint: bytes = field(repr=False)
 

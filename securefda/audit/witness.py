@@ -29,13 +29,13 @@ Head = tuple[int, bytes]
 """Number of records and their root."""
 
 
-def witnesses_needed(header: Header, n_c: int) -> int:
+def witnesses_needed(header: Header, max_colluders: int) -> int:
     """How many participants must have cosigned: t, and so many that no two histories have them.
 
-    Of two such sets more than ``n_c`` are in both, so that one of these is honest: it cosigned one history alone.
+    Of two such sets more than ``max_colluders`` are in both, so that one of these is honest: it cosigned one history alone.
     """
     n = len(header.participants)
-    return min(n, max(header.threshold, (n + n_c) // 2 + 1))
+    return min(n, max(header.threshold, (n + max_colluders) // 2 + 1))
 
 
 class CheckpointError(Exception):
@@ -165,10 +165,10 @@ class Witness:
         self.hear(index, body.size)
         return True
 
-    def check_header(self, header: Header, n_c: int) -> None:
+    def check_header(self, header: Header, max_colluders: int) -> None:
         """A source's check of the checkpoint in a header: the one that it cosigned last, cosigned by enough others.
 
-        ``n_c`` is how many of the sources may collude, as this site's policy says.
+        ``max_colluders`` is how many of the sources may collude, as this site's policy says.
 
         Raises:
             CheckpointError: it is not.
@@ -178,7 +178,7 @@ class Witness:
         if self._memory.cosigned(self.journal.origin_of(target)) != (head.size, head.root):
             raise CheckpointError("CHECKPOINT_HEADER", "not the checkpoint that this site cosigned last")
         keys = [self._witness_key(index) for index in header.participants]
-        needed = witnesses_needed(header, n_c)
+        needed = witnesses_needed(header, max_colluders)
         try:
             found = len(note.check(keys))
         except NoteError as error:

@@ -116,8 +116,8 @@ def settings_of(visibility: Visibility) -> RunSettings:
     return RunSettings(
         strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=1),
         visibility=visibility,
-        k_min=K_MIN,
-        n_c=0,
+        min_others=K_MIN,
+        max_colluders=0,
         threshold=0,
         modulus_bits=32,
         clip=CLIP,

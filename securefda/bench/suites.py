@@ -536,7 +536,9 @@ DOMAINS = ("plus-90", "plus-80", "minus-90")
 DATA = {
     "digits": DataSet(
         "digits",
-        levels={"cohort": ("privacy.cohort-size=2", "privacy.k-min=1", "privacy.n-c=0")},  # two cohorts, of 2 and 3
+        levels={
+            "cohort": ("privacy.cohort-size=2", "privacy.min-others=1", "privacy.max-colluders=0")
+        },  # two cohorts, of 2 and 3
     ),
     "fed-heart": DataSet("fed_heart", "fed_heart", HOSPITALS),
     "colored-mnist": DataSet("colored_mnist", "mnist", DOMAINS),

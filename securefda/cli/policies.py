@@ -143,7 +143,7 @@ class Question:
         if self.has_names:
             require_satisfiable(policy, site, tuple(self.indices))
             trusted = frozenset(self.indices[peer] for peer in policy.trusted_peers or self.indices)
-            limits = SessionLimits(k_min=policy.k_min, n_c=policy.n_c, trusted=trusted)
+            limits = SessionLimits(min_others=policy.min_others, max_colluders=policy.max_colluders, trusted=trusted)
         if self.factory:
             check_task(policy, self.factory)
         if self.noise is not None:

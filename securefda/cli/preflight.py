@@ -107,7 +107,7 @@ def _check_policy(path: Path, settings: Path | None) -> str:
         config = _load(path, settings)
         check_task(policy, config.task.factory)
         check_training(policy, config.training.dp.noise_multiplier, config.training.dp.max_grad_norm)
-    numbers = f"k-min {policy.k_min}, n-c {policy.n_c}, kappa {policy.energy.kappa:g} per {policy.energy.granularity}"
+    numbers = f"min-others {policy.min_others}, max-colluders {policy.max_colluders}, kappa {policy.norm_cap.kappa:g} per {policy.norm_cap.granularity}"
     return f"at most {policy.max_visibility}, {numbers}; signed by {kit.site_id}"
 
 

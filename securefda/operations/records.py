@@ -86,7 +86,7 @@ class SiteLine(TypedDict, total=False):
     """One line of a source's own ``metrics.jsonl``; it stays at that source.
 
     ``loss`` is the mean over the round's training rows, None with DP-SGD; ``clipped`` is the number of coordinates that
-    the clip changed, ``capped`` and ``zeroed`` the number of layers that the energy rule scaled down, and to nothing. A
+    the clip changed, ``capped`` and ``zeroed`` the number of layers that the norm cap scaled down, and to nothing. A
     line with ``refused`` is of a header that this site's policy refused: the key, what was asked and what is allowed.
     """
 
@@ -127,8 +127,8 @@ class Release(Protocol):
         """What it carried."""
 
 
-class EnergyRule(TypedDict):
-    """The energy rule of a run's settings. What it did to a part, only that part's source knows."""
+class NormCap(TypedDict):
+    """The norm cap of a run's settings. What it did to a part, only that part's source knows."""
 
     kappa: float
     granularity: str
@@ -174,7 +174,7 @@ class Summary:
         strategy: the strategy's settings by kebab-case key.
         visibility: source id -> the level of the round in which the aggregator was to see most of it; for a source that
             no round had, what the settings permit.
-        energy: the energy rule of the run; None where there is none.
+        energy: the norm cap of the run; None where there is none.
         target_releases: how often g_T was sent to sources.
         target_privacy: what the target's rows have cost; None where it trains without noise.
         target_cosine: of g_T and the update of the model, over the finished rounds that had both; None without one.
@@ -196,7 +196,7 @@ class Summary:
     task: str
     strategy: Mapping[str, Any]
     visibility: Mapping[str, str]
-    energy: EnergyRule | None
+    norm_cap: NormCap | None
     target_releases: TargetReleases
     target_privacy: PrivacySpent | None
     target_cosine: Spread | None
@@ -243,7 +243,7 @@ def summarise(
     Args:
         lines: of the run's rounds.
         run_id: and the others, as in `Summary`; ``visibility`` is what the settings permit of each source.
-        kappa: of the energy rule, 0 for none.
+        kappa: of the norm cap, 0 for none.
         granularity: what it holds for, ``layer`` or ``model``.
         releases: of g_T, in order.
         target_budget: of the target's rows, where it trains with noise.
@@ -256,7 +256,7 @@ def summarise(
         task=task,
         strategy=dict(strategy),
         visibility={**visibility, **_most_seen(rounds)},
-        energy=EnergyRule(kappa=kappa, granularity=granularity) if kappa else None,
+        norm_cap=NormCap(kappa=kappa, granularity=granularity) if kappa else None,
         target_releases=_release_totals(releases),
         target_privacy=None if target_budget is None else _spent(rounds, target_budget),
         target_cosine=_spread([cosine for line in finished if (cosine := line.get("target_cosine")) is not None]),

@@ -18,7 +18,7 @@ from typing import Any
 from securefda.errors import SecureFdaError
 from securefda.operations.records import REPORTED_ROUNDS, RoundLine
 from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
-from securefda.operations.summary_text import energy_text, levels_text, percent, releases_text, spent_text
+from securefda.operations.summary_text import levels_text, norm_cap_text, percent, releases_text, spent_text
 from securefda.operations.verdict import verdict
 
 _MOST_GROUPS = 24
@@ -280,7 +280,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Strategy", ", ".join(strategy)),
         ("Rounds by rule", ", ".join(f"{rule}: {count}" for rule, count in rules.items())),
         ("Levels", levels_text(summary.get("visibility") or {})),
-        ("Energy rule", energy_text(summary["energy"]) if summary.get("energy") else ""),
+        ("Norm cap", norm_cap_text(summary["norm_cap"]) if summary.get("norm_cap") else ""),
         ("g_T sent to sources", releases_text(releases) if releases else ""),
         ("target's privacy", spent_text(privacy) if (privacy := summary.get("target_privacy")) else ""),
         ("Refused (rounds)", ", ".join(refusals)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from securefda.operations.records import EnergyRule, PrivacySpent, Summary, TargetReleases
+from securefda.operations.records import NormCap, PrivacySpent, Summary, TargetReleases
 from securefda.operations.run_folder import REPORT_FILE
 from securefda.text import aligned
 
@@ -37,7 +37,7 @@ def _privacy_rows(summary: Summary) -> list[tuple[str, str]]:
     return [
         ("rounds by rule", ", ".join(f"{rule} {count}" for rule, count in rules.items()) if len(rules) > 1 else ""),
         ("levels", levels_text(summary.visibility)),
-        ("energy rule", energy_text(summary.energy) if summary.energy else ""),
+        ("norm cap", norm_cap_text(summary.norm_cap) if summary.norm_cap else ""),
         ("g_T sent to sources", releases_text(summary.target_releases)),
         ("cosine of g_T and update", spread),
         ("target's privacy", spent_text(summary.target_privacy) if summary.target_privacy else ""),
@@ -52,9 +52,9 @@ def levels_text(visibility: Mapping[str, str]) -> str:
     return "; ".join(f"{level}: {_some(sites)}" for level, sites in by_level.items())
 
 
-def energy_text(energy: EnergyRule) -> str:
-    """What the energy rule asked for; what it did to a part, only that part's source knows."""
-    return f"kappa {energy['kappa']:g} {'for the whole model' if energy['granularity'] == 'model' else 'per layer'}"
+def norm_cap_text(norm_cap: NormCap) -> str:
+    """What the norm cap asked for; what it did to a part, only that part's source knows."""
+    return f"kappa {norm_cap['kappa']:g} {'for the whole model' if norm_cap['granularity'] == 'model' else 'per layer'}"
 
 
 def releases_text(releases: TargetReleases) -> str:

@@ -20,22 +20,24 @@ def verdict(summary: Mapping[str, Any]) -> tuple[str, str]:
         KeyError: the summary has no levels; of a run that has not ended nothing is claimed.
     """
     levels: Mapping[str, str] = summary["visibility"]
-    strategy, energy = summary.get("strategy", {}), summary.get("energy")
+    strategy, norm_cap = summary.get("strategy", {}), summary.get("norm_cap")
     told = tuple((summary.get("target_releases") or {}).get("recipients", {}))
     rule, filtered = str(strategy.get("rule", "")), bool(strategy.get("filter", True))
     return (
-        protected(levels, rule, energy=energy),
-        unprotected(levels, rule, told=told, filtered=filtered, energy=energy, privacy=summary.get("target_privacy")),
+        protected(levels, rule, norm_cap=norm_cap),
+        unprotected(
+            levels, rule, told=told, filtered=filtered, norm_cap=norm_cap, privacy=summary.get("target_privacy")
+        ),
     )
 
 
-def protected(levels: Mapping[str, str], rule: str, *, energy: Mapping[str, Any] | None = None) -> str:
+def protected(levels: Mapping[str, str], rule: str, *, norm_cap: Mapping[str, Any] | None = None) -> str:
     """What the aggregator could not see.
 
     Args:
         levels: source id -> level at which most was seen of it.
         rule: the rule of the run's strategy.
-        energy: the energy rule as in ``summary.json``; None where there was none.
+        energy: the norm cap as in ``summary.json``; None where there was none.
     """
     if rule in _WITHOUT_SOURCES:
         return f"Protected: under {rule} the sources contribute nothing, so neither rows nor updates left any of them."
@@ -49,8 +51,8 @@ def protected(levels: Mapping[str, str], rule: str, *, energy: Mapping[str, Any]
         f"Protected: training data never left its site, and the update of {_who(masked, levels)} left it only "
         f"under masks, so that the aggregator, which runs at the target, could open {_sums(levels)} and "
         f"no single update{'' if len(masked) == len(levels) else ' of theirs'}; row counts, losses and accuracies went "
-        "the same way. Sources that collude with it, as many as the policies reckon with (n-c), can only take their "
-        f"own terms out of a sum.{_bounded(levels, energy)}"
+        "the same way. Sources that collude with it, as many as the policies reckon with (max-colluders), can only take their "
+        f"own terms out of a sum.{_bounded(levels, norm_cap)}"
     )
 
 
@@ -60,7 +62,7 @@ def unprotected(
     *,
     told: Sequence[str] = (),
     filtered: bool = True,
-    energy: Mapping[str, Any] | None = None,
+    norm_cap: Mapping[str, Any] | None = None,
     privacy: Mapping[str, Any] | None = None,
 ) -> str:
     """What stays visible, and to whom.
@@ -70,7 +72,7 @@ def unprotected(
         rule: of the strategy.
         told: sources that were sent the target's own update.
         filtered: ``strategy.filter``.
-        energy: the energy rule.
+        energy: the norm cap.
         privacy: what the target's rows have cost, as in ``summary.json``; None where it trained without noise.
     """
     if rule in _WITHOUT_SOURCES:
@@ -89,7 +91,7 @@ def unprotected(
         verb = "saw" if len(told) == len(levels) else "alone saw"
         parts.append(f"{_sources(told, levels)} {verb} the target's own update, from which they evaluate the rule")
     if _at(levels, "sum"):
-        parts.append(_of_the_sum(rule, filtered, energy))
+        parts.append(_of_the_sum(rule, filtered, norm_cap))
     if privacy is None:
         parts.append(
             "no noise was added at the target, and without noise sums and the final model may reveal something of the "
@@ -101,12 +103,14 @@ def unprotected(
     return f"Not protected: {'; '.join(part for part in parts if part)}."
 
 
-def _bounded(levels: Mapping[str, str], energy: Mapping[str, Any] | None) -> str:
-    """The claim of the energy rule, for those at ``sum``."""
-    if not energy or not _at(levels, "sum"):
+def _bounded(levels: Mapping[str, str], norm_cap: Mapping[str, Any] | None) -> str:
+    """The claim of the norm cap, for those at ``sum``."""
+    if not norm_cap or not _at(levels, "sum"):
         return ""
-    where = "In every layer of the sum" if energy["granularity"] == "layer" else "Over all layers of the sum together,"
-    times = "as much energy as" if energy["kappa"] == 1 else f"{energy['kappa']:g} times the energy of"
+    where = (
+        "In every layer of the sum" if norm_cap["granularity"] == "layer" else "Over all layers of the sum together,"
+    )
+    times = "as much energy as" if norm_cap["kappa"] == 1 else f"{norm_cap['kappa']:g} times the energy of"
     return (
         f" {where} the other sources that count held together at least {times} any one's part: a bound on lengths, not "
         "on directions."
@@ -121,10 +125,10 @@ def _of_the_target(privacy: Mapping[str, Any]) -> str:
     )
 
 
-def _of_the_sum(rule: str, filtered: bool, energy: Mapping[str, Any] | None) -> str:
+def _of_the_sum(rule: str, filtered: bool, norm_cap: Mapping[str, Any] | None) -> str:
     """What the one sum shows of a single source."""
-    by_layer = energy is not None and energy["granularity"] == "layer"
-    if energy is None:
+    by_layer = norm_cap is not None and norm_cap["granularity"] == "layer"
+    if norm_cap is None:
         shown = "nothing bounded how much of a sum is one source's part"
     else:
         per = "per layer" if by_layer else "for the model as a whole"
@@ -136,7 +140,7 @@ def _of_the_sum(rule: str, filtered: bool, energy: Mapping[str, Any] | None) -> 
         return shown
     if filtered and not by_layer:
         return f"{shown}; a layer in which one source alone points the target's way shows that source's part in the sum"
-    if not filtered and energy is not None:
+    if not filtered and norm_cap is not None:
         return f"{shown}; {_CANCELLING}"
     return shown
 

@@ -250,7 +250,7 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
 
     Raises:
         FaultySourceError: the envelope is not right, a key repeats one of another source (KEY_DUPLICATE), or a key
-            gives no shared secret (KEY_INVALID), or a commitment to an energy row is missing or not asked for
+            gives no shared secret (KEY_INVALID), or a commitment to a norm report is missing or not asked for
             (KEY_ROW): every other source would refuse to go on with them.
     """
     session = state.session

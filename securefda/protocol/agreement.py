@@ -27,10 +27,10 @@ NONCE_BYTES = 12
 TAG_BYTES = 16
 PLAINTEXT_BYTES = HASH_BYTES + 2 * INDEX_BYTES + 2 * SHARE_BYTES
 BOX_BYTES = NONCE_BYTES + PLAINTEXT_BYTES + TAG_BYTES
-"""Length of a sealed box without an energy row: nonce 12, plaintext 106, tag 16."""
+"""Length of a sealed box without a norm report: nonce 12, plaintext 106, tag 16."""
 
 ROW_OPENING_BYTES = 32
-"""Random bytes in front of an energy row, which keep its commitment from being guessed."""
+"""Random bytes in front of a norm report, which keep its commitment from being guessed."""
 
 
 class Label(Enum):
@@ -194,7 +194,7 @@ def commitment(self_secret: Secret, *, own: int, ctx: bytes) -> bytes:
 
 
 def row_commitment(row: Secret, *, own: int, ctx: bytes) -> bytes:
-    """Commit to an energy row: SHA-256 over (label, ctx, own, row), 32 bytes.
+    """Commit to a norm report: SHA-256 over (label, ctx, own, row), 32 bytes.
 
     ``row`` begins with :data:`ROW_OPENING_BYTES` random bytes, without which it could be guessed. All that open their
     box see the same row, or notice.
@@ -293,7 +293,7 @@ def box_key(own_pair: KeyPair, peer_public: bytes, address: BoxAddress) -> Secre
 def seal_box(
     key: Secret, address: BoxAddress, shares: SharePair, random_bytes: RandomBytes, row: Secret | None = None
 ) -> bytes:
-    """Encrypt a pair of shares, and an energy row where there is one, to their recipient: nonce, ciphertext, tag."""
+    """Encrypt a pair of shares, and a norm report where there is one, to their recipient: nonce, ciphertext, tag."""
     nonce = draw(random_bytes, NONCE_BYTES)
     plaintext = address.header() + shares.master.reveal() + shares.self_secret.reveal()
     plaintext += row.reveal() if row else b""
@@ -304,7 +304,7 @@ def open_box(key: Secret, address: BoxAddress, box: bytes, row_bytes: int = 0) -
     """Decrypt a box and check that it is what ``address`` says; ``row_bytes`` is the length of the row in it.
 
     Returns:
-        The shares, and the energy row with its opening; None where none is due.
+        The shares, and the norm report with its opening; None where none is due.
 
     Raises:
         BoxError: wrong length, not authentic under this key and address, another address inside, or a share

@@ -199,7 +199,7 @@ def _check_sum_plan(header: Header) -> None:
     """The sum of all that are at ``sum`` has a quorum of its own, and it alone may have a rule of energies."""
     quorum, members = header.sum_quorum, len(header.at(Visibility.SUM))
     if members == 0:
-        require(quorum == 0 and header.energy is None, "HEADER_SUM", "a plan for a sum of nobody")
+        require(quorum == 0 and header.norm_cap is None, "HEADER_SUM", "a plan for a sum of nobody")
         return
     require(2 <= quorum <= members, "HEADER_SUM", f"a sum of {members} sources that opens over {quorum}")
 
@@ -210,20 +210,24 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
     require(header.n_max >= n, "HEADER_WRAP", f"n_max {header.n_max} is below {n} sources")
     q_max = quantisation(header).q_max
     require(sum_cannot_wrap(header.n_max, q_max, header.modulus_bits), "HEADER_WRAP", "a sum could wrap")
-    require(threshold_is_sound(header.threshold, n, limits.n_c), "HEADER_THRESHOLD", f"t = {header.threshold}, n = {n}")
+    require(
+        threshold_is_sound(header.threshold, n, limits.max_colluders),
+        "HEADER_THRESHOLD",
+        f"t = {header.threshold}, n = {n}",
+    )
     if header.level_of(own_index) is Visibility.SUM:  # members of a cohort are known after R1, and looked at then
         members = header.at(Visibility.SUM)
         _check_smallest_sum(header, members, own_index, limits, "HEADER_QUORUM")
-        _check_energy(header, members, own_index, limits)
+        _check_norm_cap(header, members, own_index, limits)
 
 
-def _check_energy(header: Header, members: Collection[int], own_index: int, limits: SessionLimits) -> None:
+def _check_norm_cap(header: Header, members: Collection[int], own_index: int, limits: SessionLimits) -> None:
     """No more others count than are left of the worst sum, whoever is lost after one's release or colludes."""
-    if header.energy is None:
+    if header.norm_cap is None:
         return
     left = limits.anonymity_of_smallest(header.sum_quorum, members, own_index)
-    detail = f"energies of {header.energy.others} others count, and a sum may hold {left} that count"
-    require(header.energy.others <= left, "HEADER_ENERGY", detail)
+    detail = f"energies of {header.norm_cap.others} others count, and a sum may hold {left} that count"
+    require(header.norm_cap.others <= left, "HEADER_ENERGY", detail)
 
 
 def _check_smallest_sum(
@@ -232,8 +236,8 @@ def _check_smallest_sum(
     """The k rule: every later check but this one only has to see that a sum holds its quorum."""
     quorum = quorum_at(header, header.level_of(own_index))
     others = limits.anonymity_of_smallest(quorum, members, own_index)
-    detail = f"a sum over {quorum} may hold {others} others that count, and {limits.k_min} are needed"
-    require(others >= limits.k_min, check, detail)
+    detail = f"a sum over {quorum} may hold {others} others that count, and {limits.min_others} are needed"
+    require(others >= limits.min_others, check, detail)
 
 
 LEAST_RATE_FACTOR = 1e-6
@@ -308,22 +312,22 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
 
 
 def row_fault(sender: int, advertise: Advertise, header: Header) -> str | None:
-    """What is wrong with a source's commitment to its energy row, or None: those of the sum have one, under a rule."""
+    """What is wrong with a source's commitment to its norm report, or None: those of the sum have one, under a rule."""
     due = sender in row_readers(header, sender)
     if bool(advertise.row_commitment) is due:
         return None
-    return "no commitment to an energy row" if due else "a commitment to an energy row that is not asked for"
+    return "no commitment to a norm report" if due else "a commitment to a norm report that is not asked for"
 
 
 def row_readers(header: Header, sender: int) -> frozenset[int]:
-    """Whose share boxes hold the energy row of ``sender``: under an energy rule all at ``sum``, if it is there too."""
-    members = frozenset(header.at(Visibility.SUM)) if header.energy else frozenset()
+    """Whose share boxes hold the norm report of ``sender``: under a norm cap all at ``sum``, if it is there too."""
+    members = frozenset(header.at(Visibility.SUM)) if header.norm_cap else frozenset()
     return members if sender in members else frozenset()
 
 
 def row_bytes(header: Header) -> int:
-    """Length of an energy row and its opening, by which a share box with one is longer."""
-    return ROW_OPENING_BYTES + header.energy_row_length
+    """Length of a norm report and its opening, by which a share box with one is longer."""
+    return ROW_OPENING_BYTES + header.norm_report_length
 
 
 def check_share_senders(

@@ -1,4 +1,4 @@
-"""The energy rule between a header and its mathematics: what a source tells of its part, and what the caps do.
+"""The norm cap between a header and its mathematics: what a source tells of its part, and what the caps do.
 
 Between a header and the rules: what a source computes for a round, and the vector in which it travels.
 """
@@ -24,11 +24,11 @@ from securefda.rules import (
     RoundPlan,
     TargetStatistics,
     alignment_factor,
+    caps_for,
     contribute,
-    energies_of,
-    energy_caps,
-    energy_codes,
-    energy_row,
+    contribution_norms,
+    norm_codes,
+    norms_of,
     scale_to_caps,
 )
 
@@ -319,7 +319,7 @@ LEAST_STEPS = 8.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class EnergyRow:
+class NormReport:
     """The norms of a source's part: ``exact``, float64, which stay here, and the ``codes`` that the others are told."""
 
     exact: Vector64
@@ -328,7 +328,7 @@ class EnergyRow:
 
 @dataclass(frozen=True, slots=True)
 class AppliedCaps:
-    """What the energy rule did to a source's own part: numbers of layers, and the SHA-256 of the caps in hex."""
+    """What the norm cap did to a source's own part: numbers of layers, and the SHA-256 of the caps in hex."""
 
     layers: int
     caps: str
@@ -336,26 +336,26 @@ class AppliedCaps:
     zeroed: int
 
 
-def row_of(header: Header, own: int, contribution: Contribution, weight: float) -> EnergyRow | None:
-    """The energy row of a source at ``sum``; None at another level, or without an energy rule.
+def row_of(header: Header, own: int, contribution: Contribution, weight: float) -> NormReport | None:
+    """The norm report of a source at ``sum``; None at another level, or without a norm cap.
 
     Raises:
         FaultyAggregatorError: HEADER_ENERGY, with these clips a norm is beyond float32.
     """
-    if header.energy is None or header.level_of(own) is not Visibility.SUM:
+    if header.norm_cap is None or header.level_of(own) is not Visibility.SUM:
         return None
     sizes = _sizes(header)
     try:
-        exact = energy_row(contribution.vector, sizes, weight)
+        exact = contribution_norms(contribution.vector, sizes, weight)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_ENERGY", str(error)) from None
-    return EnergyRow(exact, energy_codes(exact, sizes, _limits(header)))
+    return NormReport(exact, norm_codes(exact, sizes, _limits(header)))
 
 
 def apply_caps(
-    header: Header, row: EnergyRow | None, rows: Mapping[int, bytes], contribution: Contribution
+    header: Header, row: NormReport | None, rows: Mapping[int, bytes], contribution: Contribution
 ) -> AppliedCaps | None:
-    """Scale a source's contribution in place to the caps; None without an energy rule.
+    """Scale a source's contribution in place to the caps; None without a norm cap.
 
     Args:
         header: of the attempt.
@@ -366,7 +366,7 @@ def apply_caps(
     if row is None:
         return None
     sizes, limits = _sizes(header), _limits(header)
-    caps = _caps(header, np.array([energies_of(codes, sizes, limits) for codes in rows.values()]))
+    caps = _caps(header, np.array([norms_of(codes, sizes, limits) for codes in rows.values()]))
     effect = scale_to_caps(contribution.vector, sizes, row.exact, caps)
     return AppliedCaps(
         len(caps), sha256(caps.astype("<f8").tobytes()).hexdigest(), len(effect.capped), len(effect.zeroed)
@@ -380,10 +380,10 @@ def _caps(header: Header, table: Vector64) -> Vector64:
     which would then be alone in the sum though the energies of all were as asked. So a row below the floor counts as
     zero; and where no row is above it, nothing is released.
     """
-    if header.energy is None:
-        raise ValueError("the header has no energy rule")
+    if header.norm_cap is None:
+        raise ValueError("the header has no norm cap")
     counted = np.where(table < _floors(header), 0.0, table)
-    return energy_caps(counted, kappa=header.energy.kappa, others=header.energy.others)
+    return caps_for(counted, kappa=header.norm_cap.kappa, others=header.norm_cap.others)
 
 
 def _floors(header: Header) -> Vector64:
@@ -401,6 +401,6 @@ def _limits(header: Header) -> Vector64:
 
 
 def _sizes(header: Header) -> list[int]:
-    if header.energy is not None and header.energy.granularity is Granularity.MODEL:
+    if header.norm_cap is not None and header.norm_cap.granularity is Granularity.MODEL:
         return [header.n_params]
     return [layer.size for layer in header.layers]

@@ -21,7 +21,7 @@ RUN_ID_BYTES = 16
 SIGNATURE_BYTES = 64
 MAX_NOTE_BYTES = 512 * 1024
 MAX_BOX_BYTES = 8192
-"""Of a share box with an energy row: one byte for each of at most 4096 layers, and less than 200 beside it."""
+"""Of a share box with a norm report: one byte for each of at most 4096 layers, and less than 200 beside it."""
 
 MAX_PROOF_HASHES = 128
 MAX_LINE_CHARACTERS = 1024

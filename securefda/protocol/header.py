@@ -23,7 +23,7 @@ class Visibility(IntEnum):
 
 
 class Granularity(IntEnum):
-    """What the energy rule holds for: each layer, or the vector as a whole."""
+    """What the norm cap holds for: each layer, or the vector as a whole."""
 
     LAYER = 1
     MODEL = 2
@@ -98,7 +98,7 @@ class TargetTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class EnergyTerms:
+class NormCapTerms:
     """No source's part of the sum may hold more than 1 / kappa of the energy of the ``others`` that hold least."""
 
     kappa: float
@@ -145,7 +145,7 @@ class Header:
     cohort_size: int = 0
     cohort_quorum: int = 0
     sum_quorum: int = 0
-    energy: EnergyTerms | None = None
+    norm_cap: NormCapTerms | None = None
     metrics: bool = False
 
     def __post_init__(self) -> None:
@@ -185,8 +185,8 @@ class Header:
         return tuple(index for index, level in pairs if level is not Visibility.INDIVIDUAL)
 
     @property
-    def energy_row_length(self) -> int:
-        """Numbers in the energy row of a source at ``sum``; 0 without an energy rule."""
-        if self.energy is None:
+    def norm_report_length(self) -> int:
+        """Numbers in the norm report of a source at ``sum``; 0 without a norm cap."""
+        if self.norm_cap is None:
             return 0
-        return len(self.layers) if self.energy.granularity is Granularity.LAYER else 1
+        return len(self.layers) if self.norm_cap.granularity is Granularity.LAYER else 1

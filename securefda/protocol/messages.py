@@ -40,7 +40,7 @@ from securefda.protocol.envelope import (
     expect_bytes,
     expect_finite,
 )
-from securefda.protocol.header import EnergyTerms, Granularity, Header, Layer, RuleTerms, TargetTerms, Visibility
+from securefda.protocol.header import Granularity, Header, Layer, NormCapTerms, RuleTerms, TargetTerms, Visibility
 
 if TYPE_CHECKING:
     pass
@@ -163,7 +163,6 @@ __all__ = [
     "Consistency",
     "Cosigned",
     "DeliveredBox",
-    "EnergyTerms",
     "Envelope",
     "Goodbye",
     "Granularity",
@@ -174,6 +173,7 @@ __all__ = [
     "MaskedInput",
     "MasterShare",
     "MissedResult",
+    "NormCapTerms",
     "Parcel",
     "Receipt",
     "Refusal",
@@ -219,7 +219,7 @@ class Step(IntEnum):
 class Advertise:
     """R0: the source's two X25519 public keys of this session, and commitments to what it reveals or shares later.
 
-    ``row_commitment`` is to its energy row, which its share boxes hold; empty where it sends none.
+    ``row_commitment`` is to its norm report, which its share boxes hold; empty where it sends none.
     """
 
     mask_key: bytes
@@ -243,7 +243,7 @@ class KeyList:
 
 @dataclass(frozen=True, slots=True)
 class ShareBox:
-    """One encrypted pair of shares for the recipient ``peer``, and the sender's energy row where both are of a sum."""
+    """One encrypted pair of shares for the recipient ``peer``, and the sender's norm report where both are of a sum."""
 
     peer: int
     box: bytes

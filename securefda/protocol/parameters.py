@@ -17,18 +17,18 @@ class SessionLimits:
     """What one source asks of every session, from its own policy.
 
     Attributes:
-        k_min: least number of trusted others, colluders subtracted, that a sum must contain.
-        n_c: how many of the other sources may collude with the aggregator.
-        trusted: roster indices that count towards ``k_min``; others may take part but count nothing.
+        min_others: least number of trusted others, colluders subtracted, that a sum must contain.
+        max_colluders: how many of the other sources may collude with the aggregator.
+        trusted: roster indices that count towards ``min_others``; others may take part but count nothing.
     """
 
-    k_min: int
-    n_c: int
+    min_others: int
+    max_colluders: int
     trusted: frozenset[int]
 
     def __post_init__(self) -> None:
-        if self.k_min < 1 or self.n_c < 0:
-            raise ValueError("k_min must be at least 1 and n_c at least 0")
+        if self.min_others < 1 or self.max_colluders < 0:
+            raise ValueError("min_others must be at least 1 and max_colluders at least 0")
 
     def anonymity_of_smallest(self, quorum: int, members: Iterable[int], own_index: int) -> int:
         """k of the worst sum that may be opened: over ``quorum`` of ``members``, with as few trusted as can be.
@@ -37,33 +37,33 @@ class SessionLimits:
         consent; so it is this number that has to be large enough before.
         """
         distrusted = set(members) - self.trusted - {own_index}
-        return quorum - 1 - len(distrusted) - self.n_c
+        return quorum - 1 - len(distrusted) - self.max_colluders
 
 
-def default_threshold(n: int, k_min: int, n_c: int) -> int:
-    """Default threshold: ``max(floor(2n/3) + 1, k_min + n_c + 1)``, raised to what is sound and capped at ``n``.
+def default_threshold(n: int, min_others: int, max_colluders: int) -> int:
+    """Default threshold: ``max(floor(2n/3) + 1, min_others + max_colluders + 1)``, raised to what is sound and capped at ``n``.
 
-    A survivor does not count itself, hence ``k_min + n_c`` others and one: with t survivors that all trust each
-    other, every one of them still finds its ``k_min``.
+    A survivor does not count itself, hence ``min_others + max_colluders`` others and one: with t survivors that all trust each
+    other, every one of them still finds its ``min_others``.
 
     Raises:
-        ValueError: with fewer than two sources, or where no threshold can satisfy ``2t > n + n_c`` and ``t > n_c``.
+        ValueError: with fewer than two sources, or where no threshold can satisfy ``2t > n + max_colluders`` and ``t > max_colluders``.
     """
     if n < 2:
         raise ValueError(f"a session needs at least 2 sources, not {n}")
-    threshold = min(n, max(2 * n // 3 + 1, k_min + n_c + 1, (n + n_c) // 2 + 1))
-    if not threshold_is_sound(threshold, n, n_c):
-        raise ValueError(f"no threshold protects {n} sources of which {n_c} may collude with the aggregator")
+    threshold = min(n, max(2 * n // 3 + 1, min_others + max_colluders + 1, (n + max_colluders) // 2 + 1))
+    if not threshold_is_sound(threshold, n, max_colluders):
+        raise ValueError(f"no threshold protects {n} sources of which {max_colluders} may collude with the aggregator")
     return threshold
 
 
-def threshold_is_sound(threshold: int, n: int, n_c: int) -> bool:
-    """``2t > n + n_c`` and ``n_c < t <= n``.
+def threshold_is_sound(threshold: int, n: int, max_colluders: int) -> bool:
+    """``2t > n + max_colluders`` and ``max_colluders < t <= n``.
 
     The first makes it impossible that two disjoint views both gather t survivors' answers, the second that
     colluding sources alone hold t shares (Bonawitz et al. 2017, section 6.2).
     """
-    return 2 * threshold > n + n_c and n_c < threshold <= n
+    return 2 * threshold > n + max_colluders and max_colluders < threshold <= n
 
 
 def sum_cannot_wrap(n_max: int, q_max: int, modulus_bits: int) -> bool:

@@ -133,7 +133,7 @@ class Roster:
         _require_distinct("site id", ((e.site_id, e.site_id) for e in self.entries))
         _require_distinct("signing key", ((e.signing_key, e.site_id) for e in self.entries))
         _require_distinct("TLS key", ((e.tls_pin, e.site_id) for e in self.entries))
-        # A second site of one legal entity would be a Sybil: it would count twice towards k-min.
+        # A second site of one legal entity would be a Sybil: it would count twice towards min-others.
         _require_distinct("legal entity", ((_folded(e.legal_entity), e.site_id) for e in self.entries))
 
     @classmethod

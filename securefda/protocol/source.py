@@ -93,7 +93,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingKeyList:
-    """R0 is sent; ``row`` is this source's energy row behind its opening, if it has one."""
+    """R0 is sent; ``row`` is this source's norm report behind its opening, if it has one."""
 
     session: Session
     own: Signed[Advertise]
@@ -123,7 +123,7 @@ class AwaitingShares:
 class ReadyToMask:
     """Everyone's shares are here, and with U2 the cohorts; nothing of the input has left yet.
 
-    ``rows`` are the energy rows of all members of the sum, this source's among them, without their openings; empty
+    ``rows`` are the norm reports of all members of the sum, this source's among them, without their openings; empty
     where this source has none.
     """
 
@@ -185,7 +185,7 @@ def advertise(
 ) -> tuple[AwaitingKeyList, Signed[Advertise]]:
     """R0: fresh keys for this session, and commitments to the self secret, to the nonce that R1 reveals, and to a row.
 
-    ``row`` is this source's energy row, ``header.energy_row_length`` bytes, where the header has an energy rule and
+    ``row`` is this source's norm report, ``header.norm_report_length`` bytes, where the header has a norm cap and
     its level is ``sum``. The other sources of the sum get it in R1; nobody can choose its own row by theirs.
 
     The masking key pair follows from ``master``, the only secret whose shares can be asked for when this source
@@ -272,7 +272,7 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
 
 
 def _open(state: AwaitingShares, box: DeliveredBox, me: int, *, with_row: bool) -> tuple[SharePair, bytes]:
-    """The shares in a box, and the energy row without its opening."""
+    """The shares in a box, and the norm report without its opening."""
     address, session = BoxAddress(state.ctx1, box.peer, me), state.session
     name = session.roster.by_index(box.peer).site_id
     try:
@@ -286,7 +286,7 @@ def _open(state: AwaitingShares, box: DeliveredBox, me: int, *, with_row: bool) 
         return pair, b""
     committed = agreement.row_commitment(row, own=box.peer, ctx=session.ctx)
     if not hmac.compare_digest(committed, state.u1[box.peer].row_commitment):
-        detail = f"the energy row of {name} is not the one that it committed to"
+        detail = f"the norm report of {name} is not the one that it committed to"
         raise FaultyAggregatorError("SHARE_ROW", detail, suspect=box.peer)
     return pair, row.reveal()[agreement.ROW_OPENING_BYTES :]
 
@@ -393,7 +393,7 @@ def _moved(pair: SharePair) -> SharePair:
 
 
 def _moved_keys(state: AwaitingKeyList) -> tuple[Secret, Secret, KeyPair, Secret | None]:
-    """Likewise the secrets of a session: master, self secret, channel pair and energy row."""
+    """Likewise the secrets of a session: master, self secret, channel pair and norm report."""
     old = (state.master, state.self_secret, state.channel.private)
     master, self_secret, private = (Secret(secret.reveal()) for secret in old)
     row = Secret(state.row.reveal()) if state.row else None

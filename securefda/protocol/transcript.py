@@ -38,7 +38,7 @@ def round_terms(header: Header) -> bytes:
 
     Attempts at one round have the same. It is each site's own business, and no part of the protocol's messages.
     """
-    granularity = None if header.energy is None else header.energy.granularity
+    granularity = None if header.norm_cap is None else header.norm_cap.granularity
     terms = (header.model_digest, header.rule, header.target, header.layers, header.max_samples, granularity)
     return sha256(repr(terms).encode()).digest()
 

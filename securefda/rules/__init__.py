@@ -1,6 +1,6 @@
 """Rules of federated domain adaptation: FedDA, FedGP, auto-beta, their choice, alignment, schedule and baselines.
 
-The energy rule, which bounds what one contribution weighs in a sum, is here too.
+The norm cap, which bounds what one contribution weighs in a sum, is here too.
 
 Pure functions of numpy arrays: no I/O, no clock, no random numbers. Updates come in as float32 or float64, all
 arithmetic is float64.
@@ -13,7 +13,7 @@ from securefda.rules.beta import BetaRule, Estimator, auto_beta
 from securefda.rules.comparison import align_update, alignment_factor
 from securefda.rules.contribution import Contribution, ContributionSum, combine, contribute
 from securefda.rules.functions import fedda, fedgp
-from securefda.rules.norm_caps import CapEffect, energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
+from securefda.rules.norm_caps import CapEffect, caps_for, contribution_norms, norm_codes, norms_of, scale_to_caps
 from securefda.rules.projection import Projection, cosine, project
 from securefda.rules.selection import DeltaErrors, delta_errors, mean_errors, source_errors
 from securefda.rules.server import ServerOptimizer, ServerPlan, ServerState, server_step
@@ -40,18 +40,18 @@ __all__ = [
     "align_update",
     "alignment_factor",
     "auto_beta",
+    "caps_for",
     "choose_rule",
     "combine",
     "contribute",
+    "contribution_norms",
     "cosine",
     "delta_errors",
-    "energies_of",
-    "energy_caps",
-    "energy_codes",
-    "energy_row",
     "fedda",
     "fedgp",
     "mean_errors",
+    "norm_codes",
+    "norms_of",
     "project",
     "round_plan",
     "scale_to_caps",

@@ -1,4 +1,4 @@
-"""The energy rule: no source's contribution to a sum may dwarf those of the others.
+"""The norm cap: no source's contribution to a sum may dwarf those of the others.
 
 Every source tells the others its row, a_i[l] = the norm of its weighted contribution in layer l, as a code on a coarse
 grid and rounded down. From the same codes every source computes the same cap A[l], and scales its own contribution down
@@ -56,7 +56,7 @@ class CapEffect:
     zeroed: tuple[int, ...]
 
 
-def energy_row(vector: npt.ArrayLike, sizes: Sequence[int], weight: float) -> Vector:
+def contribution_norms(vector: npt.ArrayLike, sizes: Sequence[int], weight: float) -> Vector:
     """Return the norm of ``weight * vector`` in each layer.
 
     It is the same to the last bit whatever the number of threads.
@@ -82,7 +82,7 @@ def energy_row(vector: npt.ArrayLike, sizes: Sequence[int], weight: float) -> Ve
     return np.array(norms)
 
 
-def energy_codes(row: npt.ArrayLike, sizes: Sequence[int], limits: npt.ArrayLike) -> bytes:
+def norm_codes(row: npt.ArrayLike, sizes: Sequence[int], limits: npt.ArrayLike) -> bytes:
     """Round norms down to the grid on which they are told, one byte for each layer.
 
     Code 255 stands for the layer's limit, and every code below it for a step less: a factor of 2^(1/4), or of 2^(1/2)
@@ -101,11 +101,11 @@ def energy_codes(row: npt.ArrayLike, sizes: Sequence[int], limits: npt.ArrayLike
     return bytes(int(np.searchsorted(grid, norm, side="right")) - 1 for grid, norm in zip(grids, norms, strict=True))
 
 
-def energies_of(codes: bytes, sizes: Sequence[int], limits: npt.ArrayLike) -> Vector:
+def norms_of(codes: bytes, sizes: Sequence[int], limits: npt.ArrayLike) -> Vector:
     """Return the norms that codes stand for, float64 ``(n_layers,)``: each at most the one that was rounded.
 
     Args:
-        codes: as from `energy_codes`, under the same ``sizes`` and ``limits``.
+        codes: as from `norm_codes`, under the same ``sizes`` and ``limits``.
         sizes: the layers' sizes.
         limits: the most that the clips let a norm be, ``(n_layers,)``, positive.
 
@@ -119,7 +119,7 @@ def energies_of(codes: bytes, sizes: Sequence[int], limits: npt.ArrayLike) -> Ve
     return bounds * np.where(np.array(sizes) < SMALL_LAYER, _COARSE[places], _FINE[places])
 
 
-def energy_caps(rows: npt.ArrayLike, *, kappa: float, others: int) -> Vector:
+def caps_for(rows: npt.ArrayLike, *, kappa: float, others: int) -> Vector:
     """Return the largest cap of each layer under which no source dwarfs the others.
 
     Only the inequality of the largest contribution r can fail: every other i has a'_i <= a'_r, and the k smallest
@@ -170,8 +170,8 @@ def scale_to_caps(vector: Vector, sizes: Sequence[int], row: npt.ArrayLike, caps
     Args:
         vector: the contribution, float64 ``(n_params,)``, writable; in any weighting, since only a factor is applied.
         sizes: the layers' sizes, which sum to n_params.
-        row: its own exact norms a_i[l] as from `energy_row`, ``(n_layers,)``, not negative.
-        caps: A[l] as from `energy_caps`, ``(n_layers,)``, not negative; inf is no cap.
+        row: its own exact norms a_i[l] as from `contribution_norms`, ``(n_layers,)``, not negative.
+        caps: A[l] as from `caps_for`, ``(n_layers,)``, not negative; inf is no cap.
 
     Returns:
         Which layers were capped or zeroed.
@@ -183,15 +183,15 @@ def scale_to_caps(vector: Vector, sizes: Sequence[int], row: npt.ArrayLike, caps
         raise ValueError("vector: must be a writable float64 array")
     checks.vector("vector", vector)
     layers = checks.layer_sizes(sizes, vector.size, name="sizes")
-    energies = _not_negative("row", row, len(layers))
+    norms = _not_negative("row", row, len(layers))
     limits = _caps("caps", caps, len(layers))
-    capped = np.flatnonzero((energies > limits) & (limits > 0))
-    zeroed = np.flatnonzero((energies > limits) & (limits == 0))
+    capped = np.flatnonzero((norms > limits) & (limits > 0))
+    zeroed = np.flatnonzero((norms > limits) & (limits == 0))
     for index, part in enumerate(layer_slices(layers)):
         if limits[index] == 0:
             vector[part] = 0.0
-        elif energies[index] > limits[index]:
-            vector[part] *= limits[index] / energies[index]
+        elif norms[index] > limits[index]:
+            vector[part] *= limits[index] / norms[index]
     return CapEffect(capped=tuple(capped.tolist()), zeroed=tuple(zeroed.tolist()))
 
 

@@ -182,14 +182,14 @@ def origin_of(header: Header, known: Known, missed: Missed | None, *, own_index:
         require(known.number == 0, "HEADER_CHAIN", "it continues no result, and this site knows of one")
         return Origin(0)
     if missed is None or missed.result.digest() != previous:
-        raise _too_few(0, limits.n_c + 1)
+        raise _too_few(0, limits.max_colluders + 1)
     _require_model(header, missed.result.body.model_digest)
     caught_up = _own_last_session(accepted, taken, missed.result)
     if caught_up is not None and accepted is not None and accepted.answered:
         return Origin(caught_up.number, caught_up)
     vouching = len(missed.givers & limits.trusted - {own_index})
-    if vouching <= limits.n_c:
-        raise _too_few(vouching, limits.n_c + 1)
+    if vouching <= limits.max_colluders:
+        raise _too_few(vouching, limits.max_colluders + 1)
     require(missed.number > known.number, "HEADER_CHAIN", "its result is none that came after those of this site")
     is_own = caught_up is not None and caught_up.number == missed.number
     return Origin(missed.number, caught_up if is_own else None)

@@ -17,8 +17,8 @@ from securefda.protocol import source as session_steps
 from securefda.protocol.aggregate_statistics import Figures
 from securefda.protocol.checks import check_header, envelope_fault
 from securefda.protocol.contribution import (
-    EnergyRow,
     Metrics,
+    NormReport,
     aligned_update,
     apply_caps,
     checked_vectors,
@@ -93,7 +93,7 @@ class SourceRound:
     record: SiteLine
     contribution: Contribution | None = None
     figures: Figures | None = None
-    row: EnergyRow | None = None
+    row: NormReport | None = None
 
     @property
     def step(self) -> Step:
@@ -263,7 +263,7 @@ def _check_witnessed(site: SourceSite, header: Header) -> None:
     if header.run_id.hex() != site.witness.journal.run:
         raise FaultyAggregatorError("HEADER_RUN", "not the run that the connection was opened for")
     try:
-        site.witness.check_header(header, site.limits.n_c)
+        site.witness.check_header(header, site.limits.max_colluders)
     except CheckpointError as error:
         raise FaultyAggregatorError(error.check, error.detail) from error
 
@@ -300,7 +300,7 @@ def _release_in_clear(
 
 
 def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask) -> RingVector:
-    """Everyone's energy rows are known: scale this source's part down to the caps, and encode it."""
+    """Everyone's norm reports are known: scale this source's part down to the caps, and encode it."""
     if current.contribution is None or current.figures is None:
         raise FaultyAggregatorError("ORDER", "nothing to mask")
     header, contribution = current.header.body, current.contribution

@@ -147,13 +147,13 @@ def _header(proto: pb.Header) -> m.Header:
         cohort_size=proto.cohort_size,
         cohort_quorum=proto.cohort_quorum,
         sum_quorum=proto.sum_quorum,
-        energy=_energy(proto.energy) if proto.HasField("energy") else None,
+        norm_cap=_norm_cap(proto.norm_cap) if proto.HasField("norm_cap") else None,
         metrics=proto.metrics,
     )
 
 
-def _energy(proto: pb.EnergyTerms) -> m.EnergyTerms:
-    return m.EnergyTerms(kappa=proto.kappa, others=proto.others, granularity=m.Granularity(proto.granularity))
+def _norm_cap(proto: pb.NormCapTerms) -> m.NormCapTerms:
+    return m.NormCapTerms(kappa=proto.kappa, others=proto.others, granularity=m.Granularity(proto.granularity))
 
 
 def _layer(proto: pb.Layer) -> m.Layer:

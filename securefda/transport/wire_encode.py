@@ -82,14 +82,14 @@ def _header(body: m.Header) -> pb.Header:
         cohort_size=body.cohort_size,
         cohort_quorum=body.cohort_quorum,
         sum_quorum=body.sum_quorum,
-        energy=None if body.energy is None else _energy(body.energy),
+        norm_cap=None if body.norm_cap is None else _norm_cap(body.norm_cap),
         metrics=body.metrics,
     )
 
 
-def _energy(terms: m.EnergyTerms) -> pb.EnergyTerms:
+def _norm_cap(terms: m.NormCapTerms) -> pb.NormCapTerms:
     granularity = pb.Granularity.ValueType(terms.granularity)
-    return pb.EnergyTerms(kappa=terms.kappa, others=terms.others, granularity=granularity)
+    return pb.NormCapTerms(kappa=terms.kappa, others=terms.others, granularity=granularity)
 
 
 def _rule(terms: m.RuleTerms) -> pb.RuleTerms:

@@ -121,7 +121,7 @@ class _GranularityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Granulari
     """The vector as a whole."""
 
 class Granularity(_Granularity, metaclass=_GranularityEnumTypeWrapper):
-    """What the energy rule holds for."""
+    """What the norm cap holds for."""
 
 GRANULARITY_UNSPECIFIED: Granularity.ValueType  # 0
 """Never valid."""
@@ -461,7 +461,7 @@ class Header(_message.Message):
     COHORT_SIZE_FIELD_NUMBER: _builtins.int
     COHORT_QUORUM_FIELD_NUMBER: _builtins.int
     SUM_QUORUM_FIELD_NUMBER: _builtins.int
-    ENERGY_FIELD_NUMBER: _builtins.int
+    NORM_CAP_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.bytes
     """Random name of the run; 16 bytes."""
@@ -520,8 +520,8 @@ class Header(_message.Message):
         """U0: roster indices of the invited sources, strictly rising; at most 1024."""
 
     @_builtins.property
-    def energy(self) -> Global___EnergyTerms:
-        """The energy rule of that sum; absent where none holds."""
+    def norm_cap(self) -> Global___NormCapTerms:
+        """The norm cap of that sum; absent where none holds."""
 
     def __init__(
         self,
@@ -548,19 +548,19 @@ class Header(_message.Message):
         cohort_size: _builtins.int = ...,
         cohort_quorum: _builtins.int = ...,
         sum_quorum: _builtins.int = ...,
-        energy: Global___EnergyTerms | None = ...,
+        norm_cap: Global___NormCapTerms | None = ...,
         metrics: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["energy", b"energy", "rule", b"rule", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["norm_cap", b"norm_cap", "rule", b"rule", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "energy", b"energy", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Header: _TypeAlias = Header  # noqa: Y015
 
 @_typing.final
-class EnergyTerms(_message.Message):
+class NormCapTerms(_message.Message):
     """No source's part of the sum may hold more than 1/kappa of the energy of the others that count."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -587,7 +587,7 @@ class EnergyTerms(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___EnergyTerms: _TypeAlias = EnergyTerms  # noqa: Y015
+Global___NormCapTerms: _TypeAlias = NormCapTerms  # noqa: Y015
 
 @_typing.final
 class Advertise(_message.Message):
@@ -609,7 +609,7 @@ class Advertise(_message.Message):
     nonce_commitment: _builtins.bytes
     """Commitment to the nonce that the source reveals in R1; 32 bytes."""
     row_commitment: _builtins.bytes
-    """Commitment to the energy row in the share boxes; 32 bytes. Empty without an energy rule, or at another level than
+    """Commitment to the norm report in the share boxes; 32 bytes. Empty without a norm cap, or at another level than
     sum.
     """
     def __init__(
@@ -655,7 +655,7 @@ Global___KeyList: _TypeAlias = KeyList  # noqa: Y015
 
 @_typing.final
 class ShareBox(_message.Message):
-    """An encrypted pair of shares, and between two sources at sum the sender's energy row."""
+    """An encrypted pair of shares, and between two sources at sum the sender's norm report."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -118,7 +118,7 @@ def garbage(kept: Kept, rng: random.Random) -> Falsified:
 def other_run(kept: Kept, rng: random.Random) -> Falsified:
     """A message that its sender signed, in another session."""
     at, session = rng.randint(0, len(kept.messages)), rng.randbytes(32)
-    body = rng.choice((m.KeyList(()), m.Result(b"", 3, rng.randbytes(32)), m.Refusal("k-min")))
+    body = rng.choice((m.KeyList(()), m.Result(b"", 3, rng.randbytes(32)), m.Refusal("min-others")))
     message = wire.encode_signed(sign(TARGET, body, session, rng.randbytes(32)))
     data = kept.file([*kept.messages[:at], message, *kept.messages[at:]])
     return Falsified(f"{type(body).__name__} of another run at {at}", data, ("evidence-unrecorded",), None)

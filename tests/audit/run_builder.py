@@ -262,7 +262,7 @@ class Run:
             "previous_checkpoint": self.note,
         }
         if level is SUM:
-            fields |= {"sum_quorum": 3, "energy": m.EnergyTerms(1.0, 2, m.Granularity.MODEL)}
+            fields |= {"sum_quorum": 3, "norm_cap": m.NormCapTerms(1.0, 2, m.Granularity.MODEL)}
         if level is COHORT:
             fields |= {"cohort_size": 3, "cohort_quorum": 3}
         body = m.Header(**(fields | self.header_changes(number, attempt) | changes))
@@ -368,7 +368,7 @@ class Run:
 
 
 class HangsUp(Run):
-    """The target takes the norm rows of round 1, and hangs up."""
+    """The target takes the norm reports of round 1, and hangs up."""
 
     levels = (SUM,)
 

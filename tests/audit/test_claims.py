@@ -233,7 +233,7 @@ class TwoHeaders(Run):
         message = passing.message
         if (passing.sender, message.type_name, passing.receiver) != (TARGET, "Header", A) or passing.place[0] != 1:
             return [passing]
-        changes: dict[str, Any] = {"levels": (INDIVIDUAL,) * 3, "threshold": 1, "sum_quorum": 0, "energy": None}
+        changes: dict[str, Any] = {"levels": (INDIVIDUAL,) * 3, "threshold": 1, "sum_quorum": 0, "norm_cap": None}
         other = sign(TARGET, replace(message.body, **changes), message.envelope.session_id)
         for site in SITES:
             self.sites[site].kept.keep(wire.encode_signed(other))

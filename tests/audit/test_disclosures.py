@@ -133,7 +133,7 @@ def test_epsilon_and_caps_are_read_from_their_events() -> None:
 
 def test_incidents_of_one_kind_are_one_row_with_a_count_and_the_accused() -> None:
     accusing = {"check": "header.previous-checkpoint", "accused": ["target"]}
-    refusal = Entry("sent", "Refusal", 3, 0, "", "target", 9, digest("r"), decision=Decision("refused", "k-min"))
+    refusal = Entry("sent", "Refusal", 3, 0, "", "target", 9, digest("r"), decision=Decision("refused", "min-others"))
     read = tables("source-1", event("alarm", 2, **accusing), event("alarm", 5, **accusing), refusal)
     alarm, refused = read.incidents
     assert (alarm.kind, alarm.check, alarm.accused, alarm.count) == (
@@ -143,7 +143,7 @@ def test_incidents_of_one_kind_are_one_row_with_a_count_and_the_accused() -> Non
         2,
     )
     assert (alarm.first_round, alarm.last_round) == (2, 5)
-    assert (refused.kind, refused.check, refused.peer, refused.count) == ("refusal-sent", "k-min", "target", 1)
+    assert (refused.kind, refused.check, refused.peer, refused.count) == ("refusal-sent", "min-others", "target", 1)
 
 
 def test_rounds_with_the_same_disclosures_are_one_group() -> None:

@@ -130,15 +130,15 @@ def test_alarms_aborts_and_refusals_stand_with_who_blames_whom(tmp_path: Path) -
     logs.round(1)
     logs.event("source-1", "alarm", 1, check="header.previous-checkpoint", accused=["target"])
     logs.event(TARGET, "aborted", 1, check="survivors", accused=["source-2", "source-3"])
-    logs.message("source-2", TARGET, "Refusal", 1, 1, decision=Decision("refused", "k-min"))
-    logs.event("source-2", "refused", 1, check="k-min")
+    logs.message("source-2", TARGET, "Refusal", 1, 1, decision=Decision("refused", "min-others"))
+    logs.event("source-2", "refused", 1, check="min-others")
     logs.close()
     page = page_of(tmp_path / "run")
     assert [row[:4] for row in page.tables["incidents"][1:5]] == [
         ["alarm", "header.previous-checkpoint", "target", "source-1"],
         ["abort", "survivors", "source-2, source-3", "target"],
-        ["refusal", "k-min", "–", "source-2"],
-        ["refusal sent", "k-min", "–", "source-2"],
+        ["refusal", "min-others", "–", "source-2"],
+        ["refusal sent", "min-others", "–", "source-2"],
     ]
     said = "source-2 is blamed by target; source-3 is blamed by target; target is blamed by source-1"
     assert f"Recorded: 1 alarm, 1 abort, 1 refusal. By their own word, which proves nothing: {said}." in page.text

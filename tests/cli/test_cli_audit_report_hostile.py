@@ -90,7 +90,7 @@ def test_no_text_of_a_message_can_hold_markup(name: str) -> None:
     ("kind", "values"),
     [
         (Decision, ("allowed", PLANTED)),
-        (Decision, (PLANTED, "k-min")),
+        (Decision, (PLANTED, "min-others")),
         (Disclosure, (PLANTED, "update", 1)),
         (Disclosure, ("sum", PLANTED, 1)),
     ],

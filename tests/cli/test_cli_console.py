@@ -17,7 +17,7 @@ LINE: RoundLine = {
     "mean_beta": 0.414,
     "survivors": ["source-1", "source-2"],
     "dropped": ["source-3"],
-    "refused": {"source-4": "k-min"},
+    "refused": {"source-4": "min-others"},
     "seconds": {"rule": 0.25, "evaluate": 1.0},
     "status": "finished",
 }
@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
 
 def test_a_finished_round_is_one_line_with_what_went_wrong_in_it() -> None:
     assert round_text(LINE, 50) == (
-        "[ROUND 3/50] accuracy 0.713  loss 0.500  beta 0.41  2 sources  dropped source-3  source-4 refused k-min  1.2 s"
+        "[ROUND 3/50] accuracy 0.713  loss 0.500  beta 0.41  2 sources  dropped source-3  source-4 refused min-others  1.2 s"
     )
 
 

@@ -25,7 +25,7 @@ def founded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     root = tmp_path_factory.mktemp("founded") / "kits"
-    address = ["--address", f"127.0.0.1:{port}", "--set", "privacy.k-min=3", "--set", "session.attempts=4"]
+    address = ["--address", f"127.0.0.1:{port}", "--set", "privacy.min-others=3", "--set", "session.attempts=4"]
     assert main(["federation", "init", str(sample("digits")), "--out", str(root), *address]) == 0
     return root, port
 
@@ -44,7 +44,7 @@ def test_init_makes_a_kit_per_site_with_settings_and_policy_that_load(kits: Path
     assert aggregator.aggregator.kit.resolve() == (kits / "target").resolve()
     assert source.source.out == kits / "source-1" / "local" / "run"
     policy = load_policy(kits / "source-1" / "local" / "policy.toml")
-    assert (policy.k_min, policy.release.max_attempts) == (3, 4)
+    assert (policy.min_others, policy.release.max_attempts) == (3, 4)
 
 
 def test_init_refuses_a_folder_that_is_in_use(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,9 +155,9 @@ def test_preflight_of_a_source_without_an_aggregator_ends_with_2(
 
 def test_preflight_names_a_wrong_policy_and_wrong_data_at_once(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     local = kits / "target" / "local"
-    (local / "policy.toml").write_text("kmin = 3\n")
+    (local / "policy.toml").write_text("min-other = 3\n")
     kit = load_kit(kits / "target", datetime.now(UTC))
-    write_policy_signature(local / "policy.toml", b"kmin = 3\n", kit.federation_id, kit.site_id, kit.signing_key)
+    write_policy_signature(local / "policy.toml", b"min-other = 3\n", kit.federation_id, kit.site_id, kit.signing_key)
     settings = (local / "settings.toml").read_text()
     (local / "settings.toml").write_text(settings.replace("target-rows = 100", "target-rowz = 100"))
     assert main(["preflight", str(kits / "target"), "--format", "json"]) == 4
@@ -165,8 +165,8 @@ def test_preflight_names_a_wrong_policy_and_wrong_data_at_once(kits: Path, capsy
     failed = {f["check"]: f for f in envelope["data"]["findings"] if f["level"] == "fail"}
     assert set(failed) == {"policy", "data"}
     assert "in the policy of target" in failed["policy"]["message"]
-    assert "kmin: unknown key" in failed["policy"]["message"]
-    assert failed["policy"]["mend"] == "did you mean k-min?"
+    assert "min-other: unknown key" in failed["policy"]["message"]
+    assert failed["policy"]["mend"] == "did you mean min-others?"
     assert "target-rowz" in failed["data"]["message"]
     assert envelope["error_code"] == "PreflightError"
 

@@ -79,18 +79,20 @@ def test_check_permits_what_the_policies_were_made_for(kits: Path, capsys: pytes
 def test_check_names_site_key_asked_allowed_and_mend_and_ends_with_10(
     kits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own(kits, "source-2", permits(k_min=4, n_c=0))
+    own(kits, "source-2", permits(min_others=4, max_colluders=0))
     code, found = envelope(["policy", "check", *all_sources(kits), FEDERATION], capsys)
     assert code == 10
     refused = [item for item in found["data"]["policies"] if item["verdict"] == "refused"]
-    assert [(item["site"], item["key"], item["allowed"]) for item in refused] == [("source-2", "k-min", "at least 4")]
+    assert [(item["site"], item["key"], item["allowed"]) for item in refused] == [
+        ("source-2", "min-others", "at least 4")
+    ]
     assert "others that count" in refused[0]["asked"]
-    assert "privacy.k-min" in refused[0]["mend"]
-    assert found["message"].startswith("source-2: policy refuses k-min: asked ")
+    assert "privacy.min-others" in refused[0]["mend"]
+    assert found["message"].startswith("source-2: policy refuses min-others: asked ")
     assert main(["policy", "check", str(kits / "source-2"), FEDERATION]) == 10
     out, err = capsys.readouterr()
-    assert "source-2  refused  k-min: asked" in out
-    assert err.startswith("error: source-2: policy refuses k-min")
+    assert "source-2  refused  min-others: asked" in out
+    assert err.startswith("error: source-2: policy refuses min-others")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_check_names_site_key_asked_allowed_and_mend_and_ends_with_10(
         ({"architectures": ("00" * 32,)}, "architectures"),
         ({"release": permits().release.model_copy(update={"max_attempts": 1})}, "release.max-attempts"),
         ({"release": permits().release.model_copy(update={"max_rounds": 3})}, "release.max-rounds"),
-        ({"energy": permits().energy.model_copy(update={"kappa": 1.5})}, "energy.kappa"),
+        ({"norm_cap": permits().norm_cap.model_copy(update={"kappa": 1.5})}, "norm-cap.kappa"),
     ],
 )
 def test_check_finds_what_a_later_round_or_attempt_would_be_refused_for(
@@ -195,22 +197,24 @@ def test_contradictions_name_site_and_key_in_check_sign_and_preflight(
 ) -> None:
     local = kits / "source-3" / "local"
     signed = (local / "policy.sig").read_bytes()
-    (local / "policy.toml").write_text(policy_text("source-3", permits(k_min=9)))
+    (local / "policy.toml").write_text(policy_text("source-3", permits(min_others=9)))
     assert main(["policy", "sign", str(kits / "source-3")]) == 4
-    assert "error: k-min: source-3 asks for" in capsys.readouterr().err
+    assert "error: min-others: source-3 asks for" in capsys.readouterr().err
     assert (local / "policy.sig").read_bytes() == signed
     file = tmp_path / "policy.toml"
-    file.write_text(policy_text("source-3", permits(k_min=9)))
+    file.write_text(policy_text("source-3", permits(min_others=9)))
     code, found = envelope(["policy", "check", str(file), FEDERATION, "--site", "source-3"], capsys)
     assert code == 4
-    assert found["message"].startswith("k-min: source-3 asks for k-min = 9 others")
+    assert found["message"].startswith("min-others: source-3 asks for min-others = 9 others")
 
 
 def test_an_unknown_key_is_named_with_the_nearest_and_the_site(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (kits / "source-3" / "local" / "policy.toml").write_text("kmin = 3\n")
+    (kits / "source-3" / "local" / "policy.toml").write_text("min-other = 3\n")
     assert main(["policy", "sign", str(kits / "source-3")]) == 4
     err = capsys.readouterr().err
-    assert err == ("error: kmin: unknown key (policy.toml), in the policy of source-3\nhint: did you mean k-min?\n")
+    assert err == (
+        "error: min-other: unknown key (policy.toml), in the policy of source-3\nhint: did you mean min-others?\n"
+    )
 
 
 def test_a_federation_in_which_no_level_satisfies_all_is_said_to_be_one(
@@ -224,7 +228,7 @@ def test_a_federation_in_which_no_level_satisfies_all_is_said_to_be_one(
     federation.write_text(text.replace('visibility = "sum"', 'visibility = "individual"'))
     assert 'visibility = "individual"' in federation.read_text()
     file = tmp_path / "policy.toml"
-    file.write_text(policy_text("source-1", permits(k_min=1)))
+    file.write_text(policy_text("source-1", permits(min_others=1)))
     code, found = envelope(["policy", "check", str(file), str(federation)], capsys)
     assert code == 4
     assert found["message"].startswith("max-visibility: ")
@@ -299,7 +303,7 @@ def test_a_header_that_the_target_did_not_sign_is_not_judged(
 def test_explain_fills_in_the_numbers_of_the_kits_federation(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = envelope(["policy", "explain", str(kits / "source-1")], capsys)
     assert (code, found["data"]["sources"], found["data"]["signature"]) == (0, 5, "right, by source-1")
-    assert "k-min = 2, n-c = 1" in found["data"]["summary"]
+    assert "min-others = 2, max-colluders = 1" in found["data"]["summary"]
     assert "N = 5" in found["data"]["summary"]
     assert found["data"]["learns"]
     assert found["data"]["does_not_learn"]
@@ -308,7 +312,7 @@ def test_explain_fills_in_the_numbers_of_the_kits_federation(kits: Path, capsys:
 
 def test_explain_reads_a_policy_that_is_not_signed_and_says_so(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has to: a site reads its policy before it signs."""
-    (kits / "source-1" / "local" / "policy.toml").write_text(policy_text("source-1", permits(k_min=3)))
+    (kits / "source-1" / "local" / "policy.toml").write_text(policy_text("source-1", permits(min_others=3)))
     assert main(["policy", "explain", str(kits / "source-1")]) == 0
     out = capsys.readouterr().out
     assert "at least k = 3 other sources" in out
@@ -326,7 +330,7 @@ def test_explain_takes_the_number_of_sources_from_a_federation_file(
     assert "N =" not in capsys.readouterr().out
     file.write_text(NAMED_POLICIES["strict"].text("here"))
     assert main(["policy", "explain", str(file), FEDERATION, "--site", "source-1"]) == 4
-    assert "error: k-min: source-1 asks for" in capsys.readouterr().err
+    assert "error: min-others: source-1 asks for" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sorted(NAMED_POLICIES))
@@ -348,11 +352,11 @@ def test_an_unknown_template_is_refused_with_those_that_there_are(capsys: pytest
 
 
 def test_sign_shows_what_is_signed_and_the_kit_works_again(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kit = own(kits, "source-1", permits(k_min=3))
+    kit = own(kits, "source-1", permits(min_others=3))
     out = capsys.readouterr().out
-    assert "source-1 permits at most level sum, with k-min = 3" in out
+    assert "source-1 permits at most level sum, with min-others = 3" in out
     assert f"source-1 signed {kit / 'local' / 'policy.toml'} for digits" in out
-    assert load_signed_policy(load_kit(kit, datetime.now(UTC))).k_min == 3
+    assert load_signed_policy(load_kit(kit, datetime.now(UTC))).min_others == 3
 
 
 def test_renew_says_that_the_policy_must_be_signed_again(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,7 +376,7 @@ def test_preflight_says_what_the_policy_permits_and_who_signed_it(
     kits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = findings([str(kits / "source-1")], capsys)["policy"]["message"]
-    assert message == "at most sum, k-min 2, n-c 1, kappa 1 per layer; signed by source-1"
+    assert message == "at most sum, min-others 2, max-colluders 1, kappa 1 per layer; signed by source-1"
 
 
 def test_preflight_fails_on_a_signature_that_is_wrong(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -411,8 +415,10 @@ def test_preflight_of_all_kits_finds_that_no_level_satisfies_all(
     assert (found["levels"]["level"], found["levels"]["exit_code"]) == ("fail", 4)
     assert found["levels"]["message"].startswith("max-visibility: ")
     assert "source-2" in found["levels"]["message"]
-    assert found["policy"]["message"].startswith("k-min: source-2 asks for k-min = 2 others, beyond n-c = 1 colluders")
-    own(kits, "source-2", permits(k_min=1))
+    assert found["policy"]["message"].startswith(
+        "min-others: source-2 asks for min-others = 2 others, beyond max-colluders = 1 colluders"
+    )
+    own(kits, "source-2", permits(min_others=1))
     found = findings(sources, capsys)
     assert (found["levels"]["level"], found["levels"]["message"]) == ("ok", "source-1 at sum, source-2 at sum")
 

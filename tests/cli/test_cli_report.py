@@ -133,7 +133,7 @@ def test_every_id_in_the_page_is_its_own_and_every_reference_resolves(tmp_path: 
 
 
 def test_what_a_run_names_cannot_become_markup(tmp_path: Path) -> None:
-    write_run(tmp_path, [line(1, refused={"<script>alert(1)</script>": "k-min"})])
+    write_run(tmp_path, [line(1, refused={"<script>alert(1)</script>": "min-others"})])
     page = page_of(tmp_path)
     assert "script" not in {tag for tag, _ in page.tags}
     assert "b" not in {tag for tag, attrs in page.tags if "class" in attrs}
@@ -226,7 +226,7 @@ def test_at_sum_no_single_update_was_seen_and_the_targets_own_was_by_those_that_
 
 
 @pytest.mark.parametrize(
-    ("rule", "filtered", "energy", "is_said"),
+    ("rule", "filtered", "norm_cap", "is_said"),
     [
         ("fedgp_auto", True, None, True),
         ("auto", True, None, True),
@@ -236,17 +236,20 @@ def test_at_sum_no_single_update_was_seen_and_the_targets_own_was_by_those_that_
         ("fedda_auto", True, None, False),
     ],
 )
-def test_a_filter_shows_a_lone_source_unless_the_energy_rule_holds_in_every_layer(
-    rule: str, filtered: bool, energy: str | None, is_said: bool
+def test_a_filter_shows_a_lone_source_unless_the_norm_cap_holds_in_every_layer(
+    rule: str, filtered: bool, norm_cap: str | None, is_said: bool
 ) -> None:
     found = unprotected(
-        dict.fromkeys(SITES, "sum"), rule, filtered=filtered, energy=energy and {"kappa": 1.0, "granularity": energy}
+        dict.fromkeys(SITES, "sum"),
+        rule,
+        filtered=filtered,
+        norm_cap=norm_cap and {"kappa": 1.0, "granularity": norm_cap},
     )
     assert ("shows that source's part in the sum" in found) is is_said
 
 
 @pytest.mark.parametrize(
-    ("rule", "filtered", "energy", "is_said"),
+    ("rule", "filtered", "norm_cap", "is_said"),
     [
         ("fedgp_auto", False, "layer", True),
         ("auto", False, "model", True),
@@ -256,43 +259,43 @@ def test_a_filter_shows_a_lone_source_unless_the_energy_rule_holds_in_every_laye
     ],
 )
 def test_without_its_filter_fedgp_is_said_to_let_like_sources_cancel(
-    rule: str, filtered: bool, energy: str | None, is_said: bool
+    rule: str, filtered: bool, norm_cap: str | None, is_said: bool
 ) -> None:
     summary = {
         "visibility": dict.fromkeys(SITES, "sum"),
         "strategy": {"rule": rule, "filter": filtered},
-        "energy": energy and {"kappa": 1.0, "granularity": energy},
+        "norm_cap": norm_cap and {"kappa": 1.0, "granularity": norm_cap},
     }
     _, not_protected = verdict(summary)
     assert ("without its filter" in not_protected) is is_said
-    assert ("nothing bounded" in not_protected) is (energy is None)
+    assert ("nothing bounded" in not_protected) is (norm_cap is None)
 
 
-def test_the_energy_rule_is_claimed_for_what_it_holds_and_its_numbers_are_said_to_be_seen() -> None:
+def test_the_norm_cap_is_claimed_for_what_it_holds_and_its_numbers_are_said_to_be_seen() -> None:
     levels = dict.fromkeys(SITES, "sum")
     by_layer, on_model = ({"kappa": kappa, "granularity": of} for kappa, of in ((1.0, "layer"), (2.0, "model")))
     assert "In every layer of the sum the other sources that count held together at least as much energy as" in (
-        protected(levels, "fedgp_auto", energy=by_layer)
+        protected(levels, "fedgp_auto", norm_cap=by_layer)
     )
-    assert "Over all layers of the sum together" in protected(levels, "fedgp_auto", energy=on_model)
-    assert "at least 2 times the energy of any one's part" in protected(levels, "fedgp_auto", energy=on_model)
-    assert "not on directions" in protected(levels, "fedgp_auto", energy=on_model)
-    told = unprotected(levels, "fedgp_auto", energy=by_layer)
+    assert "Over all layers of the sum together" in protected(levels, "fedgp_auto", norm_cap=on_model)
+    assert "at least 2 times the energy of any one's part" in protected(levels, "fedgp_auto", norm_cap=on_model)
+    assert "not on directions" in protected(levels, "fedgp_auto", norm_cap=on_model)
+    told = unprotected(levels, "fedgp_auto", norm_cap=by_layer)
     assert "the sources at sum saw of each other how large a part of the sum was" in told
     assert "one number per layer; one that colludes could tell the aggregator" in told
     assert "nothing bounded how much of a sum is one source's part" in unprotected(levels, "fedgp_auto")
 
 
 @pytest.mark.parametrize("level", ["individual", "cohort"])
-def test_the_energy_rule_is_not_claimed_where_nobody_was_at_sum(level: str) -> None:
+def test_the_norm_cap_is_not_claimed_where_nobody_was_at_sum(level: str) -> None:
     words = verdict(
         {
             "visibility": dict.fromkeys(SITES, level),
             "strategy": {"rule": "fedgp_auto", "filter": True},
-            "energy": {"kappa": 1.0, "granularity": "layer"},
+            "norm_cap": {"kappa": 1.0, "granularity": "layer"},
         }
     )
-    assert "energy" not in " ".join(words)
+    assert "norm_cap" not in " ".join(words)
     assert "part of the sum" not in " ".join(words)
 
 
@@ -313,7 +316,7 @@ def test_a_rule_without_sources_claims_no_masks(rule: str) -> None:
 
 def test_mixed_levels_name_who_was_seen_in_which_way() -> None:
     levels = {"a": "sum", "b": "sum", "c": "cohort", "d": "cohort", "e": "individual"}
-    hidden = protected(levels, "auto", energy={"kappa": 1.0, "granularity": "layer"})
+    hidden = protected(levels, "auto", norm_cap={"kappa": 1.0, "granularity": "layer"})
     shown = unprotected(levels, "auto", told=["a", "b"])
     assert "the update of a, b, c, d left it only under masks" in hidden
     assert "one weighted sum of a, b and one per cohort of c, d and no single update of theirs" in hidden
@@ -441,7 +444,9 @@ def test_a_list_where_a_line_has_none_is_named(key: str, tmp_path: Path) -> None
         write_report(tmp_path)
 
 
-@pytest.mark.parametrize("key", ["task", "strategy", "visibility", "energy", "target_releases", "bytes_up", "versions"])
+@pytest.mark.parametrize(
+    "key", ["task", "strategy", "visibility", "norm_cap", "target_releases", "bytes_up", "versions"]
+)
 def test_a_summary_of_another_form_is_named(key: str, tmp_path: Path) -> None:
     write_run(tmp_path, [line(1)])
     file = tmp_path / "summary.json"

@@ -127,14 +127,14 @@ def test_a_source_counts_its_rounds_refusals_alarms_aborts_and_epsilon(source: S
     rounds.round_finished({"round": 1, "epsilon": 0.5, "samples": 40417, "loss": 0.51513, "beta": 0.31931})
     rounds.alarm(FaultyAggregatorError("HEADER_MODEL"))
     rounds.alarm(ProtocolError("QUORUM", "the aggregator aborted at shares: QUORUM"))
-    rounds.alarm(PolicyRefusal("k-min", 1, 2))
+    rounds.alarm(PolicyRefusal("min-others", 1, 2))
     expected: Samples = {
         ("securefda_rounds_total", ("finished",)): 1,
         ("securefda_current_round", ()): 1,
         ("securefda_epsilon_spent", ()): 0.5,
         ("securefda_alarms_total", ("HEADER_MODEL",)): 1,
         ("securefda_aborts_total", ("QUORUM",)): 1,
-        ("securefda_refusals_total", ("k-min",)): 1,
+        ("securefda_refusals_total", ("min-others",)): 1,
     }
     assert samples(port) == expected
 

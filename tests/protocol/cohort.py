@@ -23,12 +23,12 @@ from securefda.protocol.checks import History, check_header, quantisation
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import (
     NO_CONTEXT,
-    EnergyTerms,
     Envelope,
     Granularity,
     Header,
     Layer,
     MasterShare,
+    NormCapTerms,
     Result,
     RuleTerms,
     SelfMaskShare,
@@ -101,14 +101,16 @@ def signer(index: int) -> Signer:
     return Signer(index, identity(index), wire.encode)
 
 
-def header_body(n_sources: int, *, level: Visibility = Visibility.SUM, n_c: int = 0, **changes: Any) -> Header:
+def header_body(
+    n_sources: int, *, level: Visibility = Visibility.SUM, max_colluders: int = 0, **changes: Any
+) -> Header:
     """A header that every source of the cohort accepts, all at one level, with some fields changed."""
     roster = roster_of(n_sources)
     participants = changes.get("participants", tuple(entry.index for entry in roster.sources))
     levels = changes.get("levels", (level,) * len(participants))
     masked = len(levels) - levels.count(Visibility.INDIVIDUAL)
     layers = changes.get("layers", LAYERS)
-    threshold = changes.get("threshold", default_threshold(max(2, masked), 1, n_c))
+    threshold = changes.get("threshold", default_threshold(max(2, masked), 1, max_colluders))
     fields: dict[str, Any] = {
         "run_id": RUN_ID,
         "round": 1,
@@ -129,23 +131,23 @@ def header_body(n_sources: int, *, level: Visibility = Visibility.SUM, n_c: int 
         "phase_deadline_ms": 10_000,
         "previous_result_digest": b"",
         "previous_checkpoint": b"",
-        **_sum_plan(levels.count(Visibility.SUM), threshold, n_c),
+        **_sum_plan(levels.count(Visibility.SUM), threshold, max_colluders),
     }
     return Header(**(fields | changes))
 
 
-def _sum_plan(members: int, threshold: int, n_c: int) -> dict[str, Any]:
+def _sum_plan(members: int, threshold: int, max_colluders: int) -> dict[str, Any]:
     """The usual plan for the sources at ``sum``."""
     if members == 0:
         return {}
     quorum = max(2, min(members, threshold))
-    return {"sum_quorum": quorum, "energy": EnergyTerms(1.0, max(1, quorum - 1 - n_c), Granularity.LAYER)}
+    return {"sum_quorum": quorum, "norm_cap": NormCapTerms(1.0, max(1, quorum - 1 - max_colluders), Granularity.LAYER)}
 
 
-def limits_of(n_sources: int, *, k_min: int = 1, n_c: int = 0) -> SessionLimits:
+def limits_of(n_sources: int, *, min_others: int = 1, max_colluders: int = 0) -> SessionLimits:
     """Limits of a source that trusts every other source."""
     trusted = frozenset(entry.index for entry in roster_of(n_sources).sources)
-    return SessionLimits(k_min=k_min, n_c=n_c, trusted=trusted)
+    return SessionLimits(min_others=min_others, max_colluders=max_colluders, trusted=trusted)
 
 
 def forged(message: AnySigned, signed_as: int, **changes: Any) -> AnySigned:
@@ -171,7 +173,7 @@ class Cohort:
         n: number of sources.
         link: what happens to messages under way.
         changes: what differs in the header, see :func:`header_body`.
-        k_min, n_c: limits of every source.
+        min_others, max_colluders: limits of every source.
         phases: the phase of every source that is still there.
         aggregator: the aggregator's phase.
         inbox: the aggregator's message that each source has not processed yet, as it was sent.
@@ -181,8 +183,8 @@ class Cohort:
     n: int
     link: Link = intact
     changes: Mapping[str, Any] = field(default_factory=dict)
-    k_min: int = 1
-    n_c: int = 0
+    min_others: int = 1
+    max_colluders: int = 0
     arrivals: Callable[[list[int]], list[int]] = sorted
     run_all: Callable[[Callable[[int], Any], list[int]], Any] = map
     phases: dict[int, Any] = field(default_factory=dict)
@@ -193,8 +195,10 @@ class Cohort:
 
     def __post_init__(self) -> None:
         self.roster = roster_of(self.n)
-        self.limits = limits_of(self.n, k_min=self.k_min, n_c=self.n_c)
-        self.header = signer(TARGET).sign(SESSION_ID, NO_CONTEXT, header_body(self.n, n_c=self.n_c, **self.changes))
+        self.limits = limits_of(self.n, min_others=self.min_others, max_colluders=self.max_colluders)
+        self.header = signer(TARGET).sign(
+            SESSION_ID, NO_CONTEXT, header_body(self.n, max_colluders=self.max_colluders, **self.changes)
+        )
         self.session = AggregatorSession(signer(TARGET), self.roster, self.header)
         self.aggregator: Any = agg.open_session(self.session)
         self.random = {index: Bytes("source", index) for index in self.indices}
@@ -206,9 +210,9 @@ class Cohort:
         return list(self.header.body.masked)
 
     def row_of(self, index: int) -> bytes:
-        """The energy row of a source: any codes, since a session carries them without looking at them."""
+        """The norm report of a source: any codes, since a session carries them without looking at them."""
         header = self.header.body
-        length = header.energy_row_length if header.level_of(index) is Visibility.SUM else 0
+        length = header.norm_report_length if header.level_of(index) is Visibility.SUM else 0
         return bytes((240 + index + place) % 256 for place in range(length))
 
     def _accept(self, index: int) -> src.Session:

@@ -19,10 +19,10 @@ from session_sites import Terms
 from securefda.protocol.messages import (
     Abort,
     Consistency,
-    EnergyTerms,
     Granularity,
     Header,
     KeyList,
+    NormCapTerms,
     Result,
     ShareDelivery,
     Step,
@@ -34,7 +34,7 @@ from securefda.protocol.messages import (
 
 
 class EquivocationMachine(RuleBasedStateMachine):
-    """An adversary that is the aggregator and n_c sources.
+    """An adversary that is the aggregator and max_colluders sources.
 
     Attributes:
         extra: how many sources more than policies reckon with.
@@ -49,11 +49,11 @@ class EquivocationMachine(RuleBasedStateMachine):
     terms_with = staticmethod(terms_with)
     world: LyingAggregator
 
-    @initialize(n_c=st.sampled_from([1, 0, 2]), data=st.data())
-    def begin(self, n_c: int, data: Any) -> None:
-        self.terms = data.draw(st.sampled_from(self.terms_with(n_c)), label="terms")
+    @initialize(max_colluders=st.sampled_from([1, 0, 2]), data=st.data())
+    def begin(self, max_colluders: int, data: Any) -> None:
+        self.terms = data.draw(st.sampled_from(self.terms_with(max_colluders)), label="terms")
         indices = [index for index in range(self.terms.n + 1) if index != TARGET]
-        count = min(self.terms.n_c + self.extra, self.terms.n - 1)
+        count = min(self.terms.max_colluders + self.extra, self.terms.n - 1)
         colluding = data.draw(st.sets(st.sampled_from(indices), min_size=count, max_size=count), label="colluding")
         self.world = LyingAggregator(self.terms, colluding, self.events)
         self.crude = self.may_be_crude and data.draw(st.booleans(), label="crude")
@@ -184,7 +184,7 @@ class EquivocationMachine(RuleBasedStateMachine):
                     "threshold": st.integers(2, self.terms.n),
                     "levels": st.tuples(*[st.sampled_from(Visibility)] * len(body.participants)),
                     "sum_quorum": st.integers(0, 4),
-                    "energy": st.sampled_from([None, EnergyTerms(2.0, 3, Granularity.MODEL)]),
+                    "norm_cap": st.sampled_from([None, NormCapTerms(2.0, 3, Granularity.MODEL)]),
                     "cohort_size": st.integers(0, 4),
                     "cohort_quorum": st.integers(0, 4),
                     "previous_result_digest": st.sampled_from([b"", STRANGER]),
@@ -241,13 +241,13 @@ def _plan_of(terms: Terms) -> dict[str, Any]:
     """The levels that policies permit, with the smallest sums."""
     in_cohorts = terms.quorum if terms.of_sum < terms.n else 0
     of_sum = terms.quorum if terms.of_sum else 0
-    energy = EnergyTerms(1.0, terms.quorum - 1 - terms.n_c, Granularity.LAYER) if of_sum else None
+    norm_cap = NormCapTerms(1.0, terms.quorum - 1 - terms.max_colluders, Granularity.LAYER) if of_sum else None
     return {
         "levels": terms.levels,
         "cohort_size": terms.cohort_size,
         "cohort_quorum": in_cohorts,
         "sum_quorum": of_sum,
-        "energy": energy,
+        "norm_cap": norm_cap,
     }
 
 

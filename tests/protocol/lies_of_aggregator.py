@@ -19,9 +19,9 @@ from securefda.protocol.messages import (
     Abort,
     Advertise,
     DeliveredBox,
-    EnergyTerms,
     Granularity,
     KeyList,
+    NormCapTerms,
     ShareDelivery,
     Step,
     Survivor,
@@ -120,7 +120,7 @@ def _second_of_colluder(items: list[AnySigned]) -> AnySigned:
 
 
 def _committed(commitment: bytes) -> Callable[[Cohort, AnySigned], AnySigned]:
-    """The colluder signs another commitment to its energy row, which the aggregator lets pass."""
+    """The colluder signs another commitment to its norm report, which the aggregator lets pass."""
 
     def change(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
         message = _by(COLLUDER, items)
@@ -262,7 +262,7 @@ MIXED: Mapping[str, Any] = {
         "cohort_size": 2,
         "cohort_quorum": 2,
         "sum_quorum": 3,
-        "energy": EnergyTerms(1.0, 2, Granularity.LAYER),
+        "norm_cap": NormCapTerms(1.0, 2, Granularity.LAYER),
     }
 }
 """The victim in a sum with 0 and 5, beside a cohort of the colluder and 4."""

@@ -1,4 +1,4 @@
-"""An aggregator that tells every source something else, with up to n_c sources that do whatever it needs.
+"""An aggregator that tells every source something else, with up to max_colluders sources that do whatever it needs.
 
 There is no honest aggregator behind it. It hears all that honest sources send, makes what a source waits for out of
 any of it, and signs with the target's key. Colluders advertise, share and sign whatever fits the view of the source
@@ -289,7 +289,10 @@ class LyingAggregator:
         same = all(self.sources[index].views.get(session, (b"",))[0] == view for index in others)
         if same and others <= opened:
             self.events["sum opens"] += 1
-            must(len(others) >= self.terms.k_min, f"a sum of {owner} opens that hides it among {sorted(others)} only")
+            must(
+                len(others) >= self.terms.min_others,
+                f"a sum of {owner} opens that hides it among {sorted(others)} only",
+            )
 
 
 def _is_signature(message: AnySigned, session: bytes) -> bool:

@@ -64,7 +64,7 @@ def sent(message: Signed[Any]) -> dict[str, str]:
 
 def limits_of(fields: Entry) -> SessionLimits:
     """What a source asks of a session."""
-    return SessionLimits(fields["k_min"], fields["n_c"], frozenset(fields["trusted"]))
+    return SessionLimits(fields["min_others"], fields["max_colluders"], frozenset(fields["trusted"]))
 
 
 def history_of(fields: Entry) -> History:

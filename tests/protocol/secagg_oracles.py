@@ -148,7 +148,7 @@ def chi_square(counts: Sequence[int]) -> float:
 
 
 def largest_cap(rows: list[float], kappa: float, others: int) -> Fraction:
-    """The largest cap of a layer under the energy rule, by halving.
+    """The largest cap of a layer under the norm cap, by halving.
 
     It asks at each cap whether what the k smallest rows show is enough beside a part as long as the cap, in exact
     numbers; the result is 2^-100 below at most.

@@ -110,8 +110,8 @@ def public(private: bytes) -> bytes:
     return oracle.x25519(private, BASE_POINT)
 
 
-def energy_of(code: int, size: int, limit: float) -> float:
-    """The norm that a code of an energy row stands for."""
+def norm_cap_of(code: int, size: int, limit: float) -> float:
+    """The norm that a code of a norm report stands for."""
     steps_to_double = 2 if size < 256 else 4
     return limit * 2.0 ** ((code - 255) / steps_to_double) if code else 0.0
 

@@ -52,7 +52,7 @@ class Liar:
         source: runs the honest code with the liar's real keys.
         channels: its channel pair in each session, kept from erasure, so that it can seal other boxes.
         key_lists: the key list that it was shown in each session.
-        rows: the energy row, behind its opening, that it tells in each session.
+        rows: the norm report, behind its opening, that it tells in each session.
         added: what was added to its input, by digest of the masked input; WIDTH + TAIL numbers in the ring.
     """
 
@@ -109,7 +109,7 @@ Lie = Callable[[Scene], Parcel]
 def keys(scene: Scene) -> Parcel:
     """R0: keys or commitments that follow from no secret of the liar, are another's, or give no shared secret.
 
-    Or another energy row: as much as the clip allows, less than it is, or none; or a wrong commitment to it, or none.
+    Or another norm report: as much as the clip allows, less than it is, or none; or a wrong commitment to it, or none.
     """
     body: Advertise = scene.message.body
     known = [message.body.mask_key for message in scene.heard if isinstance(message.body, Advertise)]
@@ -286,7 +286,7 @@ def outside(scene: Scene) -> Parcel:
         return scene.with_body(scene.any_of(*scene.heard).body)
     if how == "abort":
         return scene.with_body(Abort(Step.SHARES, "SHARE_BOX", scene.draw(st.integers(0, 8))))
-    return scene.with_body(Refusal("k-min"))
+    return scene.with_body(Refusal("min-others"))
 
 
 LIES: Mapping[str, Lie] = {

@@ -1,4 +1,4 @@
-"""The adversary of an honest aggregator: the network between the sites, and up to n_c sources that lie."""
+"""The adversary of an honest aggregator: the network between the sites, and up to max_colluders sources that lie."""
 
 from __future__ import annotations
 
@@ -33,19 +33,24 @@ PATIENCE = 10
 """Waves in which a session goes from its header to its end."""
 
 
-def terms_with(n_c: int) -> list[Terms]:
+def terms_with(max_colluders: int) -> list[Terms]:
     """Federations of up to seven sources, at the default threshold and the least sound one, at all levels."""
     found = []
     for n in range(3, MOST_SOURCES + 1):
-        for k_min in (1, 2):
-            quorum = k_min + n_c + 1
-            for threshold in sorted({max(quorum, (n + n_c) // 2 + 1), default_threshold(max(n, quorum), k_min, n_c)}):
-                if n >= quorum and threshold_is_sound(threshold, n, n_c):
-                    found.append(Terms(n, n, k_min, n_c, threshold))
+        for min_others in (1, 2):
+            quorum = min_others + max_colluders + 1
+            for threshold in sorted(
+                {
+                    max(quorum, (n + max_colluders) // 2 + 1),
+                    default_threshold(max(n, quorum), min_others, max_colluders),
+                }
+            ):
+                if n >= quorum and threshold_is_sound(threshold, n, max_colluders):
+                    found.append(Terms(n, n, min_others, max_colluders, threshold))
                     for size in {quorum, min(quorum + 1, threshold)}:  # without room for a loss, and with it
-                        found.append(Terms(n, 0, k_min, n_c, threshold, size))
+                        found.append(Terms(n, 0, min_others, max_colluders, threshold, size))
                     for of_sum in {quorum, n - quorum} if n >= 2 * quorum else ():
-                        found.append(Terms(n, of_sum, k_min, n_c, threshold, quorum))
+                        found.append(Terms(n, of_sum, min_others, max_colluders, threshold, quorum))
     return found
 
 
@@ -57,11 +62,11 @@ class SessionMachine(RuleBasedStateMachine):
     steps = 30
     net: SessionNetwork
 
-    @initialize(n_c=st.sampled_from([1, 2, 2, 0]), data=st.data())
-    def begin(self, n_c: int, data: Any) -> None:
-        terms = data.draw(st.sampled_from(terms_with(n_c)), label="terms")
+    @initialize(max_colluders=st.sampled_from([1, 2, 2, 0]), data=st.data())
+    def begin(self, max_colluders: int, data: Any) -> None:
+        terms = data.draw(st.sampled_from(terms_with(max_colluders)), label="terms")
         sources = [index for index in range(terms.n + 1) if index != 1]
-        count = data.draw(st.sampled_from([n_c, n_c, 0]))
+        count = data.draw(st.sampled_from([max_colluders, max_colluders, 0]))
         lying = data.draw(st.sets(st.sampled_from(sources), min_size=count, max_size=count), label="liars")
         self.loses, self.bends = data.draw(st.sampled_from([(False, False), (True, False), (True, True)]))
         self.net = SessionNetwork(terms, lying, self.events)

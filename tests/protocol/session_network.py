@@ -37,7 +37,7 @@ from securefda.errors import FaultyAggregatorError
 from securefda.protocol.agreement import ROW_OPENING_BYTES
 from securefda.protocol.checks import TAIL, quantisation
 from securefda.protocol.messages import Abort, Header, Parcel, Send, Survivors, Visibility
-from securefda.rules import Strategy, energies_of, energy_caps, energy_codes
+from securefda.rules import Strategy, caps_for, norm_codes, norms_of
 from securefda.transport.in_memory import MemoryNetwork, Passed, UnderWay
 from securefda.transport.wire import WireError
 
@@ -54,8 +54,8 @@ def _settings(terms: Terms) -> RunSettings:
     return run_settings(
         Strategy(rule="source_only", rounds=ROUNDS),  # type: ignore[arg-type]
         min(terms.levels),
-        k_min=terms.k_min,
-        n_c=terms.n_c,
+        min_others=terms.min_others,
+        max_colluders=terms.max_colluders,
         threshold=terms.threshold,
         max_samples=1000,
         cohort_size=terms.cohort_size,
@@ -264,14 +264,14 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
             self.events["capped"] += 1
 
     def _codes_of(self, member: int, attempt: Attempt) -> bytes:
-        """The energy row that a member told the others."""
+        """The norm report that a member told the others."""
         header = attempt.header.body
         most = [header.layers[0].clip * math.sqrt(WIDTH)]
         if member in self.liars:
             told = self.liars[member].rows.get(attempt.header.envelope.session_id)
             if told is not None:
                 return told.reveal()[ROW_OPENING_BYTES:]
-        return energy_codes([1.0], [WIDTH], most)
+        return norm_codes([1.0], [WIDTH], most)
 
     def _judge_part(self, attempt: Attempt, part: PartialSum, total: Any) -> None:
         """The ring sum is exact, and so is what it decodes to; at ``sum`` its length may be restored after that."""
@@ -293,9 +293,9 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
 
 def _factors(header: Header, said: Mapping[int, bytes]) -> dict[int, float]:
     """By what each source of the sum scales its only layer, of length 1, down; from the codes that they said."""
-    if header.energy is None or not said:
+    if header.norm_cap is None or not said:
         return {}
     most = [header.layers[0].clip * math.sqrt(WIDTH)]
-    rows = [energies_of(codes, [WIDTH], most) for codes in said.values()]
-    (cap,) = energy_caps(rows, kappa=header.energy.kappa, others=header.energy.others)
+    rows = [norms_of(codes, [WIDTH], most) for codes in said.values()]
+    (cap,) = caps_for(rows, kappa=header.norm_cap.kappa, others=header.norm_cap.others)
     return dict.fromkeys(said, min(1.0, float(cap)))

@@ -75,8 +75,8 @@ class Terms:
 
     n: int
     of_sum: int
-    k_min: int
-    n_c: int
+    min_others: int
+    max_colluders: int
     threshold: int
     cohort_size: int = 0
 
@@ -94,7 +94,7 @@ class Terms:
     @property
     def quorum(self) -> int:
         """Fewest sources over which a sum may be opened, as every policy has it."""
-        return self.k_min + self.n_c + 1
+        return self.min_others + self.max_colluders + 1
 
 
 def folder_in_memory() -> Path:
@@ -157,7 +157,7 @@ class Source:
         self.starts += 1
         terms, roster = self.terms, roster_of(self.terms.n)
         level = terms.level_of(self.index)
-        policy = default_policy(level.label, terms.k_min, terms.n_c, norm_rows="colluders-may-see")  # type: ignore[arg-type]
+        policy = default_policy(level.label, terms.min_others, terms.max_colluders, norm_reports="colluders-may-see")  # type: ignore[arg-type]
         self.store = store_at(self.folder / f"source-{self.index}.sqlite")
         self.witness = witness_at(self.folder, self.index, terms, self.store)
         site = SourceSite.under_policy(

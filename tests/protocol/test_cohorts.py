@@ -162,10 +162,10 @@ def test_source_refuses_a_cohort_in_which_too_few_count_and_nothing_leaves_it() 
     cohort.close()
     phase, message = cohort.phases[0], cohort.inbox[0]
     mates = src.receive_shares(phase, message).cohorts
-    for trusts_nobody, k_min in ((False, 3), (True, 1)):
+    for trusts_nobody, min_others in ((False, 3), (True, 1)):
         mine = cohort_with(0, mates)
         trusted = frozenset() if trusts_nobody else frozenset(mine)
-        session = replace(phase.session, limits=replace(limits_of(8, k_min=k_min), trusted=trusted))
+        session = replace(phase.session, limits=replace(limits_of(8, min_others=min_others), trusted=trusted))
         with pytest.raises(FaultyAggregatorError) as refused:
             src.receive_shares(replace(phase, session=session), message)
         assert refused.value.check == "SHARE_QUORUM"

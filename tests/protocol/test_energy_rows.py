@@ -14,15 +14,15 @@ from securefda.protocol import agreement
 from securefda.protocol import source as src
 from securefda.protocol.agreement import BOX_BYTES, ROW_OPENING_BYTES, BoxAddress, SharePair
 from securefda.protocol.checks import row_bytes, row_fault, row_readers
-from securefda.protocol.messages import Advertise, EnergyTerms, Granularity, Header, ShareBundle, Signed, Visibility
+from securefda.protocol.messages import Advertise, Granularity, Header, NormCapTerms, ShareBundle, Signed, Visibility
 from securefda.protocol.secret import Secret
 
 AT_SUM, COLLUDER, IN_COHORT = 2, 0, 4
 
 
 def header(granularity: Granularity | None) -> Header:
-    energy = None if granularity is None else EnergyTerms(1.0, 1, granularity)
-    return header_body(5, **{**MIXED["changes"], "energy": energy})
+    norm_cap = None if granularity is None else NormCapTerms(1.0, 1, granularity)
+    return header_body(5, **{**MIXED["changes"], "norm_cap": norm_cap})
 
 
 def advertised(row_commitment: bytes) -> Advertise:
@@ -98,7 +98,7 @@ def with_row(cohort: Cohort, bundle: Signed[ShareBundle], recipient: int, row: b
 
 def test_source_that_shows_one_of_the_others_another_row_than_it_committed_to_is_suspected_by_that_one() -> None:
     cohort = Cohort(5, **MIXED).until(1)
-    length = cohort.header.body.energy_row_length
+    length = cohort.header.body.norm_report_length
     lie = with_row(cohort, cohort.outbox[COLLUDER], AT_SUM, bytes(ROW_OPENING_BYTES + length))
     cohort.outbox[COLLUDER] = lie
     with pytest.raises(FaultyAggregatorError) as refused:
@@ -119,7 +119,7 @@ def test_aggregator_refuses_a_box_with_a_row_of_another_length(length: int) -> N
 
 
 class OtherRow(Cohort):
-    """A session in which one source has another energy row."""
+    """A session in which one source has another norm report."""
 
     def row_of(self, index: int) -> bytes:
         return bytes(2) if index == AT_SUM else super().row_of(index)

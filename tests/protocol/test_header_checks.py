@@ -30,9 +30,9 @@ from securefda.protocol.checks import History, PastResult, check_header, check_v
 from securefda.protocol.messages import (
     NO_CONTEXT,
     Abort,
-    EnergyTerms,
     Granularity,
     Header,
+    NormCapTerms,
     RuleTerms,
     Step,
     TargetTerms,
@@ -51,8 +51,8 @@ SELECT = RuleTerms("source_only", 0.5, "orthogonal", True, True, "mean-field", 1
 INDIVIDUAL, COHORT, SUM = Visibility
 IN_CLEAR = {"level": INDIVIDUAL}
 COHORTS = {"level": COHORT, "cohort_size": 4, "cohort_quorum": 2}
-OF_ONE = EnergyTerms(1.0, 1, Granularity.LAYER)
-BESIDE = {"cohort_size": 2, "cohort_quorum": 2, "sum_quorum": 2, "energy": OF_ONE}
+OF_ONE = NormCapTerms(1.0, 1, Granularity.LAYER)
+BESIDE = {"cohort_size": 2, "cohort_quorum": 2, "sum_quorum": 2, "norm_cap": OF_ONE}
 MIXED = {"levels": (COHORT, SUM, SUM, COHORT, SUM), **BESIDE}
 """Sources 2, 3 and 5 in a sum beside a cohort of 0 and 4."""
 WITH_CLEAR = {**MIXED, "levels": (INDIVIDUAL, SUM, SUM, INDIVIDUAL, SUM), "cohort_size": 0, "cohort_quorum": 0}
@@ -152,7 +152,9 @@ LIES = [
     HeaderLie("HEADER_WRAP", "room for fewer than take part", {"n_max": N - 1}),
     HeaderLie("HEADER_WRAP", "no resolution left", {"n_max": 2**31}),
     *(HeaderLie("HEADER_THRESHOLD", f"t = {t} of {N}", {"threshold": t}) for t in (0, 1, 2, N + 1)),
-    HeaderLie("HEADER_THRESHOLD", "t too low for my n-c", {"threshold": 3}, limits=limits_of(N, n_c=1)),
+    HeaderLie(
+        "HEADER_THRESHOLD", "t too low for my max-colluders", {"threshold": 3}, limits=limits_of(N, max_colluders=1)
+    ),
     HeaderLie("HEADER_COHORT", "a cohort plan at sum", {"cohort_size": 3, "cohort_quorum": 3}),
     HeaderLie("HEADER_COHORT", "a cohort plan at individual", {**COHORTS, **IN_CLEAR}),
     *(
@@ -166,16 +168,16 @@ LIES = [
     HeaderLie("HEADER_COHORT", "cohorts of more than there are beside a sum", {**MIXED, "cohort_size": 3}),
     HeaderLie("HEADER_COHORT", "a cohort of one beside a sum", {**MIXED, "levels": (COHORT, SUM, SUM, SUM, SUM)}),
     HeaderLie("HEADER_SUM", "a quorum for a sum of nobody", {**COHORTS, "sum_quorum": 2}),
-    HeaderLie("HEADER_SUM", "energies of a sum of nobody", {**COHORTS, "energy": OF_ONE}),
+    HeaderLie("HEADER_SUM", "energies of a sum of nobody", {**COHORTS, "norm_cap": OF_ONE}),
     HeaderLie("HEADER_SUM", "a quorum for a sum of nobody in clear", {**IN_CLEAR, "sum_quorum": 2}),
     *(HeaderLie("HEADER_SUM", f"a sum that opens over {quorum}", {"sum_quorum": quorum}) for quorum in (0, 1, N + 1)),
     HeaderLie("HEADER_SUM", "a sum beside a cohort that opens over more than it has", {**MIXED, "sum_quorum": 4}),
     HeaderLie("HEADER_SUM", "a sum of one beside cohorts", {**MIXED, "levels": (COHORT, SUM, COHORT, COHORT, COHORT)}),
     *(
-        HeaderLie("HEADER_ENERGY", claim, {"energy": EnergyTerms(1.0, others, Granularity.LAYER)}, limits=limits)
+        HeaderLie("HEADER_ENERGY", claim, {"norm_cap": NormCapTerms(1.0, others, Granularity.LAYER)}, limits=limits)
         for claim, others, limits in (
             ("of all others though one may be lost", 4, limits_of(N)),
-            ("of one that may collude", 3, limits_of(N, n_c=1)),
+            ("of one that may collude", 3, limits_of(N, max_colluders=1)),
             ("of one that I do not trust", 3, SessionLimits(1, 0, frozenset({0, ME, 3, 4}))),
             ("of two that may collude or that I do not trust", 2, SessionLimits(1, 1, frozenset({0, ME, 3, 4}))),
         )
@@ -183,16 +185,27 @@ LIES = [
     HeaderLie(
         "HEADER_ENERGY",
         "of more than a sum beside a cohort must hold",
-        {**MIXED, "energy": EnergyTerms(1.0, 2, Granularity.MODEL)},
+        {**MIXED, "norm_cap": NormCapTerms(1.0, 2, Granularity.MODEL)},
     ),
-    HeaderLie("HEADER_QUORUM", "fewer than my k-min in a sum beside a cohort", MIXED, limits=limits_of(N, k_min=2)),
-    HeaderLie("HEADER_QUORUM", "fewer than my k-min in a sum beside updates", WITH_CLEAR, limits=limits_of(N, k_min=2)),
-    HeaderLie("HEADER_THRESHOLD", "t of all though two of them are not masked", {**WITH_CLEAR, "threshold": 4}),
-    HeaderLie("HEADER_QUORUM", "fewer than my k-min where all but t are lost", limits=limits_of(N, k_min=4)),
-    HeaderLie("HEADER_QUORUM", "fewer than my k-min", limits=limits_of(N, k_min=N)),
-    HeaderLie("HEADER_QUORUM", "fewer than my k-min beside liars", limits=limits_of(N, k_min=4, n_c=1)),
     HeaderLie(
-        "HEADER_QUORUM", "too few that I trust", limits=SessionLimits(k_min=2, n_c=0, trusted=frozenset({ME, 3}))
+        "HEADER_QUORUM", "fewer than my min-others in a sum beside a cohort", MIXED, limits=limits_of(N, min_others=2)
+    ),
+    HeaderLie(
+        "HEADER_QUORUM",
+        "fewer than my min-others in a sum beside updates",
+        WITH_CLEAR,
+        limits=limits_of(N, min_others=2),
+    ),
+    HeaderLie("HEADER_THRESHOLD", "t of all though two of them are not masked", {**WITH_CLEAR, "threshold": 4}),
+    HeaderLie("HEADER_QUORUM", "fewer than my min-others where all but t are lost", limits=limits_of(N, min_others=4)),
+    HeaderLie("HEADER_QUORUM", "fewer than my min-others", limits=limits_of(N, min_others=N)),
+    HeaderLie(
+        "HEADER_QUORUM", "fewer than my min-others beside liars", limits=limits_of(N, min_others=4, max_colluders=1)
+    ),
+    HeaderLie(
+        "HEADER_QUORUM",
+        "too few that I trust",
+        limits=SessionLimits(min_others=2, max_colluders=0, trusted=frozenset({ME, 3})),
     ),
 ]
 
@@ -227,7 +240,7 @@ def test_source_refuses_header_with_false_outside(name: str) -> None:
         {"model_digest": OTHER},
         {"rule": replace(FEDGP, beta=0.25)},
         {"max_samples": 77},
-        {"energy": EnergyTerms(1.0, 1, Granularity.MODEL)},
+        {"norm_cap": NormCapTerms(1.0, 1, Granularity.MODEL)},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -256,7 +269,7 @@ def test_source_refuses_another_attempt_at_a_round_that_asks_for_something_else(
         ({"participants": (0, 2, 4), "threshold": 3}, History()),
         (COHORTS, History()),
         ({**COHORTS, "cohort_size": N}, History()),
-        ({"energy": None}, History()),
+        ({"norm_cap": None}, History()),
         (MIXED, History()),
         (WITH_CLEAR, History()),
         ({"rule": SELECT, "target": PUBLISHED}, History()),
@@ -308,17 +321,17 @@ def test_every_source_accepts_a_header_of_mixed_levels(own_index: int) -> None:
 
 def test_individual_needs_no_session_numbers() -> None:
     terms = {**IN_CLEAR, "modulus_bits": 0, "threshold": 0, "n_max": 0}
-    check(over_the_wire(header(**terms)), History(), limits_of(N, k_min=4))
+    check(over_the_wire(header(**terms)), History(), limits_of(N, min_others=4))
 
 
 def test_source_at_individual_takes_whatever_session_the_others_have() -> None:
     terms = {**WITH_CLEAR, "modulus_bits": 0, "threshold": 0, "n_max": 0}
-    check(over_the_wire(header(**terms)), History(), limits_of(N, k_min=4), own_index=0)
+    check(over_the_wire(header(**terms)), History(), limits_of(N, min_others=4), own_index=0)
 
 
 def test_as_many_others_count_as_are_left_of_the_worst_sum() -> None:
-    for others, limits in ((3, limits_of(N)), (2, limits_of(N, n_c=1)), (1, limits_of(N, n_c=2))):
-        terms = {"threshold": 4, "energy": EnergyTerms(0.5, others, Granularity.MODEL)}
+    for others, limits in ((3, limits_of(N)), (2, limits_of(N, max_colluders=1)), (1, limits_of(N, max_colluders=2))):
+        terms = {"threshold": 4, "norm_cap": NormCapTerms(0.5, others, Granularity.MODEL)}
         check(over_the_wire(header(**terms)), History(), limits)
 
 

@@ -14,7 +14,7 @@ from securefda.errors import FaultyAggregatorError, FaultySourceError, QuorumLos
 from securefda.protocol import source as src
 from securefda.protocol.checks import quantisation
 from securefda.protocol.cohorts import cohorts_of, quorum_of
-from securefda.protocol.messages import EnergyTerms, Granularity, KeyList, SelfMaskShare, Visibility
+from securefda.protocol.messages import Granularity, KeyList, NormCapTerms, SelfMaskShare, Visibility
 from securefda.protocol.parameters import default_threshold
 
 INDIVIDUAL, COHORT, SUM = Visibility
@@ -26,8 +26,8 @@ def changes(of_sum: int, in_cohorts: int, size: int = 2, *, in_clear: int = 0, *
     pairs = min(of_sum, in_cohorts)
     rest = (SUM,) * (of_sum - pairs) + (COHORT,) * (in_cohorts - pairs)
     levels = (COHORT, SUM) * pairs + rest + (INDIVIDUAL,) * in_clear
-    energy = EnergyTerms(1.0, 1, Granularity.LAYER)
-    plan = {"cohort_size": size, "cohort_quorum": 2, "sum_quorum": 2, "energy": energy}
+    norm_cap = NormCapTerms(1.0, 1, Granularity.LAYER)
+    plan = {"cohort_size": size, "cohort_quorum": 2, "sum_quorum": 2, "norm_cap": norm_cap}
     return {"levels": levels, **plan, "threshold": default_threshold(of_sum + in_cohorts, 1, 0), **more}
 
 
@@ -140,7 +140,7 @@ def test_session_ends_where_the_groups_that_are_left_are_fewer_than_t() -> None:
 
 def test_source_in_a_cohort_asks_for_its_own_quorum_whatever_that_of_the_sum_is() -> None:
     terms = changes(3, 4, 4, cohort_quorum=2, sum_quorum=3)
-    cohort = Cohort(7, changes=terms, k_min=2)
+    cohort = Cohort(7, changes=terms, min_others=2)
     cohort.exchange()
     cohort.answer()
     cohort.collect()

@@ -16,36 +16,38 @@ K_MIN = st.integers(1, 40)
 
 
 @pytest.mark.parametrize(("n", "threshold"), [(3, 3), (5, 4), (10, 7), (20, 14), (100, 67)])
-@pytest.mark.parametrize("k_min", [1, 2])
-def test_default_threshold_is_two_thirds_and_one(n: int, threshold: int, k_min: int) -> None:
-    assert default_threshold(n, k_min, 0) == threshold
+@pytest.mark.parametrize("min_others", [1, 2])
+def test_default_threshold_is_two_thirds_and_one(n: int, threshold: int, min_others: int) -> None:
+    assert default_threshold(n, min_others, 0) == threshold
 
 
 @given(SIZES, K_MIN, COLLUDERS)
-def test_default_threshold_is_sound_or_none_is(n: int, k_min: int, n_c: int) -> None:
-    sound = [t for t in range(1, n + 1) if threshold_is_sound(t, n, n_c)]
+def test_default_threshold_is_sound_or_none_is(n: int, min_others: int, max_colluders: int) -> None:
+    sound = [t for t in range(1, n + 1) if threshold_is_sound(t, n, max_colluders)]
     if sound:
-        assert default_threshold(n, k_min, n_c) in sound
+        assert default_threshold(n, min_others, max_colluders) in sound
     else:
         with pytest.raises(ValueError, match="no threshold"):
-            default_threshold(n, k_min, n_c)
+            default_threshold(n, min_others, max_colluders)
 
 
 @given(SIZES, K_MIN, COLLUDERS)
-def test_threshold_many_survivors_satisfy_k_min_unless_all_of_them_could_not(n: int, k_min: int, n_c: int) -> None:
-    if not threshold_is_sound(n, n, n_c):
+def test_threshold_many_survivors_satisfy_k_min_unless_all_of_them_could_not(
+    n: int, min_others: int, max_colluders: int
+) -> None:
+    if not threshold_is_sound(n, n, max_colluders):
         return
-    limits = SessionLimits(k_min, n_c, frozenset(range(n)))
-    threshold = default_threshold(n, k_min, n_c)
-    everybody = limits.anonymity_of_smallest(n, range(n), 0) >= k_min
-    assert (limits.anonymity_of_smallest(threshold, range(n), 0) >= k_min) == everybody
+    limits = SessionLimits(min_others, max_colluders, frozenset(range(n)))
+    threshold = default_threshold(n, min_others, max_colluders)
+    everybody = limits.anonymity_of_smallest(n, range(n), 0) >= min_others
+    assert (limits.anonymity_of_smallest(threshold, range(n), 0) >= min_others) == everybody
 
 
-@given(n=st.integers(1, 60), n_c=st.integers(0, 60), threshold=st.integers(-1, 61))
-def test_sound_threshold_leaves_no_room_for_two_views(n: int, n_c: int, threshold: int) -> None:
+@given(n=st.integers(1, 60), max_colluders=st.integers(0, 60), threshold=st.integers(-1, 61))
+def test_sound_threshold_leaves_no_room_for_two_views(n: int, max_colluders: int, threshold: int) -> None:
     """Honest sources answer in one view only: two views of t answers, liars in both, do not fit into n sources."""
-    two_views_fit = 2 * (threshold - n_c) <= n - n_c
-    assert threshold_is_sound(threshold, n, n_c) == (n_c < threshold <= n and not two_views_fit)
+    two_views_fit = 2 * (threshold - max_colluders) <= n - max_colluders
+    assert threshold_is_sound(threshold, n, max_colluders) == (max_colluders < threshold <= n and not two_views_fit)
 
 
 @pytest.mark.parametrize("n", [0, 1])
@@ -56,21 +58,21 @@ def test_session_of_fewer_than_two_sources_has_no_threshold(n: int) -> None:
 
 @given(st.sets(st.integers(0, 8)), st.sets(st.integers(0, 8)), st.integers(0, 8), st.integers(0, 3), st.integers(1, 9))
 def test_smallest_anonymity_is_that_of_the_worst_sum_of_the_quorum(
-    trusted: set[int], others: set[int], me: int, n_c: int, quorum: int
+    trusted: set[int], others: set[int], me: int, max_colluders: int, quorum: int
 ) -> None:
     others -= {me}
     if quorum > len(others) + 1:
         return
-    limits = SessionLimits(1, n_c, frozenset(trusted))
+    limits = SessionLimits(1, max_colluders, frozenset(trusted))
     worst = min(len(trusted & set(chosen)) for chosen in itertools.combinations(others, quorum - 1))
     smallest = limits.anonymity_of_smallest(quorum, others | {me}, me)
-    assert max(smallest, -n_c) == worst - n_c
+    assert max(smallest, -max_colluders) == worst - max_colluders
 
 
-@pytest.mark.parametrize(("k_min", "n_c"), [(0, 0), (1, -1)])
-def test_limits_that_protect_nothing_are_refused(k_min: int, n_c: int) -> None:
-    with pytest.raises(ValueError, match="k_min"):
-        SessionLimits(k_min, n_c, frozenset())
+@pytest.mark.parametrize(("min_others", "max_colluders"), [(0, 0), (1, -1)])
+def test_limits_that_protect_nothing_are_refused(min_others: int, max_colluders: int) -> None:
+    with pytest.raises(ValueError, match="min_others"):
+        SessionLimits(min_others, max_colluders, frozenset())
 
 
 @pytest.mark.parametrize("bits", [32, 64])

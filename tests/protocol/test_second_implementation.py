@@ -104,20 +104,20 @@ def test_every_sum_is_that_of_the_survivors_inputs_and_the_published_one(name: s
 
 
 def grid_of(one: Any) -> list[tuple[int, float]]:
-    """Size and limit of each number of an energy row."""
+    """Size and limit of each number of a norm report."""
     layers = one["header_fields"]["layers"]
     pairs = [(math.prod(layer["shape"]), layer["clip"]) for layer in layers]
-    if one["header_fields"]["energy"]["granularity"] == 1:
+    if one["header_fields"]["norm_cap"]["granularity"] == 1:
         return [(size, clip * math.sqrt(size)) for size, clip in pairs]
     return [(sum(size for size, _ in pairs), math.sqrt(sum(size * clip**2 for size, clip in pairs)))]
 
 
 def rows_of(one: Any) -> dict[int, list[float]]:
-    """What the energy rows of those say whose shares arrived."""
+    """What the norm reports of those say whose shares arrived."""
     came = {entry["from"] for entry in one["messages"] if entry["type"] == "ShareBundle" and entry["arrives"]}
     codes = {int(own): bytes.fromhex(fields["row"]) for own, fields in one["sources"].items()}
     return {
-        own: [second_implementation.energy_of(code, *of) for code, of in zip(row, grid_of(one), strict=True)]
+        own: [second_implementation.norm_cap_of(code, *of) for code, of in zip(row, grid_of(one), strict=True)]
         for own, row in codes.items()
         if row and own in came
     }
@@ -125,7 +125,7 @@ def rows_of(one: Any) -> dict[int, list[float]]:
 
 @pytest.mark.parametrize("name", SESSIONS)
 def test_caps_are_the_largest_under_which_no_source_dwarfs_the_others(name: str) -> None:
-    one, terms = session(name), session(name)["header_fields"]["energy"]
+    one, terms = session(name), session(name)["header_fields"]["norm_cap"]
     columns = list(zip(*rows_of(one).values(), strict=True))
     assert len(one["caps"]) == len(columns)
     for text, column in zip(one["caps"], columns, strict=True):
@@ -171,8 +171,8 @@ def test_sessions_cover_both_rings_cohorts_and_a_loss_in_every_phase() -> None:
     headers = [one["header_fields"] for one in load("sessions")["valid"]]
     assert {header["modulus_bits"] for header in headers} == {32, 64}
     assert {tuple(sorted(set(header["levels"]))) for header in headers} == {(2,), (3,), (2, 3), (1, 2, 3)}
-    assert {header["energy"]["granularity"] for header in headers if header["energy"]} == {1, 2}
-    assert None in [header["energy"] for header in headers]
+    assert {header["norm_cap"]["granularity"] for header in headers if header["norm_cap"]} == {1, 2}
+    assert None in [header["norm_cap"] for header in headers]
     lost = {entry["type"] for one in load("sessions")["valid"] for entry in one["messages"] if not entry["arrives"]}
     assert lost == {"Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"}
     given_up = session("seven-given-up")

@@ -92,7 +92,7 @@ class SmallCohorts(EquivocationMachine):
     may_be_crude = False
 
     @staticmethod
-    def terms_with(n_c: int) -> list[Terms]:
+    def terms_with(max_colluders: int) -> list[Terms]:
         return [Terms(5, 0, 1, 0, 3, 2)]
 
 
@@ -102,7 +102,7 @@ class SmallSums(EquivocationMachine):
     may_be_crude = False
 
     @staticmethod
-    def terms_with(n_c: int) -> list[Terms]:
+    def terms_with(max_colluders: int) -> list[Terms]:
         return [Terms(5, 2, 1, 0, 3, 2)]
 
 
@@ -112,7 +112,7 @@ class HalfAreEnough(EquivocationMachine):
     may_be_crude = False
 
     @staticmethod
-    def terms_with(n_c: int) -> list[Terms]:
+    def terms_with(max_colluders: int) -> list[Terms]:
         return [Terms(5, 5, 1, 1, 3)]
 
 

@@ -294,14 +294,14 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
         level = self.permits.get(index, settings.visibility)
         policy = default_policy(
             level.label,
-            settings.k_min,
-            settings.n_c,
+            settings.min_others,
+            settings.max_colluders,
             settings.attempts,
             max_samples=settings.max_samples,
             kappa=settings.kappa,
-            granularity=settings.energy_granularity.label,
+            granularity=settings.norm_cap_granularity.label,
             unfiltered_projection=not settings.strategy.filter,
-            norm_rows="colluders-may-see",
+            norm_reports="colluders-may-see",
         )
         return policy.model_copy(update=changes)
 

@@ -162,33 +162,33 @@ def test_a_source_that_restarts_before_its_loss_is_noticed_rejoins_too(build: Ca
 
 def test_a_policy_refusal_is_written_down_and_the_others_go_on(build: Callable[..., Federation]) -> None:
     federation = build(4, rounds=2)
-    federation.sources[VICTIM] = federation.source(VICTIM, policy=default_policy("sum", k_min=4))
+    federation.sources[VICTIM] = federation.source(VICTIM, policy=default_policy("sum", min_others=4))
     federation.open().go()
     assert federation.statuses == ["finished", "finished"]
     for record in federation.store.records():
-        assert record["refused"] == {"source-2": "k-min"}
+        assert record["refused"] == {"source-2": "min-others"}
         assert record["survivors"] == ["source-1", "source-3", "source-4"]
-    assert "source-2 refused: k-min" in federation.watch.text
+    assert "source-2 refused: min-others" in federation.watch.text
 
 
 def test_a_second_attempt_leaves_out_who_refused_the_first(build: Callable[..., Federation]) -> None:
     federation = build(5, rounds=1)
     for index in (1, 2):
-        federation.sources[index] = federation.source(index, policy=default_policy("sum", k_min=5))
+        federation.sources[index] = federation.source(index, policy=default_policy("sum", min_others=5))
     federation.open().go()
     (record,) = federation.store.records()
     assert (record["status"], record["attempts"]) == ("finished", 2)
     assert record["survivors"] == ["source-3", "source-4", "source-5"]
-    assert record["refused"] == {"source-1": "k-min", "source-2": "k-min"}
+    assert record["refused"] == {"source-1": "min-others", "source-2": "min-others"}
 
 
 def test_refusals_that_leave_too_few_end_the_run_and_say_who_refused_what(build: Callable[..., Federation]) -> None:
     federation = build(3, rounds=9)
-    federation.sources[VICTIM] = federation.source(VICTIM, policy=default_policy("sum", k_min=3))
+    federation.sources[VICTIM] = federation.source(VICTIM, policy=default_policy("sum", min_others=3))
     federation.open().go()
     assert isinstance(federation.run.error, QuorumLost)
     assert str(federation.run.error) == "training and R0 advertise: 2 of at least 3 sources; missing: source-2"
-    assert federation.run.error.hint == "source-2 refused k-min"
+    assert federation.run.error.hint == "source-2 refused min-others"
     assert federation.statuses == ["lost"] * MOST_LOST_IN_A_ROW
     assert [record["attempts"] for record in federation.store.records()] == [1] * MOST_LOST_IN_A_ROW
     for source in federation.sources.values():

@@ -147,7 +147,7 @@ def test_a_cohort_that_loses_too_many_is_given_up_and_told_so_while_the_others_f
 
 @pytest.mark.parametrize("n", [5, 6, 7, 9, 11, 13])
 def test_sizes_that_do_not_divide_still_give_every_source_its_cohort(tmp_path: Path, n: int) -> None:
-    settings = {"k_min": 1, "cohort_size": 3}
+    settings = {"min_others": 1, "cohort_size": 3}
     (line,) = play(tmp_path, n, settings=settings, rule="source_only", rounds=1).watch.lines
     cohorts = cohorts_of(line)
     assert sorted(itertools.chain(*cohorts)) == sorted(site_id(index) for index in range(1, n + 1))
@@ -198,4 +198,4 @@ def test_run_settings_choose_cohorts_that_can_lose_one_source(tmp_path: Path) ->
     federation = play(tmp_path, rule="source_only", rounds=1)
     header = next(message.body for *_, message in federation.passed if is_header(message))
     assert (header.cohort_size, header.cohort_quorum) == (4, 3)
-    assert replace(federation.settings, n_c=1, cohort_size=0).cohort_size == 5
+    assert replace(federation.settings, max_colluders=1, cohort_size=0).cohort_size == 5

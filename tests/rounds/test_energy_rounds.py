@@ -1,4 +1,4 @@
-"""The energy rule in a run: the same caps at every source, a sum of what they leave, and nothing at the aggregator."""
+"""The norm cap in a run: the same caps at every source, a sum of what they leave, and nothing at the aggregator."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rounds_liars import Liar
 from securefda.protocol.agreement import BOX_BYTES
 from securefda.protocol.checks import quantisation
 from securefda.protocol.messages import Advertise, Granularity, Header, MaskedInput, ShareBundle, Visibility
-from securefda.rules import energies_of, energy_caps, energy_codes, energy_row, fedgp
-from securefda.site.policy import EnergyBounds
+from securefda.rules import caps_for, contribution_norms, fedgp, norm_codes, norms_of
+from securefda.site.policy import NormCapBounds
 
 INDIVIDUAL, COHORT, SUM = Visibility
 N = 5
@@ -42,20 +42,20 @@ class Seen:
 
 def sizes_of(header: Header, sites: Trained) -> tuple[int, ...]:
     """Parameters behind each number of a row."""
-    return sites.layers if len(header.layers) == header.energy_row_length else (sum(sites.layers),)
+    return sites.layers if len(header.layers) == header.norm_report_length else (sum(sites.layers),)
 
 
 def rounded_down(header: Header, sizes: tuple[int, ...], norms: Vector64) -> Vector64:
     """A row as the other sources see it."""
     squares = [layer.clip**2 * layer.size for layer in header.layers]
     limits = np.sqrt(squares if len(sizes) > 1 else [sum(squares)])
-    return energies_of(energy_codes(norms, sizes, limits), sizes, limits)
+    return norms_of(norm_codes(norms, sizes, limits), sizes, limits)
 
 
 def caps_of(header: Header, sizes: tuple[int, ...], norms: dict[int, Vector64]) -> Vector64:
-    assert header.energy is not None
+    assert header.norm_cap is not None
     rows = [rounded_down(header, sizes, one) for one in norms.values()]
-    return energy_caps(rows, kappa=header.energy.kappa, others=header.energy.others)
+    return caps_for(rows, kappa=header.norm_cap.kappa, others=header.norm_cap.others)
 
 
 def play(federation: Federation) -> Federation:
@@ -104,7 +104,8 @@ def capped_update(
     sizes = sizes_of(header, sites)
     vectors, keep = contributions(rule, sites, filtered)
     norms = {
-        index: energy_row(vector, sizes, sites.samples[index] / header.max_samples) for index, vector in vectors.items()
+        index: contribution_norms(vector, sizes, sites.samples[index] / header.max_samples)
+        for index, vector in vectors.items()
     }
     caps = caps_of(header, sizes, norms)
     members = sorted(set(vectors) - set(lost))
@@ -136,11 +137,11 @@ LAYER, MODEL = Granularity
 def test_a_sum_under_caps_is_the_definition_over_capped_contributions(
     tmp_path: Path, rule: str, granularity: Granularity, filtered: bool
 ) -> None:
-    settings = {"energy_granularity": granularity, **FINE}
+    settings = {"norm_cap_granularity": granularity, **FINE}
     federation = play(Federation(tmp_path, N, rule=rule, rounds=1, settings=settings, filter=filtered))
     sites, header = trained(federation), header_in(federation)
     assert any(records[0]["capped"] for records in federation.watch.records.values())
-    assert header.energy_row_length == (2 if granularity is LAYER else 1)
+    assert header.norm_report_length == (2 if granularity is LAYER else 1)
     expected = sites.model + capped_update(rule, sites, header, filtered=filtered)
     assert np.max(np.abs(federation.run.model - expected)) < 1e-6
 
@@ -153,7 +154,8 @@ def test_every_source_scales_to_the_same_caps_and_the_aggregator_is_told_nothing
     sizes = sizes_of(header, sites)
     vectors, _ = contributions("fedda_auto", sites, filtered=False)
     norms = {
-        index: energy_row(vector, sizes, sites.samples[index] / header.max_samples) for index, vector in vectors.items()
+        index: contribution_norms(vector, sizes, sites.samples[index] / header.max_samples)
+        for index, vector in vectors.items()
     }
     caps = caps_of(header, sizes, norms)
     assert sorted(seen.vectors) == list(range(1, N + 1))
@@ -165,7 +167,7 @@ def test_every_source_scales_to_the_same_caps_and_the_aggregator_is_told_nothing
         capped += bool(record["capped"])
     assert 0 < capped < N
     (line,) = federation.watch.lines
-    assert not {"energy", "capped", "zeroed"} & set(line)
+    assert not {"norm_cap", "capped", "zeroed"} & set(line)
     assert line["emptied"] == []
 
 
@@ -176,11 +178,11 @@ def test_no_part_of_a_sum_holds_more_than_the_smallest_others_together(tmp_path:
     seen = Seen(federation)
     play(federation)
     header = header_in(federation)
-    assert header.energy is not None
-    energies = np.array([lengths(seen.vectors[i], tuple(x.size for x in header.layers)) ** 2 for i in range(1, N + 1)])
+    assert header.norm_cap is not None
+    norms = np.array([lengths(seen.vectors[i], tuple(x.size for x in header.layers)) ** 2 for i in range(1, N + 1)])
     for own in range(N):
-        others = np.sort(np.delete(energies, own, axis=0), axis=0)[: header.energy.others]
-        assert np.all(others.sum(axis=0) >= header.energy.kappa * energies[own] * (1 - 1e-6))
+        others = np.sort(np.delete(norms, own, axis=0), axis=0)[: header.norm_cap.others]
+        assert np.all(others.sum(axis=0) >= header.norm_cap.kappa * norms[own] * (1 - 1e-6))
     assert federation.watch.records[2][0]["capped"] > 0
 
 
@@ -229,7 +231,7 @@ def test_who_is_lost_after_it_shared_counts_for_the_caps_and_not_in_the_sum(tmp_
 
 
 def with_rows(federation: Federation) -> dict[int, set[int]]:
-    """For whom the boxes of each source have room for an energy row."""
+    """For whom the boxes of each source have room for a norm report."""
     return {
         message.sender: {box.peer for box in message.body.boxes if len(box.box) > BOX_BYTES}
         for *_, message in federation.passed
@@ -252,16 +254,16 @@ def test_rows_travel_between_those_at_sum_alone(tmp_path: Path) -> None:
 
 def test_without_the_rule_there_are_no_rows_and_no_caps(tmp_path: Path) -> None:
     federation = play(Federation(tmp_path, N, rule="fedda_auto", rounds=1, settings={"kappa": 0.0}))
-    assert header_in(federation).energy is None
+    assert header_in(federation).norm_cap is None
     assert with_rows(federation) == {index: set() for index in range(1, N + 1)}
     assert {record["capped"] for records in federation.watch.records.values() for record in records} == {0}
 
 
 def test_a_rule_that_is_weaker_than_a_policy_asks_for_is_refused_by_its_key(tmp_path: Path) -> None:
     federation = Federation(tmp_path, N, rule="fedda_auto", rounds=1, settings={"kappa": 0.5})
-    strict = federation.policy(2, energy=EnergyBounds(kappa=1.0))
+    strict = federation.policy(2, norm_cap=NormCapBounds(kappa=1.0))
     federation.sources[2] = federation.source(2, policy=strict)
     play(federation)
     (line,) = federation.watch.lines
-    assert line["refused"] == {"source-2": "energy.kappa"}
+    assert line["refused"] == {"source-2": "norm-cap.kappa"}
     assert line["status"] == "finished"

@@ -74,9 +74,11 @@ def test_the_sites_that_cannot_be_served_are_named(permitted: list[Visibility], 
     assert "a sum needs 3 sources" in caught.value.why
 
 
-def settings_of(k_min: int, n_c: int, kappa: float, asked: Visibility) -> RunSettings:
+def settings_of(min_others: int, max_colluders: int, kappa: float, asked: Visibility) -> RunSettings:
     strategy = Strategy(rule="fedgp_auto", rounds=1)  # type: ignore[arg-type]
-    return run_settings(strategy, asked, k_min=k_min, n_c=n_c, kappa=kappa, max_samples=1000)
+    return run_settings(
+        strategy, asked, min_others=min_others, max_colluders=max_colluders, kappa=kappa, max_samples=1000
+    )
 
 
 def planned_header(run: RunSettings, permitted: list[Visibility]) -> Header:
@@ -103,24 +105,24 @@ def planned_header(run: RunSettings, permitted: list[Visibility]) -> Header:
     st.sampled_from(Visibility),
 )
 def test_every_planned_header_passes_the_policy_of_every_source(
-    permitted: list[Visibility], k_min: int, n_c: int, kappa: float, asked: Visibility
+    permitted: list[Visibility], min_others: int, max_colluders: int, kappa: float, asked: Visibility
 ) -> None:
     """What the aggregator offers to those that said what they permit, none of them refuses."""
-    run = settings_of(k_min, n_c, kappa, asked)
+    run = settings_of(min_others, max_colluders, kappa, asked)
     try:
         header = planned_header(run, permitted)
     except ConfigError:
         return
     for index, own in enumerate(permitted, start=1):
-        policy = default_policy(own.label, k_min, n_c, clip=1.0, max_samples=1000, kappa=kappa)
+        policy = default_policy(own.label, min_others, max_colluders, clip=1.0, max_samples=1000, kappa=kappa)
         limits = policy.session_limits(roster_of(len(permitted)))
-        check_header(policy, header, index, limits, with_noise=n_c > 0)
+        check_header(policy, header, index, limits, with_noise=max_colluders > 0)
         assert header.level_of(index) >= max(own, asked)
     if header.masked:
-        assert threshold_is_sound(header.threshold, len(header.masked), n_c)
+        assert threshold_is_sound(header.threshold, len(header.masked), max_colluders)
     if header.at(SUM):
         assert run.smallest_sum <= header.sum_quorum <= len(header.at(SUM))
-        assert (header.energy is None) == (kappa == 0)
-        assert header.energy is None or header.energy.others == header.sum_quorum - 1 - n_c
+        assert (header.norm_cap is None) == (kappa == 0)
+        assert header.norm_cap is None or header.norm_cap.others == header.sum_quorum - 1 - max_colluders
     if header.at(COHORT):
         assert run.smallest_sum <= header.cohort_quorum <= header.cohort_size <= len(header.at(COHORT))

@@ -43,7 +43,7 @@ from securefda.source.model_bound import (
 )
 
 ME, N = 1, 4
-LIMITS = SessionLimits(k_min=2, n_c=1, trusted=frozenset({1, 2, 3}))
+LIMITS = SessionLimits(min_others=2, max_colluders=1, trusted=frozenset({1, 2, 3}))
 LAYERS = (("first", (300,)), ("small", (10,)), ("last", (300,)))
 GROUPS = (310, 300)
 MODEL = np.zeros(610, np.float32)

@@ -114,7 +114,7 @@ def test_no_message_depends_on_rows_whichever_way_they_are_trained_on(
 
 
 FIRST = {"individual": "Update", "cohort": "MaskedInput", "sum": "Advertise", "mixed": "Update"}
-"""The first message of a source in which its rows show: at sum the one with the commitment to its energy row."""
+"""The first message of a source in which its rows show: at sum the one with the commitment to its norm report."""
 
 
 @pytest.mark.parametrize("plan", PLANS)

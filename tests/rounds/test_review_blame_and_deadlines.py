@@ -19,7 +19,9 @@ def test_a_masked_part_that_is_lost_leaves_the_others_their_time_to_train(tmp_pa
     federation = Federation(tmp_path, 4, visibility=INDIVIDUAL, permits=THREE_AT_SUM, rule="source_only", rounds=1)
     header = until(federation.open(), 2, Header).message
     deadline = federation.run.deadline
-    refusal = federation.sources[2]._site.signer.sign(header.envelope.session_id, header.digest(), Refusal("k-min"))
+    refusal = federation.sources[2]._site.signer.sign(
+        header.envelope.session_id, header.digest(), Refusal("min-others")
+    )
     update = until(federation, 0, Update)
     federation.post(federation.run.receive(Parcel(refusal)))
     assert federation.run.waiting_for() == ("source-1",)
@@ -64,7 +66,9 @@ def test_a_source_waits_for_the_result_as_long_as_measuring_the_model_may_take(t
 def test_those_that_a_lost_session_gave_up_on_are_not_called_late(tmp_path: Path) -> None:
     federation = Federation(tmp_path, 4, visibility=INDIVIDUAL, permits=THREE_AT_SUM, rule="source_only", rounds=1)
     header = until(federation.open(), 2, Header).message
-    refusal = federation.sources[2]._site.signer.sign(header.envelope.session_id, header.digest(), Refusal("k-min"))
+    refusal = federation.sources[2]._site.signer.sign(
+        header.envelope.session_id, header.digest(), Refusal("min-others")
+    )
     attempt = federation.run._attempt
     assert attempt is not None
     federation.post(federation.run.receive(Parcel(refusal)))

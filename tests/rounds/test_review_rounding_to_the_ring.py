@@ -33,7 +33,7 @@ def in_steps(rms: float, *, concentrated: bool, header: Header) -> list[float]:
 
 def left_after_rounding(folder: Path, others: float, victim: float, granularity: Granularity) -> dict[int, bool]:
     """Whether anything of each source is in the sum; the others' parts are spread out, the victim's is not."""
-    settings = {"energy_granularity": granularity}
+    settings = {"norm_cap_granularity": granularity}
     header = header_of(Federation(folder / "first", rule="source_only", rounds=1, settings=settings))
     federation = Federation(folder / "second", rule="source_only", rounds=1, settings=settings)
     for index in OTHERS:

@@ -175,7 +175,7 @@ def test_reported_accuracy_is_the_mean_of_the_last_five_finished_rounds() -> Non
 def test_totals_are_over_all_rounds_and_seconds_are_medians_of_finished_ones() -> None:
     lines = [
         line(1),
-        line(2, dropped=["source-2"], refused={"source-3": "k-min"}),
+        line(2, dropped=["source-2"], refused={"source-3": "min-others"}),
         line(3),
         line(4, status="lost", dropped=["source-2"], seconds={"rule": 9.0}),
     ]
@@ -183,7 +183,7 @@ def test_totals_are_over_all_rounds_and_seconds_are_medians_of_finished_ones() -
     assert summary.bytes_up == {"source-1": 400, "source-2": 800}
     assert summary.bytes_down == {"source-1": 40}
     assert summary.dropped == {"source-2": 2}
-    assert summary.refusals == {"source-3": {"k-min": 1}}
+    assert summary.refusals == {"source-3": {"min-others": 1}}
     assert summary.seconds_by_phase == {"rule": pytest.approx(0.2), "evaluate": 0.2}
 
 
@@ -211,10 +211,10 @@ def test_a_source_is_listed_with_the_level_that_showed_most_of_it() -> None:
     assert summary.visibility == {"source-1": "sum", "source-2": "individual", "source-3": "cohort"}
 
 
-def test_the_energy_rule_is_added_up_over_finished_rounds() -> None:
-    assert summary_of([line(1)], kappa=1.5).energy == {"kappa": 1.5, "granularity": "layer"}
-    assert summary_of([line(1)]).energy is None
-    assert summary_of([], kappa=1.0).energy == {"kappa": 1.0, "granularity": "layer"}
+def test_the_norm_cap_is_added_up_over_finished_rounds() -> None:
+    assert summary_of([line(1)], kappa=1.5).norm_cap == {"kappa": 1.5, "granularity": "layer"}
+    assert summary_of([line(1)]).norm_cap is None
+    assert summary_of([], kappa=1.0).norm_cap == {"kappa": 1.0, "granularity": "layer"}
 
 
 def test_releases_of_the_targets_update_are_counted_by_header_update_and_recipient() -> None:

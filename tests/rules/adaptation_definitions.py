@@ -112,8 +112,8 @@ def squares_hold(squares: Sequence[Fraction], kappa: float | Fraction, others: i
     )
 
 
-def energy_holds(column: Row, cap: float, kappa: float | Fraction, others: int) -> bool:
-    """The energy rule in one layer under a cap, from its definition. Exact."""
+def norm_cap_holds(column: Row, cap: float, kappa: float | Fraction, others: int) -> bool:
+    """The norm cap in one layer under a cap, from its definition. Exact."""
     return squares_hold([Fraction(min(float(value), float(cap))) ** 2 for value in column], kappa, others)
 
 

@@ -1,4 +1,4 @@
-"""The energy rule: its caps are the largest that are feasible, the same for everybody, and hold whoever is lost."""
+"""The norm cap: its caps are the largest that are feasible, the same for everybody, and hold whoever is lost."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from securefda.rules import energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
+from securefda.rules import caps_for, contribution_norms, norm_codes, norms_of, scale_to_caps
 
 ROUNDING = Fraction(1, 10**12)
-ENERGIES = st.one_of(
+NORMS = st.one_of(
     st.sampled_from([0.0, 1.0, 2.0]),  # zeros and equal rows
     st.floats(2.0**-10, 2.0**10, width=32),
     st.floats(0, 2.0**100, width=32),
@@ -28,7 +28,7 @@ KAPPAS = st.one_of(st.sampled_from([0.5, 1.0, 2.0, 3.0]), st.floats(0.01, 8))
 
 def tables(least: int = 2, most: int = 8, layers: int = 3):
     counts = st.integers(least, most)
-    return counts.flatmap(lambda count: st_numpy.arrays(np.float32, (count, layers), elements=ENERGIES))
+    return counts.flatmap(lambda count: st_numpy.arrays(np.float32, (count, layers), elements=NORMS))
 
 
 @st.composite
@@ -42,15 +42,15 @@ def rules(draw, least: int = 2, most: int = 8):
 def test_caps_are_feasible(rule):
     rows, kappa, others = rule
 
-    for column, cap in zip(rows.T, energy_caps(rows, kappa=kappa, others=others), strict=True):
-        assert definitions.energy_holds(column, cap, kappa * (1 - ROUNDING), others)
+    for column, cap in zip(rows.T, caps_for(rows, kappa=kappa, others=others), strict=True):
+        assert definitions.norm_cap_holds(column, cap, kappa * (1 - ROUNDING), others)
 
 
 @given(rule=rules())
 def test_no_larger_cap_is_feasible(rule):
     rows, kappa, others = rule
 
-    for column, cap in zip(rows.T, energy_caps(rows, kappa=kappa, others=others), strict=True):
+    for column, cap in zip(rows.T, caps_for(rows, kappa=kappa, others=others), strict=True):
         if cap >= max(column):
             continue  # the rows are below it
         if cap == 0:
@@ -58,7 +58,7 @@ def test_no_larger_cap_is_feasible(rule):
         else:
             beyond = [cap * (1 + 1e-9), cap * 1.5, np.inf]
         for larger in beyond:
-            assert not definitions.energy_holds(column, larger, kappa, others)
+            assert not definitions.norm_cap_holds(column, larger, kappa, others)
 
 
 @given(data=st.data(), rule=rules())
@@ -67,7 +67,7 @@ def test_rule_holds_for_norms_that_are_larger_than_the_rows_say(data, rule):
     rows, kappa, others = rule
     norms = rows * (1 + data.draw(st_numpy.arrays(np.float64, rows.shape, elements=st.floats(0, 1))))
 
-    capped = np.minimum(norms, energy_caps(rows, kappa=kappa, others=others))
+    capped = np.minimum(norms, caps_for(rows, kappa=kappa, others=others))
 
     for column in capped.T:
         squares = [Fraction(value) ** 2 for value in column.tolist()]
@@ -79,9 +79,9 @@ def test_caps_are_the_same_to_the_last_bit_in_whatever_order_the_rows_come(rule,
     rows, kappa, others = rule
     shuffled = np.random.default_rng(seed).permutation(rows, axis=0)
 
-    caps = energy_caps(rows, kappa=kappa, others=others)
+    caps = caps_for(rows, kappa=kappa, others=others)
 
-    assert energy_caps(shuffled, kappa=kappa, others=others).tobytes() == caps.tobytes()
+    assert caps_for(shuffled, kappa=kappa, others=others).tobytes() == caps.tobytes()
 
 
 @given(seed=st.integers(0, 10**6))
@@ -91,11 +91,11 @@ def test_caps_of_a_hundred_sources_do_not_depend_on_order_layout_or_type(seed):
     shuffled = generator.permutation(rows, axis=0)
     other_layouts = (shuffled, np.asfortranarray(rows), rows.astype(np.float64), tuple(map(tuple, shuffled.tolist())))
 
-    caps = energy_caps(rows, kappa=1.0, others=60)
+    caps = caps_for(rows, kappa=1.0, others=60)
 
-    assert {energy_caps(other, kappa=1.0, others=60).tobytes() for other in other_layouts} == {caps.tobytes()}
+    assert {caps_for(other, kappa=1.0, others=60).tobytes() for other in other_layouts} == {caps.tobytes()}
     for index in range(5):
-        assert energy_caps(rows[:, index : index + 1], kappa=1.0, others=60)[0] == caps[index]
+        assert caps_for(rows[:, index : index + 1], kappa=1.0, others=60)[0] == caps[index]
 
 
 @given(rule=rules(), power=st.integers(-20, 20))
@@ -103,27 +103,27 @@ def test_caps_scale_with_the_rows(rule, power):
     rows, kappa, others = rule
     rows = rows.astype(np.float64)
 
-    caps = energy_caps(rows, kappa=kappa, others=others)
+    caps = caps_for(rows, kappa=kappa, others=others)
 
-    assert np.array_equal(energy_caps(rows * 2.0**power, kappa=kappa, others=others), caps * 2.0**power)
+    assert np.array_equal(caps_for(rows * 2.0**power, kappa=kappa, others=others), caps * 2.0**power)
 
 
 @given(rule=rules())
 def test_more_others_that_count_never_lower_a_cap_and_a_higher_kappa_never_raises_one(rule):
     rows, kappa, others = rule
 
-    caps = energy_caps(rows, kappa=kappa, others=others)
+    caps = caps_for(rows, kappa=kappa, others=others)
 
-    assert np.all(energy_caps(rows, kappa=2 * kappa, others=others) <= caps)
+    assert np.all(caps_for(rows, kappa=2 * kappa, others=others) <= caps)
     if others > 1:
-        assert np.all(energy_caps(rows, kappa=kappa, others=others - 1) <= caps)
+        assert np.all(caps_for(rows, kappa=kappa, others=others - 1) <= caps)
 
 
 @given(rule=rules())
 def test_the_rule_in_every_layer_is_the_rule_for_the_model(rule):
     rows, kappa, others = rule
 
-    capped = np.minimum(rows.astype(np.float64), energy_caps(rows, kappa=kappa, others=others))
+    capped = np.minimum(rows.astype(np.float64), caps_for(rows, kappa=kappa, others=others))
 
     squares = [sum(Fraction(value) ** 2 for value in row) for row in capped.tolist()]
     assert definitions.squares_hold(squares, kappa * (1 - ROUNDING), others)
@@ -133,7 +133,7 @@ def test_the_rule_in_every_layer_is_the_rule_for_the_model(rule):
 def test_the_rule_holds_for_those_who_are_left_whoever_is_lost(rule):
     rows, kappa, others = rule
 
-    capped = np.minimum(rows.astype(np.float64), energy_caps(rows, kappa=kappa, others=others))
+    capped = np.minimum(rows.astype(np.float64), caps_for(rows, kappa=kappa, others=others))
 
     for left in combinations(range(len(rows)), others + 1):
         for column in capped.T:
@@ -147,9 +147,9 @@ def test_whatever_others_claim_the_rule_holds_among_the_rest(data, rule):
     liars = len(true) - 1 - others
     assume(liars > 0)
     claimed = true.copy()
-    claimed[:liars] = data.draw(st_numpy.arrays(np.float32, (liars, true.shape[1]), elements=ENERGIES))
+    claimed[:liars] = data.draw(st_numpy.arrays(np.float32, (liars, true.shape[1]), elements=NORMS))
 
-    caps = energy_caps(claimed, kappa=kappa, others=others)
+    caps = caps_for(claimed, kappa=kappa, others=others)
 
     for column in np.minimum(true[liars:].astype(np.float64), caps).T:
         squares = [Fraction(value) ** 2 for value in column.tolist()]
@@ -161,9 +161,9 @@ def test_one_liar_more_breaks_the_rule_among_the_rest():
     true = np.array([[0.0], [0.0], [1.0], [10.0]])
     claimed = np.array([[10.0], [10.0], [1.0], [10.0]])
 
-    caps = energy_caps(claimed, kappa=1.0, others=2)
+    caps = caps_for(claimed, kappa=1.0, others=2)
 
-    assert not definitions.energy_holds(true[2:, 0], caps[0], 1.0, 1)
+    assert not definitions.norm_cap_holds(true[2:, 0], caps[0], 1.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -189,24 +189,24 @@ def test_one_liar_more_breaks_the_rule_among_the_rest():
     ],
 )
 def test_caps_worked_by_hand(rows, kappa, others, expected):
-    assert energy_caps(np.array(rows)[:, np.newaxis], kappa=kappa, others=others).tolist() == [expected]
+    assert caps_for(np.array(rows)[:, np.newaxis], kappa=kappa, others=others).tolist() == [expected]
 
 
 @pytest.mark.parametrize("kappa", [5e-324, 1e-300, 1e300])
 def test_an_extreme_kappa_gives_no_nan(kappa):
     rows = np.array([[1e38], [1e38], [2e38], [3e38]], dtype=np.float32)
 
-    assert energy_caps(rows, kappa=kappa, others=2).tolist() == [np.inf if kappa < 1 else 0.0]
+    assert caps_for(rows, kappa=kappa, others=2).tolist() == [np.inf if kappa < 1 else 0.0]
 
 
-def test_energies_are_the_norms_of_the_weighted_layers():
+def test_norms_are_the_norms_of_the_weighted_layers():
     vector = np.array([3.0, 4.0, 0.0, -2.0])
 
-    row = energy_row(vector, (2, 1, 1), 0.5)
+    row = contribution_norms(vector, (2, 1, 1), 0.5)
 
     assert row.dtype == np.float64
     assert row.tolist() == [2.5, 0.0, 1.0]
-    assert energy_row(vector, (4,), 1.0).tolist() == [np.sqrt(29.0)]
+    assert contribution_norms(vector, (4,), 1.0).tolist() == [np.sqrt(29.0)]
 
 
 SIZES = st.sampled_from([1, 255, 256, 10**6])
@@ -214,7 +214,7 @@ SIZES = st.sampled_from([1, 255, 256, 10**6])
 
 @given(size=SIZES, limit=st.floats(1e-3, 1e6), part=st.floats(0, 1))
 def test_codes_are_the_norm_rounded_down_by_less_than_a_step(size, limit, part):
-    (said,) = energies_of(energy_codes([part * limit], [size], [limit]), [size], [limit])
+    (said,) = norms_of(norm_codes([part * limit], [size], [limit]), [size], [limit])
 
     step = 2**0.5 if size < 256 else 2**0.25
     smallest = limit * step**-254
@@ -227,15 +227,15 @@ def test_every_code_is_that_of_the_norm_that_it_stands_for(size):
     codes = bytes(range(256))
     sizes, limits = [size] * 256, [3.7] * 256
 
-    norms = energies_of(codes, sizes, limits)
+    norms = norms_of(codes, sizes, limits)
 
-    assert energy_codes(norms, sizes, limits) == codes
+    assert norm_codes(norms, sizes, limits) == codes
     assert np.all(np.diff(norms) > 0)
     assert (norms[0], norms[-1]) == (0, 3.7)
 
 
 def test_a_norm_above_its_limit_is_told_as_the_limit():
-    assert energy_codes([3.0, 4.0], [1, 1000], [2.0, 2.0]) == bytes([255, 255])
+    assert norm_codes([3.0, 4.0], [1, 1000], [2.0, 2.0]) == bytes([255, 255])
 
 
 @pytest.mark.parametrize(
@@ -251,25 +251,25 @@ def test_a_norm_above_its_limit_is_told_as_the_limit():
 )
 def test_bad_argument_of_the_codes_is_named(name, changes):
     with pytest.raises(ValueError, match=rf"^{name}: "):
-        energy_codes(**({"row": [1.0, 1.0], "sizes": [1, 1000], "limits": [2.0, 2.0]} | changes))
+        norm_codes(**({"row": [1.0, 1.0], "sizes": [1, 1000], "limits": [2.0, 2.0]} | changes))
 
 
 @pytest.mark.parametrize(("name", "codes", "limits"), [("codes", b"1", [1.0, 1.0]), ("limits", b"12", [1.0, -1.0])])
 def test_bad_argument_of_what_codes_stand_for_is_named(name, codes, limits):
     with pytest.raises(ValueError, match=rf"^{name}: "):
-        energies_of(codes, [1, 1], limits)
+        norms_of(codes, [1, 1], limits)
 
 
 HASHED_ROW = """
 import numpy as np
-from securefda.rules import energy_row
+from securefda.rules import contribution_norms
 
 vector = np.random.default_rng(3).normal(size=300_001)
-print(energy_row(vector, (200_000, 100_000, 1), 0.3).tobytes().hex())
+print(contribution_norms(vector, (200_000, 100_000, 1), 0.3).tobytes().hex())
 """
 
 
-def test_energies_are_the_same_to_the_last_bit_on_one_thread_and_on_four():
+def test_norms_are_the_same_to_the_last_bit_on_one_thread_and_on_four():
     rows = set()
     for threads in ("1", "4"):
         environment = os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
@@ -284,19 +284,19 @@ def test_energies_are_the_same_to_the_last_bit_on_one_thread_and_on_four():
 def test_scaling_brings_each_layer_to_its_cap_and_tells_which():
     vector = np.array([3.0, 4.0, 1.0, -2.0, 6.0, 0.0])
     sizes = (2, 1, 1, 1, 1)
-    row = energy_row(vector, sizes, 0.5)
+    row = contribution_norms(vector, sizes, 0.5)
 
     effect = scale_to_caps(vector, sizes, row, [1.0, np.inf, 0.0, 3.0, 0.0])
 
     np.testing.assert_allclose(vector, [1.2, 1.6, 1.0, 0.0, 6.0, 0.0], rtol=1e-15)
-    np.testing.assert_allclose(energy_row(vector, sizes, 0.5), [1.0, 0.5, 0.0, 3.0, 0.0])
+    np.testing.assert_allclose(contribution_norms(vector, sizes, 0.5), [1.0, 0.5, 0.0, 3.0, 0.0])
     assert (effect.capped, effect.zeroed) == ((0,), (2,))
 
 
 def test_a_layer_within_its_cap_is_left_to_the_last_bit():
     vector = np.random.default_rng(1).normal(size=10)
     before = vector.copy()
-    row = energy_row(vector, (4, 6), 1.0)
+    row = contribution_norms(vector, (4, 6), 1.0)
 
     effect = scale_to_caps(vector, (4, 6), row, row)
 
@@ -304,9 +304,9 @@ def test_a_layer_within_its_cap_is_left_to_the_last_bit():
     assert (effect.capped, effect.zeroed) == ((), ())
 
 
-def test_a_layer_with_cap_0_is_zeroed_even_where_its_energy_rounds_to_zero():
+def test_a_layer_with_cap_0_is_zeroed_even_where_its_norm_rounds_to_zero():
     vector = np.array([1e-200, 1.0])
-    row = energy_row(vector, (1, 1), 1.0)
+    row = contribution_norms(vector, (1, 1), 1.0)
 
     scale_to_caps(vector, (1, 1), row, [0.0, np.inf])
 
@@ -322,9 +322,9 @@ def test_sum_of_orthogonal_contributions_points_along_none_of_them(seed, kappa, 
     sizes = (size,) if whole else (size // 2, size // 2)
     bases = [np.linalg.qr(generator.normal(size=(part, part)))[0][:count] for part in sizes]
     contributions = np.hstack([base * np.exp(spread * generator.normal(size=(count, 1))) for base in bases])
-    rows = np.array([energy_row(vector, sizes, 1.0) for vector in contributions])
+    rows = np.array([contribution_norms(vector, sizes, 1.0) for vector in contributions])
 
-    caps = energy_caps(rows, kappa=kappa, others=others)
+    caps = caps_for(rows, kappa=kappa, others=others)
     for vector, row in zip(contributions, rows, strict=True):
         scale_to_caps(vector, sizes, row, caps)
 
@@ -337,7 +337,7 @@ def test_sum_of_orthogonal_contributions_points_along_none_of_them(seed, kappa, 
 def test_the_bound_on_the_cosine_is_reached_without_slack():
     """Companion to the test above: with equal energies and kappa = others the bound is met, so it is not idle."""
     contributions = np.eye(4)
-    caps = energy_caps(np.ones((4, 1)), kappa=3.0, others=3)
+    caps = caps_for(np.ones((4, 1)), kappa=3.0, others=3)
 
     total = contributions.sum(axis=0)
 
@@ -348,9 +348,9 @@ def test_the_bound_on_the_cosine_is_reached_without_slack():
 def test_correlated_contributions_are_beyond_what_the_rule_says():
     """Equal energies in one direction are below their cap, and their sum points along each of them."""
     contributions = np.ones((3, 4))
-    rows = [energy_row(vector, (4,), 1.0) for vector in contributions]
+    rows = [contribution_norms(vector, (4,), 1.0) for vector in contributions]
 
-    caps = energy_caps(rows, kappa=1.0, others=2)
+    caps = caps_for(rows, kappa=1.0, others=2)
 
     assert caps.tolist() == [pytest.approx(np.sqrt(8))]
 
@@ -378,7 +378,7 @@ BAD_CAPS = [
 @pytest.mark.parametrize(("name", "bad"), BAD_CAPS)
 def test_bad_argument_of_the_caps_is_named(name, bad):
     with pytest.raises(ValueError, match=rf"^{name}: "):
-        energy_caps(**(GOOD_CAPS | {name: bad}))
+        caps_for(**(GOOD_CAPS | {name: bad}))
 
 
 @pytest.mark.parametrize(
@@ -394,9 +394,9 @@ def test_bad_argument_of_the_caps_is_named(name, bad):
         ("weight", {"weight": np.inf}),
     ],
 )
-def test_bad_argument_of_the_energies_is_named(name, changes):
+def test_bad_argument_of_the_norms_is_named(name, changes):
     with pytest.raises(ValueError, match=rf"^{name}: "):
-        energy_row(**({"vector": [1.0, 2.0, 3.0], "sizes": (1, 2), "weight": 1.0} | changes))
+        contribution_norms(**({"vector": [1.0, 2.0, 3.0], "sizes": (1, 2), "weight": 1.0} | changes))
 
 
 @pytest.mark.parametrize(

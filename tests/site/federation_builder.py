@@ -20,7 +20,7 @@ def make(root: Path, federation_id: str = "heart-study", **changes: object) -> E
             SiteSpec("basel", "source", "Hospital of Basel", ("basel.example.org",)),
         ],
         "aggregator": Address("127.0.0.1", 8443),
-        "policy_text": "k-min = 2\n",
+        "policy_text": "min-others = 2\n",
         "settings_text": lambda site_id: f'site-id = "{site_id}"\n',
         "now": NOW,
     }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from known_sites import known_roster
 
-from securefda.protocol.messages import EnergyTerms, Granularity, Header, Layer, RuleTerms, TargetTerms, Visibility
+from securefda.protocol.messages import Granularity, Header, Layer, NormCapTerms, RuleTerms, TargetTerms, Visibility
 from securefda.protocol.roster import Roster
 from securefda.site.policy import (
-    EnergyBounds,
     MetadataPolicy,
+    NormCapBounds,
     QuantisationBounds,
     ReleaseLimits,
     SourcePolicy,
@@ -22,13 +22,13 @@ SOURCES = tuple(f"source-{index}" for index in range(1, 8))
 
 POLICY = SourcePolicy(
     max_visibility="sum",
-    k_min=2,
-    n_c=1,
+    min_others=2,
+    max_colluders=1,
     trusted_peers=SOURCES[:6],
     allowed_rules=("fedgp_auto", "source_only"),
     allowed_tasks=(FACTORY,),
     architectures=(ARCHITECTURE.hex(),),
-    energy=EnergyBounds(kappa=2.0, granularity="layer", norm_rows="colluders-may-see"),
+    norm_cap=NormCapBounds(kappa=2.0, granularity="layer", reports="colluders-may-see"),
     quantisation=QuantisationBounds(
         modulus_bits_min=64, clip_min=0.5, clip_max=2.0, n_max=8, max_samples_min=1000, max_samples_max=1000
     ),
@@ -67,7 +67,7 @@ def header_at_every_limit() -> Header:
         previous_result_digest=b"",
         previous_checkpoint=b"",
         sum_quorum=5,
-        energy=EnergyTerms(kappa=2.0, others=2, granularity=Granularity.LAYER),
+        norm_cap=NormCapTerms(kappa=2.0, others=2, granularity=Granularity.LAYER),
     )
 
 

@@ -60,7 +60,7 @@ def test_init_makes_one_kit_per_site_with_private_keys_for_their_owner_alone(tmp
         elif path.parent.name == "startup":
             assert mode == 0o444, path
     assert (tmp_path / "fed/lyon/local/settings.toml").read_text() == 'site-id = "lyon"\n'
-    assert (tmp_path / "fed/basel/local/policy.toml").read_text() == "k-min = 2\n"
+    assert (tmp_path / "fed/basel/local/policy.toml").read_text() == "min-others = 2\n"
 
 
 def test_keys_are_0600_whatever_the_umask(tmp_path: Path) -> None:
@@ -229,12 +229,12 @@ def test_target_and_strangers_cannot_be_revoked(federation: Path) -> None:
 
 def test_revoked_source_can_be_enrolled_again_with_new_keys_and_keeps_its_policy(federation: Path) -> None:
     old = load_kit(federation / "lyon", NOW).entry
-    (federation / "lyon/local/policy.toml").write_text("k-min = 9\n")
+    (federation / "lyon/local/policy.toml").write_text("min-others = 9\n")
     revoke_site(federation, "lyon")
     add(federation, SiteSpec("lyon", "source", "Hospital of Lyon"))
     new = load_kit(federation / "lyon", NOW).entry
     assert (new.index, new.signing_key == old.signing_key, new.tls_pin == old.tls_pin) == (2, False, False)
-    assert (federation / "lyon/local/policy.toml").read_text() == "k-min = 9\n"
+    assert (federation / "lyon/local/policy.toml").read_text() == "min-others = 9\n"
 
 
 @pytest.mark.parametrize(("site_id", "names"), [("geneva", ("127.0.0.1",)), ("lyon", ())])

@@ -1,4 +1,4 @@
-"""What a policy is said to mean follows its values: level, N, k, n_c, kappa, what leaves, and what the target pays."""
+"""What a policy is said to mean follows its values: level, N, k, max_colluders, kappa, what leaves, and what the target pays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from securefda.privacy.events import ASSUMPTIONS
 from securefda.site.policy import (
     NAMED_POLICIES,
     DpPolicy,
-    EnergyBounds,
+    NormCapBounds,
     SourcePolicy,
     WorkLimits,
     default_policy,
@@ -18,15 +18,15 @@ from securefda.site.policy.model import ModelPolicy
 
 
 def test_the_numbers_are_filled_in() -> None:
-    text = explain(SourcePolicy(k_min=3, n_c=1, trusted_peers=("a", "b", "c", "d")), "lyon", 7).text()
+    text = explain(SourcePolicy(min_others=3, max_colluders=1, trusted_peers=("a", "b", "c", "d")), "lyon", 7).text()
     assert "A sum opens over 5 of N = 7 sources at least: up to 2 of them may be lost in a round." in text
     assert "one weighted sum per round over at least 5 of the federation's N = 7 sources" in text
-    assert "at least k = 3 other sources of its 4 trusted peers, beyond n_c = 1 that may collude" in text
-    assert "with at most n_c = 1 of the other sources on its side" in text
+    assert "at least k = 3 other sources of its 4 trusted peers, beyond max_colluders = 1 that may collude" in text
+    assert "with at most max_colluders = 1 of the other sources on its side" in text
 
 
 def test_a_federation_without_one_source_to_spare_is_said_to_be_so() -> None:
-    assert "all of them must answer in every round" in explain(SourcePolicy(k_min=2), "lyon", 3).summary
+    assert "all of them must answer in every round" in explain(SourcePolicy(min_others=2), "lyon", 3).summary
 
 
 def test_without_a_federation_no_number_of_sources_is_made_up() -> None:
@@ -53,14 +53,14 @@ def test_at_individual_nothing_is_said_to_be_hidden_and_the_numbers_that_leave_a
     assert "loss" not in only_rows
 
 
-def test_without_the_energy_rule_no_claim_is_made_about_a_source_that_dwarfs_the_others() -> None:
-    text = explain(SourcePolicy(energy=EnergyBounds(kappa=0.0)), "lyon", 5).text()
+def test_without_the_norm_cap_no_claim_is_made_about_a_source_that_dwarfs_the_others() -> None:
+    text = explain(SourcePolicy(norm_cap=NormCapBounds(kappa=0.0)), "lyon", 5).text()
     assert "with kappa = 0 a sum may then show it nearly alone" in text
     assert "times the energy" not in text
 
 
 @pytest.mark.parametrize(("granularity", "claim"), [("layer", "in every layer the"), ("model", "not in every layer")])
-def test_the_energy_rule_is_claimed_for_what_it_holds_for(granularity: str, claim: str) -> None:
+def test_the_norm_cap_is_claimed_for_what_it_holds_for(granularity: str, claim: str) -> None:
     policy = default_policy(kappa=1.5, granularity=granularity)  # type: ignore[arg-type]
     text = " ".join(explain(policy, "lyon", 5).does_not_learn)
     assert claim in text
@@ -70,8 +70,8 @@ def test_the_energy_rule_is_claimed_for_what_it_holds_for(granularity: str, clai
 
 def test_a_site_that_permits_unfiltered_projections_is_told_that_the_other_parts_can_cancel() -> None:
     def said(**changes: object) -> str:
-        bounds = default_policy(unfiltered_projection=True).energy.model_copy(update=changes)
-        return explain(default_policy().model_copy(update={"energy": bounds}), "lyon", 5).text()
+        bounds = default_policy(unfiltered_projection=True).norm_cap.model_copy(update=changes)
+        return explain(default_policy().model_copy(update={"norm_cap": bounds}), "lyon", 5).text()
 
     cancel = "cancel each other, so that the sum is nearly lyon's part alone"
     assert cancel in said()
@@ -98,9 +98,9 @@ def test_models_that_are_trained_are_said_with_the_pace_at_which_they_may_change
     assert "further than 2.5 times" in text
 
 
-def test_no_energy_rule_is_claimed_for_cohorts() -> None:
+def test_no_norm_cap_is_claimed_for_cohorts() -> None:
     found = explain(default_policy("cohort"), "lyon", 5)
-    assert any(line.startswith("At level cohort: ") and "No energy rule holds" in line for line in found.learns)
+    assert any(line.startswith("At level cohort: ") and "No norm cap holds" in line for line in found.learns)
     assert all(line.startswith("At level sum, ") for line in found.does_not_learn if "times the energy" in line)
 
 

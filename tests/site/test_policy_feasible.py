@@ -10,21 +10,21 @@ from securefda.site.policy import QuantisationBounds, SourcePolicy, default_poli
 SITES = ("alpha", "beta", "gamma", "delta")
 
 
-@pytest.mark.parametrize(("k_min", "n_c"), [(1, 0), (3, 0), (2, 1), (1, 2)])
-def test_a_policy_that_all_sources_together_can_meet_is_accepted(k_min: int, n_c: int) -> None:
-    require_satisfiable(SourcePolicy(k_min=k_min, n_c=n_c), "beta", SITES)
+@pytest.mark.parametrize(("min_others", "max_colluders"), [(1, 0), (3, 0), (2, 1), (1, 2)])
+def test_a_policy_that_all_sources_together_can_meet_is_accepted(min_others: int, max_colluders: int) -> None:
+    require_satisfiable(SourcePolicy(min_others=min_others, max_colluders=max_colluders), "beta", SITES)
 
 
-@pytest.mark.parametrize(("k_min", "n_c"), [(4, 0), (3, 1), (2, 2), (5, 0), (1, 3)])
-def test_k_min_beyond_the_federation_is_refused(k_min: int, n_c: int) -> None:
+@pytest.mark.parametrize(("min_others", "max_colluders"), [(4, 0), (3, 1), (2, 2), (5, 0), (1, 3)])
+def test_k_min_beyond_the_federation_is_refused(min_others: int, max_colluders: int) -> None:
     with pytest.raises(ConfigError, match=r"beta asks for .* the federation has 4") as caught:
-        require_satisfiable(SourcePolicy(k_min=k_min, n_c=n_c), "beta", SITES)
-    assert caught.value.key == "k-min"
+        require_satisfiable(SourcePolicy(min_others=min_others, max_colluders=max_colluders), "beta", SITES)
+    assert caught.value.key == "min-others"
     assert caught.value.exit_code is ExitCode.CONFIG
 
 
 def test_a_site_that_shows_its_updates_needs_no_others() -> None:
-    require_satisfiable(default_policy("individual", k_min=9), "beta", SITES)
+    require_satisfiable(default_policy("individual", min_others=9), "beta", SITES)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_site_that_shows_its_updates_needs_no_others() -> None:
     ],
 )
 def test_at_least_k_min_and_n_c_others_must_be_trusted(trusted: tuple[str, ...], accepted: bool) -> None:
-    policy = SourcePolicy(k_min=1, n_c=1, trusted_peers=trusted)
+    policy = SourcePolicy(min_others=1, max_colluders=1, trusted_peers=trusted)
     if accepted:
         require_satisfiable(policy, "beta", SITES)
         return

@@ -27,10 +27,12 @@ def test_the_default_text_is_the_default_policy_with_the_rules_that_use_sources(
 
 
 def test_the_default_text_carries_what_the_federation_chose(file: Path) -> None:
-    file.write_text(default_policy_text("source-1", default_policy("individual", k_min=3, n_c=2, max_attempts=5)))
+    file.write_text(
+        default_policy_text("source-1", default_policy("individual", min_others=3, max_colluders=2, max_attempts=5))
+    )
     policy = load_policy(file)
     assert policy.visibility is Visibility.INDIVIDUAL
-    assert (policy.k_min, policy.n_c, policy.release.max_attempts) == (3, 2, 5)
+    assert (policy.min_others, policy.max_colluders, policy.release.max_attempts) == (3, 2, 5)
     assert policy == default_policy("individual", 3, 2, 5)
 
 
@@ -39,10 +41,10 @@ def test_a_site_that_shows_its_updates_gives_their_weights_and_no_other_number()
     assert default_policy("cohort").metadata.may_leave == ()
 
 
-def test_the_default_text_carries_the_energy_rule_of_the_federation(file: Path) -> None:
-    file.write_text(default_policy_text("source-1", default_policy(k_min=3, kappa=2.5, granularity="model")))
-    energy = load_policy(file).energy
-    assert (energy.kappa, energy.granularity, energy.terms) == (2.5, "model", Granularity.MODEL)
+def test_the_default_text_carries_the_norm_cap_of_the_federation(file: Path) -> None:
+    file.write_text(default_policy_text("source-1", default_policy(min_others=3, kappa=2.5, granularity="model")))
+    norm_cap = load_policy(file).norm_cap
+    assert (norm_cap.kappa, norm_cap.granularity, norm_cap.terms) == (2.5, "model", Granularity.MODEL)
 
 
 @pytest.mark.parametrize("permitted", [False, True])
@@ -50,8 +52,8 @@ def test_a_new_site_permits_fedgp_without_its_filter_only_where_the_federation_r
     file: Path, permitted: bool
 ) -> None:
     file.write_text(default_policy_text("source-1", default_policy(unfiltered_projection=permitted)))
-    assert load_policy(file).energy.unfiltered_projection is permitted
-    assert not default_policy().energy.unfiltered_projection
+    assert load_policy(file).norm_cap.unfiltered_projection is permitted
+    assert not default_policy().norm_cap.unfiltered_projection
 
 
 def test_a_new_site_takes_clips_within_a_factor_of_ten_of_the_federations(file: Path) -> None:
@@ -78,7 +80,7 @@ def test_the_default_text_carries_the_budget_and_that_noise_is_required(file: Pa
 
 
 def test_without_a_word_training_needs_no_noise_and_the_budget_is_that_of_the_settings(file: Path) -> None:
-    file.write_text("k-min = 2\n")
+    file.write_text("min-others = 2\n")
     assert load_policy(file).dp == default_policy().dp == default_policy(max_grad_norm=1.0).dp
     assert load_policy(file).dp.budget == Budget(8.0, 1e-5, "rdp")
     assert (load_policy(file).dp.required, load_policy(file).dp.max_grad_norm) == (False, 10.0)
@@ -112,11 +114,13 @@ def test_the_default_text_shows_and_explains_every_key() -> None:
 @pytest.mark.parametrize(
     ("text", "key", "part"),
     [
-        ("kmin = 3", "kmin", "unknown key"),
-        ("k_min = 3", "k_min", "unknown key"),
-        ("k-min = 0", "k-min", "greater than or equal to 1"),
-        ("k-min = '2'", "k-min", "valid integer"),
-        ("n-c = -1", "n-c", "greater than or equal to 0"),
+        ("min-other = 3", "min-other", "unknown key"),
+        ("n-c = 1", "n-c", "is now max-colluders"),
+        ("[energy]\nkappa = 1.0", "energy", "is now norm-cap"),
+        ("min_others = 3", "min_others", "unknown key"),
+        ("min-others = 0", "min-others", "greater than or equal to 1"),
+        ("min-others = '2'", "min-others", "valid integer"),
+        ("max-colluders = -1", "max-colluders", "greater than or equal to 0"),
         ("max-visibility = 'all'", "max-visibility", "'individual', 'cohort' or 'sum'"),
         ("allowed-rules = ['fedgp_aut']", "allowed-rules.0", "fedgp_auto"),
         ("allowed-rules = 'fedgp_auto'", "allowed-rules", "valid list"),
@@ -131,9 +135,9 @@ def test_the_default_text_shows_and_explains_every_key() -> None:
         ("[release]\nmax-rounds = 0", "release.max-rounds", "greater than or equal to 1"),
         ("filtered-projection = true", "filtered-projection", "unknown key"),
         ("allowed-tasks = ['hearts']", "allowed-tasks.0", "package.module:Class"),
-        ("[energy]\nkappa = -1.0", "energy.kappa", "greater than or equal to 0"),
-        ("[energy]\nkappa = 2.5", "energy.kappa", "above k-min = 2"),
-        ("[energy]\ngranularity = 'coordinate'", "energy.granularity", "'layer' or 'model'"),
+        ("[norm-cap]\nkappa = -1.0", "norm-cap.kappa", "greater than or equal to 0"),
+        ("[norm-cap]\nkappa = 2.5", "norm-cap.kappa", "above min-others = 2"),
+        ("[norm-cap]\ngranularity = 'coordinate'", "norm-cap.granularity", "'layer' or 'model'"),
         ("[limits]\nlearning-rate-max = 0.0", "limits.learning-rate-max", "greater than 0"),
         ("[limits]\nlearning-rate-min = 0.0", "limits.learning-rate-min", "greater than 0"),
         (
@@ -175,9 +179,9 @@ def test_a_wrong_policy_is_refused_with_its_key(file: Path, text: str, key: str,
 
 def test_a_file_that_is_no_text_or_no_toml_is_named() -> None:
     with pytest.raises(ConfigError, match=r"policy\.toml: is not UTF-8"):
-        parse_policy(b"k-min = \xff", Path("policy.toml"))
+        parse_policy(b"min-others = \xff", Path("policy.toml"))
     with pytest.raises(ConfigError, match=r"policy\.toml: not valid TOML: .*line 2"):
-        parse_policy(b"k-min = 2\nn-c = = 1", Path("policy.toml"))
+        parse_policy(b"min-others = 2\nmax-colluders = = 1", Path("policy.toml"))
 
 
 def test_a_missing_policy_is_an_error_and_not_the_default(file: Path) -> None:
@@ -189,8 +193,8 @@ GREEKS = roster(("alpha", "beta", "gamma"))
 
 
 def test_no_trusted_peers_means_every_source_but_never_the_target() -> None:
-    limits = SourcePolicy(k_min=2, n_c=1).session_limits(GREEKS)
-    assert (limits.k_min, limits.n_c, limits.trusted) == (2, 1, frozenset({1, 2, 3}))
+    limits = SourcePolicy(min_others=2, max_colluders=1).session_limits(GREEKS)
+    assert (limits.min_others, limits.max_colluders, limits.trusted) == (2, 1, frozenset({1, 2, 3}))
 
 
 def test_trusted_peers_become_roster_indices() -> None:

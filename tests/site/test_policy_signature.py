@@ -40,13 +40,13 @@ def assert_refused(kit: Kit, why: str) -> None:
 
 @pytest.mark.parametrize("site", ["geneva", "lyon", "basel"])
 def test_every_kit_that_enrolment_makes_holds_a_signed_policy(pristine: Path, site: str) -> None:
-    assert load_signed_policy(load_kit(pristine / site, NOW)) == SourcePolicy(k_min=2)
+    assert load_signed_policy(load_kit(pristine / site, NOW)) == SourcePolicy(min_others=2)
 
 
 def test_a_site_that_is_added_later_has_signed_its_policy_too(federation: Path) -> None:
     site = SiteSpec("berne", "source", "Hospital of Berne")
-    add_site(federation, site, policy_text="k-min = 3\n", settings_text="", now=NOW)
-    assert load_signed_policy(load_kit(federation / "berne", NOW)) == SourcePolicy(k_min=3)
+    add_site(federation, site, policy_text="min-others = 3\n", settings_text="", now=NOW)
+    assert load_signed_policy(load_kit(federation / "berne", NOW)) == SourcePolicy(min_others=3)
 
 
 def test_one_byte_more_in_the_policy_is_refused_until_the_site_signs_again(lyon: Kit) -> None:
@@ -57,15 +57,15 @@ def test_one_byte_more_in_the_policy_is_refused_until_the_site_signs_again(lyon:
         load_signed_policy(lyon)
     assert caught.value.hint == MEND
     sign_as(lyon)
-    assert load_signed_policy(lyon) == SourcePolicy(k_min=2)
+    assert load_signed_policy(lyon) == SourcePolicy(min_others=2)
 
 
 def test_a_policy_whose_text_is_wrong_is_refused_by_its_key_once_the_signature_is_right(lyon: Kit) -> None:
-    (lyon.local / "policy.toml").write_text("kmin = 2\n")
+    (lyon.local / "policy.toml").write_text("min-other = 2\n")
     sign_as(lyon)
     with pytest.raises(ConfigError, match="unknown key") as caught:
         load_signed_policy(lyon)
-    assert caught.value.key == "kmin"
+    assert caught.value.key == "min-other"
 
 
 def test_another_sites_policy_does_not_pass_with_its_own_signature(federation: Path, lyon: Kit) -> None:
@@ -120,7 +120,7 @@ def test_a_missing_file_is_refused_and_no_default_takes_its_place(lyon: Kit, nam
 
 
 def test_a_signature_is_of_these_bytes_for_this_site_and_no_other_message(lyon: Kit) -> None:
-    made = policy_signature(lyon.federation_id, lyon.site_id, lyon.signing_key, b"k-min = 2\n")
+    made = policy_signature(lyon.federation_id, lyon.site_id, lyon.signing_key, b"min-others = 2\n")
     assert made == (lyon.local / "policy.sig").read_bytes()
     assert set(json.loads(json.loads(made)["policy"])) == {"version", "federation_id", "site_id", "policy_sha256"}
 
@@ -133,22 +133,22 @@ def test_new_keys_do_not_sign_the_policy_in_the_sites_place(federation: Path, ly
     assert (renewed.local / "policy.sig").read_bytes() == before
     assert_refused(renewed, "is not by this site's present signing key")
     sign_as(renewed)
-    assert load_signed_policy(renewed) == SourcePolicy(k_min=2)
+    assert load_signed_policy(renewed) == SourcePolicy(min_others=2)
 
 
 def test_a_site_that_is_enrolled_again_keeps_its_policy_and_signs_it_itself(federation: Path, lyon: Kit) -> None:
-    (lyon.local / "policy.toml").write_text("k-min = 9\n")
+    (lyon.local / "policy.toml").write_text("min-others = 9\n")
     revoke_site(federation, "lyon")
     site = SiteSpec("lyon", "source", "Hospital of Lyon")
-    add_site(federation, site, policy_text="k-min = 1\n", settings_text="", now=NOW)
+    add_site(federation, site, policy_text="min-others = 1\n", settings_text="", now=NOW)
     again = load_kit(federation / "lyon", NOW)
     assert_refused(again, "was changed after it was signed")
     sign_as(again)
-    assert load_signed_policy(again) == SourcePolicy(k_min=9)
+    assert load_signed_policy(again) == SourcePolicy(min_others=9)
 
 
 def test_other_sites_keep_their_signatures_when_the_roster_changes(tmp_path: Path) -> None:
     root = make(tmp_path / "fed").root
     renew_site(root, "geneva", now=NOW, names=("127.0.0.1",))
     revoke_site(root, "basel")
-    assert load_signed_policy(load_kit(root / "lyon", NOW)) == SourcePolicy(k_min=2)
+    assert load_signed_policy(load_kit(root / "lyon", NOW)) == SourcePolicy(min_others=2)

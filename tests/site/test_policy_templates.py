@@ -12,7 +12,7 @@ from policy_headers import ME, header_at_every_limit, rule
 from securefda.errors import PolicyRefusal
 from securefda.privacy.events import Budget
 from securefda.privacy.planning import Schedule, plan_epsilon, plan_noise
-from securefda.protocol.messages import EnergyTerms, Granularity, Header, Visibility
+from securefda.protocol.messages import Granularity, Header, NormCapTerms, Visibility
 from securefda.settings import kebab_case, known_keys
 from securefda.site.policy import (
     NAMED_POLICIES,
@@ -35,7 +35,7 @@ def load(name: str, folder: Path) -> SourcePolicy:
 
 def plain_header(n: int, quorum: int, kappa: float | None) -> Header:
     """A first round of ``source_only`` at ``sum``, with nothing unusual in it."""
-    energy = None if kappa is None else EnergyTerms(kappa, quorum - 2, Granularity.LAYER)
+    norm_cap = None if kappa is None else NormCapTerms(kappa, quorum - 2, Granularity.LAYER)
     layers = tuple(replace(layer, clip=1.0) for layer in header_at_every_limit().layers)
     return replace(
         header_at_every_limit(),
@@ -49,7 +49,7 @@ def plain_header(n: int, quorum: int, kappa: float | None) -> Header:
         sum_quorum=quorum,
         n_max=2 * n,
         max_samples=10_000,
-        energy=energy,
+        norm_cap=norm_cap,
     )
 
 
@@ -105,8 +105,8 @@ def test_strict_permits_sums_over_six_under_rules_that_the_target_cannot_steer(t
     header = plain_header(8, 6, kappa=2.0)
     check_header(policy, header, ME, with_noise=True)
     require_satisfiable(policy, "source-3", [f"source-{index}" for index in range(1, 7)])
-    assert refused(policy, replace(header, sum_quorum=5)) == "k-min"
-    assert refused(policy, plain_header(8, 6, kappa=1.9)) == "energy.kappa"
+    assert refused(policy, replace(header, sum_quorum=5)) == "min-others"
+    assert refused(policy, plain_header(8, 6, kappa=1.9)) == "norm-cap.kappa"
     assert refused(policy, replace(header, rule=rule("fedgp_auto"))) == "allowed-rules"
     assert refused(policy, replace(header, attempt=2)) == "release.max-attempts"
     assert refused(policy, replace(header, levels=(Visibility.COHORT,) * 8)) == "max-visibility"
@@ -131,8 +131,8 @@ def test_clinical_default_permits_three_hospitals_every_rule_at_sum_and_nothing_
         check_header(policy, replace(header, rule=rule(name, select=True)), ME)
     require_satisfiable(policy, "lyon", ["lyon", "basel", "berne"])
     unfiltered = replace(header, rule=rule("fedgp", filtered=False))
-    assert refused(policy, unfiltered) == "energy.unfiltered-projection"
-    assert refused(policy, plain_header(3, 3, kappa=None)) == "energy.kappa"
+    assert refused(policy, unfiltered) == "norm-cap.unfiltered-projection"
+    assert refused(policy, plain_header(3, 3, kappa=None)) == "norm-cap.kappa"
     assert refused(policy, replace(header, levels=(Visibility.COHORT,) * 3)) == "max-visibility"
     assert refused(policy, replace(header, levels=(Visibility.INDIVIDUAL,) * 3)) == "max-visibility"
     assert policy.metadata.may_leave == ()

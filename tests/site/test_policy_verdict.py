@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policy_headers import ARCHITECTURE, FACTORY, ME, POLICY, header_at_every_limit, roster, rule
 
 from securefda.errors import ExitCode, FaultyAggregatorError, PolicyRefusal
-from securefda.protocol.messages import EnergyTerms, Granularity, Header, Layer, TargetTerms, Update, Visibility
+from securefda.protocol.messages import Granularity, Header, Layer, NormCapTerms, TargetTerms, Update, Visibility
 from securefda.rules.strategy import Rule
 from securefda.settings import known_keys
 from securefda.site.policy import SourcePolicy, check_header, check_metadata, check_task, check_training
@@ -44,8 +44,8 @@ def asking(**changes: Any) -> Asks:
     return asked_by(replace(header_at_every_limit(), **changes))
 
 
-def energies(**changes: Any) -> EnergyTerms:
-    terms = header_at_every_limit().energy
+def norms(**changes: Any) -> NormCapTerms:
+    terms = header_at_every_limit().norm_cap
     assert terms is not None
     return replace(terms, **changes)
 
@@ -57,7 +57,7 @@ def served_at(level: Visibility, **changes: Any) -> Asks:
 
 
 def all_in_cohorts(**changes: Any) -> Header:
-    header = replace(header_at_every_limit(), levels=(Visibility.COHORT,) * 7, sum_quorum=0, energy=None)
+    header = replace(header_at_every_limit(), levels=(Visibility.COHORT,) * 7, sum_quorum=0, norm_cap=None)
     return replace(header, **{"cohort_size": 5, "cohort_quorum": 4} | changes)
 
 
@@ -91,35 +91,35 @@ class Case:
 TARGET = TargetTerms(steps=10, learning_rate=0.2501, update_digest=bytes(32))
 REQUIRING = changed(POLICY, "dp.required", True)
 TRUSTING = changed(POLICY, "trusted-peers", ())
-WITHOUT_ENERGIES = changed(POLICY, "energy.kappa", 0.0)
-HIDING = changed(POLICY, "energy.norm-rows", "hidden")
+WITHOUT_NORMS = changed(POLICY, "norm-cap.kappa", 0.0)
+HIDING = changed(POLICY, "norm-cap.reports", "hidden")
 LAYERS = header_at_every_limit().layers
 CASES = [
     Case("max-visibility", served_at(Visibility.INDIVIDUAL), "individual"),
     Case("max-visibility", asked_by(all_in_cohorts()), "cohort"),
     Case(
-        "k-min",
-        asking(sum_quorum=3, energy=energies(others=1)),
+        "min-others",
+        asking(sum_quorum=3, norm_cap=norms(others=1)),
         1,
-        at=asking(sum_quorum=4, energy=energies(others=2)),
+        at=asking(sum_quorum=4, norm_cap=norms(others=2)),
         policy=TRUSTING,
     ),
-    Case("n-c", asking(threshold=4), 0),
-    Case("n-c", asking(threshold=8), None, at=asking(threshold=7)),  # more than there are sources
-    Case("n-c", asking(energy=energies(others=4)), 0, at=asking(energy=energies(others=3)), policy=TRUSTING),
-    Case("trusted-peers", asking(sum_quorum=4, energy=energies(others=2)), ()),
-    Case("trusted-peers", asking(energy=energies(others=3)), ()),
-    Case("trusted-peers", asking(sum_quorum=4, energy=None), (), at=asking(energy=None), policy=WITHOUT_ENERGIES),
+    Case("max-colluders", asking(threshold=4), 0),
+    Case("max-colluders", asking(threshold=8), None, at=asking(threshold=7)),  # more than there are sources
+    Case("max-colluders", asking(norm_cap=norms(others=4)), 0, at=asking(norm_cap=norms(others=3)), policy=TRUSTING),
+    Case("trusted-peers", asking(sum_quorum=4, norm_cap=norms(others=2)), ()),
+    Case("trusted-peers", asking(norm_cap=norms(others=3)), ()),
+    Case("trusted-peers", asking(sum_quorum=4, norm_cap=None), (), at=asking(norm_cap=None), policy=WITHOUT_NORMS),
     Case("allowed-rules", asking(rule=rule("fedda_auto")), ("fedda_auto",)),
     Case("allowed-rules", asking(rule=rule("fedgp_auto", select=True)), ("fedgp_auto", "auto")),
     Case("allowed-tasks", trained_for(f"{FACTORY}2"), (), at=trained_for(FACTORY)),
     Case("architectures", asking(architecture_digest=bytes(32)), ()),
-    Case("energy.kappa", asking(energy=energies(kappa=1.9999)), 1.0),
-    Case("energy.kappa", asking(energy=None), 0.0),
-    Case("energy.granularity", asking(energy=energies(granularity=Granularity.MODEL)), "model"),
-    Case("energy.norm-rows", AT_EVERY_LIMIT, "colluders-may-see", at=asked_of_noise(), policy=HIDING),
-    Case("energy.norm-rows", trained_with(0.0), "colluders-may-see", at=trained_with(0.01), policy=HIDING),
-    Case("energy.unfiltered-projection", asking(rule=rule("fedgp_auto", filtered=False)), True),
+    Case("norm-cap.kappa", asking(norm_cap=norms(kappa=1.9999)), 1.0),
+    Case("norm-cap.kappa", asking(norm_cap=None), 0.0),
+    Case("norm-cap.granularity", asking(norm_cap=norms(granularity=Granularity.MODEL)), "model"),
+    Case("norm-cap.reports", AT_EVERY_LIMIT, "colluders-may-see", at=asked_of_noise(), policy=HIDING),
+    Case("norm-cap.reports", trained_with(0.0), "colluders-may-see", at=trained_with(0.01), policy=HIDING),
+    Case("norm-cap.unfiltered-projection", asking(rule=rule("fedgp_auto", filtered=False)), True),
     Case("quantisation.modulus-bits-min", asking(modulus_bits=32), 32),
     Case("quantisation.clip-min", asking(layers=(LAYERS[0], Layer("bias", (3,), 0.4999))), 0.4),
     Case("quantisation.clip-max", asking(layers=(Layer("weight", (6,), 2.0001), LAYERS[1])), 3.0),
@@ -198,7 +198,7 @@ def test_counting_rules_concern_sums_only() -> None:
         participants=(ME,),
         threshold=1,
         sum_quorum=0,
-        energy=None,
+        norm_cap=None,
     )
     check_header(open_policy, alone, ME)
 
@@ -208,7 +208,7 @@ def test_a_cohort_must_hide_its_members_when_it_has_lost_all_but_its_quorum() ->
     check_header(policy, all_in_cohorts(), ME)
     with pytest.raises(PolicyRefusal) as caught:
         check_header(policy, all_in_cohorts(cohort_quorum=3), ME)
-    assert (caught.value.key, caught.value.asked) == ("k-min", "a sum with 1 others that count")
+    assert (caught.value.key, caught.value.asked) == ("min-others", "a sum with 1 others that count")
     with pytest.raises(PolicyRefusal) as caught:
         check_header(POLICY, all_in_cohorts(), ME)
     assert (caught.value.key, caught.value.asked, caught.value.allowed) == ("max-visibility", "cohort", "sum")
@@ -218,7 +218,7 @@ def test_a_quorum_above_the_number_of_sources_at_a_level_hides_nobody() -> None:
     levels = tuple(Visibility.SUM if index <= 3 else Visibility.INDIVIDUAL for index in range(1, 8))
     with pytest.raises(PolicyRefusal) as caught:
         asking(levels=levels)(TRUSTING)
-    assert (caught.value.key, caught.value.asked) == ("k-min", "a sum with 1 others that count")
+    assert (caught.value.key, caught.value.asked) == ("min-others", "a sum with 1 others that count")
 
 
 def test_only_sources_that_mask_count_for_the_threshold() -> None:
@@ -227,7 +227,7 @@ def test_only_sources_that_mask_count_for_the_threshold() -> None:
     asking(levels=levels)(TRUSTING)
     with pytest.raises(PolicyRefusal) as caught:
         asking(levels=levels, threshold=3)(TRUSTING)
-    assert (caught.value.key, caught.value.asked) == ("n-c", "threshold 3 of 5")
+    assert (caught.value.key, caught.value.asked) == ("max-colluders", "threshold 3 of 5")
 
 
 PROJECTING = ("fedgp", "fedgp_auto", "fedgp_filtered_auto")
@@ -241,7 +241,7 @@ def test_a_rule_that_projects_without_its_filter_is_refused_at_sum(name: str) ->
     with pytest.raises(PolicyRefusal) as caught:
         asking(rule=rule(name, filtered=False))(OF_EVERY_RULE)
     assert (caught.value.key, caught.value.asked, caught.value.allowed) == (
-        "energy.unfiltered-projection",
+        "norm-cap.unfiltered-projection",
         "true",
         "false",
     )
@@ -253,20 +253,20 @@ def test_a_filter_that_is_off_is_no_matter_of_a_rule_that_does_not_project(name:
     asking(rule=rule(name, filtered=False))(OF_EVERY_RULE)
 
 
-def test_a_filter_that_is_off_is_no_matter_of_a_site_that_asks_for_no_energies_or_is_not_at_sum() -> None:
+def test_a_filter_that_is_off_is_no_matter_of_a_site_that_asks_for_no_norms_or_is_not_at_sum() -> None:
     unfiltered = rule("fedgp_auto", filtered=False)
-    asking(rule=unfiltered)(changed(OF_EVERY_RULE, "energy.kappa", 0.0))
+    asking(rule=unfiltered)(changed(OF_EVERY_RULE, "norm-cap.kappa", 0.0))
     check_header(OF_EVERY_RULE, all_in_cohorts(rule=unfiltered), ME)
     served_at(Visibility.INDIVIDUAL, rule=unfiltered)(OF_EVERY_RULE)
 
 
-def test_filtered_projections_need_the_energy_rule_in_each_layer_only_where_the_site_says_so() -> None:
+def test_filtered_projections_need_the_norm_cap_in_each_layer_only_where_the_site_says_so() -> None:
     """The filter may leave one source in a layer, which the rule for the model does not notice: the owner's choice."""
-    for_the_model = asking(rule=rule("fedgp_auto"), energy=energies(granularity=Granularity.MODEL))
-    for_the_model(changed(POLICY, "energy.granularity", "model"))
+    for_the_model = asking(rule=rule("fedgp_auto"), norm_cap=norms(granularity=Granularity.MODEL))
+    for_the_model(changed(POLICY, "norm-cap.granularity", "model"))
     with pytest.raises(PolicyRefusal) as caught:
         for_the_model(POLICY)
-    assert caught.value.key == "energy.granularity"
+    assert caught.value.key == "norm-cap.granularity"
 
 
 def test_a_policy_without_rules_refuses_every_rule() -> None:
@@ -350,7 +350,7 @@ def test_every_accepted_header_satisfies_every_inequality(
         participants=tuple(range(1, n + 1)),
         threshold=threshold,
         sum_quorum=quorum,
-        energy=energies(kappa=kappa, others=others),
+        norm_cap=norms(kappa=kappa, others=others),
         layers=(Layer("weight", (2, 3), clips[0]), Layer("bias", (3,), clips[1])),
         attempt=attempt,
     )

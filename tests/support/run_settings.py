@@ -13,8 +13,8 @@ from securefda.rules import Strategy
 def run_settings(strategy: Strategy, visibility: Visibility = Visibility.SUM, **changes: Any) -> RunSettings:
     """A run in which three sources are enough, with two attempts at a round."""
     usual: dict[str, Any] = {
-        "k_min": 2,
-        "n_c": 0,
+        "min_others": 2,
+        "max_colluders": 0,
         "threshold": 0,
         "modulus_bits": 32,
         "clip": 1.0,

@@ -74,7 +74,7 @@ def _body(kind: str, unique: bytes, run: str) -> m.Body:
         case "Result":
             return m.Result(unique, 3, unique)
         case "Refusal":
-            return m.Refusal("k-min")
+            return m.Refusal("min-others")
         case "Abort":
             return m.Abort(m.Step.HEADER, "QUORUM", None)
     raise ValueError(f"no test keeps a {kind}")
@@ -102,5 +102,5 @@ def _header(unique: bytes, run: str) -> m.Header:
         previous_result_digest=b"",
         previous_checkpoint=b"",
         sum_quorum=3,
-        energy=m.EnergyTerms(1.0, 2, m.Granularity.MODEL),
+        norm_cap=m.NormCapTerms(1.0, 2, m.Granularity.MODEL),
     )

@@ -73,9 +73,9 @@ def predictions(folder: Path, name: str, *overrides: str) -> np.ndarray:
 def assert_levels_agree(folder: Path, name: str, rule: str, *overrides: str) -> None:
     """The two levels give one model to the last bit: optimizers such as Adam would make a lot of any difference.
 
-    Without the energy rule, whose caps there are at sum alone.
+    Without the norm cap, whose caps there are at sum alone.
     """
-    given = (f"strategy.rule={rule}", f"strategy.rounds={ROUNDS}", "privacy.kappa=0", *overrides)
+    given = (f"strategy.rule={rule}", f"strategy.rounds={ROUNDS}", "privacy.norm-cap-kappa=0", *overrides)
     for level in ("sum", "individual"):
         summary = play(folder / level, name, *given, f"privacy.visibility={level}")
         assert (summary.rounds, summary.rounds_lost) == (ROUNDS, 0)
@@ -142,7 +142,7 @@ def test_five_sources_lose_one_at_any_phase_and_the_round_ends_without_it(tmp_pa
 
 def test_a_lost_source_leaves_the_sum_over_the_others(tmp_path: Path) -> None:
     """Masked with one dropped in R2 equals the same four in clear: the dropped one's masks are gone entirely."""
-    given = ("strategy.rounds=1", "strategy.warm-up-rounds=0", "strategy.rule=fedda_auto", "privacy.kappa=0")
+    given = ("strategy.rounds=1", "strategy.warm-up-rounds=0", "strategy.rule=fedda_auto", "privacy.norm-cap-kappa=0")
     play(tmp_path / "sum", "digits", *given, delivers=Falls(2, MaskedInput))
     without = lambda sender, to, message: 2 not in (sender, to) or sender == 0  # noqa: E731
     play(tmp_path / "clear", "digits", *given, "privacy.visibility=individual", delivers=without)
@@ -154,7 +154,7 @@ def absent(gone: int, sender: int, to: int, _message: Signed[Body]) -> bool:
     return gone not in (sender, to)
 
 
-THREE = ("privacy.n-c=0", 'federation.sources=["source-1", "source-2", "source-3"]')
+THREE = ("privacy.max-colluders=0", 'federation.sources=["source-1", "source-2", "source-3"]')
 
 
 def test_three_sources_are_enough_to_run(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_simulated_run_serves_each_source_as_its_policy_permits_and_gives_the_
     tmp_path: Path,
 ) -> None:
     sites = 'privacy.site-visibility={source-3="sum", source-4="sum", source-5="sum"}'
-    given = (*SHORT, "privacy.n-c=0", "privacy.kappa=0", "privacy.visibility=individual")
+    given = (*SHORT, "privacy.max-colluders=0", "privacy.norm-cap-kappa=0", "privacy.visibility=individual")
     summary = play(tmp_path / "mixed", "digits", *given, sites)
     play(tmp_path / "clear", "digits", *given)
     assert (summary.rounds, summary.rounds_lost) == (2, 0)

@@ -96,7 +96,7 @@ async def test_sender_and_receiver_record_the_same_digest_and_number_of_bytes(tm
 def test_a_message_is_in_the_log_before_anybody_else_hears_of_it(logs: list[Log]) -> None:
     seen: list[list[tuple[str, str, str, int]]] = []
     recorder = logs[1].recorder(then=lambda *_, more: seen.append(logs[1].lines))
-    one, other = signed(1, Refusal("k-min")), opening()
+    one, other = signed(1, Refusal("min-others")), opening()
     recorder(Direction.SENT, TARGET, one, size_of(one))
     recorder(Direction.RECEIVED, TARGET, other, size_of(other, 12))
     first = ("sent", "Refusal", one.digest().hex(), size_of(one))
@@ -111,7 +111,7 @@ def bodies_of_a_source() -> dict[str, Body]:
         "Unmask": Unmask((SelfMaskShare(1, SECRET),)),
         "Advertise": Advertise(*[bytes([n]) * 32 for n in range(5)]),
         "ShareBundle": ShareBundle((ShareBox(2, SECRET),), bytes(32)),
-        "Refusal": Refusal("k-min"),
+        "Refusal": Refusal("min-others"),
     }
 
 
@@ -310,7 +310,7 @@ def test_messages_are_placed_by_the_header_that_their_site_took_for_their_sessio
         (Update(bytes(32), 4, 1), Disclosure("individual", "update", 1), Decision("allowed", "max-visibility")),
         (MaskedInput(bytes(32), 4), Disclosure("sum", "update", 3), Decision("allowed", "max-visibility")),
         (Advertise(*[bytes([n]) * 32 for n in range(5)]), None, None),
-        (Refusal("k-min"), None, Decision("refused", "k-min")),
+        (Refusal("min-others"), None, Decision("refused", "min-others")),
         (Refusal("HEADER_ORDER"), None, Decision("refused", "")),
     ],
 )
@@ -399,7 +399,7 @@ def test_messages_are_on_the_disk_before_a_checkpoint_is_shown(
 
 
 def test_a_message_that_is_sent_twice_has_two_records(logs: list[Log]) -> None:
-    recorder, one = logs[1].recorder(), message(1, Refusal("k-min")).message
+    recorder, one = logs[1].recorder(), message(1, Refusal("min-others")).message
     for _ in range(2):
         recorder(Direction.SENT, TARGET, one, size_of(one))
     assert len(logs[1].lines) == 2

@@ -56,7 +56,7 @@ rules = st.builds(
     select=st.booleans(),
 )
 targets = st.builds(m.TargetTerms, some_uint32, positive, st.one_of(st.just(b""), digests), not_negative, not_negative)
-energies = st.builds(m.EnergyTerms, positive, some_uint32, st.sampled_from(m.Granularity))
+norms = st.builds(m.NormCapTerms, positive, some_uint32, st.sampled_from(m.Granularity))
 levels = st.sampled_from(m.Visibility)
 
 
@@ -88,7 +88,7 @@ headers = st.builds(
     cohort_size=uint32,
     cohort_quorum=uint32,
     sum_quorum=uint32,
-    energy=st.none() | energies,
+    norm_cap=st.none() | norms,
     metrics=st.booleans(),
 )
 
@@ -270,9 +270,9 @@ def _plain(value: Any) -> Any:
 
 def test_fields_have_the_numbers_of_the_schema() -> None:
     # By hand: field 29 (refusal) of the envelope, field 1 (key) of the refusal, both length-delimited.
-    envelope = m.Envelope(bytes(range(32)), 5, b"", m.Refusal("k-min"))
+    envelope = m.Envelope(bytes(range(32)), 5, b"", m.Refusal("min-others"))
     assert encode(envelope) == (
-        b"\x08\x01" + b"\x12\x20" + bytes(range(32)) + b"\x18\x05" + b"\xea\x01\x07" + b"\x0a\x05k-min"
+        b"\x08\x01" + b"\x12\x20" + bytes(range(32)) + b"\x18\x05" + b"\xea\x01\x0c" + b"\x0a\x0amin-others"
     )
 
 

@@ -22,12 +22,12 @@ from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
     Body,
-    EnergyTerms,
     Goodbye,
     Granularity,
     Header,
     Layer,
     MaskedInput,
+    NormCapTerms,
     Parcel,
     Refusal,
     RuleTerms,
@@ -222,7 +222,7 @@ def header_body(model_digest: bytes, update_digest: bytes = b"") -> Header:
         previous_result_digest=b"",
         previous_checkpoint=b"",
         sum_quorum=3,
-        energy=EnergyTerms(1.0, 2, Granularity.LAYER),
+        norm_cap=NormCapTerms(1.0, 2, Granularity.LAYER),
     )
 
 

@@ -153,8 +153,8 @@ def _too_few_that_count() -> Iterable[dict[str, Any]]:
     """An honest delivery, with which the source's own cohort holds too few for what it asks."""
     name, usual = "six-cohorts", limits_of(6)
     asks = {
-        "two others in a sum that opens over two": replace(usual, k_min=2),
-        "a cohort in which one colluder may be": replace(usual, n_c=1),
+        "two others in a sum that opens over two": replace(usual, min_others=2),
+        "a cohort in which one colluder may be": replace(usual, max_colluders=1),
         "a cohort in which I trust nobody": replace(usual, trusted=frozenset({VICTIM})),
     }
     for claim, limits in asks.items():

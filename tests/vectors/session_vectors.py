@@ -22,10 +22,10 @@ from securefda.protocol.agreement import BoxAddress, KeyPair
 from securefda.protocol.checks import quantisation
 from securefda.protocol.cohorts import cohort_with, cohorts_of, nonce_commitment
 from securefda.protocol.masking import RingVector
-from securefda.protocol.messages import EnergyTerms, Granularity, Visibility
+from securefda.protocol.messages import Granularity, NormCapTerms, Visibility
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import key_list_context, members_context, survivors_digest
-from securefda.rules import energies_of, energy_caps, energy_codes, energy_row, scale_to_caps
+from securefda.rules import caps_for, contribution_norms, norm_codes, norms_of, scale_to_caps
 
 
 def _cohorts(size: int, quorum: int, **changes: Any) -> dict[str, Any]:
@@ -43,31 +43,31 @@ class Plan:
 
 
 INDIVIDUAL, COHORT, SUM = Visibility
-LENIENT = EnergyTerms(0.5, 2, Granularity.LAYER)
-OF_WHOLE = EnergyTerms(0.5, 2, Granularity.MODEL)
+LENIENT = NormCapTerms(0.5, 2, Granularity.LAYER)
+OF_WHOLE = NormCapTerms(0.5, 2, Granularity.MODEL)
 GIVEN_UP = {
     "levels": (SUM, SUM, COHORT, COHORT, SUM, SUM, INDIVIDUAL),
     "cohort_size": 2,
     "cohort_quorum": 2,
     "sum_quorum": 3,
     "threshold": 4,
-    "energy": EnergyTerms(1.5, 2, Granularity.LAYER),
+    "norm_cap": NormCapTerms(1.5, 2, Granularity.LAYER),
 }
 
 PLANS = {
-    "three": Plan("three sources whose caps are above their norms, nobody is lost", 3, {}, {"energy": LENIENT}),
+    "three": Plan("three sources whose caps are above their norms, nobody is lost", 3, {}, {"norm_cap": LENIENT}),
     "four-64": Plan(
         "four sources in the 64-bit ring with energies of the model as a whole, one is lost in R2",
         4,
         {4: 2},
-        {"modulus_bits": 64, "energy": OF_WHOLE},
+        {"modulus_bits": 64, "norm_cap": OF_WHOLE},
     ),
     "five": Plan("five sources, nobody is lost", 5),
     "five-lost": Plan(
-        "five sources without an energy rule, one is lost in R2 and one is silent in R4",
+        "five sources without a norm cap, one is lost in R2 and one is silent in R4",
         5,
         {3: 2, 5: 4},
-        {"threshold": 3, "energy": None},
+        {"threshold": 3, "norm_cap": None},
     ),
     "five-mixed": Plan("three sources in a sum beside a cohort of two", 5, {}, MIXED["changes"]),
     "five-unsigned": Plan("five sources in two cohorts, a survivor does not sign the lists", 5, {2: 3}, _cohorts(2, 2)),
@@ -137,31 +137,31 @@ class VectorCohort(Cohort):
     def _sizes(self) -> list[int]:
         header = self.header.body
         by_layer = [layer.size for layer in header.layers]
-        return by_layer if header.energy_row_length > 1 else [sum(by_layer)]
+        return by_layer if header.norm_report_length > 1 else [sum(by_layer)]
 
     @property
     def _limits(self) -> list[float]:
         squares = [layer.clip**2 * layer.size for layer in self.header.body.layers]
-        return [square**0.5 for square in (squares if self.header.body.energy_row_length > 1 else [sum(squares)])]
+        return [square**0.5 for square in (squares if self.header.body.norm_report_length > 1 else [sum(squares)])]
 
     def norms_of(self, index: int) -> list[float]:
         """The exact norms of a source's contribution, which stay with it."""
-        return energy_row(self._contribution(index), self._sizes, 1.0).tolist()
+        return contribution_norms(self._contribution(index), self._sizes, 1.0).tolist()
 
     def row_of(self, index: int) -> bytes:
-        if self.header.body.energy is None or index not in self.header.body.at(SUM):
+        if self.header.body.norm_cap is None or index not in self.header.body.at(SUM):
             return b""
-        return energy_codes(self.norms_of(index), self._sizes, self._limits)
+        return norm_codes(self.norms_of(index), self._sizes, self._limits)
 
     @property
     def caps(self) -> list[float]:
-        """The largest energies that follow from the rows of all that share; none without an energy rule."""
+        """The largest energies that follow from the rows of all that share; none without a norm cap."""
         header = self.header.body
-        if header.energy is None:
+        if header.norm_cap is None:
             return []
         there = [index for index in header.at(SUM) if self.plan.drops.get(index, 2) > 1]
-        rows = [energies_of(self.row_of(index), self._sizes, self._limits) for index in there]
-        return energy_caps(rows, kappa=header.energy.kappa, others=header.energy.others).tolist()
+        rows = [norms_of(self.row_of(index), self._sizes, self._limits) for index in there]
+        return caps_for(rows, kappa=header.norm_cap.kappa, others=header.norm_cap.others).tolist()
 
     def encoded(self, index: int) -> RingVector:
         return quantisation(self.header.body).encode(*self.reals(index)).values

@@ -1,4 +1,4 @@
-"""Questions of a target that makes its update up, answered by energy rows: one coordinate of one layer at a time."""
+"""Questions of a target that makes its update up, answered by norm reports: one coordinate of one layer at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from securefda.aggregator.headers import Place
 from securefda.aggregator.target import TargetRound
-from securefda.rules import RoundPlan, TargetStatistics, energies_of
+from securefda.rules import RoundPlan, TargetStatistics, norms_of
 from securefda.training import LocalResult
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.heard import Heard
@@ -50,7 +50,7 @@ class AsksByCoordinate(MaliciousAggregator):
         return TargetRound(result, TargetStatistics(_STEPS, mean_square, 1.0), None)
 
     def codes_in(self, session: Heard) -> Mapping[int, bytes]:
-        """The energy row of each source in a session, as far as it can be read."""
+        """The norm report of each source in a session, as far as it can be read."""
         raise NotImplementedError
 
     def attack(self) -> Mapping[int, Vector64]:
@@ -61,6 +61,6 @@ class AsksByCoordinate(MaliciousAggregator):
             layer = session.header.layers[self._layer]
             for index, codes in self.codes_in(session).items():
                 most = layer.clip * math.sqrt(layer.size)
-                (norm,) = energies_of(codes[self._layer : self._layer + 1], [layer.size], [most])
+                (norm,) = norms_of(codes[self._layer : self._layer + 1], [layer.size], [most])
                 read[index][coordinate] += -norm if is_turned else norm
         return read

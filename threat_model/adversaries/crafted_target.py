@@ -18,10 +18,10 @@ from securefda.aggregator.target import TargetRound
 from securefda.protocol import source as steps
 from securefda.protocol.agreement import ROW_OPENING_BYTES, row_commitment
 from securefda.protocol.cohorts import quorum_of
-from securefda.protocol.contribution import EnergyRow, contribution_at_source
+from securefda.protocol.contribution import NormReport, contribution_at_source
 from securefda.protocol.messages import Advertise, Granularity, Parcel, Visibility
 from securefda.protocol.secret import Secret
-from securefda.rules import RoundPlan, TargetStatistics, energy_caps, energy_codes, energy_row
+from securefda.rules import RoundPlan, TargetStatistics, caps_for, contribution_norms, norm_codes
 from securefda.source.run import SourceReporter, SourceSite
 from securefda.training import LocalResult, Vector
 from threat_model.adversaries.colluders import SubtractsColluders
@@ -97,30 +97,30 @@ class CraftsTarget(SubtractsColluders):
         if self.victim not in heard.inputs:
             return
         cohort = frozenset(heard.inputs)
-        left = self._energies_after_caps()
+        left = self._norms_after_caps()
         honest = sorted(cohort - {self.victim} - set(self.colluders), key=lambda index: left[index])
         needed = max(0, quorum_of(heard.header, cohort) - len(cohort - set(honest)))
         self._lost = set(honest[needed:])
         self.summed = set(cohort - self._lost)
 
-    def _energies_after_caps(self) -> dict[int, float]:
+    def _norms_after_caps(self) -> dict[int, float]:
         """What each source's part of the sum holds: it cannot read the rows, and knows the updates."""
         header, left = self.heard.header, {}
         sizes = [layer.size for layer in header.layers]
-        whole = header.energy is not None and header.energy.granularity is Granularity.MODEL
+        whole = header.norm_cap is not None and header.norm_cap.granularity is Granularity.MODEL
         rows = []
         for index in sorted(self.heard.advertised):
             part = contribution_at_source(header, Visibility.SUM, self._update, self._known[index])
-            rows.append(energy_row(part.vector, [sum(sizes)] if whole else sizes, self._weights[index]))
+            rows.append(contribution_norms(part.vector, [sum(sizes)] if whole else sizes, self._weights[index]))
         table = np.array(rows)
-        if header.energy is not None:
-            table = np.minimum(table, energy_caps(table, kappa=header.energy.kappa, others=header.energy.others))
+        if header.norm_cap is not None:
+            table = np.minimum(table, caps_for(table, kappa=header.norm_cap.kappa, others=header.norm_cap.others))
         for index, row in zip(sorted(self.heard.advertised), table, strict=True):
             left[index] = float(np.sum(row**2))
         return left
 
 
-class ClaimsEnergy(ColludingSource):
+class ClaimsNorm(ColludingSource):
     """Follows the protocol but for its energies, of which it signs others than it has.
 
     Powers: its own keys.
@@ -152,13 +152,13 @@ class ClaimsEnergy(ColludingSource):
         if len(current.row.exact) == 1:
             limits, sizes = [float(np.linalg.norm(limits))], [sum(sizes)]
         claimed = np.minimum(self._factor * current.row.exact, limits)
-        codes = energy_codes(claimed, sizes, limits)
+        codes = norm_codes(claimed, sizes, limits)
         row = Secret(bytes(ROW_OPENING_BYTES) + codes)
         committed = row_commitment(row, own=self.signer.index, ctx=own.envelope.context)
         body: Advertise = replace(own.body, row_commitment=committed)
         signed = self.signer.sign(own.envelope.session_id, own.envelope.context, body)
         phase = replace(current.phase, own=signed, row=row)
-        self._round = replace(current, phase=phase, row=EnergyRow(claimed, codes))
+        self._round = replace(current, phase=phase, row=NormReport(claimed, codes))
         return [Parcel(signed)]
 
 
@@ -171,7 +171,7 @@ class Search:
         weights: rows of each in units of ``max_samples``.
         sizes: of the layers.
         victim: roster index.
-        kappa: of the energy rule; 0 is none.
+        kappa: of the norm cap; 0 is none.
         others: how many others the rule counts.
         kept: how many honest others the smallest sum has.
         by_layer: whether the rule holds for layers, or for the model.
@@ -251,21 +251,21 @@ class Search:
     def _after_caps(self, multiples: Multiples, grams: NDArray[np.float64]) -> Multiples:
         if not self.kappa:
             return multiples
-        energies = multiples**2 * np.diagonal(grams, axis1=1, axis2=2)
-        rows = np.sqrt(energies if self.by_layer else energies.sum(axis=0, keepdims=True)).T
+        norms = multiples**2 * np.diagonal(grams, axis1=1, axis2=2)
+        rows = np.sqrt(norms if self.by_layer else norms.sum(axis=0, keepdims=True)).T
         claimed = rows * np.array([(self.colluders or {}).get(index, 1.0) for index in self.names])[:, None]
-        caps = energy_caps(claimed, kappa=self.kappa, others=self.others)
+        caps = caps_for(claimed, kappa=self.kappa, others=self.others)
         with np.errstate(divide="ignore", invalid="ignore"):
             factors = np.where(claimed > caps, caps / claimed, 1.0)
         return multiples * factors.T
 
     def _in_sum(self, parts: Multiples, grams: NDArray[np.float64]) -> NDArray[np.float64]:
         """1 for the victim and the honest others with the least energy, (n,): what colluders put in is known."""
-        energies = (parts**2 * np.diagonal(grams, axis1=1, axis2=2)).sum(axis=0)
+        norms = (parts**2 * np.diagonal(grams, axis1=1, axis2=2)).sum(axis=0)
         honest = [
             i for i, index in enumerate(self.names) if index != self.victim and index not in (self.colluders or {})
         ]
-        kept = sorted(honest, key=lambda place: energies[place])[: self.kept]
+        kept = sorted(honest, key=lambda place: norms[place])[: self.kept]
         chosen = np.zeros(len(self.names))
         chosen[[*kept, self.names.index(self.victim)]] = 1
         return chosen

@@ -20,5 +20,5 @@ class ReadsRelayedRows(AsksByCoordinate):
 
     def codes_in(self, session: Heard) -> Mapping[int, bytes]:
         """The end of a box, where its row would stand if it were not sealed."""
-        length = session.header.energy_row_length
+        length = session.header.norm_report_length
         return {sender: bundle.body.boxes[0].box[-length:] for sender, bundle in session.bundles.items()}

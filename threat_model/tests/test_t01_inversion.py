@@ -53,7 +53,7 @@ def site(index: int, label: int, folder: Path | None = None) -> SiteTrainer:
 
 
 def played(staged: MakesStage, sites: dict[int, SiteTrainer], visibility: Visibility) -> Stage:
-    settings: dict[str, Any] = {"k_min": 1}
+    settings: dict[str, Any] = {"min_others": 1}
     return staged(
         len(sites), aggregator=InvertsUpdates, trainers=sites, visibility=visibility, settings=settings
     ).play()

@@ -44,7 +44,7 @@ def still_at_first(index: int, round_number: int, received: Any) -> Any:
 
 def sum_of_two(staged: MakesStage, victim: int, partner: int) -> Stage:
     adversary = partial(FoldedSeedSearch, victim=victim, partner=partner, still=STILL)
-    return staged(2, aggregator=adversary, updates=still_at_first, settings={"k_min": 1})
+    return staged(2, aggregator=adversary, updates=still_at_first, settings={"min_others": 1})
 
 
 @pytest.mark.threat("T04")

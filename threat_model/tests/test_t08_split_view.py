@@ -33,13 +33,13 @@ def split_stage(
     *,
     second: set[int],
     colluders: set[int] = frozenset(),  # type: ignore[assignment]
-    n_c: int | None = None,
+    max_colluders: int | None = None,
     threshold: int = 0,
     policies: Any = None,
     **options: Any,
 ) -> Stage:
-    """A stage of n sources of which ``second`` see the second view; every policy allows for ``n_c`` colluders."""
-    settings = {"n_c": len(colluders) if n_c is None else n_c, "threshold": threshold}
+    """A stage of n sources of which ``second`` see the second view; every policy allows for ``max_colluders`` colluders."""
+    settings = {"max_colluders": len(colluders) if max_colluders is None else max_colluders, "threshold": threshold}
     return staged(
         n,
         aggregator=partial(SplitView, victim=VICTIM, second=frozenset(second), **options),
@@ -74,8 +74,8 @@ def test_half_that_is_shown_that_the_victim_dropped_gives_no_share_of_its_master
 def test_no_random_split_of_20_sources_opens_the_victim(staged: MakesStage, seed: int) -> None:
     numbers = Random(seed)
     others = numbers.sample(range(2, 21), 19)
-    n_c = numbers.randint(1, 5)
-    colluders, honest = set(others[:n_c]), others[n_c:]
+    max_colluders = numbers.randint(1, 5)
+    colluders, honest = set(others[:max_colluders]), others[max_colluders:]
     second = set(honest[: numbers.randint(4, len(honest) - 4)])
     stage = split_stage(staged, 20, second=second, colluders=colluders).play()
     silent = [index for index in {VICTIM, *honest} if not stage.said(index, Unmask)]
@@ -135,7 +135,7 @@ def test_source_that_has_signed_lists_signs_no_second_ones(staged: MakesStage) -
 def test_header_with_a_threshold_that_two_halves_reach_is_refused(staged: MakesStage) -> None:
     stage = split_stage(staged, 6, second={4, 5, 6}, threshold=3).play()
     for index in stage.sources:
-        assert stage.refusals(index) == ["n-c"]
+        assert stage.refusals(index) == ["max-colluders"]
         assert not stage.said(index, Advertise)
         assert not stage.said(index, MaskedInput)
 
@@ -154,20 +154,20 @@ def test_two_halves_open_the_victim_with_a_threshold_that_both_reach(staged: Mak
 @pytest.mark.threat("T08")
 @pytest.mark.control
 def test_two_halves_open_the_victim_with_one_colluder_more_than_it_allows_for(staged: MakesStage) -> None:
-    """No switch: n-c = 0 in every policy, and one of seven colludes."""
-    stage = split_stage(staged, 7, second={4, 5, 6}, colluders={7}, n_c=0, threshold=4).play()
+    """No switch: max-colluders = 0 in every policy, and one of seven colludes."""
+    stage = split_stage(staged, 7, second={4, 5, 6}, colluders={7}, max_colluders=0, threshold=4).play()
     assert [stage.refusals(index) for index in stage.sources] == [[]] * 7
     assert is_recovered(stage.adversary.attack(), stage.update(VICTIM), stage.precision(VICTIM))
 
 
 @pytest.mark.threat("T08")
 def test_one_colluder_more_opens_nothing_where_policies_allow_for_it(staged: MakesStage) -> None:
-    """The companion: the same seven, the same split, and the victim's own n-c is 1."""
+    """The companion: the same seven, the same split, and the victim's own max-colluders is 1."""
     careful = default_policy("sum", 2, 1, 2, clip=CLIP, max_samples=MAX_SAMPLES)
     stage = split_stage(
-        staged, 7, second={4, 5, 6}, colluders={7}, n_c=0, threshold=4, policies={VICTIM: careful}
+        staged, 7, second={4, 5, 6}, colluders={7}, max_colluders=0, threshold=4, policies={VICTIM: careful}
     ).play()
-    assert stage.refusals(VICTIM) == ["n-c"]
+    assert stage.refusals(VICTIM) == ["max-colluders"]
     assert stage.said(VICTIM, MaskedInput) == []
 
 
@@ -230,5 +230,10 @@ def test_some_split_gets_both_kinds_of_shares_at_every_threshold_that_is_not_sou
     for colluders, first, second in splits(n):
         found |= {(t, len(colluders)) for t in range(1, n + 1) if opens(colluders, first, second, t)}
     two_honest = range(n - 1)  # with fewer there is nobody to split
-    unsound = {(t, n_c) for n_c in two_honest for t in range(1, n + 1) if not threshold_is_sound(t, n, n_c)}
+    unsound = {
+        (t, max_colluders)
+        for max_colluders in two_honest
+        for t in range(1, n + 1)
+        if not threshold_is_sound(t, n, max_colluders)
+    }
     assert found == unsound

@@ -1,4 +1,4 @@
-"""T09: whoever colludes, what the aggregator learns is one sum over the victim and k-min others or more."""
+"""T09: whoever colludes, what the aggregator learns is one sum over the victim and min-others others or more."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from threat_model.stage import MakesStage, Stage
 VICTIM, K_MIN = 1, 2
 
 
-def colluding_stage(staged: MakesStage, n: int, colluders: set[int], n_c: int, **options: Any) -> Stage:
-    """A stage in which ``colluders`` collude and every policy allows for ``n_c`` of them, with k-min = 2."""
+def colluding_stage(staged: MakesStage, n: int, colluders: set[int], max_colluders: int, **options: Any) -> Stage:
+    """A stage in which ``colluders`` collude and every policy allows for ``max_colluders`` of them, with min-others = 2."""
     return staged(
         n,
         aggregator=partial(SubtractsColluders, victim=VICTIM),
         sources=dict.fromkeys(colluders, ColludingSource),
-        settings={"n_c": n_c, "k_min": K_MIN},
+        settings={"max_colluders": max_colluders, "min_others": K_MIN},
         **options,
     )
 
@@ -66,7 +66,7 @@ def test_header_over_too_few_honest_others_is_refused_before_training(staged: Ma
     """Four sources of which three collude; the run says that none does, the victim's policy knows better."""
     policy = default_policy("sum", K_MIN, allowed_for, 2, clip=CLIP, max_samples=MAX_SAMPLES, kappa=0.0)
     stage = colluding_stage(staged, 4, {2, 3, 4}, 0, policies={VICTIM: policy}).play()
-    assert stage.refusals(VICTIM) == ["k-min"]
+    assert stage.refusals(VICTIM) == ["min-others"]
     assert not any(stage.said(VICTIM, kind) for kind in (Advertise, ShareBundle, MaskedInput))
     assert stage.adversary.attack() is None
 
@@ -77,7 +77,7 @@ def test_header_over_too_few_honest_others_is_refused_before_training(staged: Ma
 def test_all_others_colluding_recover_the_input_of_a_victim_that_allows_for_no_colluder(
     staged: MakesStage, n: int
 ) -> None:
-    """No switch: the victim's own n-c is 0."""
+    """No switch: the victim's own max-colluders is 0."""
     stage = colluding_stage(staged, n, set(range(2, n + 1)), 0).play()
     assert stage.refusals(VICTIM) == []
     assert is_recovered(stage.adversary.attack().update, stage.update(VICTIM), n * stage.precision(VICTIM))

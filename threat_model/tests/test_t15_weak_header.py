@@ -29,10 +29,10 @@ from securefda.protocol.messages import (
     Advertise,
     Checkpoint,
     Cosigned,
-    EnergyTerms,
     Granularity,
     Header,
     MaskedInput,
+    NormCapTerms,
     Parcel,
     Refusal,
     TargetTerms,
@@ -219,7 +219,7 @@ def test_layer_at_its_clip_tells_the_signs_of_every_source_in_it(layer_stage: St
 
 ME, SITES = 2, 7
 PERMITS = default_policy(
-    "cohort", 2, 1, 2, clip=CLIP, max_samples=MAX_SAMPLES, norm_rows="colluders-may-see"
+    "cohort", 2, 1, 2, clip=CLIP, max_samples=MAX_SAMPLES, norm_reports="colluders-may-see"
 ).model_copy(
     update={
         "trusted_peers": tuple(f"source-{index}" for index in range(1, SITES)),  # all but the last
@@ -281,7 +281,7 @@ class Victim:
 
 
 def honest_header(site: TargetSite) -> Header:
-    wanted = run_settings(Visibility.SUM, {"n_c": 1, "kappa": 1.0})
+    wanted = run_settings(Visibility.SUM, {"max_colluders": 1, "kappa": 1.0})
     names = {index: site_id_of(index) for index in range(1, SITES + 1)}
     header = make_header(
         site,
@@ -293,7 +293,7 @@ def honest_header(site: TargetSite) -> Header:
         session=Planner(names, wanted).plan(dict.fromkeys(names, Visibility.SUM)),
         metrics=True,
     ).body
-    return _with_energy(header, others=2)  # one more of the four others in the smallest sum is not trusted
+    return _with_norm_cap(header, others=2)  # one more of the four others in the smallest sum is not trusted
 
 
 def _with_clips(header: Header, clips: tuple[float, float]) -> Header:
@@ -305,8 +305,8 @@ def _with_rule(header: Header, **changes: Any) -> Header:
     return replace(header, rule=replace(header.rule, **changes))
 
 
-def _with_energy(header: Header, **changes: Any) -> Header:
-    return replace(header, energy=replace(header.energy or EnergyTerms(1.0, 2, Granularity.LAYER), **changes))
+def _with_norm_cap(header: Header, **changes: Any) -> Header:
+    return replace(header, norm_cap=replace(header.norm_cap or NormCapTerms(1.0, 2, Granularity.LAYER), **changes))
 
 
 def _at_levels(header: Header, levels: tuple[Visibility, ...]) -> Header:
@@ -322,7 +322,7 @@ def _among(header: Header, participants: set[int]) -> Header:
 def _at_cohort(header: Header, size: int, quorum: int, others: tuple[Visibility, ...] = ()) -> Header:
     levels = (Visibility.COHORT,) * (SITES - len(others)) + others
     at_cohort = replace(_at_levels(header, levels), cohort_size=size, cohort_quorum=quorum)
-    return at_cohort if Visibility.SUM in at_cohort.levels else replace(at_cohort, sum_quorum=0, energy=None)
+    return at_cohort if Visibility.SUM in at_cohort.levels else replace(at_cohort, sum_quorum=0, norm_cap=None)
 
 
 def _at_rate(header: Header, rate: float, *, digest: bytes) -> Header:
@@ -372,26 +372,30 @@ CHANGES = st.one_of(
     st.builds(lambda r: lambda h: _with_rule(h, rule=r), st.sampled_from(["fedavg", "fedda", "oracle", "none"])),
     st.builds(lambda f: lambda h: replace(_with_rule(h, rule="fedgp", filter=f), target=PUBLISHED), st.booleans()),
     st.builds(lambda s: lambda h: replace(_with_rule(h, select=s), target=PUBLISHED), st.booleans()),
-    st.just(lambda h: replace(h, energy=None)),
-    st.builds(lambda k: lambda h: _with_energy(h, kappa=k), st.sampled_from([0.1, 0.999, 1.0, 1.1, 2.0])),
-    st.builds(lambda o: lambda h: _with_energy(h, others=o), st.integers(1, SITES)),
-    st.builds(lambda g: lambda h: _with_energy(h, granularity=g), st.sampled_from(Granularity)),
+    st.just(lambda h: replace(h, norm_cap=None)),
+    st.builds(lambda k: lambda h: _with_norm_cap(h, kappa=k), st.sampled_from([0.1, 0.999, 1.0, 1.1, 2.0])),
+    st.builds(lambda o: lambda h: _with_norm_cap(h, others=o), st.integers(1, SITES)),
+    st.builds(lambda g: lambda h: _with_norm_cap(h, granularity=g), st.sampled_from(Granularity)),
 )
 
 
 def inequalities(header: Header, policy: SourcePolicy) -> dict[str, bool]:
     """What has to hold of a header that asks for a sum, or for cohorts."""
-    n, t, n_c, k_min = len(header.masked), header.threshold, policy.n_c, policy.k_min
+    n, t, max_colluders, min_others = len(header.masked), header.threshold, policy.max_colluders, policy.min_others
     bounds, room, limits = policy.quantisation, 2 ** (header.modulus_bits - 1), policy.limits
     own, of_sum, in_cohorts = header.level_of(ME), header.at(Visibility.SUM), header.at(Visibility.COHORT)
     at_sum = own is Visibility.SUM
-    left = header.sum_quorum - 1 - n_c - of_sum.count(SITES) if at_sum else header.cohort_quorum - 1 - n_c
+    left = (
+        header.sum_quorum - 1 - max_colluders - of_sum.count(SITES)
+        if at_sum
+        else header.cohort_quorum - 1 - max_colluders
+    )
     needs_target = header.rule.select or header.rule.rule not in ("source_only", "fedavg")
     return {
         "visibility": own >= policy.visibility and own is not Visibility.INDIVIDUAL,
         "n": ME in header.participants and set(header.participants) <= set(range(1, SITES + 1)),
-        "t": 2 * t > n + n_c and n_c < t <= n,
-        "k": left >= k_min,
+        "t": 2 * t > n + max_colluders and max_colluders < t <= n,
+        "k": left >= min_others,
         "modulus": header.modulus_bits in (32, 64) and header.modulus_bits >= bounds.modulus_bits_min,
         "n-max": n <= header.n_max <= bounds.n_max,
         "wrap": header.n_max * min((room - 1) // header.n_max, 2**40) < room and (room - 1) // header.n_max >= 1,
@@ -406,31 +410,31 @@ def inequalities(header: Header, policy: SourcePolicy) -> dict[str, bool]:
         "g_T": header.target is None or bool(header.target.update_digest) == bool(of_sum),
         "target's rate": header.target is None
         or limits.learning_rate_min <= header.target.learning_rate <= limits.learning_rate_max,
-        "energy": not at_sum or _energy_holds(header, policy, left),
+        "norm_cap": not at_sum or _norm_cap_holds(header, policy, left),
         "filter": not at_sum or header.rule.filter or not header.rule.rule.startswith("fedgp"),
-        "sum": 2 <= header.sum_quorum <= len(of_sum) if of_sum else not header.sum_quorum and not header.energy,
+        "sum": 2 <= header.sum_quorum <= len(of_sum) if of_sum else not header.sum_quorum and not header.norm_cap,
         "cohort": 2 <= header.cohort_quorum <= header.cohort_size <= len(in_cohorts)
         if in_cohorts
         else (header.cohort_size, header.cohort_quorum) == (0, 0),
     }
 
 
-def _energy_holds(header: Header, policy: SourcePolicy, left: int) -> bool:
+def _norm_cap_holds(header: Header, policy: SourcePolicy, left: int) -> bool:
     """Each layer, the kappa of the policy, and no more others than the smallest sum has that count."""
-    terms = header.energy
-    at_least = terms is not None and terms.kappa >= policy.energy.kappa
+    terms = header.norm_cap
+    at_least = terms is not None and terms.kappa >= policy.norm_cap.kappa
     return bool(at_least and terms and terms.granularity is Granularity.LAYER and terms.others <= left)
 
 
 REASONS = {
     "max-visibility",
-    "k-min",
-    "n-c",
+    "min-others",
+    "max-colluders",
     "trusted-peers",
     "allowed-rules",
-    "energy.kappa",
-    "energy.granularity",
-    "energy.unfiltered-projection",
+    "norm-cap.kappa",
+    "norm-cap.granularity",
+    "norm-cap.unfiltered-projection",
     "quantisation.modulus-bits-min",
     "quantisation.clip-min",
     "quantisation.clip-max",

@@ -188,7 +188,7 @@ def test_nothing_but_the_masked_input_and_digests_of_it_depends_on_the_data(
 ) -> None:
     """Two plays with the same coins and other rows, losses, steps and updates, compared byte by byte.
 
-    Without an energy rule, whose rows go sealed from source to source. Checkpoints that follow on the input are of logs
+    Without a norm cap, whose rows go sealed from source to source. Checkpoints that follow on the input are of logs
     that hold its digest, and a receipt is for the model that came of all.
     """
     options = {"visibility": visibility, "settings": {"strategy": Strategy(rule=rule, rounds=1), "kappa": 0.0}}
@@ -199,7 +199,7 @@ def test_nothing_but_the_masked_input_and_digests_of_it_depends_on_the_data(
 
 
 @pytest.mark.threat("T18")
-def test_of_the_first_message_the_commitment_to_the_energy_row_alone_depends_on_the_data(staged: MakesStage) -> None:
+def test_of_the_first_message_the_commitment_to_the_norm_report_alone_depends_on_the_data(staged: MakesStage) -> None:
     def first_messages(rows: Mapping[int, int], updates: Any) -> dict[int, Advertise]:
         watched_stage, _ = watched(staged, rows, updates=updates, same_coins=True, aggregator=same_target)
         return {index: watched_stage.said(index, Advertise)[0].message.body for index in rows}

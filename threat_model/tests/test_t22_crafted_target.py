@@ -14,11 +14,11 @@ from securefda.protocol.transcript import architecture_digest
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, WorkLimits, default_policy
 from securefda.training import Vector
-from threat_model.adversaries.crafted_target import ClaimsEnergy, CraftsTarget, Multiples, Search, target_update_for
-from threat_model.scores import RECOVERED_COSINE, cosine, cosine_under_energies
+from threat_model.adversaries.crafted_target import ClaimsNorm, CraftsTarget, Multiples, Search, target_update_for
+from threat_model.scores import RECOVERED_COSINE, cosine, cosine_under_norm_caps
 from threat_model.sites import CLIP, MAX_SAMPLES, TARGET, KnownUpdates, known_update, samples_of
 from threat_model.stage import MakesStage, Stage
-from threat_model.switches import ENERGY_RULE, ONLY_THE_SMALLEST_COUNT, POLICY, switched_off
+from threat_model.switches import NORM_CAP, ONLY_THE_SMALLEST_COUNT, POLICY, switched_off
 from threat_model.watched import WatchedAggregator
 
 HALVES = (("body", (2048,)), ("head", (2048,)))
@@ -139,10 +139,10 @@ def test_no_crafted_target_brings_a_sum_nearer_to_the_victim_than_the_rule_allow
     staged: MakesStage, kappa: float, granularity: Granularity, updates: UpdatesOf, name: str
 ) -> None:
     known = search(updates=updates, kappa=kappa, by_layer=granularity is Granularity.LAYER)
-    settings = {"kappa": kappa, "energy_granularity": granularity}
+    settings = {"kappa": kappa, "norm_cap_granularity": granularity}
     stage = crafted(staged, form(name, known), updates=updates, settings=settings).play()
     assert stage.accepted(VICTIM) == 1
-    assert exposure(stage) <= cosine_under_energies(kappa)
+    assert exposure(stage) <= cosine_under_norm_caps(kappa)
 
 
 @pytest.mark.threat("T22")
@@ -150,7 +150,7 @@ def test_no_crafted_target_brings_a_sum_nearer_to_the_victim_than_the_rule_allow
 @pytest.mark.parametrize("name", ["alone", "against the others"])
 def test_sum_is_the_victims_alone_where_nobody_scales_to_the_caps(staged: MakesStage, name: str) -> None:
     stage = crafted(staged, form(name, search()))
-    with switched_off(ENERGY_RULE, roster=stage.roster):
+    with switched_off(NORM_CAP, roster=stage.roster):
         stage.play()
     assert exposure(stage) > RECOVERED_COSINE
 
@@ -176,7 +176,7 @@ def with_auto_beta(staged: MakesStage, rule: str) -> Stage:
 @pytest.mark.threat("T22")
 @pytest.mark.parametrize("rule", ["fedda_auto", "fedgp_auto"])
 def test_weights_that_a_target_lies_about_do_not_isolate_either(staged: MakesStage, rule: str) -> None:
-    assert exposure(with_auto_beta(staged, rule).play()) <= cosine_under_energies(1.0)
+    assert exposure(with_auto_beta(staged, rule).play()) <= cosine_under_norm_caps(1.0)
 
 
 @pytest.mark.threat("T22")
@@ -184,7 +184,7 @@ def test_weights_that_a_target_lies_about_do_not_isolate_either(staged: MakesSta
 @pytest.mark.parametrize("rule", ["fedda_auto", "fedgp_auto"])
 def test_weights_that_a_target_lies_about_isolate_where_nobody_scales(staged: MakesStage, rule: str) -> None:
     stage = with_auto_beta(staged, rule)
-    with switched_off(ENERGY_RULE, roster=stage.roster):
+    with switched_off(NORM_CAP, roster=stage.roster):
         stage.play()
     assert exposure(stage) > RECOVERED_COSINE
 
@@ -202,9 +202,9 @@ def test_others_that_are_lost_after_the_release_do_not_count(staged: MakesStage,
     known = search(SEVEN, others=LEFT_OF_SEVEN, kept=LEFT_OF_SEVEN)
     multiples = known.best(starts=3, sweeps=6, seed=22)[0] if name == "searched" else LARGE_ONES_STAND_IN
     stage = crafted(staged, multiples).play()
-    assert stage.adversary.heard.header.energy.others == LEFT_OF_SEVEN
+    assert stage.adversary.heard.header.norm_cap.others == LEFT_OF_SEVEN
     assert len(stage.adversary.summed) == LEFT_OF_SEVEN + 1
-    assert exposure(stage) <= cosine_under_energies(1.0)
+    assert exposure(stage) <= cosine_under_norm_caps(1.0)
 
 
 @pytest.mark.threat("T22")
@@ -225,10 +225,10 @@ HONEST_LEFT = 2
 COLLUDERS_STAND_IN = multiplied(1, 0.001, 0.001, 1, 1, 1, 1)
 
 
-def colluding(staged: MakesStage, multiples: Multiples, factor: float, *, n_c: int, **options: Any) -> Stage:
-    """Two colluders that claim so many times the energies that they have; all sources reckon with ``n_c``."""
-    sources = dict.fromkeys(COLLUDERS, partial(ClaimsEnergy, factor=factor))
-    return crafted(staged, multiples, sources=sources, settings={"n_c": n_c}, **options)
+def colluding(staged: MakesStage, multiples: Multiples, factor: float, *, max_colluders: int, **options: Any) -> Stage:
+    """Two colluders that claim so many times the energies that they have; all sources reckon with ``max_colluders``."""
+    sources = dict.fromkeys(COLLUDERS, partial(ClaimsNorm, factor=factor))
+    return crafted(staged, multiples, sources=sources, settings={"max_colluders": max_colluders}, **options)
 
 
 @pytest.mark.threat("T22")
@@ -240,17 +240,17 @@ def test_colluders_that_claim_more_or_less_than_they_have_do_not_expose_a_source
     claims = dict.fromkeys(COLLUDERS, factor)
     known = search(SEVEN, others=HONEST_LEFT, kept=HONEST_LEFT, colluders=claims)
     multiples = known.best(starts=2, sweeps=6, seed=22)[0] if name == "searched" else COLLUDERS_STAND_IN
-    stage = colluding(staged, multiples, factor, n_c=len(COLLUDERS)).play()
+    stage = colluding(staged, multiples, factor, max_colluders=len(COLLUDERS)).play()
     assert stage.alarms(VICTIM) == []
-    assert exposure(stage) <= cosine_under_energies(1.0)
+    assert exposure(stage) <= cosine_under_norm_caps(1.0)
 
 
 @pytest.mark.threat("T22")
 @pytest.mark.control
 @pytest.mark.parametrize("factor", [1.0, 1e6])
 def test_colluders_stand_in_for_others_where_sources_reckon_with_none(staged: MakesStage, factor: float) -> None:
-    """No switch: the victim's own n-c is 0."""
-    stage = colluding(staged, COLLUDERS_STAND_IN, factor, n_c=0).play()
+    """No switch: the victim's own max-colluders is 0."""
+    stage = colluding(staged, COLLUDERS_STAND_IN, factor, max_colluders=0).play()
     assert exposure(stage) > RECOVERED_COSINE
 
 
@@ -263,19 +263,22 @@ def policy(**changes: Any) -> SourcePolicy:
 @pytest.mark.threat("T22")
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [({"n_c": 2}, "n-c"), ({"trusted_peers": ("source-2", "source-3", "source-4", "source-5")}, "trusted-peers")],
+    [
+        ({"max_colluders": 2}, "max-colluders"),
+        ({"trusted_peers": ("source-2", "source-3", "source-4", "source-5")}, "trusted-peers"),
+    ],
 )
 def test_header_that_counts_others_who_may_collude_is_refused(
     staged: MakesStage, changes: dict[str, Any], why: str
 ) -> None:
-    stage = colluding(staged, COLLUDERS_STAND_IN, 1e6, n_c=0, policies={VICTIM: policy(**changes)}).play()
+    stage = colluding(staged, COLLUDERS_STAND_IN, 1e6, max_colluders=0, policies={VICTIM: policy(**changes)}).play()
     assert stage.refusals(VICTIM) == [why]
     assert not stage.said(VICTIM, Advertise)
 
 
 @pytest.mark.threat("T22")
 def test_source_itself_counts_who_may_collude_where_the_policy_is_not_compared(staged: MakesStage) -> None:
-    stage = colluding(staged, COLLUDERS_STAND_IN, 1e6, n_c=0, policies={VICTIM: policy(n_c=2)})
+    stage = colluding(staged, COLLUDERS_STAND_IN, 1e6, max_colluders=0, policies={VICTIM: policy(max_colluders=2)})
     with switched_off(POLICY, roster=stage.roster):
         stage.play()
     assert stage.refusals(VICTIM) == ["HEADER_ENERGY"]
@@ -293,23 +296,23 @@ def exposure_in_the_head(stage: Stage) -> float:
 @pytest.mark.threat("T22")
 def test_no_layer_is_the_victims_alone_under_the_rule_for_layers(staged: MakesStage) -> None:
     stage = crafted(staged, ALONE_IN_THE_HEAD).play()
-    assert exposure_in_the_head(stage) <= cosine_under_energies(1.0)
+    assert exposure_in_the_head(stage) <= cosine_under_norm_caps(1.0)
 
 
 @pytest.mark.threat("T22")
 @pytest.mark.control
 def test_single_layer_is_the_victims_alone_under_the_rule_for_the_model(staged: MakesStage) -> None:
-    """No switch: the policy's own ``energy.granularity``."""
-    stage = crafted(staged, ALONE_IN_THE_HEAD, settings={"energy_granularity": Granularity.MODEL}).play()
-    assert exposure(stage) <= cosine_under_energies(1.0)
+    """No switch: the policy's own ``norm-cap.granularity``."""
+    stage = crafted(staged, ALONE_IN_THE_HEAD, settings={"norm_cap_granularity": Granularity.MODEL}).play()
+    assert exposure(stage) <= cosine_under_norm_caps(1.0)
     assert exposure_in_the_head(stage) > RECOVERED_COSINE
 
 
 @pytest.mark.threat("T22")
 def test_rule_for_the_model_is_refused_where_the_policy_says_layers(staged: MakesStage) -> None:
-    granularity = {"energy_granularity": Granularity.MODEL}
+    granularity = {"norm_cap_granularity": Granularity.MODEL}
     stage = crafted(staged, ALONE_IN_THE_HEAD, settings=granularity, policies={VICTIM: policy()}).play()
-    assert stage.refusals(VICTIM) == ["energy.granularity"]
+    assert stage.refusals(VICTIM) == ["norm-cap.granularity"]
     assert not stage.said(VICTIM, Advertise)
 
 
@@ -342,7 +345,7 @@ def test_layer_in_which_the_filter_leaves_one_source_contributes_nothing(staged:
 
 @pytest.mark.threat("T22")
 @pytest.mark.control
-def test_filter_shows_a_lone_source_where_there_is_no_energy_rule(staged: MakesStage) -> None:
+def test_filter_shows_a_lone_source_where_there_is_no_norm_cap(staged: MakesStage) -> None:
     stage = filtered_stage(staged, 0.0)
     assert cosine(stage.aggregator.model, stage.update(VICTIM)) > RECOVERED_COSINE
 
@@ -362,20 +365,20 @@ def cancelling(staged: MakesStage, name: str, *, filtered: bool, **options: Any)
 @pytest.mark.parametrize("name", ["others cancel", "searched"])
 def test_like_minded_others_cannot_be_made_to_cancel_under_the_filter(staged: MakesStage, name: str) -> None:
     stage = cancelling(staged, name, filtered=True).play()
-    assert exposure(stage) <= cosine_under_energies(1.0)
+    assert exposure(stage) <= cosine_under_norm_caps(1.0)
 
 
 @pytest.mark.threat("T22")
 def test_projection_without_the_filter_is_refused_by_a_site_that_does_not_permit_it(staged: MakesStage) -> None:
     stage = cancelling(staged, "searched", filtered=False, policies={VICTIM: policy()}).play()
-    assert stage.refusals(VICTIM) == ["energy.unfiltered-projection"]
+    assert stage.refusals(VICTIM) == ["norm-cap.unfiltered-projection"]
     assert not stage.said(VICTIM, Advertise)
 
 
 @pytest.mark.threat("T22")
 @pytest.mark.control
 def test_like_minded_others_cancel_where_a_site_permits_projection_without_the_filter(staged: MakesStage) -> None:
-    """No switch: the policy's own ``energy.unfiltered-projection``. The energies are as the rule wants them."""
+    """No switch: the policy's own ``norm-cap.unfiltered-projection``. The energies are as the rule wants them."""
     permits = default_policy("sum", 2, 0, 2, clip=CLIP, max_samples=MAX_SAMPLES, unfiltered_projection=True)
     stage = cancelling(staged, "searched", filtered=False, policies={VICTIM: permits}).play()
     assert stage.alarms(VICTIM) == []

@@ -22,7 +22,7 @@ from threat_model.watched import WatchedAggregator
 
 ALL, FIRST, SECOND, COLLUDER = [1, 2, 3, 4, 5], [1, 2], [3, 4], 5
 TWO_ROUNDS = {"strategy": Strategy(rule="source_only", rounds=2)}
-ONE_COLLUDES = {"n_c": 1, "k_min": 1}
+ONE_COLLUDES = {"max_colluders": 1, "min_others": 1}
 
 
 def split(

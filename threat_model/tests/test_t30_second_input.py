@@ -200,7 +200,7 @@ def forking(staged: MakesStage) -> Any:
             4,
             aggregator=partial(ForkedView, victim=OPENED, second=frozenset({SECOND}), forked=FORKED),
             sources={COLLUDER: ColludingSource, FORKED: partial(SourceProcess, forks_before=Survivors)},
-            settings={"k_min": 1, "n_c": 1},
+            settings={"min_others": 1, "max_colluders": 1},
         )
         stages.append(stage)
         return stage

@@ -72,13 +72,13 @@ def rated(learning_rate: float) -> Change:
     return lambda header, _: replace(ruled(rule="fedgp")(header, _), target=TargetTerms(4, learning_rate, bytes(32)))
 
 
-def with_energies(**changes: Any) -> Change:
-    return lambda header, _: replace(header, energy=replace(header.energy, **changes))
+def with_norms(**changes: Any) -> Change:
+    return lambda header, _: replace(header, norm_cap=replace(header.norm_cap, **changes))
 
 
 def all_in_cohorts(header: Header, _: int) -> Header:
     levels = (Visibility.COHORT,) * len(header.levels)
-    return replace(header, levels=levels, cohort_size=4, cohort_quorum=3, sum_quorum=0, energy=None)
+    return replace(header, levels=levels, cohort_size=4, cohort_quorum=3, sum_quorum=0, norm_cap=None)
 
 
 def unfiltered(header: Header, index: int) -> Header:
@@ -88,18 +88,20 @@ def unfiltered(header: Header, index: int) -> Header:
 CASES = [
     Case("max-visibility", in_clear),
     Case("max-visibility", all_in_cohorts),
-    Case("k-min", asks(sum_quorum=3), {"k-min": 3}, policy_alone=False),
-    Case("n-c", asks(threshold=3, sum_quorum=3), {"k-min": 1, "n-c": 1}, policy_alone=False),
-    Case("n-c", asks(), {"k-min": 1, "n-c": 1}, policy_alone=False),  # energies of three others count
+    Case("min-others", asks(sum_quorum=3), {"min-others": 3}, policy_alone=False),
+    Case("max-colluders", asks(threshold=3, sum_quorum=3), {"min-others": 1, "max-colluders": 1}, policy_alone=False),
+    Case(
+        "max-colluders", asks(), {"min-others": 1, "max-colluders": 1}, policy_alone=False
+    ),  # energies of three others count
     Case("trusted-peers", asks(), {"trusted-peers": ("source-1",)}, policy_alone=False),
     Case("allowed-rules", asks(), {"allowed-rules": ("fedavg",)}),
     Case("allowed-rules", ruled(select=True), {"allowed-rules": ("source_only",)}, policy_alone=False),
     Case("architectures", asks(), {"architectures": ("00" * 32,)}),
-    Case("energy.kappa", asks(), {"energy.kappa": 1.1}),
-    Case("energy.kappa", asks(energy=None)),
-    Case("energy.granularity", with_energies(granularity=Granularity.MODEL)),
-    Case("energy.norm-rows", with_energies(others=2), {"k-min": 1, "n-c": 1}),
-    Case("energy.unfiltered-projection", unfiltered, policy_alone=False),
+    Case("norm-cap.kappa", asks(), {"norm-cap.kappa": 1.1}),
+    Case("norm-cap.kappa", asks(norm_cap=None)),
+    Case("norm-cap.granularity", with_norms(granularity=Granularity.MODEL)),
+    Case("norm-cap.reports", with_norms(others=2), {"min-others": 1, "max-colluders": 1}),
+    Case("norm-cap.unfiltered-projection", unfiltered, policy_alone=False),
     Case("quantisation.modulus-bits-min", asks(), {"quantisation.modulus-bits-min": 64}),
     Case("quantisation.clip-min", clipped_at(0.48), {"quantisation.clip-min": 0.5}),
     Case("quantisation.clip-max", clipped_at(10 * CLIP + 0.1)),

@@ -96,9 +96,9 @@ def test_older_policy_that_the_site_signed_is_taken_for_the_present_one(insider:
     local, older = kit.local, tmp_path / "older"
     shutil.copytree(local, older)
     file = local / "policy.toml"
-    file.write_text(default_policy_text("lyon", AS_SIGNED.model_copy(update={"k_min": 9})))
+    file.write_text(default_policy_text("lyon", AS_SIGNED.model_copy(update={"min_others": 9})))
     write_policy_signature(file, file.read_bytes(), kit.federation_id, kit.site_id, kit.signing_key)
-    assert load_signed_policy(kit).k_min == 9
+    assert load_signed_policy(kit).min_others == 9
     for name in ("policy.toml", "policy.sig"):
         shutil.copy(older / name, local / name)
-    assert load_signed_policy(kit).k_min == 2
+    assert load_signed_policy(kit).min_others == 2

@@ -49,7 +49,7 @@ def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "heart-study",
         sites,
         aggregator=Address("127.0.0.1", 8443),
-        policy_text="k-min = 2\n",
+        policy_text="min-others = 2\n",
         settings_text="",
         now=datetime.now(UTC),
     )

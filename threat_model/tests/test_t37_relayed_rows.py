@@ -1,4 +1,4 @@
-"""T37: what the target relays of energy rows tells it nothing; bare, they would tell a layer of every source."""
+"""T37: what the target relays of norm reports tells it nothing; bare, they would tell a layer of every source."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def run_charts(sources: Sources) -> tuple[tuple[Chart, ...], str]:
     return tuple(chart for chart in charts if chart is not None), ""
 
 
-def energy_table(sources: Sources) -> Table | None:
-    """What the energy rule did to each source's part, as its own log says; None where no log has caps."""
+def norm_cap_table(sources: Sources) -> Table | None:
+    """What the norm cap did to each source's part, as its own log says; None where no log has caps."""
     rows = [
         _texts(
             party.party,
@@ -97,7 +97,7 @@ def energy_table(sources: Sources) -> Table | None:
     ]
     headings = ("rounds with caps", "layers in them", "scaled down", "reduced to nothing")
     columns = (("site", "text"), *((heading, "number") for heading in headings))
-    caption = "What the energy rule did to each source's part, as its own log says"
+    caption = "What the norm cap did to each source's part, as its own log says"
     return Table("caps", caption, columns, tuple(rows)) if rows else None
 
 

@@ -87,7 +87,7 @@ class EpsilonPoint:
 
 @dataclass(frozen=True, slots=True)
 class CapsPoint:
-    """What the energy rule did in a round to the party's part: ``capped`` of its ``layers`` were scaled down, and
+    """What the norm cap did in a round to the party's part: ``capped`` of its ``layers`` were scaled down, and
     ``zeroed`` of them to nothing.
     """
 

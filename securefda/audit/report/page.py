@@ -11,10 +11,10 @@ from securefda import __version__
 from securefda.audit.reconcile.history import MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY
 from securefda.audit.report.charts import (
     bytes_chart,
-    energy_table,
     epsilon_chart,
     epsilon_limit,
     epsilon_table,
+    norm_cap_table,
     run_charts,
 )
 from securefda.audit.report.comparison import Comparison
@@ -91,7 +91,7 @@ def render_page(sources: Sources, made: datetime) -> str:
         events=timeline_table(sources),
         epsilon_chart=epsilon_chart(sources),
         epsilons=epsilon_table(sources),
-        energies=energy_table(sources),
+        norms=norm_cap_table(sources),
         run_charts=charts,
         has_record=sources.record is not None,
         no_charts=no_charts,

@@ -40,8 +40,19 @@ from securefda.site.policy import SourcePolicy, default_policy
 from securefda.site.policy.verdict import plan_levels
 
 
+_RENAMED = {
+    "privacy.k-min": "privacy.min-others",
+    "privacy.n-c": "privacy.max-colluders",
+    "privacy.kappa": "privacy.norm-cap-kappa",
+    "privacy.energy-granularity": "privacy.norm-cap-granularity",
+    "privacy.norm-rows": "privacy.norm-reports",
+}
+
+
 class FederationConfig(Settings):
     """FEDERATION.toml: everything that ``run``, ``simulate`` and ``demo`` need."""
+
+    renamed = _RENAMED
 
     federation: FederationSection
     task: TaskSection
@@ -67,11 +78,11 @@ class FederationConfig(Settings):
     def _require_a_word_on_norm_rows(self) -> None:
         """The sources' policies would refuse every header of this file."""
         privacy, noise = self.privacy, self.training.source.dp.noise_multiplier
-        hidden = privacy.n_c > 0 and privacy.kappa > 0 and privacy.norm_rows == "hidden"
+        hidden = privacy.max_colluders > 0 and privacy.norm_cap_kappa > 0 and privacy.norm_reports == "hidden"
         if hidden and not noise and Visibility.SUM in self.levels.values():
-            why = f"of n-c = {privacy.n_c} colluders each would see how large the others' parts of a sum are"
+            why = f"of max-colluders = {privacy.max_colluders} colluders each would see how large the others' parts of a sum are"
             hint = 'set "colluders-may-see", or training.source.dp.noise-multiplier'
-            raise ConfigError("privacy.norm-rows", why, hint=hint)
+            raise ConfigError("privacy.norm-reports", why, hint=hint)
 
     @model_validator(mode="after")
     def _the_sites_train_as_the_strategy_needs(self) -> Self:
@@ -98,6 +109,8 @@ class FederationConfig(Settings):
 
 class AggregatorConfig(Settings):
     """aggregator.toml: the target's process. Who takes part comes from the kit's roster."""
+
+    renamed = _RENAMED
 
     aggregator: ProcessSection
     task: TaskSection
@@ -143,23 +156,25 @@ def _require_enough_sources(sources: int, privacy: PrivacySection) -> None:
     needed = privacy.smallest_sum
     if sources < needed:
         why = (
-            f"{privacy.k_min} with n-c = {privacy.n_c} needs at least {needed} sources, so that each hides "
-            f"among {privacy.k_min} others that it trusts; there are {sources}"
+            f"{privacy.min_others} with max-colluders = {privacy.max_colluders} needs at least {needed} sources, so that each hides "
+            f"among {privacy.min_others} others that it trusts; there are {sources}"
         )
-        raise ConfigError("privacy.k-min", why, hint="add sources to federation.sources, or lower privacy.k-min")
+        raise ConfigError(
+            "privacy.min-others", why, hint="add sources to federation.sources, or lower privacy.min-others"
+        )
 
 
 def _require_large_sums(privacy: PrivacySection, session: SessionSection) -> None:
     """As many sources as the threshold says may make up a sum, whoever else is lost."""
     if 0 < session.threshold < privacy.smallest_sum:
-        why = f"{session.threshold} is below k-min + n-c + 1 = {privacy.smallest_sum}, the smallest sum that may open"
+        why = f"{session.threshold} is below min-others + max-colluders + 1 = {privacy.smallest_sum}, the smallest sum that may open"
         raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
 
 
 def _require_sound_threshold(sources: int, privacy: PrivacySection, session: SessionSection) -> None:
-    if session.threshold and not threshold_is_sound(session.threshold, sources, privacy.n_c):
-        lowest = (sources + privacy.n_c) // 2 + 1
-        why = f"{session.threshold} is outside [{lowest}, {sources}] for {sources} sources and n-c = {privacy.n_c}"
+    if session.threshold and not threshold_is_sound(session.threshold, sources, privacy.max_colluders):
+        lowest = (sources + privacy.max_colluders) // 2 + 1
+        why = f"{session.threshold} is outside [{lowest}, {sources}] for {sources} sources and max-colluders = {privacy.max_colluders}"
         raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
 
 
@@ -305,15 +320,15 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
     privacy, session, dp = config.privacy, config.session, config.training.source.dp
     return default_policy(
         privacy.permitted(site),
-        privacy.k_min,
-        privacy.n_c,
+        privacy.min_others,
+        privacy.max_colluders,
         session.attempts,
         clip=session.clip,
         max_samples=session.max_samples,
-        kappa=privacy.kappa,
-        granularity=privacy.energy_granularity,
+        kappa=privacy.norm_cap_kappa,
+        granularity=privacy.norm_cap_granularity,
         unfiltered_projection=not config.strategy.filter,
-        norm_rows=privacy.norm_rows,
+        norm_reports=privacy.norm_reports,
         budget=budget_of(privacy.budget),
         required=dp.noise_multiplier > 0,
         max_grad_norm=dp.max_grad_norm,

@@ -175,21 +175,21 @@ class PrivacySection(Settings):
     """The level the aggregator asks for in its headers, and the two numbers of every site's policy.
 
     ``site_visibility`` is what the policies of single sites permit where one file makes all of them; the others permit
-    ``visibility``, and nobody is asked for more than that, whatever it permits. ``kappa`` is of the energy rule at
-    ``sum``, 0 for none; ``energy_granularity``, what it holds for. ``norm_rows`` is what policies say of its rows where
+    ``visibility``, and nobody is asked for more than that, whatever it permits. ``norm_cap_kappa`` is of the norm cap at
+    ``sum``, 0 for none; ``norm_cap_granularity``, what it holds for. ``norm_reports`` is what policies say of its rows where
     one file makes all of them.
     ``budget`` is that of the target's rows and, where one file makes all policies, of every source's.
     ``cohort_size``, for visibility ``cohort`` alone, is the fewest members of a cohort when it forms; 0 means one more
-    than the ``k_min + n_c + 1`` over which its sum may be opened, so that a cohort can lose one source.
+    than the ``min_others + max_colluders + 1`` over which its sum may be opened, so that a cohort can lose one source.
     """
 
     visibility: Level = "sum"
-    k_min: Count = 2
-    n_c: Natural = 0
+    min_others: Count = 2
+    max_colluders: Natural = 0
     cohort_size: Natural = 0
-    kappa: Annotated[float, Field(ge=0)] = 1.0
-    energy_granularity: Literal["layer", "model"] = "layer"
-    norm_rows: Literal["hidden", "colluders-may-see"] = "hidden"
+    norm_cap_kappa: Annotated[float, Field(ge=0)] = 1.0
+    norm_cap_granularity: Literal["layer", "model"] = "layer"
+    norm_reports: Literal["hidden", "colluders-may-see"] = "hidden"
     budget: BudgetSection = BudgetSection()
     site_visibility: Annotated[Mapping[str, Level], Field(strict=False)] = Field(default_factory=dict)
 
@@ -199,20 +199,20 @@ class PrivacySection(Settings):
 
     @property
     def smallest_sum(self) -> int:
-        """Fewest sources over which a sum may be opened: ``k_min`` others, ``n_c`` colluders, and oneself."""
-        return self.k_min + self.n_c + 1
+        """Fewest sources over which a sum may be opened: ``min_others`` others, ``max_colluders`` colluders, and oneself."""
+        return self.min_others + self.max_colluders + 1
 
     @model_validator(mode="after")
     def _enough_others_can_count(self) -> Self:
-        if self.kappa > self.k_min:
-            why = f"{self.kappa:g} is above k-min = {self.k_min}: sources of equal energy would not pass"
-            raise ConfigError("privacy.kappa", why, hint="lower it, or raise privacy.k-min")
+        if self.norm_cap_kappa > self.min_others:
+            why = f"{self.norm_cap_kappa:g} is above min-others = {self.min_others}: sources of equal energy would not pass"
+            raise ConfigError("privacy.norm-cap-kappa", why, hint="lower it, or raise privacy.min-others")
         return self
 
     @model_validator(mode="after")
     def _a_cohort_holds_the_smallest_sum(self) -> Self:
         if 0 < self.cohort_size < self.smallest_sum:
-            why = f"{self.cohort_size} is below k-min + n-c + 1 = {self.smallest_sum}"
+            why = f"{self.cohort_size} is below min-others + max-colluders + 1 = {self.smallest_sum}"
             hint = f"set 0 for {self.smallest_sum + 1}, with which a cohort can lose one source"
             raise ConfigError("privacy.cohort-size", why, hint=hint)
         return self

@@ -3,8 +3,8 @@
 from securefda.site.policy.explain import Explanation, explain
 from securefda.site.policy.model import (
     DpPolicy,
-    EnergyBounds,
     MetadataPolicy,
+    NormCapBounds,
     QuantisationBounds,
     ReleaseLimits,
     SourcePolicy,
@@ -20,11 +20,11 @@ from securefda.site.policy.verdict import check_header, check_metadata, check_ta
 __all__ = [
     "NAMED_POLICIES",
     "DpPolicy",
-    "EnergyBounds",
     "Explanation",
     "HoldsPolicy",
     "MetadataPolicy",
     "NamedPolicy",
+    "NormCapBounds",
     "QuantisationBounds",
     "ReleaseLimits",
     "SourcePolicy",

@@ -160,16 +160,14 @@ class _Facts:
     def others(self) -> str:
         """The others that hide this site, in words."""
         trusted = f" of its {len(self.policy.trusted_peers)} trusted peers" if self.policy.trusted_peers else ""
-        colluding = f", beyond n_c = {self.policy.n_c} that may collude with the aggregator"
-        return f"at least k = {self.policy.k_min} other sources{trusted}{colluding if self.policy.n_c else ''}"
+        colluding = f", beyond max_colluders = {self.policy.max_colluders} that may collude with the aggregator"
+        return f"at least k = {self.policy.min_others} other sources{trusted}{colluding if self.policy.max_colluders else ''}"
 
 
 def _summary(facts: _Facts, sources: int | None) -> str:
     policy = facts.policy
-    line = (
-        f"{facts.site} permits at most level {policy.max_visibility}, with k-min = {policy.k_min}, n-c = {policy.n_c}"
-    )
-    line += f", kappa = {policy.energy.kappa:g} per {policy.energy.granularity}; {budget_in_short(policy)}"
+    line = f"{facts.site} permits at most level {policy.max_visibility}, with min-others = {policy.min_others}, max-colluders = {policy.max_colluders}"
+    line += f", kappa = {policy.norm_cap.kappa:g} per {policy.norm_cap.granularity}; {budget_in_short(policy)}"
     if sources is None or policy.visibility is Visibility.INDIVIDUAL:
         return f"{line}."
     spare = sources - policy.smallest_sum
@@ -191,10 +189,10 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
         lines.append(
             f"At level cohort: one such sum per round over a cohort of at least {policy.smallest_sum} sources, drawn "
             f"by lot anew in every round, beside {facts.others}. Many rounds give many different sums with {site} in "
-            "them, which together tell more of it than one sum does. No energy rule holds for cohorts: where its part "
+            "them, which together tell more of it than one sum does. No norm cap holds for cohorts: where its part "
             "is much larger than the others', such a sum shows it nearly alone."
         )
-    return (*lines, sum_line, _energy_row(facts))
+    return (*lines, sum_line, _norm_report(facts))
 
 
 def _summed(policy: SourcePolicy) -> str:
@@ -217,27 +215,27 @@ def _in_clear(facts: _Facts) -> str:
     line = f"At level individual: {site}'s own update of every round, in clear, with {beside}. {told}. "
     if set(facts.policy.metadata.may_leave) - {"samples"}:
         line += "Mean loss and accuracy leave only in rounds in which no source trains with noise. "
-    return line + "k, n_c and kappa protect nothing at this level."
+    return line + "k, max_colluders and kappa protect nothing at this level."
 
 
 _LENGTHS_WITHOUT_DIRECTION = ("source_only", "fedavg", "fedda")
 
 
-def _energy_row(facts: _Facts) -> str:
+def _norm_report(facts: _Facts) -> str:
     """What the other sources of a sum see for the caps, and what a colluding one of them could pass on."""
     site, policy = facts.site, facts.policy
-    condition = "Where the header carries an energy rule" if policy.energy.kappa == 0 else "At level sum"
-    count = "one number per layer" if policy.energy.granularity == "layer" else "one number, or one per layer"
+    condition = "Where the header carries a norm cap" if policy.norm_cap.kappa == 0 else "At level sum"
+    count = "one number per layer" if policy.norm_cap.granularity == "layer" else "one number, or one per layer"
     line = (
         f"{condition}: nothing more by itself. But the other sources of the sum see how large {site}'s part is, "
         f"{count} and round (the norm, weighted by rows, rounded down to a step of 2^(1/4), or of 2^(1/2) in a "
         "layer of fewer than 256 parameters), and one that colludes can tell the aggregator."
     )
-    if not policy.n_c:
+    if not policy.max_colluders:
         return line
-    if policy.energy.norm_rows == "hidden":
-        return f'{line} So {site} takes part only if it trains with noise (n-c = {policy.n_c}, norm-rows = "hidden").'
-    line += f' {site}\'s policy accepts that (norm-rows = "colluders-may-see").'
+    if policy.norm_cap.reports == "hidden":
+        return f'{line} So {site} takes part only if it trains with noise (max-colluders = {policy.max_colluders}, norm-reports = "hidden").'
+    line += f' {site}\'s policy accepts that (norm-reports = "colluders-may-see").'
     choosing = [name for name in policy.allowed_rules if name not in _LENGTHS_WITHOUT_DIRECTION]
     if choosing:
         line += (
@@ -293,18 +291,22 @@ def _hidden(facts: _Facts) -> tuple[str, ...]:
     )
     if policy.visibility is Visibility.INDIVIDUAL:
         return (f"Where it asks for level individual, nothing of {site}'s update stays hidden from it.", *always)
-    helped = f", and whichever {policy.n_c} of the other sources tell it all they know" if policy.n_c else ""
+    helped = (
+        f", and whichever {policy.max_colluders} of the other sources tell it all they know"
+        if policy.max_colluders
+        else ""
+    )
     return (
         f"{site}'s update, or its row count, loss or accuracy of a round on their own: what leaves is only a term of a "
         f"sum beside {facts.others}. This holds whatever the aggregator does{helped}; what the sums and lengths listed "
         "above tell by themselves is excepted.",
-        _energy_claim(facts),
+        _norm_cap_claim(facts),
         *always,
     )
 
 
-def _energy_claim(facts: _Facts) -> str:
-    bounds, site = facts.policy.energy, facts.site
+def _norm_cap_claim(facts: _Facts) -> str:
+    bounds, site = facts.policy.norm_cap, facts.site
     if bounds.kappa == 0:
         return (
             f"Nothing is said here of sums in which {site}'s part is much larger than all others: with kappa = 0 a "
@@ -324,7 +326,7 @@ def _may_cancel(facts: _Facts) -> str:
     """What energies do not stop where FedGP may run without its filter."""
     policy = facts.policy
     projected = any(rule.projects and rule.value in policy.allowed_rules for rule in Rule)
-    if not (policy.energy.unfiltered_projection and projected):
+    if not (policy.norm_cap.unfiltered_projection and projected):
         return ""
     return (
         " This site permits FedGP without its filter (unfiltered-projection): the target's update then decides the "
@@ -356,10 +358,14 @@ def _assumptions(facts: _Facts) -> tuple[str, ...]:
     )
     if policy.visibility is Visibility.INDIVIDUAL:
         return (*common, "TLS 1.3 keeps the network out; towards the aggregator nothing is assumed.")
-    helpers = f"with at most n_c = {policy.n_c} of the other sources" if policy.n_c else "but with no other source"
+    helpers = (
+        f"with at most max_colluders = {policy.max_colluders} of the other sources"
+        if policy.max_colluders
+        else "but with no other source"
+    )
     return (
         f"Against an aggregator that deviates from the protocol in any way, {helpers} on its side; every further one "
-        f"takes one off k = {policy.k_min}.",
+        f"takes one off k = {policy.min_others}.",
         "The roster lists real, separate sites whose keys are their own.",
         "X25519, AES-256, HKDF-SHA256 and Ed25519 are sound.",
         *common,

@@ -50,29 +50,29 @@ def _first_models(value: object) -> object:
     return value
 
 
-NormRows = Literal["hidden", "colluders-may-see"]
+NormReports = Literal["hidden", "colluders-may-see"]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 
-class EnergyBounds(Settings):
-    """The energy rule that a header must carry where this site is at ``sum``.
+class NormCapBounds(Settings):
+    """The norm cap that a header must carry where this site is at ``sum``.
 
     Attributes:
         kappa: least ratio of the energy of the other sources that count to that of this site's own part; 0 asks for
-            no energy rule, and then a sum may hold this site's update nearly alone.
+            no norm cap, and then a sum may hold this site's update nearly alone.
         granularity: ``"layer"``: the ratio must hold in each layer; ``"model"``: for the model as a whole at least.
         unfiltered_projection: whether FedGP may run without its filter. Its multiples can then be negative, and a
             target that lies about its update can make the others' parts cancel, energies and all.
-        norm_rows: whether a source that colludes may see how large this site's parts are. The other sources of a sum
-            see it for the caps, and ``n_c`` of them may collude. ``"hidden"``: then this site takes part in such a sum
+        reports: whether a source that colludes may see how large this site's parts are. The other sources of a sum
+            see it for the caps, and ``max_colluders`` of them may collude. ``"hidden"``: then this site takes part in such a sum
             only if it trains with noise.
     """
 
     kappa: Annotated[float, Field(ge=0)] = 1.0
     granularity: Literal["layer", "model"] = "layer"
     unfiltered_projection: bool = False
-    norm_rows: NormRows = "hidden"
+    reports: NormReports = "hidden"
 
     @property
     def terms(self) -> Granularity:
@@ -211,13 +211,13 @@ class SourcePolicy(Settings):
 
     Attributes:
         max_visibility: the most the aggregator may see of this site: ``"sum"``, more ``"cohort"`` or ``"individual"``.
-        k_min: least number of trusted others in a sum, after ``n_c`` of them are taken as colluders.
-        n_c: number of other sources that may collude with the aggregator.
-        trusted_peers: site ids that count towards ``k_min``; empty for the whole roster.
+        min_others: least number of trusted others in a sum, after ``max_colluders`` of them are taken as colluders.
+        max_colluders: number of other sources that may collude with the aggregator.
+        trusted_peers: site ids that count towards ``min_others``; empty for the whole roster.
         allowed_rules: rules this site takes part in; none unless listed. :data:`SELECTION` is one of them.
         allowed_tasks: task factories this site trains for; empty for the one that its own settings name.
         architectures: SHA-256 of permitted models, hex; empty for the one that this site builds itself.
-        energy: the energy rule of a sum.
+        energy: the norm cap of a sum.
         quantisation: bounds on the encoding.
         dp: whether training takes noise, and its budget.
         model: which model a run may begin with.
@@ -226,14 +226,16 @@ class SourcePolicy(Settings):
         metadata: what may leave beside an update in clear.
     """
 
+    renamed = {"k-min": "min-others", "n-c": "max-colluders", "energy": "norm-cap"}
+
     max_visibility: Literal["individual", "cohort", "sum"] = "sum"
-    k_min: Count = 2
-    n_c: Annotated[int, Field(ge=0)] = 0
+    min_others: Count = 2
+    max_colluders: Annotated[int, Field(ge=0)] = 0
     trusted_peers: Annotated[tuple[str, ...], Field(strict=False)] = ()
     allowed_rules: Annotated[tuple[Annotated[str, AfterValidator(_rule)], ...], Field(strict=False)] = ()
     allowed_tasks: Annotated[tuple[Annotated[str, AfterValidator(_factory)], ...], Field(strict=False)] = ()
     architectures: Annotated[tuple[Annotated[str, AfterValidator(_digest)], ...], Field(strict=False)] = ()
-    energy: EnergyBounds = EnergyBounds()
+    norm_cap: NormCapBounds = NormCapBounds()
     quantisation: QuantisationBounds = QuantisationBounds()
     dp: DpPolicy = DpPolicy()
     model: ModelPolicy = ModelPolicy()
@@ -243,10 +245,10 @@ class SourcePolicy(Settings):
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
-        if self.energy.kappa > self.k_min:
-            # Of k-min others of equal size, the energy is k-min times one's own: such a sum would always be empty.
-            why = f"{self.energy.kappa:g} is above k-min = {self.k_min}: no sum over k-min others could hold anything"
-            raise ConfigError("energy.kappa", why, hint="lower it, or raise k-min")
+        if self.norm_cap.kappa > self.min_others:
+            # Of min-others others of equal size, the energy is min-others times one's own: such a sum would always be empty.
+            why = f"{self.norm_cap.kappa:g} is above min-others = {self.min_others}: no sum over min-others others could hold anything"
+            raise ConfigError("norm-cap.kappa", why, hint="lower it, or raise min-others")
         if self.visibility is Visibility.INDIVIDUAL and "samples" not in self.metadata.may_leave:
             why = 'lacks "samples", without which no update at max-visibility = "individual" can be weighted'
             raise ConfigError("metadata.may-leave", why, hint='add "samples", or lower max-visibility')
@@ -263,8 +265,8 @@ class SourcePolicy(Settings):
 
     @property
     def smallest_sum(self) -> int:
-        """Fewest sources over which a sum with this site may be opened: itself, ``k_min`` others, ``n_c`` colluders."""
-        return self.k_min + self.n_c + 1
+        """Fewest sources over which a sum with this site may be opened: itself, ``min_others`` others, ``max_colluders`` colluders."""
+        return self.min_others + self.max_colluders + 1
 
     def session_limits(self, roster: Roster) -> SessionLimits:
         """Return what this policy asks of every session over ``roster``.
@@ -275,7 +277,7 @@ class SourcePolicy(Settings):
         by_id = {entry.site_id: entry.index for entry in roster.sources}
         require_known_peers(self, by_id)
         trusted = frozenset(by_id[site] for site in self.trusted_peers or by_id)
-        return SessionLimits(k_min=self.k_min, n_c=self.n_c, trusted=trusted)
+        return SessionLimits(min_others=self.min_others, max_colluders=self.max_colluders, trusted=trusted)
 
 
 def require_known_peers(policy: SourcePolicy, sources: Iterable[str]) -> None:

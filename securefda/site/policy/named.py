@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from securefda.site.policy.model import (
     DpPolicy,
-    EnergyBounds,
     MetadataPolicy,
+    NormCapBounds,
     QuantisationBounds,
     ReleaseLimits,
     SourcePolicy,
@@ -41,10 +41,10 @@ class NamedPolicy:
 _STRICT = NamedPolicy(
     SourcePolicy(
         max_visibility="sum",
-        k_min=4,
-        n_c=1,
+        min_others=4,
+        max_colluders=1,
         allowed_rules=("source_only", "fedavg", "fedda"),
-        energy=EnergyBounds(kappa=2.0, granularity="layer"),
+        norm_cap=NormCapBounds(kappa=2.0, granularity="layer"),
         quantisation=QuantisationBounds(modulus_bits_min=32, clip_min=0.1, clip_max=10.0, n_max=256),
         dp=DpPolicy(required=True, target_epsilon=1.0, target_delta=1e-6, accountant="rdp", max_grad_norm=10.0),
         limits=WorkLimits(
@@ -59,18 +59,18 @@ _STRICT = NamedPolicy(
     ),
     {
         "max-visibility": "-> the level that shows least.",
-        "k-min": "-> four: a sum over five, this site's among them, says little of any single one.",
-        "n-c": "-> one other source may tell the aggregator everything it knows. With k-min this takes six sources.",
+        "min-others": "-> four: a sum over five, this site's among them, says little of any single one.",
+        "max-colluders": "-> one other source may collude with the aggregator. With min-others this takes six sources.",
         "trusted-peers": "-> list the sites that you know: an unknown one may be the aggregator's own.",
         "allowed-rules": """\
 -> rules in which the target's update has no say in how much each source contributes. In the others (fedgp, the
-automatic ones) a target that lies about its update can weight one source up; the energy rule only limits that.""",
+automatic ones) a target that lies about its update can weight one source up; the norm cap only limits that.""",
         "allowed-tasks": _OWN_TASK,
         "architectures": _OWN_MODEL,
-        "energy.kappa": "-> of all parts' energies the others hold two thirds at least.",
-        "energy.granularity": "-> a single layer, as an embedding or a last one, can tell as much as the model.",
-        "energy.unfiltered-projection": "-> no: every part has the sign of its own update.",
-        "energy.norm-rows": "-> hidden: with dp.required the rows tell of noisy updates alone.",
+        "norm-cap.kappa": "-> of the squared norms of all parts the others have two thirds at least.",
+        "norm-cap.granularity": "-> a single layer, as an embedding or a last one, can tell as much as the model.",
+        "norm-cap.unfiltered-projection": "-> no: every part has the sign of its own update.",
+        "norm-cap.reports": "-> hidden: with dp.required the rows tell of noisy updates alone.",
         "quantisation.modulus-bits-min": "-> 32 bits: more of them hide nothing better.",
         "quantisation.clip-min": "-> a factor of ten either way around the usual clip of 1.",
         "quantisation.n-max": "-> more sources than any federation that this site would join, times two.",
@@ -104,10 +104,10 @@ noise multiplier of 2.4 for it; securefda budget plan says it for other numbers.
 _CLINICAL = NamedPolicy(
     SourcePolicy(
         max_visibility="sum",
-        k_min=2,
-        n_c=0,
+        min_others=2,
+        max_colluders=0,
         allowed_rules=_AT_SUM,
-        energy=EnergyBounds(kappa=1.0, granularity="layer"),
+        norm_cap=NormCapBounds(kappa=1.0, granularity="layer"),
         quantisation=QuantisationBounds(modulus_bits_min=32, clip_min=0.01, clip_max=100.0, n_max=1024),
         dp=DpPolicy(required=False, target_epsilon=8.0, target_delta=1e-5, accountant="rdp", max_grad_norm=10.0),
         limits=WorkLimits(
@@ -122,8 +122,8 @@ _CLINICAL = NamedPolicy(
     ),
     {
         "max-visibility": "-> hospitals need not show one of them alone for the model to be trained.",
-        "k-min": "-> two: federations of three hospitals exist; with more of them raise it.",
-        "n-c": """\
+        "min-others": "-> two: federations of three hospitals exist; with more of them raise it.",
+        "max-colluders": """\
 -> none: with three hospitals one colluder would leave a sum over two. Contracts have to stand in for it; from five
 hospitals on, set 1.""",
         "trusted-peers": "-> empty: the hospitals of the roster are known to each other by name and legal entity.",
@@ -132,10 +132,10 @@ hospitals on, set 1.""",
 that makes its update up, leave source_only, fedavg and fedda: in the others it chooses what a sum tells.""",
         "allowed-tasks": _OWN_TASK,
         "architectures": _OWN_MODEL,
-        "energy.kappa": "-> of all parts' energies the others hold half at least; with three hospitals 2 is the most.",
-        "energy.granularity": "-> a single layer, as an embedding or a last one, can tell as much as the model.",
-        "energy.unfiltered-projection": "-> no: every part has the sign of its own update.",
-        "energy.norm-rows": "-> hidden: with n-c = 0 the other hospitals alone see them, on a coarse grid.",
+        "norm-cap.kappa": "-> of the squared norms of all parts the others have half; with three hospitals 2 is the most.",
+        "norm-cap.granularity": "-> a single layer, as an embedding or a last one, can tell as much as the model.",
+        "norm-cap.unfiltered-projection": "-> no: every part has the sign of its own update.",
+        "norm-cap.reports": "-> hidden: with max-colluders = 0 the other hospitals alone see them, on a coarse grid.",
         "quantisation.modulus-bits-min": "-> 32 bits: more of them hide nothing better.",
         "quantisation.clip-min": "-> a factor of a hundred either way around the usual clip of 1.",
         "quantisation.n-max": "-> the most that a session can have.",
@@ -171,10 +171,10 @@ adding up beyond that. Lower it when you set dp.required.""",
 _RESEARCH = NamedPolicy(
     SourcePolicy(
         max_visibility="individual",
-        k_min=1,
-        n_c=0,
+        min_others=1,
+        max_colluders=0,
         allowed_rules=RULES_OF_SOURCES,
-        energy=EnergyBounds(kappa=0.0, granularity="model"),
+        norm_cap=NormCapBounds(kappa=0.0, granularity="model"),
         quantisation=QuantisationBounds(max_samples_min=10_000, max_samples_max=100_000_000),
         dp=DpPolicy(required=False, target_epsilon=1000.0, target_delta=1e-5, accountant="rdp", max_grad_norm=1000.0),
         limits=WorkLimits(
@@ -189,16 +189,16 @@ _RESEARCH = NamedPolicy(
     ),
     {
         "max-visibility": "-> rows that are public, or synthetic: the aggregator may look at every update.",
-        "k-min": "-> one: where a header asks for sums, they need not hide anything.",
-        "n-c": "-> none, for the same reason.",
+        "min-others": "-> one: where a header asks for sums, they need not hide anything.",
+        "max-colluders": "-> none, for the same reason.",
         "trusted-peers": "-> empty: nobody has anything to learn here.",
         "allowed-rules": "-> all of them, to compare them.",
         "allowed-tasks": _OWN_TASK,
         "architectures": _OWN_MODEL,
-        "energy.kappa": "-> no energy rule: it would change the results that are to be compared.",
-        "energy.granularity": "-> without kappa this asks for nothing.",
-        "energy.unfiltered-projection": "-> without kappa nothing is claimed that it could break.",
-        "energy.norm-rows": "-> without kappa there are none, unless a header has them; then nobody is reckoned with.",
+        "norm-cap.kappa": "-> no norm cap: it would change the results that are to be compared.",
+        "norm-cap.granularity": "-> without kappa this asks for nothing.",
+        "norm-cap.unfiltered-projection": "-> without kappa nothing is claimed that it could break.",
+        "norm-cap.reports": "-> without kappa there are none, unless a header has them; then nobody is reckoned with.",
         "quantisation.modulus-bits-min": "-> both rings, to compare them.",
         "quantisation.clip-min": "-> wide, so that experiments may look for their own clip.",
         "quantisation.n-max": "-> the most that a session can have.",

@@ -15,9 +15,9 @@ from securefda.privacy.events import Budget
 from securefda.rules.strategy import Rule
 from securefda.site.policy.model import (
     DpPolicy,
-    EnergyBounds,
     MetadataPolicy,
-    NormRows,
+    NormCapBounds,
+    NormReports,
     QuantisationBounds,
     ReleaseLimits,
     SourcePolicy,
@@ -34,10 +34,10 @@ The most that the aggregator may see of this site's updates.
 "sum":        one weighted sum over all sources at this level, in which this site's update is one term.
 "cohort":     one weighted sum over a few sources, drawn by lot anew in every round, this site among them.
 "individual": this site's own update, in clear, every round.""",
-    "k-min": "A sum must contain at least this many other sources that this site trusts ...",
-    "n-c": """\
-... after this many of them are taken to collude with the aggregator. With n-c = 0, one source that tells the
-aggregator its own update makes the sum over three a sum over two.""",
+    "min-others": "A sum must contain at least this many other sources that this site trusts ...",
+    "max-colluders": """\
+... not counting this many that may collude with the aggregator. With max-colluders = 0, one source that passes its
+own update to the aggregator makes the sum over three a sum over two.""",
     "trusted-peers": "Site ids that count as trusted. Empty: every source of the roster.",
     "allowed-rules": """\
 Rules that this site takes part in. Remove one to refuse rounds with it. "auto" stands for handing in, inside the
@@ -46,21 +46,21 @@ sum, estimated errors of the rules, from which the aggregator chooses that of th
 Tasks that this site trains for, as "package.module:Class". Empty: whatever its own settings name.""",
     "architectures": """\
 SHA-256 digests of the model architectures that this site trains. Empty: only the one it builds itself.""",
-    "energy.kappa": """\
-At level "sum" the other sources' parts must together hold at least kappa times the energy (sum of squares) of this
-site's part, or else large parts are scaled down until they do; a layer in which they cannot is left out. 0 asks for
-no such rule: a sum may then show this site's update nearly alone, for example where the target's update is made so
-that only this site's agrees with it, or where FedGP's filter (strategy.filter) leaves no other source in a layer.""",
-    "energy.granularity": """\
+    "norm-cap.kappa": """\
+At level "sum" the other sources' parts must together have at least kappa times the squared norm of this site's part.
+Otherwise large parts are scaled down until they have it; a layer in which that cannot be is left out. 0 asks for no
+cap: a sum may then show this site's update nearly alone, for example where the target's update is made so that only
+this site's agrees with it, or where FedGP's filter (strategy.filter) leaves no other source in a layer.""",
+    "norm-cap.granularity": """\
 "layer": this must hold in each layer. "model": for the model as a whole; one layer may then be this site's alone.""",
-    "energy.unfiltered-projection": """\
+    "norm-cap.unfiltered-projection": """\
 Whether FedGP may run at level "sum" without its filter (strategy.filter = false). The target's update then decides
 the sign of each part as well, and one that is made for it can let the other sites' parts cancel each other, so that
-the sum is this site's update although all energies are as asked.""",
-    "energy.norm-rows": """\
-For the caps, the other sources of a sum see how large this site's part is, per layer and on a coarse grid; the
-aggregator does not. With n-c above 0, some of them may tell it. "hidden": then this site takes part only if it trains
-with noise. "colluders-may-see": it takes part anyway.""",
+the sum is this site's update although all norms are as asked.""",
+    "norm-cap.reports": """\
+For the caps, the other sources of a sum see the norm of this site's part, per layer and on a coarse grid; the
+aggregator does not. With max-colluders above 0, some of them may pass it on. "hidden": then this site takes part only
+if it trains with noise. "colluders-may-see": it takes part anyway.""",
     "quantisation.modulus-bits-min": "Bits of the ring in which sums are taken: 32 or 64.",
     "quantisation.clip-min": """\
 Bounds on the largest absolute coordinate that travels: a tiny one would let only signs through,
@@ -130,8 +130,8 @@ ROOM = 10
 
 def default_policy(
     max_visibility: Literal["individual", "cohort", "sum"] = "sum",
-    k_min: int = 2,
-    n_c: int = 0,
+    min_others: int = 2,
+    max_colluders: int = 0,
     max_attempts: int = 2,
     *,
     clip: float | None = None,
@@ -139,7 +139,7 @@ def default_policy(
     kappa: float = 1.0,
     granularity: Literal["layer", "model"] = "layer",
     unfiltered_projection: bool = False,
-    norm_rows: NormRows = "hidden",
+    norm_reports: NormReports = "hidden",
     budget: Budget | None = None,
     required: bool = False,
     max_grad_norm: float | None = None,
@@ -150,7 +150,7 @@ def default_policy(
     leaves the widest, for the clip norm of DP-SGD the usual one. ``budget`` and ``required`` go into ``[dp]``.
 
     Raises:
-        ConfigError: ``energy.kappa``, it is above ``k_min``.
+        ConfigError: ``norm-cap.kappa``, it is above ``min_others``.
     """
     around: dict[str, float] = {}
     if clip is not None:
@@ -159,11 +159,11 @@ def default_policy(
         around |= {"max_samples_min": max_samples, "max_samples_max": max_samples * ROOM}
     return SourcePolicy(
         max_visibility=max_visibility,
-        k_min=k_min,
-        n_c=n_c,
+        min_others=min_others,
+        max_colluders=max_colluders,
         allowed_rules=RULES_OF_SOURCES,
-        energy=EnergyBounds(
-            kappa=kappa, granularity=granularity, unfiltered_projection=unfiltered_projection, norm_rows=norm_rows
+        norm_cap=NormCapBounds(
+            kappa=kappa, granularity=granularity, unfiltered_projection=unfiltered_projection, reports=norm_reports
         ),
         quantisation=QuantisationBounds.model_validate(around),
         dp=_dp(budget, required, max_grad_norm),

@@ -63,7 +63,7 @@ def _too_few(levels: Mapping[str, Visibility], level: Visibility, smallest_sum: 
     permit = "permits" if len(sites) == 1 else "permit"
     why = (
         f"{', '.join(sites)} {permit} no more than {level.label}, and a sum needs {smallest_sum} sources "
-        f"(k-min + n-c + 1); there are {len(sites)}"
+        f"(min-others + max-colluders + 1); there are {len(sites)}"
     )
     return ConfigError("max-visibility", why, hint="more sources have to take part, or a site's owner permits more")
 
@@ -80,7 +80,7 @@ def require_satisfiable(policy: SourcePolicy, site: str, sources: Sequence[str])
 
     Raises:
         ConfigError: names the key, the site and the number of sources: ``trusted-peers`` (an unknown site, or too few),
-            ``k-min`` or ``quantisation.n-max``.
+            ``min-others`` or ``quantisation.n-max``.
     """
     n = len(sources)
     require_known_peers(policy, sources)
@@ -90,29 +90,29 @@ def require_satisfiable(policy: SourcePolicy, site: str, sources: Sequence[str])
     if policy.visibility is Visibility.INDIVIDUAL:
         return
     if policy.smallest_sum > n:
-        asked = f"k-min = {policy.k_min} others, beyond n-c = {policy.n_c} colluders"
+        asked = f"min-others = {policy.min_others} others, beyond max-colluders = {policy.max_colluders} colluders"
         why = f"{site} asks for {asked}: {policy.smallest_sum} sources with itself, and the federation has {n}"
-        raise ConfigError("k-min", why, hint="lower k-min or n-c, or enrol more sources")
+        raise ConfigError("min-others", why, hint="lower min-others or max-colluders, or enrol more sources")
     _require_enough_trusted(policy, site, sources)
 
 
 def _require_enough_trusted(policy: SourcePolicy, site: str, sources: Sequence[str]) -> None:
     trusted = set(policy.trusted_peers or sources) - {site}
-    needed = policy.k_min + policy.n_c
+    needed = policy.min_others + policy.max_colluders
     if len(trusted) < needed:
-        why = f"{site} trusts {len(trusted)} others, and k-min + n-c = {needed} must be in every sum"
+        why = f"{site} trusts {len(trusted)} others, and min-others + max-colluders = {needed} must be in every sum"
         raise ConfigError("trusted-peers", why, hint="list more sites, or none for the whole roster")
 
 
 _OWNER = "the site's owner decides; its policy.toml must allow it"
 _MENDS = {
-    "k-min": "raise privacy.k-min at the aggregator, or let more sources take part",
-    "n-c": "raise privacy.n-c at the aggregator, and let session.threshold = 0 choose the threshold",
-    "trusted-peers": "raise privacy.n-c at the aggregator by the number of sources that this site does not trust",
-    "energy.kappa": "raise privacy.kappa at the aggregator",
-    "energy.granularity": 'set privacy.energy-granularity = "layer" at the aggregator',
-    "energy.norm-rows": 'set training.dp.noise-multiplier, or energy.norm-rows = "colluders-may-see" in policy.toml',
-    "energy.unfiltered-projection": "set strategy.filter = true at the aggregator",
+    "min-others": "raise privacy.min-others at the aggregator, or let more sources take part",
+    "max-colluders": "raise privacy.max-colluders at the aggregator, and let session.threshold = 0 choose the threshold",
+    "trusted-peers": "raise privacy.max-colluders at the aggregator by the number of sources that this site does not trust",
+    "norm-cap.kappa": "raise privacy.norm-cap-kappa at the aggregator",
+    "norm-cap.granularity": 'set privacy.norm-cap-granularity = "layer" at the aggregator',
+    "norm-cap.reports": 'set training.dp.noise-multiplier, or norm-cap.reports = "colluders-may-see" in policy.toml',
+    "norm-cap.unfiltered-projection": "set strategy.filter = true at the aggregator",
     "allowed-rules": "set a strategy.rule at the aggregator that every source allows",
     "quantisation.modulus-bits-min": "set session.modulus-bits = 64 at the aggregator",
     "quantisation.clip-min": "raise session.clip at the aggregator",
@@ -164,7 +164,7 @@ def check_header(
     if own_index not in header.participants:
         raise FaultyAggregatorError("HEADER_PARTICIPANTS", "the header does not name this site")
     _check_visibility(policy, header, own_index, limits)
-    if header.energy is not None and header.level_of(own_index) is Visibility.SUM:
+    if header.norm_cap is not None and header.level_of(own_index) is Visibility.SUM:
         _check_rows(policy, with_noise=with_noise)
     _check_what_is_trained(policy, header)
     _check_encoding(policy, header)
@@ -191,7 +191,7 @@ def check_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm:
         max_grad_norm: clip norm of a row's gradient; it means nothing without noise.
 
     Raises:
-        PolicyRefusal: ``dp.required`` or ``dp.max-grad-norm``; or ``energy.norm-rows``, where every header would be
+        PolicyRefusal: ``dp.required`` or ``dp.max-grad-norm``; or ``norm-cap.reports``, where every header would be
             refused for it.
     """
     with_noise, largest = noise_multiplier > 0, policy.dp.max_grad_norm
@@ -199,15 +199,15 @@ def check_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm:
         raise _refusal("dp.required", "training without noise", "DP-SGD alone")
     if with_noise and not max_grad_norm <= largest:
         raise _refusal("dp.max-grad-norm", f"{max_grad_norm:g}", f"at most {largest:g}")
-    if policy.visibility is Visibility.SUM and policy.energy.kappa > 0:
+    if policy.visibility is Visibility.SUM and policy.norm_cap.kappa > 0:
         _check_rows(policy, with_noise=with_noise)
 
 
 def _check_rows(policy: SourcePolicy, *, with_noise: bool) -> None:
     """A source that colludes tells the aggregator the rows that it got; only noise bounds what they tell."""
-    if policy.n_c and not with_noise and policy.energy.norm_rows == "hidden":
-        asked = f"an energy row that n-c = {policy.n_c} colluders would see"
-        raise _refusal("energy.norm-rows", asked, "such a row only of training with noise")
+    if policy.max_colluders and not with_noise and policy.norm_cap.reports == "hidden":
+        asked = f"a norm report that max-colluders = {policy.max_colluders} colluders would see"
+        raise _refusal("norm-cap.reports", asked, "such a row only of training with noise")
 
 
 def check_metadata(policy: SourcePolicy, update: Update) -> None:
@@ -258,35 +258,43 @@ def _check_visibility(policy: SourcePolicy, header: Header, own_index: int, limi
     _check_smallest_sum(policy, header, level, quorum)
     if level is Visibility.SUM:
         _check_trusted(policy, header, own_index, limits)
-        _check_energy(policy, header, own_index, limits)
+        _check_norm_cap(policy, header, own_index, limits)
 
 
 def _check_smallest_sum(policy: SourcePolicy, header: Header, level: Visibility, quorum: int) -> None:
     # Whoever is lost on the way, the sources that remain open the sum; so the smallest one they may open has to do.
-    others = min(len(header.at(level)), quorum) - 1 - policy.n_c
-    if others < policy.k_min:
-        raise _refusal("k-min", f"a sum with {max(0, others)} others that count", f"at least {policy.k_min}")
+    others = min(len(header.at(level)), quorum) - 1 - policy.max_colluders
+    if others < policy.min_others:
+        raise _refusal("min-others", f"a sum with {max(0, others)} others that count", f"at least {policy.min_others}")
     n = len(header.masked)
-    if not threshold_is_sound(header.threshold, n, policy.n_c):
-        lowest = (n + policy.n_c) // 2 + 1
-        raise _refusal("n-c", f"threshold {header.threshold} of {n}", f"{lowest} to {n} with n-c = {policy.n_c}")
+    if not threshold_is_sound(header.threshold, n, policy.max_colluders):
+        lowest = (n + policy.max_colluders) // 2 + 1
+        raise _refusal(
+            "max-colluders",
+            f"threshold {header.threshold} of {n}",
+            f"{lowest} to {n} with max-colluders = {policy.max_colluders}",
+        )
 
 
 def _check_trusted(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
     if limits is None:
         return
     others = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
-    if others < limits.k_min:
-        raise _refusal("trusted-peers", f"a sum with {max(0, others)} trusted others", f"at least {policy.k_min}")
+    if others < limits.min_others:
+        raise _refusal("trusted-peers", f"a sum with {max(0, others)} trusted others", f"at least {policy.min_others}")
 
 
-def _check_energy(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
+def _check_norm_cap(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
     """Where FedGP's filter leaves one source alone in a layer, that layer has cap 0; without it parts can cancel."""
-    asked, bounds = header.energy, policy.energy
+    asked, bounds = header.norm_cap, policy.norm_cap
     if asked is not None:
-        left = header.sum_quorum - 1 - policy.n_c
+        left = header.sum_quorum - 1 - policy.max_colluders
         if asked.others > left:
-            raise _refusal("n-c", f"energies of {asked.others} others", f"at most {left} with n-c = {policy.n_c}")
+            raise _refusal(
+                "max-colluders",
+                f"energies of {asked.others} others",
+                f"at most {left} with max-colluders = {policy.max_colluders}",
+            )
         if limits is not None:  # the session checks this too; there it would accuse the aggregator
             left = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
             if asked.others > left:
@@ -294,13 +302,13 @@ def _check_energy(policy: SourcePolicy, header: Header, own_index: int, limits: 
     if bounds.kappa == 0:
         return
     if asked is None or asked.kappa < bounds.kappa:
-        found = "no energy rule" if asked is None else f"{asked.kappa:g}"
-        raise _refusal("energy.kappa", found, f"at least {bounds.kappa:g}")
+        found = "no norm cap" if asked is None else f"{asked.kappa:g}"
+        raise _refusal("norm-cap.kappa", found, f"at least {bounds.kappa:g}")
     if asked.granularity is Granularity.MODEL and bounds.terms is Granularity.LAYER:
-        raise _refusal("energy.granularity", "model", "layer")
+        raise _refusal("norm-cap.granularity", "model", "layer")
     unfiltered = header.rule.rule in _PROJECTING_RULES and not header.rule.filter
     if unfiltered and not bounds.unfiltered_projection:
-        raise _refusal("energy.unfiltered-projection", "true", "false")
+        raise _refusal("norm-cap.unfiltered-projection", "true", "false")
 
 
 def _check_what_is_trained(policy: SourcePolicy, header: Header) -> None:
