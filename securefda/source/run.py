@@ -39,9 +39,10 @@ from securefda.protocol.messages import (
     Result,
     Signed,
 )
+from securefda.source.acceptance import accept_header
 from securefda.source.model_bound import Missed, TakenResult, check_missed
 from securefda.source.patience import Patience
-from securefda.source.rounds import SourceRound, begin_round, check_opening, check_result, continue_round
+from securefda.source.rounds import SourceRound, begin_round, check_result, continue_round
 from securefda.source.run_book import UNFINISHED
 from securefda.source.site import Permits, SourceSite
 from securefda.state_file import ProcessGuard
@@ -192,21 +193,17 @@ class SourceRounds:
         site, body = self._site, header.body
         self._require_from_target(header)
         missed, self._missed = self._missed, None
-        opening = check_opening(site, header, parcel, missed)
+        accepted = accept_header(site, header, parcel, missed)
         self._drop_round()
-        caught_up = self._catch_up(body, opening.origin.caught_up)
-        site.store.accept_header(header, opening.origin.number)
+        receipts = []
+        if accepted.origin.caught_up is not None:  # the last session had a result, of which this site learns only now
+            site.store.record_result(body.run_id, accepted.origin.caught_up)
+            receipts.append(self._receipt(body.run_id, accepted.origin.caught_up))
+        site.store.accept_header(header, accepted.origin.number)
         site.witness.journal.enter(header)
-        self._reporter.round_started(body.round, body.level_of(site.signer.index).label, body.rule.rule)
-        self._round, answer = begin_round(site, header, opening)
-        return [*caught_up, answer]
-
-    def _catch_up(self, header: Header, result: TakenResult | None) -> list[Parcel]:
-        """The last session that this source was in did come to a result, of which it learns only now."""
-        if result is None:
-            return []
-        self._site.store.record_result(header.run_id, result)
-        return [self._receipt(header.run_id, result)]
+        self._reporter.round_started(body.round, accepted.level.label, body.rule.rule)
+        self._round, answer = begin_round(site, accepted)
+        return [*receipts, answer]
 
     def _continue_round(self, message: Signed[Body]) -> list[Parcel]:
         if self._round is None:

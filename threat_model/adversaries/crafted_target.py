@@ -145,20 +145,20 @@ class ClaimsNorm(ColludingSource):
         current = self._round
         if current is None or not isinstance(current.phase, steps.AwaitingKeyList):
             return answers
-        if current.row is None:
+        if current.report is None:
             return answers
         own, layers = current.phase.own, current.header.body.layers
         limits, sizes = [layer.clip * layer.size**0.5 for layer in layers], [layer.size for layer in layers]
-        if len(current.row.exact) == 1:
+        if len(current.report.exact) == 1:
             limits, sizes = [float(np.linalg.norm(limits))], [sum(sizes)]
-        claimed = np.minimum(self._factor * current.row.exact, limits)
+        claimed = np.minimum(self._factor * current.report.exact, limits)
         codes = norm_codes(claimed, sizes, limits)
         row = Secret(bytes(ROW_OPENING_BYTES) + codes)
         committed = row_commitment(row, own=self.signer.index, ctx=own.envelope.context)
         body: Advertise = replace(own.body, row_commitment=committed)
         signed = self.signer.sign(own.envelope.session_id, own.envelope.context, body)
         phase = replace(current.phase, own=signed, row=row)
-        self._round = replace(current, phase=phase, row=NormReport(claimed, codes))
+        self._round = replace(current, phase=phase, report=NormReport(claimed, codes))
         return [Parcel(signed)]
 
 

@@ -39,7 +39,6 @@ from securefda.site.config.sections import (
 from securefda.site.policy import SourcePolicy, default_policy
 from securefda.site.policy.verdict import plan_levels
 
-
 _RENAMED = {
     "privacy.k-min": "privacy.min-others",
     "privacy.n-c": "privacy.max-colluders",
