@@ -176,18 +176,16 @@ class SourceRounds:
                 return self._take_missed(message)  # type: ignore[arg-type]
             case Goodbye() as goodbye:
                 self._require_from_target(message)
-                self._end(goodbye)
+                if self.goodbye is None:
+                    self._drop_round()
+                    self.goodbye = goodbye
+                    outcome = "completed" if goodbye.completed else "failed"
+                    self._log("run-ended", outcome=outcome, rounds=goodbye.rounds)
                 return []
             case Abort():
                 self._require_from_target(message)
                 return self._aborted(message)  # type: ignore[arg-type]
         return self._continue_round(message)
-
-    def _end(self, goodbye: Goodbye) -> None:
-        if self.goodbye is None:
-            self._drop_round()
-            self.goodbye = goodbye
-            self._log("run-ended", outcome="completed" if goodbye.completed else "failed", rounds=goodbye.rounds)
 
     def _start_round(self, header: Signed[Header], parcel: Parcel) -> list[Parcel]:
         site, body = self._site, header.body
@@ -242,10 +240,7 @@ class SourceRounds:
     def _take_missed(self, message: Signed[MissedResult]) -> list[Parcel]:
         """The aggregator has no receipt of this source: give it again, or hold the next header against this result."""
         site = self._site
-        target = site.roster.target.index
-        fault = envelope_fault(message, roster=site.roster, sender=target, session_id=NO_SESSION, context=NO_CONTEXT)
-        if fault:
-            raise FaultyAggregatorError(fault, message.type_name)
+        self._require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
         run_id = bytes.fromhex(site.witness.journal.run)
         self._missed = check_missed(message.body, roster=site.roster, run_id=run_id)
         taken = site.store.known(run_id).taken
@@ -253,12 +248,8 @@ class SourceRounds:
 
     def _witness(self, message: Signed[Body]) -> list[Parcel]:
         """The aggregator shows its log, or cosigns this site's: cosign, and show this site's own."""
-        roster, witness = self._site.roster, self._site.witness
-        target = roster.target.index
-        fault = envelope_fault(message, roster=roster, sender=target, session_id=NO_SESSION, context=NO_CONTEXT)
-        if fault:
-            raise FaultyAggregatorError(fault, message.type_name)
-        body = message.body
+        self._require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
+        witness, target, body = self._site.witness, self._site.roster.target.index, message.body
         try:
             if isinstance(body, Cosigned):
                 if witness.take(target, body):
@@ -278,15 +269,17 @@ class SourceRounds:
         receipt = self._last_receipt() if due else []  # before it vouches, for headers follow that
         return [*receipt, witness.show(target), *([answer] if answer else [])]
 
-    def _require_from_target(self, message: Signed[Any]) -> None:
-        """A header, a goodbye or an abort counts only with the aggregator's signature; its session may be any."""
-        envelope, target = message.envelope, self._site.roster.target
+    def _require_from_target(
+        self, message: Signed[Any], session_id: bytes | None = None, context: bytes | None = None
+    ) -> None:
+        """Raise unless the aggregator signed the message; session and context may be any where none is given."""
+        envelope, roster = message.envelope, self._site.roster
         fault = envelope_fault(
             message,
-            roster=self._site.roster,
-            sender=target.index,
-            session_id=envelope.session_id,
-            context=envelope.context,
+            roster=roster,
+            sender=roster.target.index,
+            session_id=envelope.session_id if session_id is None else session_id,
+            context=envelope.context if context is None else context,
         )
         if fault:
             raise FaultyAggregatorError(fault, message.type_name)
@@ -301,15 +294,13 @@ class SourceRounds:
             )
         if current is None or message.envelope.session_id != current.header.envelope.session_id:
             return []
-        self._log("aborted", current.header, check=body.check, accused=self._accused(body))
+        accused = [] if body.accused is None else [body.accused]
+        self._log("aborted", current.header, check=body.check, accused=site_ids(self._site.roster, accused))
         self._drop_round()
-        accused = "" if body.accused is None else f", accused: {self._name(body.accused)}"
-        text = f"the aggregator aborted at {body.step.label}: {body.check}{accused}"
+        accused_text = "" if body.accused is None else f", accused: {self._name(body.accused)}"
+        text = f"the aggregator aborted at {body.step.label}: {body.check}{accused_text}"
         self._reporter.alarm(ProtocolError(body.check, text))
         return []
-
-    def _accused(self, body: Abort) -> list[str]:
-        return [] if body.accused is None else site_ids(self._site.roster, [body.accused])
 
     def _refuse_by_policy(self, parcel: Parcel, refusal: PolicyRefusal) -> list[Parcel]:
         """Tell the operator everything and the aggregator the key; a session that was open is over."""
