@@ -34,7 +34,7 @@ from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
 from securefda.rules import round_plan
 from securefda.site.config import load_federation
-from securefda.source import model_bound
+from securefda.source import acceptance, model_bound
 from securefda.source.model_bound import Course, Units, layer_groups, units_of
 from securefda.training import Vector
 from threat_model.adversaries.made_model import imprinting_model, one_step_towards

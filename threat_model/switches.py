@@ -312,7 +312,7 @@ UPDATE_AT_THE_CLIP = replaced(
 
 _NOTHING_CAPPED = contribution.AppliedCaps(0, sha256(b"").hexdigest(), 0, 0)
 NORM_CAP = replaced("scaling to the caps", contribution, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED)
-"""Energy rows are exchanged, and no source scales its part of the sum down."""
+"""Norm reports are exchanged, and no source scales its part of the sum down."""
 
 
 def _with_bare_row(original: Callable[..., bytes]) -> Callable[..., bytes]:
@@ -342,8 +342,8 @@ def _counting_all(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda rows, *, kappa, others: original(rows, kappa=kappa, others=max(others, len(rows) - 1))
 
 
-ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest energies alone", norm_caps, "caps_for", _counting_all)
-"""Whatever the header says, the energies of all other sources count, also of those that can be lost."""
+ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest norms alone", norm_caps, "caps_for", _counting_all)
+"""Whatever the header says, the norms of all other sources count, also of those that can be lost."""
 
 
 INITIAL_MODEL = replaced("the task's own first model", model_bound, "require_initial", lambda _: lambda *_: None)

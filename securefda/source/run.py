@@ -176,16 +176,18 @@ class SourceRounds:
                 return self._take_missed(message)  # type: ignore[arg-type]
             case Goodbye() as goodbye:
                 self._require_from_target(message)
-                if self.goodbye is None:
-                    self._drop_round()
-                    self.goodbye = goodbye
-                    outcome = "completed" if goodbye.completed else "failed"
-                    self._log("run-ended", outcome=outcome, rounds=goodbye.rounds)
+                self._end(goodbye)
                 return []
             case Abort():
                 self._require_from_target(message)
                 return self._aborted(message)  # type: ignore[arg-type]
         return self._continue_round(message)
+
+    def _end(self, goodbye: Goodbye) -> None:
+        if self.goodbye is None:
+            self._drop_round()
+            self.goodbye = goodbye
+            self._log("run-ended", outcome="completed" if goodbye.completed else "failed", rounds=goodbye.rounds)
 
     def _start_round(self, header: Signed[Header], parcel: Parcel) -> list[Parcel]:
         site, body = self._site, header.body
