@@ -53,7 +53,7 @@ _MASKING = {
     ),
 }
 _RULE = {
-    rounds: ("aligned_update", "contribution_at_source", "clip_contribution", "row_of", "capped_input"),
+    rounds: ("aligned_update", "contribution_at_source", "clip_contribution", "norm_report", "capped_input"),
     ClearAttempt: ("_evaluate",),
     model: ("total_of", "update_of"),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from securefda.protocol import aggregate_statistics, agreement, contribution, fixed_point, masking
-from securefda.protocol.aggregate_statistics import Figures
+from securefda.protocol.aggregate_statistics import AggregateStatistics
 from securefda.protocol.agreement import KeyPair
 from securefda.protocol.secret import Secret
 from securefda.rules import checks as rule_checks
@@ -38,19 +38,19 @@ SUM_AT_THE_CLIP = replaced("sums are within the clip at their weight", contribut
 """The weight that came with a sum may be any."""
 
 
-def _positive(original: Callable[..., Figures]) -> Callable[..., Figures]:
-    def decode_figures(*arguments: Any) -> Figures:
-        figures = original(*arguments)
-        return replace(figures, samples=abs(figures.samples))
+def _positive(original: Callable[..., AggregateStatistics]) -> Callable[..., AggregateStatistics]:
+    def decode_statistics(*arguments: Any) -> AggregateStatistics:
+        statistics = original(*arguments)
+        return replace(statistics, samples=abs(statistics.samples))
 
-    return decode_figures
+    return decode_statistics
 
 
 RANGE = all_of(
     "range of sums",
     replaced("ring sums are what so many inputs reach", fixed_point, "_check_range", _nothing),
     SUM_AT_THE_CLIP,
-    replaced("weights of a sum are above zero", aggregate_statistics, "decode_figures", _positive),
+    replaced("weights of a sum are above zero", aggregate_statistics, "decode_statistics", _positive),
     replaced(
         "weights of a sum are weights",
         rule_checks,

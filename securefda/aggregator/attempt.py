@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from securefda.errors import FaultySourceError, ProtocolError, QuorumLost, SecureFdaError
-from securefda.protocol.aggregate_statistics import Figures, Vector64
+from securefda.protocol.aggregate_statistics import AggregateStatistics, Vector64
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.checks import envelope_fault
 from securefda.protocol.messages import Abort, Body, Header, Parcel, Refusal, Send, Signed, Step, Update, Visibility
@@ -24,14 +24,14 @@ class PartialSum:
     Attributes:
         level: what the aggregator saw of the members; at ``individual`` it summed by itself.
         vector: V of the rules, or at ``cohort`` the sum of n_i g_i; float64 (m,).
-        figures: w, n and what else travels beside it, summed.
+        statistics: w, n and what else travels behind it, summed.
         members: roster indices in the sum.
         reports: at ``individual``, what each member told beside its update.
     """
 
     level: Visibility
     vector: Vector64
-    figures: Figures
+    statistics: AggregateStatistics
     members: frozenset[int]
     reports: Mapping[int, Update] = field(default_factory=dict)
 

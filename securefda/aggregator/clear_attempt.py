@@ -11,10 +11,9 @@ from securefda.aggregator.attempt import Members, PartialSum, RoundSum
 from securefda.aggregator.rounds import evaluate_at_target
 from securefda.aggregator.target import TargetRound, error_units
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
-from securefda.protocol.aggregate_statistics import decode_figures
+from securefda.protocol.aggregate_statistics import decode_statistics
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.checks import quantisation
-from securefda.protocol.contribution import clip_contribution, encode_contribution, figures_of, weight_of
+from securefda.protocol.contribution import RoundTerms, clip_contribution, encode_contribution, statistics_of, weight_of
 from securefda.protocol.masking import accumulate
 from securefda.protocol.messages import Abort, Parcel, Refusal, Send, Signed, Step, Update, Visibility
 from securefda.protocol.vectors import vector_from_wire
@@ -34,8 +33,8 @@ class ClearAttempt:
         self._members = Members(session, self._scope)
         self._target = target
         self._units = error_units(target, session.header.body.rule.select)
-        self._encoding = quantisation(session.header.body)
-        self._total = np.zeros(self._encoding.length, self._encoding.dtype)
+        self._terms = RoundTerms.of(session.header.body)
+        self._total = np.zeros(self._terms.encoding.length, self._terms.encoding.dtype)
         self._answered: dict[int, Update] = {}
         self._outcome: RoundSum | SecureFdaError | None = None
         self.header = session.header
@@ -117,12 +116,12 @@ class ClearAttempt:
         if not np.all(np.isfinite(update)):
             raise FaultySourceError(name, "INPUT_FINITE", "the update holds NaN or infinity")
         try:
-            contribution = evaluate_at_target(header, self._target, update)
+            contribution = evaluate_at_target(self._terms, self._target, update)
         except ValueError as error:
             raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
         clip_contribution(header, contribution)
-        figures = figures_of(contribution, weight_of(header, body.samples), None)
-        accumulate(self._total, encode_contribution(header, contribution, figures, self._units))
+        statistics = statistics_of(contribution, weight_of(header, body.samples), None)
+        accumulate(self._total, encode_contribution(self._terms, contribution, statistics, self._units))
 
     def _go_on(self) -> list[Send]:
         if self.waiting_for:
@@ -132,9 +131,9 @@ class ClearAttempt:
             error = self._members.explained(QuorumLost(self.phase, 1, [], names))
             self._outcome = error
             return self._members.abort_all(Step.MASKED_INPUT, error)
-        decoded = self._encoding.decode(self._total, len(self._answered))
-        figures = decode_figures(decoded.tail, self._units)
+        decoded = self._terms.encoding.decode(self._total, len(self._answered))
+        statistics = decode_statistics(decoded.tail, self._units)
         members = frozenset(self._answered)
-        part = PartialSum(Visibility.INDIVIDUAL, decoded.vector, figures, members, self._answered)
+        part = PartialSum(Visibility.INDIVIDUAL, decoded.vector, statistics, members, self._answered)
         self._outcome = RoundSum((part,), digest=b"")
         return []

@@ -9,7 +9,7 @@ from typing import Any
 from securefda.aggregator.attempt import Members, PartialSum, RoundSum
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
 from securefda.protocol import aggregator as steps
-from securefda.protocol.aggregate_statistics import ErrorUnits, decode_figures
+from securefda.protocol.aggregate_statistics import ErrorUnits, decode_statistics
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.messages import (
     Abort,
@@ -220,7 +220,7 @@ class MaskedAttempt:
             PartialSum(
                 header.level_of(min(one.survivors)),
                 one.decoded.vector,
-                decode_figures(one.decoded.tail, self._units),
+                decode_statistics(one.decoded.tail, self._units),
                 one.survivors,
             )
             for one in opened.sums

@@ -18,7 +18,7 @@ from securefda.aggregator.store import Asked
 from securefda.aggregator.target import TargetRound
 from securefda.operations.records import RoundLine, SeenLine
 from securefda.protocol.aggregate_statistics import Vector64
-from securefda.protocol.contribution import check_sum, clip_contribution, evaluate_rule
+from securefda.protocol.contribution import RoundTerms, check_sum, clip_contribution, evaluate_rule
 from securefda.protocol.messages import Header, Visibility
 from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Contribution, ContributionSum, DeltaErrors, RoundPlan, Rule, combine, cosine
@@ -43,15 +43,15 @@ class RoundTotal:
         return 1.0 - self.kept / self.samples
 
 
-def evaluate_at_target(header: Header, target: TargetRound | None, update: Vector | Vector64) -> Contribution:
+def evaluate_at_target(terms: RoundTerms, target: TargetRound | None, update: Vector | Vector64) -> Contribution:
     """Evaluate the round's rule on the aligned update of a source, or the mean of a cohort (m,).
 
     Raises:
         ValueError: the update and the target's numbers contradict each other.
     """
     if target is None:
-        return evaluate_rule(header, None, None, update)
-    return evaluate_rule(header, target.statistics, target.result.update, update, target.step_updates)
+        return evaluate_rule(terms, None, None, update)
+    return evaluate_rule(terms, target.statistics, target.result.update, update, target.step_updates)
 
 
 def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> RoundTotal:
@@ -63,27 +63,21 @@ def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> R
     Raises:
         ValueError: a sum is not what honest parts give.
     """
-    total = _Total(header)
+    total, terms = _Total(header), RoundTerms.of(header)
     for part in outcome.parts:
-        if not part.figures.samples > 0:
+        if not part.statistics.samples > 0:
             raise ValueError("a sum has no samples")
-        check_sum(header, part.vector, part.figures.samples, len(part.members))
+        check_sum(terms, part.vector, part.statistics.samples, len(part.members))
         if part.level is Visibility.COHORT:
-            contribution, samples = _of_cohort(header, target, part)
+            samples = part.statistics.samples
+            contribution = evaluate_at_target(terms, target, part.vector / samples)
+            clip_contribution(header, contribution)
             total.sum.add(contribution, samples)
             total.add_errors(contribution.errors, samples)
         else:
-            total.sum.add_sum(part.vector, part.figures.kept, part.figures.samples)
-            total.add_errors(part.figures.errors, 1.0)
+            total.sum.add_sum(part.vector, part.statistics.kept, part.statistics.samples)
+            total.add_errors(part.statistics.errors, 1.0)
     return total.finished()
-
-
-def _of_cohort(header: Header, target: TargetRound | None, cohort: PartialSum) -> tuple[Contribution, float]:
-    """What a cohort contributes, and its weight."""
-    samples = cohort.figures.samples
-    contribution = evaluate_at_target(header, target, cohort.vector / samples)
-    clip_contribution(header, contribution)
-    return contribution, samples
 
 
 class _Total:
@@ -235,7 +229,7 @@ def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, metrics: bool
 
     Without ``metrics`` there is no loss and no accuracy, whatever stands in their places.
     """
-    level, figures = part.level.label, part.figures
+    level, figures = part.level.label, part.statistics
     if part.level is Visibility.INDIVIDUAL:
         for index, told in sorted(part.reports.items()):
             seen = (told.loss, told.accuracy) if metrics else (None, None)

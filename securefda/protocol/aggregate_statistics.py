@@ -41,7 +41,7 @@ class ErrorUnits:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Figures:
+class AggregateStatistics:
     """Numbers of one source, or their sums over several, weighted by samples in units of ``max_samples``.
 
     Attributes:
@@ -59,27 +59,27 @@ class Figures:
     errors: DeltaErrors | None = None
 
 
-def encode_figures(figures: Figures, units: ErrorUnits | None) -> Vector64:
+def encode_statistics(statistics: AggregateStatistics, units: ErrorUnits | None) -> Vector64:
     """The tail of a source's vector, float64 (TAIL,), each element in [0, 1].
 
     Args:
-        figures: of the source, weighted.
+        statistics: of the source, weighted.
         units: of the round's estimated errors; None where they are not asked for.
 
     Raises:
         ValueError: a number is NaN.
     """
-    weight = figures.samples
-    loss = _within(figures.loss / LOSS_BOUND, weight)
+    weight = statistics.samples
+    loss = _within(statistics.loss / LOSS_BOUND, weight)
     errors = [0.0, 0.0, 0.0]
-    if figures.errors is not None and units is not None and units.variance > 0:
-        distance = figures.errors.source_only / units.distance
-        of_rules = (distance, figures.errors.fedda / units.variance, figures.errors.fedgp / units.variance)
+    if statistics.errors is not None and units is not None and units.variance > 0:
+        distance = statistics.errors.source_only / units.distance
+        of_rules = (distance, statistics.errors.fedda / units.variance, statistics.errors.fedgp / units.variance)
         errors = [_within(error, weight) for error in of_rules]
-    return np.array([figures.kept, weight, loss, _within(figures.accuracy, weight), *errors])
+    return np.array([statistics.kept, weight, loss, _within(statistics.accuracy, weight), *errors])
 
 
-def decode_figures(tail: Vector64, units: ErrorUnits | None) -> Figures:
+def decode_statistics(tail: Vector64, units: ErrorUnits | None) -> AggregateStatistics:
     """The sums of a decoded tail, float64 (TAIL,)."""
     if tail.shape != (TAIL,):
         raise ValueError(f"a tail of {tail.shape}, not {TAIL} elements")
@@ -87,7 +87,7 @@ def decode_figures(tail: Vector64, units: ErrorUnits | None) -> Figures:
     of_rules = None
     if units is not None:
         of_rules = DeltaErrors(errors[0] * units.distance, errors[1] * units.variance, errors[2] * units.variance)
-    return Figures(kept, samples, loss * LOSS_BOUND, accuracy, of_rules)
+    return AggregateStatistics(kept, samples, loss * LOSS_BOUND, accuracy, of_rules)
 
 
 def _within(value: float, weight: float) -> float:

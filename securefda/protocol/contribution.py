@@ -1,6 +1,7 @@
-"""The norm cap between a header and its mathematics: what a source tells of its part, and what the caps do.
+"""A source's part of a sum, from beginning to end: what the header asks for, align, evaluate, clip, cap, encode.
 
-Between a header and the rules: what a source computes for a round, and the vector in which it travels.
+A source computes its own part here. Where updates travel in clear, or as means of cohorts, the aggregator evaluates the
+same rule with the same functions, so that every visibility gives the same model.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securefda.errors import ConfigError, FaultyAggregatorError, TrainingError
-from securefda.protocol.aggregate_statistics import ErrorUnits, Figures, Vector64, encode_figures
+from securefda.protocol.aggregate_statistics import AggregateStatistics, ErrorUnits, Vector64, encode_statistics
 from securefda.protocol.checks import check_vectors, quantisation
+from securefda.protocol.fixed_point import Quantisation
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Granularity, Header, Parcel, RuleTerms, TargetTerms, Visibility
 from securefda.protocol.vectors import LocalResult, Vector, vector_from_wire
@@ -33,9 +35,17 @@ from securefda.rules import (
 )
 
 StepUpdates = NDArray[np.float32]
-_BLOCK = 1 << 16
+
 MOST_CLIPPED = 8
 """At most one in so many coordinates of a layer may be at the clip."""
+
+LEAST_STEPS = 8.0
+"""Fewest steps of the encoding that a part must be long per coordinate, in root mean square, to count for the caps."""
+
+_BLOCK = 1 << 16
+
+
+# --- what the header asks for -----------------------------------------------------------------------------------------
 
 
 def terms_of(plan: RoundPlan) -> RuleTerms:
@@ -73,6 +83,50 @@ def plan_of(terms: RuleTerms) -> RoundPlan:
         raise FaultyAggregatorError("HEADER_RULE", str(error)) from None
 
 
+@dataclass(frozen=True, slots=True)
+class RoundTerms:
+    """What a header asks to be computed, parsed once.
+
+    Attributes:
+        header: that says so.
+        plan: the rule of the round.
+        sizes: of the layers, in the order of the flat vector.
+        encoding: of what is summed.
+    """
+
+    header: Header
+    plan: RoundPlan
+    sizes: tuple[int, ...]
+    encoding: Quantisation
+
+    @classmethod
+    def of(cls, header: Header) -> RoundTerms:
+        """Parse a header.
+
+        Raises:
+            FaultyAggregatorError: HEADER_RULE, a rule or a setting that does not exist; HEADER_WRAP, no encoding fits.
+        """
+        return cls(header, plan_of(header.rule), tuple(layer.size for layer in header.layers), quantisation(header))
+
+    def error_units(self) -> ErrorUnits | None:
+        """In what estimated errors travel; None where the header asks for none.
+
+        Raises:
+            ValueError: the published numbers contradict each other.
+        """
+        target = self.header.target
+        return ErrorUnits.of(published_statistics(target)) if self.plan.select and target else None
+
+
+def published_statistics(target: TargetTerms) -> TargetStatistics:
+    """What a header publishes of the target's steps.
+
+    Raises:
+        ValueError: the numbers contradict each other.
+    """
+    return TargetStatistics(target.steps, target.mean_square, target.scatter)
+
+
 def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> tuple[Vector, Vector | None]:
     """The model and, for a source at ``sum`` where the header names one, the target's update that came with it.
 
@@ -93,9 +147,7 @@ def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> tuple[
     return weights, update
 
 
-def learning_rate_ratio(target: TargetTerms, result: LocalResult) -> float:
-    """The target's effective learning rate of the round over the source's."""
-    return target.learning_rate / result.learning_rate
+# --- align and evaluate -----------------------------------------------------------------------------------------------
 
 
 def aligned_update(header: Header, result: LocalResult) -> Vector:
@@ -116,7 +168,7 @@ def aligned_update(header: Header, result: LocalResult) -> Vector:
     target = header.target
     if target is None or not header.rule.align:
         return result.update
-    ratio = learning_rate_ratio(target, result)
+    ratio = target.learning_rate / result.learning_rate
     try:
         factor = alignment_factor(target_steps=target.steps, source_steps=result.steps, learning_rate_ratio=ratio)
     except ValueError as error:
@@ -129,7 +181,7 @@ def aligned_update(header: Header, result: LocalResult) -> Vector:
 
 
 def evaluate_rule(
-    header: Header,
+    terms: RoundTerms,
     statistics: TargetStatistics | None,
     target_update: Vector | None,
     update: Vector | Vector64,
@@ -144,20 +196,21 @@ def evaluate_rule(
     Raises:
         ValueError: the arguments contradict each other; the message names one.
     """
+    target = terms.header.target
     return contribute(
-        plan_of(header.rule),
+        terms.plan,
         statistics,
         target_update,
         update,
-        source_steps=header.target.steps if header.target else 1,  # the update is aligned already
+        source_steps=target.steps if target else 1,  # the update is aligned already
         learning_rate_ratio=1.0,
-        layers=[layer.size for layer in header.layers],
+        layers=terms.sizes,
         step_updates=step_updates,
     )
 
 
 def contribution_at_source(
-    header: Header, level: Visibility, target_update: Vector | None, update: Vector
+    terms: RoundTerms, level: Visibility, target_update: Vector | None, update: Vector
 ) -> Contribution:
     """What a source adds to a sum, of its aligned update, float32 (m,).
 
@@ -169,12 +222,15 @@ def contribution_at_source(
     """
     if level is Visibility.COHORT:
         return Contribution(vector=update.astype(np.float64), keep=0.0, beta=None)
-    target = header.target
+    target = terms.header.target
     try:
         statistics = published_statistics(target) if target else None
-        return evaluate_rule(header, statistics, target_update, update)
+        return evaluate_rule(terms, statistics, target_update, update)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
+
+
+# --- clip -------------------------------------------------------------------------------------------------------------
 
 
 def clip_contribution(header: Header, contribution: Contribution) -> tuple[int, ...]:
@@ -184,7 +240,14 @@ def clip_contribution(header: Header, contribution: Contribution) -> tuple[int, 
     """
     start, clipped = 0, []
     for layer in header.layers:
-        clipped.append(_clip_in_place(contribution.vector[start : start + layer.size], layer.clip))
+        part, count = contribution.vector[start : start + layer.size], 0
+        for first in range(0, part.size, _BLOCK):  # a mask of a whole layer would take more than the model
+            block = part[first : first + _BLOCK]
+            outside = int(np.count_nonzero(np.abs(block) > layer.clip))
+            if outside:
+                np.clip(block, -layer.clip, layer.clip, out=block)
+                count += outside
+        clipped.append(count)
         start += layer.size
     return tuple(clipped)
 
@@ -206,16 +269,82 @@ def require_few_at_the_clip(header: Header, clipped: Iterable[int]) -> None:
             raise FaultyAggregatorError("CLIPPED", f"{count} of {layer.size} coordinates of layer {layer.name}")
 
 
-def _clip_in_place(part: Vector64, clip: float) -> int:
-    """Clip one layer; block by block, since a mask of the whole layer would take more than the model."""
-    clipped = 0
-    for start in range(0, part.size, _BLOCK):
-        block = part[start : start + _BLOCK]
-        outside = int(np.count_nonzero(np.abs(block) > clip))
-        if outside:
-            np.clip(block, -clip, clip, out=block)
-            clipped += outside
-    return clipped
+# --- cap --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NormReport:
+    """The norms of a source's part: ``exact``, float64, which stay here, and the ``codes`` that the other sources see."""
+
+    exact: Vector64
+    codes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedCaps:
+    """What the norm cap did to a source's own part: numbers of layers, and the SHA-256 of the caps in hex."""
+
+    layers: int
+    caps: str
+    capped: int
+    zeroed: int
+
+
+def norm_report(terms: RoundTerms, level: Visibility, contribution: Contribution, weight: float) -> NormReport | None:
+    """The norm report of a source; None at another level than ``sum``, or without a norm cap.
+
+    Raises:
+        FaultyAggregatorError: HEADER_ENERGY, with these clips a norm is beyond float32.
+    """
+    if terms.header.norm_cap is None or level is not Visibility.SUM:
+        return None
+    sizes, limits = _capped_groups(terms)
+    try:
+        exact = contribution_norms(contribution.vector, sizes, weight)
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_ENERGY", str(error)) from None
+    return NormReport(exact, norm_codes(exact, sizes, limits))
+
+
+def apply_caps(
+    terms: RoundTerms, own: NormReport | None, reports: Mapping[int, bytes], contribution: Contribution
+) -> AppliedCaps | None:
+    """Scale a source's contribution in place to the caps; None without a norm cap.
+
+    The caps are those of the parts that are still there once they are rounded to the ring. The aggregator chooses the
+    steps of the encoding. Parts that are spread out vanish below them sooner than one that is concentrated, which would
+    then be alone in the sum though all norms were as asked. So a norm below a floor counts as zero; and where none is
+    above it, nothing is released.
+
+    Args:
+        terms: of the attempt.
+        own: report of this source.
+        reports: codes of all members of the sum that have shared, this source's among them, by roster index.
+        contribution: of this source, clipped.
+    """
+    norm_cap = terms.header.norm_cap
+    if own is None or norm_cap is None:
+        return None
+    sizes, limits = _capped_groups(terms)
+    steps = (terms.encoding.step(number) for number in range(len(terms.sizes)))
+    floors = [LEAST_STEPS * step * math.sqrt(size) for step, size in zip(steps, terms.sizes, strict=True)]
+    floor = np.array([math.hypot(*floors)] if norm_cap.granularity is Granularity.MODEL else floors)
+    norms = np.array([norms_of(codes, sizes, limits) for codes in reports.values()])
+    caps = caps_for(np.where(norms < floor, 0.0, norms), kappa=norm_cap.kappa, others=norm_cap.others)
+    effect = scale_to_caps(contribution.vector, sizes, own.exact, caps)
+    digest = sha256(caps.astype("<f8").tobytes()).hexdigest()
+    return AppliedCaps(len(caps), digest, len(effect.capped), len(effect.zeroed))
+
+
+def _capped_groups(terms: RoundTerms) -> tuple[list[int], Vector64]:
+    """Sizes of what is capped, each layer or the model as a whole, and the most that the clips let its norm be."""
+    squares = [layer.clip**2 * layer.size for layer in terms.header.layers]
+    if terms.header.norm_cap is not None and terms.header.norm_cap.granularity is Granularity.MODEL:
+        return [terms.header.n_params], np.sqrt([math.fsum(squares)])
+    return list(terms.sizes), np.sqrt(squares)
+
+
+# --- weigh and encode -------------------------------------------------------------------------------------------------
 
 
 def weight_of(header: Header, samples: int) -> float:
@@ -242,7 +371,7 @@ class Metrics:
 
 
 def metrics_of(header: Header, result: LocalResult) -> Metrics | None:
-    """The metrics that a source hands in under this header; None where it has none, and nobody's travel.
+    """The metrics that a source hands in under this header; None where it has none, and none travel.
 
     Raises:
         TrainingError: the header has metrics, and training gave none.
@@ -254,50 +383,36 @@ def metrics_of(header: Header, result: LocalResult) -> Metrics | None:
     return Metrics(result.loss, result.accuracy)
 
 
-def figures_of(contribution: Contribution, weight: float, metrics: Metrics | None) -> Figures:
+def statistics_of(contribution: Contribution, weight: float, metrics: Metrics | None) -> AggregateStatistics:
     """What travels of a source beside its contribution, weighted; without metrics there are zeros in their place."""
     errors = None if contribution.errors is None else contribution.errors.times(weight)
     loss, accuracy = (metrics.loss, metrics.accuracy) if metrics else (0.0, 0.0)
-    return Figures(weight * contribution.keep, weight, weight * loss, weight * accuracy, errors)
+    return AggregateStatistics(weight * contribution.keep, weight, weight * loss, weight * accuracy, errors)
 
 
 def encode_contribution(
-    header: Header, contribution: Contribution, figures: Figures, units: ErrorUnits | None
+    terms: RoundTerms, contribution: Contribution, statistics: AggregateStatistics, units: ErrorUnits | None
 ) -> RingVector:
     """The ring vector of a clipped contribution, weighted by samples; the contribution is scaled in place.
 
     Args:
-        header: of the attempt.
+        terms: of the attempt.
         contribution: v_i and its share of the target's update.
-        figures: of the source, weighted; they make up the tail.
-        units: as for :func:`securefda.protocol.aggregate_statistics.encode_figures`.
+        statistics: of the source, weighted; they travel behind the parameters.
+        units: as for :func:`securefda.protocol.aggregate_statistics.encode_statistics`.
     """
-    np.multiply(contribution.vector, figures.samples, out=contribution.vector)
-    return quantisation(header).encode(contribution.vector, encode_figures(figures, units)).values
+    np.multiply(contribution.vector, statistics.samples, out=contribution.vector)
+    return terms.encoding.encode(contribution.vector, encode_statistics(statistics, units)).values
 
 
-def published_statistics(target: TargetTerms) -> TargetStatistics:
-    """What a header publishes of the target's steps.
-
-    Raises:
-        ValueError: the numbers contradict each other.
-    """
-    return TargetStatistics(target.steps, target.mean_square, target.scatter)
-
-
-def error_units_of(header: Header) -> ErrorUnits | None:
-    """In what estimated errors travel under this header; None where it asks for none."""
-    return ErrorUnits.of(published_statistics(header.target)) if header.rule.select and header.target else None
-
-
-def check_sum(header: Header, total: Vector64, samples: float, count: int) -> None:
+def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) -> None:
     """Refuse an opened sum that no honest parts give: V beyond n times the clip, in any coordinate.
 
     Without it a source that lies about its weight could shrink n, and with it the divisor of the whole sum, so that
     the round's update goes as far beyond the clip as it likes.
 
     Args:
-        header: of the attempt.
+        terms: of the attempt.
         total: V in units of the header's ``max_samples``, float64 (m,).
         samples: n in the same units.
         count: number of sources in the sum.
@@ -305,102 +420,10 @@ def check_sum(header: Header, total: Vector64, samples: float, count: int) -> No
     Raises:
         ValueError: the sum is beyond the clip; the message names the layer.
     """
-    slack = 2 * count / quantisation(header).q_max  # rounding, half a step for each part and its weight
+    slack = 2 * count / terms.encoding.q_max  # rounding, half a step for each part and its weight
     start = 0
-    for layer in header.layers:
+    for layer in terms.header.layers:
         part = total[start : start + layer.size]
         if max(float(part.max()), -float(part.min())) > layer.clip * (samples + slack):
             raise ValueError(f"the sum of layer {layer.name} is beyond the clip at the weight that came with it")
         start += layer.size
-
-
-LEAST_STEPS = 8.0
-"""Fewest steps of the encoding that a part must be long per coordinate, in root mean square, to count for the caps."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class NormReport:
-    """The norms of a source's part: ``exact``, float64, which stay here, and the ``codes`` that the others are told."""
-
-    exact: Vector64
-    codes: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedCaps:
-    """What the norm cap did to a source's own part: numbers of layers, and the SHA-256 of the caps in hex."""
-
-    layers: int
-    caps: str
-    capped: int
-    zeroed: int
-
-
-def row_of(header: Header, own: int, contribution: Contribution, weight: float) -> NormReport | None:
-    """The norm report of a source at ``sum``; None at another level, or without a norm cap.
-
-    Raises:
-        FaultyAggregatorError: HEADER_ENERGY, with these clips a norm is beyond float32.
-    """
-    if header.norm_cap is None or header.level_of(own) is not Visibility.SUM:
-        return None
-    sizes = _sizes(header)
-    try:
-        exact = contribution_norms(contribution.vector, sizes, weight)
-    except ValueError as error:
-        raise FaultyAggregatorError("HEADER_ENERGY", str(error)) from None
-    return NormReport(exact, norm_codes(exact, sizes, _limits(header)))
-
-
-def apply_caps(
-    header: Header, row: NormReport | None, rows: Mapping[int, bytes], contribution: Contribution
-) -> AppliedCaps | None:
-    """Scale a source's contribution in place to the caps; None without a norm cap.
-
-    Args:
-        header: of the attempt.
-        row: of this source.
-        rows: codes of all members of the sum that have shared, this source's among them, by roster index.
-        contribution: of this source, clipped.
-    """
-    if row is None:
-        return None
-    sizes, limits = _sizes(header), _limits(header)
-    caps = _caps(header, np.array([norms_of(codes, sizes, limits) for codes in rows.values()]))
-    effect = scale_to_caps(contribution.vector, sizes, row.exact, caps)
-    return AppliedCaps(
-        len(caps), sha256(caps.astype("<f8").tobytes()).hexdigest(), len(effect.capped), len(effect.zeroed)
-    )
-
-
-def _caps(header: Header, table: Vector64) -> Vector64:
-    """The caps of those parts that are still there once they are rounded to the ring.
-
-    The aggregator chooses the steps. Parts that are spread out vanish below them sooner than one that is concentrated,
-    which would then be alone in the sum though the norms of all were as asked. So a row below the floor counts as
-    zero; and where no row is above it, nothing is released.
-    """
-    if header.norm_cap is None:
-        raise ValueError("the header has no norm cap")
-    counted = np.where(table < _floors(header), 0.0, table)
-    return caps_for(counted, kappa=header.norm_cap.kappa, others=header.norm_cap.others)
-
-
-def _floors(header: Header) -> Vector64:
-    """The smallest squared norm that counts, of each layer or of the model as a whole."""
-    encoding = quantisation(header)
-    steps = (encoding.step(number) for number in range(len(header.layers)))
-    floors = [LEAST_STEPS * step * math.sqrt(layer.size) for step, layer in zip(steps, header.layers, strict=True)]
-    return np.array([math.hypot(*floors)] if len(_sizes(header)) == 1 else floors)
-
-
-def _limits(header: Header) -> Vector64:
-    """The most that the clips let a norm be at full weight, of each layer or of the model as a whole."""
-    squares = [layer.clip**2 * layer.size for layer in header.layers]
-    return np.sqrt([math.fsum(squares)] if len(_sizes(header)) == 1 else squares)
-
-
-def _sizes(header: Header) -> list[int]:
-    if header.norm_cap is not None and header.norm_cap.granularity is Granularity.MODEL:
-        return [header.n_params]
-    return [layer.size for layer in header.layers]

@@ -14,7 +14,7 @@ import numpy as np
 from securefda.audit.witness import CheckpointError
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.checks import check_header
-from securefda.protocol.contribution import checked_vectors, plan_of, published_statistics, weight_of
+from securefda.protocol.contribution import RoundTerms, checked_vectors, published_statistics, weight_of
 from securefda.protocol.messages import Header, Parcel, Signed, Visibility
 from securefda.protocol.vectors import Vector
 from securefda.rules import alignment_factor
@@ -30,6 +30,7 @@ class AcceptedRound:
 
     Attributes:
         header: that opened it, as it was signed.
+        terms: what it asks to be computed.
         level: what the aggregator may see of this source in it.
         model: to train from, float32 ``(n_params,)``.
         target_update: g_T, likewise, where the header publishes it.
@@ -38,6 +39,7 @@ class AcceptedRound:
     """
 
     header: Signed[Header]
+    terms: RoundTerms
     level: Visibility
     model: Vector
     target_update: Vector | None
@@ -83,7 +85,7 @@ def accept_header(
         site.witness.check_header(body, site.limits.max_colluders)
     except CheckpointError as error:
         raise FaultyAggregatorError(error.check, error.detail) from error
-    plan_of(body.rule)
+    terms = RoundTerms.of(body)
     level = body.level_of(own_index)
     origin = origin_of(body, site.store.known(body.run_id), missed, own_index=own_index, limits=site.limits)
     model, target_update = checked_vectors(body, level, parcel)
@@ -97,7 +99,7 @@ def accept_header(
     course = course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=site.models.step)
 
     require_worth_charging(site.trainer, body, level, target_update)
-    return AcceptedRound(header, level, model, target_update, origin, course)
+    return AcceptedRound(header, terms, level, model, target_update, origin, course)
 
 
 @runtime_checkable

@@ -13,21 +13,21 @@ from securefda.audit.journal import site_ids
 from securefda.errors import FaultyAggregatorError
 from securefda.operations.records import SiteLine
 from securefda.protocol import source as session_steps
-from securefda.protocol.aggregate_statistics import Figures
+from securefda.protocol.aggregate_statistics import AggregateStatistics
 from securefda.protocol.checks import envelope_fault
 from securefda.protocol.contribution import (
     Metrics,
     NormReport,
+    RoundTerms,
     aligned_update,
     apply_caps,
     clip_contribution,
     contribution_at_source,
     encode_contribution,
-    error_units_of,
-    figures_of,
     metrics_of,
+    norm_report,
     require_few_at_the_clip,
-    row_of,
+    statistics_of,
     weight_of,
 )
 from securefda.protocol.masking import RingVector, available_threads
@@ -74,6 +74,23 @@ _STEP_OF_PHASE: dict[type, Step] = {
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class Part:
+    """A source's part of a sum, clipped, which waits for the norm reports of the others.
+
+    Attributes:
+        terms: by which it was computed.
+        contribution: v_i and its share of the target's update.
+        statistics: that travel behind it, weighted.
+        report: of its norms; None where no norm cap holds.
+    """
+
+    terms: RoundTerms
+    contribution: Contribution
+    statistics: AggregateStatistics
+    report: NormReport | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class SourceRound:
     """A round in progress.
 
@@ -81,15 +98,13 @@ class SourceRound:
         header: that opened it.
         phase: of the masking session; or, at ``individual``, the wait for the result.
         record: this site's line of the round.
-        contribution: waits with its ``figures`` and its norm ``report`` for the reports of the others; None afterwards.
+        part: this source's part of the sum, until it is masked; None afterwards, and at ``individual``.
     """
 
     header: Signed[Header]
     phase: session_steps.Phase | AwaitingClearResult
     record: SiteLine
-    contribution: Contribution | None = None
-    figures: Figures | None = None
-    report: NormReport | None = None
+    part: Part | None = None
 
     @property
     def step(self) -> Step:
@@ -127,7 +142,7 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
         FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP, in this source's first round of the run; CLIPPED.
         TrainingError: training failed, or the update is not finite.
     """
-    header = accepted.header.body
+    header, terms = accepted.header.body, accepted.terms
     result = site.trainer.train(
         accepted.model,
         header.round,
@@ -143,16 +158,16 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
         return _release_in_clear(site, accepted.header, update, record, metrics)
 
     weight = weight_of(header, result.samples)
-    contribution = contribution_at_source(header, accepted.level, accepted.target_update, update)
+    contribution = contribution_at_source(terms, accepted.level, accepted.target_update, update)
     del result, update  # vectors of the model's length less, while the contribution is at work
-    figures = figures_of(contribution, weight, metrics)
+    statistics = statistics_of(contribution, weight, metrics)
     clipped = clip_contribution(header, contribution)
     require_few_at_the_clip(header, clipped)
     record["beta"], record["clipped"] = contribution.beta, sum(clipped)
-    report = row_of(header, site.signer.index, contribution, weight)
+    report = norm_report(terms, accepted.level, contribution, weight)
     session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
     phase, advertise = session_steps.advertise(session, site.random_bytes, report.codes if report else b"")
-    return SourceRound(accepted.header, phase, record, contribution, figures, report), Parcel(advertise)
+    return SourceRound(accepted.header, phase, record, Part(terms, contribution, statistics, report)), Parcel(advertise)
 
 
 def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]) -> tuple[SourceRound, Parcel]:
@@ -218,14 +233,14 @@ def _release_in_clear(
 
 def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask) -> RingVector:
     """The norm reports of all are known: scale this source's part down to the caps, and encode it."""
-    if current.contribution is None or current.figures is None:
+    part = current.part
+    if part is None:
         raise FaultyAggregatorError("ORDER", "nothing to mask")
-    header, contribution = current.header.body, current.contribution
-    applied = apply_caps(header, current.report, ready.rows, contribution)
+    applied = apply_caps(part.terms, part.report, ready.rows, part.contribution)
     if applied is not None:
         current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
         site.witness.journal.event("caps-computed", current.header, **asdict(applied))
-    return encode_contribution(header, contribution, current.figures, error_units_of(header))
+    return encode_contribution(part.terms, part.contribution, part.statistics, part.terms.error_units())
 
 
 def release_masked(

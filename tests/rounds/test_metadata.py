@@ -16,10 +16,10 @@ from rounds_federation import Federation
 from securefda.protocol.aggregate_statistics import (
     DISTANCE_BOUND,
     LOSS_BOUND,
+    AggregateStatistics,
     ErrorUnits,
-    Figures,
-    decode_figures,
-    encode_figures,
+    decode_statistics,
+    encode_statistics,
 )
 from securefda.protocol.messages import Body, Update, Visibility
 from securefda.rules import DeltaErrors, TargetStatistics
@@ -107,12 +107,12 @@ UNITS = ErrorUnits.of(TargetStatistics(4, 2.0, 0.5))
 @pytest.mark.parametrize("weight", [1.0, 0.24])
 def test_the_tail_gives_back_what_went_in(weight: float) -> None:
     errors = DeltaErrors(3.0, 0.9 * UNITS.variance, 0.25 * UNITS.variance).times(weight)
-    figures = Figures(0.7 * weight, weight, 1.5 * weight, 0.8 * weight, errors)
-    tail = encode_figures(figures, UNITS)
+    statistics = AggregateStatistics(0.7 * weight, weight, 1.5 * weight, 0.8 * weight, errors)
+    tail = encode_statistics(statistics, UNITS)
     assert np.all((tail >= 0) & (tail <= weight))
-    back = decode_figures(tail, UNITS)
+    back = decode_statistics(tail, UNITS)
     assert (back.kept, back.samples, back.loss, back.accuracy) == pytest.approx(
-        (figures.kept, weight, figures.loss, figures.accuracy)
+        (statistics.kept, weight, statistics.loss, statistics.accuracy)
     )
     assert back.errors is not None
     assert (back.errors.source_only, back.errors.fedda, back.errors.fedgp) == pytest.approx(
@@ -122,7 +122,7 @@ def test_the_tail_gives_back_what_went_in(weight: float) -> None:
 
 def test_a_figure_beyond_its_bound_counts_as_the_bound_so_that_no_source_says_more_than_its_weight() -> None:
     far = DeltaErrors(1e9, 0.1, 0.1)
-    back = decode_figures(encode_figures(Figures(0.0, 0.5, 1e9, -1.0, far), UNITS), UNITS)
+    back = decode_statistics(encode_statistics(AggregateStatistics(0.0, 0.5, 1e9, -1.0, far), UNITS), UNITS)
     assert (back.loss, back.accuracy) == (0.5 * LOSS_BOUND, 0.0)
     assert back.errors is not None
     assert back.errors.source_only == pytest.approx(0.5 * DISTANCE_BOUND * 2.0)
@@ -130,10 +130,10 @@ def test_a_figure_beyond_its_bound_counts_as_the_bound_so_that_no_source_says_mo
 
 def test_a_figure_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="NaN"):
-        encode_figures(Figures(0.0, 0.5, math.nan, 0.5), None)
+        encode_statistics(AggregateStatistics(0.0, 0.5, math.nan, 0.5), None)
 
 
 def test_errors_that_were_not_asked_for_leave_zeros_and_are_none_again() -> None:
-    tail = encode_figures(Figures(0.0, 0.5, 0.1, 0.1, DeltaErrors(1.0, 1.0, 1.0)), None)
+    tail = encode_statistics(AggregateStatistics(0.0, 0.5, 0.1, 0.1, DeltaErrors(1.0, 1.0, 1.0)), None)
     assert np.all(tail[-3:] == 0)
-    assert decode_figures(tail, None).errors is None
+    assert decode_statistics(tail, None).errors is None

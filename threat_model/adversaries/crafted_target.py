@@ -18,7 +18,7 @@ from securefda.aggregator.target import TargetRound
 from securefda.protocol import source as steps
 from securefda.protocol.agreement import ROW_OPENING_BYTES, row_commitment
 from securefda.protocol.cohorts import quorum_of
-from securefda.protocol.contribution import NormReport, contribution_at_source
+from securefda.protocol.contribution import NormReport, RoundTerms, contribution_at_source
 from securefda.protocol.messages import Advertise, Granularity, Parcel, Visibility
 from securefda.protocol.secret import Secret
 from securefda.rules import RoundPlan, TargetStatistics, caps_for, contribution_norms, norm_codes
@@ -110,7 +110,7 @@ class CraftsTarget(SubtractsColluders):
         whole = header.norm_cap is not None and header.norm_cap.granularity is Granularity.MODEL
         rows = []
         for index in sorted(self.heard.advertised):
-            part = contribution_at_source(header, Visibility.SUM, self._update, self._known[index])
+            part = contribution_at_source(RoundTerms.of(header), Visibility.SUM, self._update, self._known[index])
             rows.append(contribution_norms(part.vector, [sum(sizes)] if whole else sizes, self._weights[index]))
         table = np.array(rows)
         if header.norm_cap is not None:
@@ -145,20 +145,20 @@ class ClaimsNorm(ColludingSource):
         current = self._round
         if current is None or not isinstance(current.phase, steps.AwaitingKeyList):
             return answers
-        if current.report is None:
+        if current.part is None or current.part.report is None:
             return answers
         own, layers = current.phase.own, current.header.body.layers
         limits, sizes = [layer.clip * layer.size**0.5 for layer in layers], [layer.size for layer in layers]
-        if len(current.report.exact) == 1:
+        if len(current.part.report.exact) == 1:
             limits, sizes = [float(np.linalg.norm(limits))], [sum(sizes)]
-        claimed = np.minimum(self._factor * current.report.exact, limits)
+        claimed = np.minimum(self._factor * current.part.report.exact, limits)
         codes = norm_codes(claimed, sizes, limits)
         row = Secret(bytes(ROW_OPENING_BYTES) + codes)
         committed = row_commitment(row, own=self.signer.index, ctx=own.envelope.context)
         body: Advertise = replace(own.body, row_commitment=committed)
         signed = self.signer.sign(own.envelope.session_id, own.envelope.context, body)
         phase = replace(current.phase, own=signed, row=row)
-        self._round = replace(current, phase=phase, report=NormReport(claimed, codes))
+        self._round = replace(current, phase=phase, part=replace(current.part, report=NormReport(claimed, codes)))
         return [Parcel(signed)]
 
 
