@@ -274,7 +274,7 @@ def require_few_at_the_clip(header: Header, clipped: Iterable[int]) -> None:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NormReport:
-    """The norms of a source's part: ``exact``, float64, which stay here, and the ``codes`` that the other sources see."""
+    """The norms of a part: ``exact``, float64, which stay here, and the ``codes`` that the other sources see."""
 
     exact: Vector64
     codes: bytes
