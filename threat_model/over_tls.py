@@ -1,7 +1,7 @@
 """An aggregator of the attacker that says what it likes to real source processes.
 
-It listens where a federation's sources dial, with the target's kit and the transport of the real aggregator. The victims
-are processes, started as people start them; the attacker runs on an event loop in a thread of the test.
+It listens where a federation's sources dial, with the target's kit and the transport of the real aggregator. The
+victims are processes, started as people start them; the attacker runs on an event loop in a thread of the test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from securefda.aggregator.bootstrap import run_settings, target_site
 from securefda.aggregator.store import AggregatorStore
@@ -66,6 +66,7 @@ class OverTls(Generic[AttackerT]):
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._task: asyncio.Task[None] | None = None
         self._server: AggregatorServer | None = None
+        self._is_done = False
         self._failure: BaseException | None = None
 
     def __enter__(self) -> OverTls[AttackerT]:
@@ -80,17 +81,18 @@ class OverTls(Generic[AttackerT]):
             self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(PATIENCE_S)
         self._loop.close()
+        self._require_alive()
 
-    def said(self, index: int, kind: type) -> list[Signed[Body]]:
+    def said(self, index: int, kind: type) -> list[Signed[Any]]:
         """The messages of one type that a source has sent."""
         return [message for message in self.came if message.sender == index and isinstance(message.body, kind)]
 
     def until_done(self) -> None:
-        """Wait until the attacker has nothing more to ask."""
+        """Wait until the attacker has nothing more to ask, and has said all."""
         with self._news:
-            self._news.wait_for(lambda: self.adversary.done or self._failure is not None, PATIENCE_S)
+            self._news.wait_for(lambda: self._is_done or self._failure is not None, PATIENCE_S)
         self._require_alive()
-        assert self.adversary.done, "the sources do not answer the attacker"  # noqa: S101 - this is a test's
+        assert self._is_done, "the sources do not answer the attacker"
 
     def dismiss(self) -> None:
         """Say goodbye to the sources, as after a run that was completed."""
@@ -140,6 +142,7 @@ class OverTls(Generic[AttackerT]):
                     await server.stop(1.0)
                     server = self._server = await self._listen()
                 with self._news:
+                    self._is_done = self.adversary.done
                     self._news.notify_all()
         finally:
             await server.stop(1.0)
