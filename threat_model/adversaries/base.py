@@ -39,6 +39,7 @@ from securefda.protocol.messages import (
     ShareBundle,
     ShareDelivery,
     Signed,
+    Step,
     Survivor,
     Survivors,
     SurvivorSignature,
@@ -222,6 +223,11 @@ class MaliciousAggregator(Opens):
     def sign(self, index: int, context: bytes, body: BodyT) -> Signed[BodyT]:
         """Sign with the target's key, in the session of one source."""
         return self.signer.sign(self.heard.views[index].header.envelope.session_id, context, body)
+
+    def abort(self, index: int, step: Step) -> list[Send]:
+        """End the session of one source, as where others were too slow; nothing more is waited for from it."""
+        body = Abort(step, "DEADLINE", None)
+        return [Send(index, Parcel(self.sign(index, self.heard.views[index].ctx, body)))]
 
     def _keep(self, sender: int, parcel: Parcel) -> None:
         heard, body = self.heard, parcel.message.body

@@ -5,9 +5,10 @@ from __future__ import annotations
 from hashlib import sha256
 
 from securefda.aggregator.headers import Place
-from securefda.protocol.messages import KeyList, Result, Survivors
+from securefda.protocol.messages import Advertise, KeyList, Result, Send, Step, Survivors
 from securefda.protocol.vectors import vector_to_wire
 from threat_model.adversaries.base import MaliciousAggregator
+from threat_model.sites import AggregatorSeat
 
 
 class DrainsBudget(MaliciousAggregator):
@@ -29,6 +30,38 @@ class DrainsBudget(MaliciousAggregator):
     def survivors_for(self, index: int) -> Survivors | None:  # noqa: ARG002 - of the base
         """None: the sum is of no interest."""
         return None
+
+
+class AbortsRounds(MaliciousAggregator):
+    """Ends each round with a signed abort, and begins the next.
+
+    Powers: the target's key, and when a round ends.
+    Goal: an answer in every round and a charge for it, and no round that counts.
+    Source: our own.
+
+    Args:
+        seat: of the target.
+        after: what each source still sends in a round: ``Advertise`` or ``MaskedInput``.
+    """
+
+    threat = "T19"
+
+    def __init__(self, seat: AggregatorSeat, *, after: type) -> None:
+        super().__init__(seat)
+        self._after = after
+
+    def next_place(self) -> Place | None:
+        """One round after another, as long as the last one brought an answer."""
+        if self.sessions and not self.heard.answers(self._after):
+            return None
+        return Place(self.run, len(self.sessions) + 1, 1, b"")
+
+    def _send_key_list(self, index: int) -> list[Send]:
+        is_enough = self._after is Advertise
+        return self.abort(index, Step.ADVERTISE) if is_enough else super()._send_key_list(index)
+
+    def _send_survivors(self, index: int) -> list[Send]:
+        return self.abort(index, Step.MASKED_INPUT)
 
 
 class PaysWithWords(MaliciousAggregator):

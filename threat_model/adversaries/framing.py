@@ -222,6 +222,27 @@ class Framer(MaliciousAggregator):
         return [send for index, parcel in opened.parcels.items() for send in self._tell(index, parcel)] + self._go_on()
 
 
+class SessionAgain(MaliciousAggregator):
+    """Follows the protocol, in a session whose id it has used before.
+
+    Powers: the target's key, over several runs whose folders the sources' operators made one after the other.
+    Goal and source: as :class:`Framer`.
+
+    Args:
+        seat: of the target.
+        session_id: of every session.
+    """
+
+    threat = "T39"
+
+    def __init__(self, seat: AggregatorSeat, *, session_id: bytes) -> None:
+        honest = seat.site.random_bytes
+        site = replace(
+            seat.site, random_bytes=lambda length: session_id if length == SESSION_ID_BYTES else honest(length)
+        )
+        super().__init__(replace(seat, site=site))
+
+
 class Mixer(MaliciousSource):
     """Says what it said before, in other sessions and runs, and says things twice, in other words.
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securefda.aggregator.headers import Place
-from securefda.protocol.messages import Parcel, Receipt, Result, Send
+from securefda.protocol.messages import Parcel, Receipt, Result, Send, Step
 from securefda.protocol.vectors import vector_to_wire
 from securefda.source.model_bound import Units
 from securefda.training import Vector
@@ -97,6 +97,37 @@ class AsksByModel(MaliciousAggregator):
         """The sum over the made model, weighted by rows, float64 (m,); None where it never came to one."""
         opened = self.aggregate() if len(self.sessions) == self._at_round else None
         return None if opened is None else opened.vector
+
+
+class AsksAndAborts(MaliciousAggregator):
+    """Begins with the true model, ends the round with a signed abort, and asks by a made model in each later round.
+
+    Powers: the target's key, and when a round ends. A round that nobody finished moves the model, if that is let pass.
+    Goal: as :class:`AsksByModel`, of what sources send before their fuse.
+    Source: our own.
+
+    Args:
+        seat: of the target.
+        made: the models of its rounds from the second on, float32 (m,).
+    """
+
+    threat = "T40"
+
+    def __init__(self, seat: AggregatorSeat, *, made: Sequence[Vector]) -> None:
+        super().__init__(seat)
+        self._made = tuple(made)
+
+    def next_place(self) -> Place | None:
+        """One round for each model; none of them continues a result."""
+        number = len(self.sessions) + 1
+        if number > len(self._made) + 1:
+            return None
+        if number > 1:
+            self.model = self._made[number - 2]
+        return Place(self.run, number, 1, b"")
+
+    def _send_key_list(self, index: int) -> list[Send]:
+        return self.abort(index, Step.ADVERTISE)
 
 
 class WalksThere(AsksByModel):

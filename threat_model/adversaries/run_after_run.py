@@ -80,3 +80,22 @@ class RunAfterRun(AsksByCoordinate):
                 _, row = agreement.open_box(key, address, box.box, length)
                 found[sender] = row.reveal()[agreement.ROW_OPENING_BYTES :] if row else b""
         return found
+
+
+class RenamesRun(AsksByCoordinate):
+    """Asks each question in a run of its own, in headers alone: the connection stays that of the first.
+
+    Powers: the target's key, and what a target publishes. It goes no further than the boxes of R1.
+    Goal and source: as :class:`RunAfterRun`.
+    """
+
+    threat = "T38"
+
+    def next_place(self) -> Place | None:
+        """Round 1, of another run each time."""
+        run = draw(self.seat.site.random_bytes, RUN_ID_BYTES) if self.sessions else self.run
+        return Place(run, 1, 1, b"") if len(self.sessions) < self.questions else None
+
+    def delivery_for(self, index: int) -> ShareDelivery | None:  # noqa: ARG002 - of the base
+        """None: it has what it asked for."""
+        return None
