@@ -60,7 +60,14 @@ class AuditLog:
         self._unfinished: dict[str, bytes] = {}
         with disk_errors(folder, "made"):
             make_folder(folder)
-        self._lock = self._take_lock()
+        path = self._folder / LOCK
+        with disk_errors(path, "opened"):
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+            if not _locked(lock):
+                os.close(lock)
+                hint = "end the other process, or let this one take part in another run"
+                raise AuditError(self._folder, "is being written by another process", hint=hint)
+        self._lock = lock
         try:
             self._state: State = recover(folder, name, key.public_key())
             self._tail = self._open_tail()
@@ -211,16 +218,6 @@ class AuditLog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def _take_lock(self) -> int:
-        path = self._folder / LOCK
-        with disk_errors(path, "opened"):
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
-            if not _locked(lock):
-                os.close(lock)
-                hint = "end the other process, or let this one take part in another run"
-                raise AuditError(self._folder, "is being written by another process", hint=hint)
-        return lock
 
     def _open_tail(self) -> int:
         path = self._folder / TAIL

@@ -201,15 +201,12 @@ class Entry:
         if message:
             require(bool(_MESSAGE.fullmatch(self.type)) and not self.facts, "type or facts (of a message)")
         else:
-            self._check_event()
-
-    def _check_event(self) -> None:
-        allowed = EVENTS.get(self.type)
-        if allowed is None:
-            raise RecordError(f"type: {self.type[:40]!r} is no kind of event")
-        require(self.facts.keys() == allowed.keys(), "facts (their keys)")
-        require(all(allowed[key](value) for key, value in self.facts.items()), "facts (a value)")
-        require(self.type != "ledger-updated" or self.dp is not None, "dp (of ledger-updated)")
+            allowed = EVENTS.get(self.type)
+            if allowed is None:
+                raise RecordError(f"type: {self.type[:40]!r} is no kind of event")
+            require(self.facts.keys() == allowed.keys(), "facts (their keys)")
+            require(all(allowed[key](value) for key, value in self.facts.items()), "facts (a value)")
+            require(self.type != "ledger-updated" or self.dp is not None, "dp (of ledger-updated)")
 
 
 @dataclass(frozen=True, slots=True)

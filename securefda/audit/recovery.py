@@ -54,10 +54,33 @@ def recover(folder: Path, name: LogName, key: Ed25519PublicKey) -> State:
         AuditError: others could read or change it, or it is not what its newest checkpoint signed.
     """
     _check_mode(folder, folder)
-    note = _newest_note(folder)
+    # The newest checkpoint. The copy under its public name may be older: a crash can come between the two
+    kept = folder / CHECKPOINTS
+    with disk_errors(kept, "read"):
+        names = [file.name for file in kept.iterdir() if file.name.isdecimal()] if kept.is_dir() else []
+    public = read_checkpoint(folder / CHECKPOINT)
+    newest = read_checkpoint(kept / max(names)) if names else None
+    if _size_of(public) > _size_of(newest):  # the kept one is written first
+        raise AuditError(kept, "lacks the newest checkpoint", hint=MEND)
+    note = newest
     head = None if note is None else _checked_head(folder, note, name, key)
-    bundles = _count_bundles(folder, 0 if head is None else head.size // WIDTH)
-    levels = _levels(folder, bundles)
+    # Number of full bundles, of which a checkpoint covers ``least``
+    least = 0 if head is None else head.size // WIDTH
+    bundles = least
+    with disk_errors(folder, "read"):
+        if least and not (folder / bundle_path(least - 1)).is_file():
+            raise AuditError(folder / bundle_path(least - 1), "is missing, though it was signed", hint=MEND)
+        while (folder / bundle_path(bundles)).is_file():
+            bundles += 1
+    # The tree over full bundles: the roots of the full tiles that belong to no full tile above
+    rows: list[list[bytes]] = [[]]
+    count = bundles
+    while count:
+        level = len(rows) - 1
+        first = count - count % WIDTH
+        rows.append([complete_root(read_tile(folder, level, index)) for index in range(first, count)])
+        count >>= HEIGHT
+    levels = Levels(rows, bundles * WIDTH)
     if head is not None and head.size < levels.size and root_at(folder, head.size) != head.root:
         raise _not_signed(folder)
     state = _replay_tail(folder, name, levels, note, head)
@@ -73,18 +96,6 @@ def read_checkpoint(path: Path) -> Note | None:
         return None if data is None else Note.parse(data)
     except NoteError as error:
         raise AuditError(path, f"is no checkpoint: {error}", hint=MEND) from error
-
-
-def _newest_note(folder: Path) -> Note | None:
-    """The newest checkpoint. The copy under its public name may be older: a crash can come between the two."""
-    kept = folder / CHECKPOINTS
-    with disk_errors(kept, "read"):
-        names = [file.name for file in kept.iterdir() if file.name.isdecimal()] if kept.is_dir() else []
-    public = read_checkpoint(folder / CHECKPOINT)
-    newest = read_checkpoint(kept / max(names)) if names else None
-    if _size_of(public) > _size_of(newest):  # the kept one is written first
-        raise AuditError(kept, "lacks the newest checkpoint", hint=MEND)
-    return newest
 
 
 def _size_of(note: Note | None) -> int:
@@ -107,29 +118,6 @@ def _checked_head(folder: Path, note: Note, name: LogName, key: Ed25519PublicKey
     return head
 
 
-def _count_bundles(folder: Path, least: int) -> int:
-    """Number of full bundles, of which a checkpoint covers ``least``."""
-    bundles = least
-    with disk_errors(folder, "read"):
-        if least and not (folder / bundle_path(least - 1)).is_file():
-            raise AuditError(folder / bundle_path(least - 1), "is missing, though it was signed", hint=MEND)
-        while (folder / bundle_path(bundles)).is_file():
-            bundles += 1
-    return bundles
-
-
-def _levels(folder: Path, bundles: int) -> Levels:
-    """The tree over full bundles: the roots of the full tiles that belong to no full tile above."""
-    rows: list[list[bytes]] = [[]]
-    count = bundles
-    while count:
-        level = len(rows) - 1
-        first = count - count % WIDTH
-        rows.append([complete_root(read_tile(folder, level, index)) for index in range(first, count)])
-        count >>= HEIGHT
-    return Levels(rows, bundles * WIDTH)
-
-
 def _replay_tail(folder: Path, name: LogName, levels: Levels, note: Note | None, head: Checkpoint | None) -> State:
     path = folder / TAIL
     data = read(path, MAX_BUNDLE_BYTES) or b""
@@ -142,7 +130,13 @@ def _replay_tail(folder: Path, name: LogName, levels: Levels, note: Note | None,
     for entry in entries:
         if not any(data[whole:]):  # what a file system leaves of a record that had a length, but no contents yet
             break
-        _check_record(path, entry, name, levels.size)
+        seq = levels.size
+        try:
+            record = Record.parse(entry)
+        except RecordError as error:
+            raise AuditError(path, f"record {seq} is not as it was written: {error}", hint=MEND) from error
+        if (record.seq, record.party, record.run) != (seq, name.party, name.run):
+            raise AuditError(path, f"record {seq} is of another place or another log", hint=MEND)
         full = levels.append(leaf_hash(entry))
         whole += 2 + len(entry)
         _check_head(folder, levels, head)
@@ -152,15 +146,6 @@ def _replay_tail(folder: Path, name: LogName, levels: Levels, note: Note | None,
     if full and len(data) > whole:
         raise AuditError(path, "has more records than a bundle", hint=MEND)
     return State(levels, whole, len(data) - whole, note, full)
-
-
-def _check_record(path: Path, entry: bytes, name: LogName, seq: int) -> None:
-    try:
-        record = Record.parse(entry)
-    except RecordError as error:
-        raise AuditError(path, f"record {seq} is not as it was written: {error}", hint=MEND) from error
-    if (record.seq, record.party, record.run) != (seq, name.party, name.run):
-        raise AuditError(path, f"record {seq} is of another place or another log", hint=MEND)
 
 
 def _check_head(folder: Path, levels: Levels, head: Checkpoint | None) -> None:

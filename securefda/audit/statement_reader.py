@@ -106,7 +106,7 @@ class KeptStatements:
         self.unreadable = 0
         self.faults: dict[Path, str] = {}
 
-    def spine(self) -> Iterator[Statement]:
+    def transcript(self) -> Iterator[Statement]:
         """Every ``Header``, ``Survivors``, ``Result`` and ``Checkpoint`` with a valid signature, each once."""
         seen: set[bytes] = set()
         self.unreadable = 0

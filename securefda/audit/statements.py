@@ -122,7 +122,7 @@ class Statement:
 class Statements(Protocol):
     """The signed messages that the sites have kept."""
 
-    def spine(self) -> Iterable[Statement]:
+    def transcript(self) -> Iterable[Statement]:
         """Every ``Header``, ``Survivors``, ``Result`` and ``Checkpoint`` with a valid signature, each once."""
 
     def find(self, digests: Collection[str]) -> Mapping[str, Statement]:

@@ -96,7 +96,10 @@ def bench_accuracy(request: Request, out: Path, *, workers: int = 1, watcher: Wa
         failed = _measure(folder, planned, request.level, workers, watcher or NoWatcher())
         results = Results(request.definition, folder.finished(planned))
         done = Accuracy(request, out, results, failed, tuple(misses_of(request, results)))
-        _write(done)
+        replace_file(done.out / RESULTS_FILE, results_text(done).encode())
+        replace_file(done.out / TABLE_FILE, tables(done.request.definition, done.results, done.request.level).encode())
+        if done.results.runs:
+            write_plots(done.request.definition, done.results, done.out)
     return done
 
 
@@ -137,13 +140,6 @@ def _measure(
 
     run_beside(lacking, workers, folder.scratch, done)
     return failed
-
-
-def _write(done: Accuracy) -> None:
-    replace_file(done.out / RESULTS_FILE, results_text(done).encode())
-    replace_file(done.out / TABLE_FILE, tables(done.request.definition, done.results, done.request.level).encode())
-    if done.results.runs:
-        write_plots(done.request.definition, done.results, done.out)
 
 
 def results_text(done: Accuracy) -> str:

@@ -109,7 +109,12 @@ def plan(request: Request) -> list[Planned]:
     Raises:
         ConfigError: a setting is wrong, one is the suite's own, or a data set lacks its folder.
     """
-    _require_own_settings(request)
+    # What a suite, a rule or an option sets is not the caller's to set: it would be the same in all cells
+    given = {_key(text) for text in request.overrides}
+    for owner, settings in _owned(request):
+        for key in map(_key, settings):
+            if key in given:
+                raise ConfigError(f"--set {key}", f"is set by {owner}", hint="leave one of them out")
     without_seed = [
         (column, target, rule, _configuration(request, column, target, rule))
         for column in request.columns
@@ -166,15 +171,6 @@ def _load(request: Request, data: str, settings: Settings) -> FederationConfig:
 
 def _level_settings(data: DataSet, level: str) -> Settings:
     return (f"privacy.visibility={level}", *data.levels.get(level, ()))
-
-
-def _require_own_settings(request: Request) -> None:
-    """What a suite, a rule or an option sets is not the caller's to set: it would be the same in all cells."""
-    given = {_key(text) for text in request.overrides}
-    for owner, settings in _owned(request):
-        for key in map(_key, settings):
-            if key in given:
-                raise ConfigError(f"--set {key}", f"is set by {owner}", hint="leave one of them out")
 
 
 def _owned(request: Request) -> Iterator[tuple[str, Iterable[str]]]:

@@ -58,7 +58,13 @@ class Parties:
         for group in self._groups:
             if group not in self._sources:
                 self._sources[group] = self._spawn("sources", *group)
-        figures = self._ask_aggregator(visibility)
+        with suppress(BrokenPipeError):
+            print(visibility, file=self._aggregator.stdin, flush=True)
+        line = self._next_line()
+        if not line:
+            said = self._log.read_text(errors="replace").strip().splitlines()
+            raise SecureFdaError(f"the measurement broke off: {said[-1] if said else 'a process ended'}")
+        figures = _figures(line)
         after, staying = self._cpu_seconds(), self._job.sources - self._job.dropped
         figures["source_cpu_seconds"] = None if before is None or after is None else (after - before) / staying
         if visibility == "sum":
@@ -97,15 +103,6 @@ class Parties:
                 process.kill()
                 process.wait()
 
-    def _ask_aggregator(self, word: str) -> dict[str, Any]:
-        with suppress(BrokenPipeError):
-            print(word, file=self._aggregator.stdin, flush=True)
-        line = self._next_line()
-        if not line:
-            said = self._log.read_text(errors="replace").strip().splitlines()
-            raise SecureFdaError(f"the measurement broke off: {said[-1] if said else 'a process ended'}")
-        return _figures(line)
-
     def _next_line(self) -> str:
         """The aggregator's next line; none where it, or a source that stays, has ended."""
         stdout = self._aggregator.stdout
@@ -136,7 +133,18 @@ class Parties:
 @contextmanager
 def parties(job: Job, processes: int) -> Iterator[Parties]:
     """Enrol a throw-away federation and run it in up to ``processes`` processes of sources, and an aggregator's."""
-    _enrol(job)
+    address = free_address()
+    policy = default_policy("individual", K_MIN, 0)
+    sources = [SiteSpec(site, "source", site) for site in job.site_ids]
+    init_federation(
+        job.kits,
+        "bench",
+        [SiteSpec(TARGET, "target", TARGET, (address.host,)), *sources],
+        aggregator=address,
+        policy_text=lambda site: default_policy_text(site, policy),
+        settings_text="",
+        now=datetime.now(UTC),
+    )
     running = Parties(job, groups_of(job, processes))
     try:
         yield running
@@ -154,21 +162,6 @@ def groups_of(job: Job, processes: int) -> tuple[Group, ...]:
 
 def _dealt(site_ids: list[str], hands: int) -> tuple[Group, ...]:
     return tuple(tuple(site_ids[hand::hands]) for hand in range(hands))
-
-
-def _enrol(job: Job) -> None:
-    address = free_address()
-    policy = default_policy("individual", K_MIN, 0)
-    sources = [SiteSpec(site, "source", site) for site in job.site_ids]
-    init_federation(
-        job.kits,
-        "bench",
-        [SiteSpec(TARGET, "target", TARGET, (address.host,)), *sources],
-        aggregator=address,
-        policy_text=lambda site: default_policy_text(site, policy),
-        settings_text="",
-        now=datetime.now(UTC),
-    )
 
 
 def _figures(line: str) -> dict[str, Any]:

@@ -16,14 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         return entry.run(arguments)
     code = entry.run(sys.argv[1:])
-    _leave_training_behind(code)
-    return code
-
-
-def _leave_training_behind(code: int) -> None:
-    """End the process at once where a thread still trains: it cannot be stopped, and Python would abort over it."""
+    # End the process at once where a thread still trains: it cannot be stopped, and Python would abort over it
     offload = sys.modules.get("securefda.transport.event_loop")
     if offload is not None and offload.work_goes_on():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    return code

@@ -32,7 +32,12 @@ def run(arguments: Sequence[str]) -> int:
     """
     as_json = wants_json(arguments)
     try:
-        return _dispatch(arguments)
+        from securefda.cli.app import app
+
+        result = app(args=list(arguments) or ["--help"], prog_name="securefda", standalone_mode=False)
+        if result == _INTERRUPTED:
+            raise KeyboardInterrupt
+        return int(result) if isinstance(result, int) else ExitCode.OK
     except SecureFdaError as error:
         return print_error(error, as_json=as_json)
     except TyperException as error:
@@ -43,15 +48,6 @@ def run(arguments: Sequence[str]) -> int:
         # Whoever read our output has gone; the interpreter must not fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
-
-
-def _dispatch(arguments: Sequence[str]) -> int:
-    from securefda.cli.app import app
-
-    result = app(args=list(arguments) or ["--help"], prog_name="securefda", standalone_mode=False)
-    if result == _INTERRUPTED:
-        raise KeyboardInterrupt
-    return int(result) if isinstance(result, int) else ExitCode.OK
 
 
 def _usage_error(error: TyperException) -> UsageError:

@@ -42,12 +42,12 @@ def inspect(
     from securefda.site.package import inspect_kit
 
     summary = asdict(inspect_kit(kit, now(), expected_ca=ca))
-    rows = [(key.replace("_", " "), _text(value)) for key, value in summary.items() if value]
+    rows = [
+        (key.replace("_", " "), (", ".join(value) if isinstance(value, tuple) else str(value)))
+        for key, value in summary.items()
+        if value
+    ]
     print_result(output, {key: _plain(value) for key, value in summary.items()}, aligned(rows))
-
-
-def _text(value: object) -> str:
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _plain(value: object) -> object:

@@ -66,20 +66,16 @@ def epsilon(events: Iterable[DpEvent], delta: float, accountant: str = "rdp") ->
 
 @lru_cache(maxsize=4096)
 def _epsilon(groups: tuple[_Group, ...], delta: float, accountant: str) -> float:
-    by_rdp = _by_rdp(groups, delta)
-    if accountant == "rdp" or by_rdp > _PRV_LIMIT or delta < LEAST_PRV_DELTA:
-        return by_rdp
-    by_prv = _by_prv(groups, delta)
-    return by_rdp if by_prv is None else by_prv
-
-
-def _by_rdp(groups: tuple[_Group, ...], delta: float) -> float:
     orders = np.array(ORDERS)
     total = np.zeros_like(orders)
     for noise_multiplier, sampling_rate, steps in groups:
         total += steps * rdp_of_a_step(noise_multiplier, sampling_rate)
     values = total + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
-    return max(0.0, float(np.min(values)))
+    by_rdp = max(0.0, float(np.min(values)))
+    if accountant == "rdp" or by_rdp > _PRV_LIMIT or delta < LEAST_PRV_DELTA:
+        return by_rdp
+    by_prv = _by_prv(groups, delta)
+    return by_rdp if by_prv is None else by_prv
 
 
 @lru_cache(maxsize=4096)

@@ -126,7 +126,17 @@ class Ledger:
                 raise LedgerError(path, f"was deleted after {highest[0]} rows", hint=_PUT_BACK)
             markers.advance(NO_ROWS)
             make_file(path)
-        _write_first_row(path, data, now, random_bytes(16).hex())
+        ledger_id = random_bytes(16).hex()
+        with _connection(path, 1) as (database, number):
+            database.execute("PRAGMA journal_mode = WAL")
+            with _transaction(database):
+                if database.execute("PRAGMA user_version").fetchone()[0]:
+                    raise LedgerError(path, "exists already", hint=_USE_IT)
+                database.execute(_TABLE)
+                state = LedgerState(path, database, (), number, Doubt())
+                state.append("opened", now, {"ledger": ledger_id, **bound_to(data, number)})
+                database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            RowMarkers(path).advance(state.head)
         return cls(path, data)
 
     def reserve(self, event: DpEvent, budget: Budget, *, now: int) -> Reservation:
@@ -337,19 +347,6 @@ def _still_to_charge(rows: Sequence[Row], row: Row, event: DpEvent, steps: int) 
         yield "more steps than reserved", replace(event, steps=steps - event.steps)
     if row.number < last_reset(rows):
         yield "finished after a reset", event
-
-
-def _write_first_row(path: Path, data: DataSet, now: int, ledger_id: str) -> None:
-    with _connection(path, 1) as (database, number):
-        database.execute("PRAGMA journal_mode = WAL")
-        with _transaction(database):
-            if database.execute("PRAGMA user_version").fetchone()[0]:
-                raise LedgerError(path, "exists already", hint=_USE_IT)
-            database.execute(_TABLE)
-            state = LedgerState(path, database, (), number, Doubt())
-            state.append("opened", now, {"ledger": ledger_id, **bound_to(data, number)})
-            database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-        RowMarkers(path).advance(state.head)
 
 
 @contextmanager

@@ -84,7 +84,12 @@ class RosterEntry:
         _require_number(self._key("index"), self.index)
         if self.role not in ("target", "source"):
             raise ConfigError(self._key("role"), f"{self.role!r} is neither target nor source")
-        _require_legal_entity(self._key("legal_entity"), self.legal_entity)
+        key = self._key("legal_entity")
+        value = self.legal_entity
+        if not isinstance(value, str) or not 1 <= len(value) <= _MAX_LEGAL_ENTITY:
+            raise ConfigError(key, f"must have 1 to {_MAX_LEGAL_ENTITY} characters")
+        if not value.isprintable() or value != value.strip():
+            raise ConfigError(key, "must be printable and must not begin or end with a blank")
         _require_bytes(self._key("signing_key"), self.signing_key, PUBLIC_KEY_BYTES)
         _require_bytes(self._key("tls_pin"), self.tls_pin, PIN_BYTES)
         _require_number(self._key("not_before"), self.not_before)
@@ -134,7 +139,13 @@ class Roster:
         _require_distinct("signing key", ((e.signing_key, e.site_id) for e in self.entries))
         _require_distinct("TLS key", ((e.tls_pin, e.site_id) for e in self.entries))
         # A second site of one legal entity would be a Sybil: it would count twice towards min-others.
-        _require_distinct("legal entity", ((_folded(e.legal_entity), e.site_id) for e in self.entries))
+        _require_distinct(
+            "legal entity",
+            (
+                (" ".join(unicodedata.normalize("NFKC", e.legal_entity).casefold().split()), e.site_id)
+                for e in self.entries
+            ),
+        )
 
     @classmethod
     def from_canonical_bytes(cls, data: bytes) -> Roster:
@@ -372,20 +383,9 @@ def _require_bytes(key: str, value: bytes, length: int) -> None:
         raise ConfigError(key, f"must be {length} bytes")
 
 
-def _require_legal_entity(key: str, value: str) -> None:
-    if not isinstance(value, str) or not 1 <= len(value) <= _MAX_LEGAL_ENTITY:
-        raise ConfigError(key, f"must have 1 to {_MAX_LEGAL_ENTITY} characters")
-    if not value.isprintable() or value != value.strip():
-        raise ConfigError(key, "must be printable and must not begin or end with a blank")
-
-
 def _require_distinct(what: str, pairs: Iterable[tuple[str | bytes, str]]) -> None:
     seen: dict[str | bytes, str] = {}
     for value, site_id in pairs:
         if value in seen:
             raise ConfigError("roster.sites", f"{seen[value]} and {site_id} have the same {what}")
         seen[value] = site_id
-
-
-def _folded(name: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())

@@ -259,7 +259,13 @@ class Strategy(RulePlan):
         self._check_last_rounds("finetune_rounds", Rule.FINETUNE_OFFLINE)
         self._check_last_rounds("reptile_rounds", Rule.PERSONALIZED_FEDAVG)
         self._check_server()
-        self._check_personal()
+        for name in ("reptile_learning_rate", "knn_scale"):
+            checks.number_between(name, getattr(self, name), 0, math.inf, open_below=True)
+        for name, most in (("ditto_lambda", math.inf), ("apfl_alpha", 1), ("knn_weight", 1)):
+            checks.number_between(name, getattr(self, name), 0, most)
+        for name in ("personal_epochs", "knn_neighbours"):
+            checks.whole_number(name, getattr(self, name), least=1)
+        checks.switch("apfl_adaptive", self.apfl_adaptive)
 
     def server(self, *, reptile: bool = False) -> ServerPlan | None:
         """The aggregator's optimiser in a round that is a mean; None where there is none."""
@@ -295,15 +301,6 @@ class Strategy(RulePlan):
             raise ValueError(f"server_optimizer: must be none, {self.rule} has optimisers of its own")
         if self.rule not in _MEANS | _PERSONAL:
             raise ValueError(f"server_optimizer: must be none, the rounds of {self.rule} are no means of updates")
-
-    def _check_personal(self) -> None:
-        for name in ("reptile_learning_rate", "knn_scale"):
-            checks.number_between(name, getattr(self, name), 0, math.inf, open_below=True)
-        for name, most in (("ditto_lambda", math.inf), ("apfl_alpha", 1), ("knn_weight", 1)):
-            checks.number_between(name, getattr(self, name), 0, most)
-        for name in ("personal_epochs", "knn_neighbours"):
-            checks.whole_number(name, getattr(self, name), least=1)
-        checks.switch("apfl_adaptive", self.apfl_adaptive)
 
 
 def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, float] | None = None) -> RoundPlan:

@@ -260,7 +260,17 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
     roster = signed_roster.verify(ca.roster_key)
     entry = _own_entry(folder, roster, manifest)
     check_entry_dates(entry, now)
-    signing_key = _check_keys(folder, files, entry, certificate)
+    if tls_pin(certificate) != entry.tls_pin:
+        raise ConfigError(
+            str(folder / TLS_CERTIFICATE_FILE), f"the roster pins another TLS key of {entry.site_id}", hint=_FETCH
+        )
+    name = str(folder / TLS_KEY_FILE)
+    if public_key_pin(load_tls_key(name, files[TLS_KEY_FILE]).public_key()) != entry.tls_pin:
+        raise ConfigError(name, f"is not the TLS key of {entry.site_id}", hint=_FETCH)
+    name = str(folder / SIGNING_KEY_FILE)
+    signing_key = load_signing_key(name, files[SIGNING_KEY_FILE])
+    if signing_key.public_key().public_bytes_raw() != entry.signing_key:
+        raise ConfigError(name, f"is not the signing key of {entry.site_id}", hint=_FETCH)
     _check_hashes(folder, files, manifest)
     endpoints = Endpoints.from_toml(files[ENDPOINTS_FILE].data)
     if entry.role == "target":
@@ -289,23 +299,6 @@ def _own_entry(folder: Path, roster: Roster, manifest: Manifest) -> RosterEntry:
         return roster.by_id(manifest.site_id)
     except KeyError:
         raise ConfigError(name, f"does not list {manifest.site_id}", hint=_FETCH) from None
-
-
-def _check_keys(
-    folder: Path, files: Mapping[str, FileContent], entry: RosterEntry, certificate: Certificate
-) -> Ed25519PrivateKey:
-    if tls_pin(certificate) != entry.tls_pin:
-        raise ConfigError(
-            str(folder / TLS_CERTIFICATE_FILE), f"the roster pins another TLS key of {entry.site_id}", hint=_FETCH
-        )
-    name = str(folder / TLS_KEY_FILE)
-    if public_key_pin(load_tls_key(name, files[TLS_KEY_FILE]).public_key()) != entry.tls_pin:
-        raise ConfigError(name, f"is not the TLS key of {entry.site_id}", hint=_FETCH)
-    name = str(folder / SIGNING_KEY_FILE)
-    signing_key = load_signing_key(name, files[SIGNING_KEY_FILE])
-    if signing_key.public_key().public_bytes_raw() != entry.signing_key:
-        raise ConfigError(name, f"is not the signing key of {entry.site_id}", hint=_FETCH)
-    return signing_key
 
 
 def _check_hashes(folder: Path, files: Mapping[str, FileContent], manifest: Manifest) -> None:

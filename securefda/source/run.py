@@ -213,22 +213,20 @@ class SourceRounds:
         self._site.check_policy(self._round.header.body)
         if isinstance(message.body, Result):
             check_result(self._site, self._round, message)
-            return self._accept_result(self._round, message)  # type: ignore[arg-type]
+            current = self._round
+            self._round = None
+            header = current.header.body
+            known = self._site.store.known(header.run_id).accepted
+            if known is None:
+                raise FaultyAggregatorError("ORDER", "a result of no header")
+            outside = (message.envelope.session_id, message.envelope.context)
+            taken = TakenResult(header.round, known.number + 1, message.digest(), message.body.model_digest, *outside)
+            self._site.store.record_result(header.run_id, taken)
+            self._patience.kept()
+            self._reporter.round_finished(current.record)
+            return [self._receipt(header.run_id, taken)]
         self._round, answer = continue_round(self._site, self._round, message)
         return [answer]
-
-    def _accept_result(self, current: SourceRound, message: Signed[Result]) -> list[Parcel]:
-        self._round = None
-        header = current.header.body
-        known = self._site.store.known(header.run_id).accepted
-        if known is None:
-            raise FaultyAggregatorError("ORDER", "a result of no header")
-        outside = (message.envelope.session_id, message.envelope.context)
-        taken = TakenResult(header.round, known.number + 1, message.digest(), message.body.model_digest, *outside)
-        self._site.store.record_result(header.run_id, taken)
-        self._patience.kept()
-        self._reporter.round_finished(current.record)
-        return [self._receipt(header.run_id, taken)]
 
     def _receipt(self, run_id: bytes, result: TakenResult) -> Parcel:
         """This source's receipt for a result: the same bytes whenever it is asked for."""

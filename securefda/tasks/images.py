@@ -52,7 +52,10 @@ def read_set(settings: TaskSettings, name: str, origin: Origin, *, fewest: int) 
         files = " and ".join(f"{name}-{kind}-ubyte[.gz]" for kind in ("images-idx3", "labels-idx1"))
         hint = f"set task.data-dir to the folder that holds {files.replace('all-', 'train-')}"
         raise ConfigError("task.data-dir", f"{origin.name.split(' (')[0]} is not bundled", hint=hint)
-    parts = [read_labelled_images(settings.data_dir, part, origin) for part in _parts(name)]
+    parts = [
+        read_labelled_images(settings.data_dir, part, origin)
+        for part in (("train", "t10k") if name == "all" else (name,))
+    ]
     found = LabelledImages(
         np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts])
     )
@@ -60,7 +63,3 @@ def read_set(settings: TaskSettings, name: str, origin: Origin, *, fewest: int) 
         why = f"set {name} has {len(found)} images, and the task needs at least {fewest}"
         raise DataError(str(settings.data_dir), why, hint="take a larger set, or lower the task's options")
     return found
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    return ("train", "t10k") if name == "all" else (name,)

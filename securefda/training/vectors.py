@@ -31,7 +31,23 @@ def build_model(task: Task, seed: int) -> nn.Module:
     """
     with seeded_torch(seed, torch.device("cpu")), task_code(type(task), "model"):
         model = task.model()
-    _require_federated_state(model)
+    norm_layers = nn.modules.batchnorm._NormBase
+    for name, module in model.named_modules():
+        batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if batch_norm or (isinstance(module, norm_layers) and module.track_running_stats):
+            raise TrainingError(
+                f"model {type(model).__name__}: layer {name or '(the model)'} is {type(module).__name__}, whose "
+                "running statistics are not federated parameters",
+                hint="use torch.nn.GroupNorm instead",
+            )
+    federated = _federated(model)
+    if not federated:
+        raise TrainingError("model: it has no trainable parameter", hint="leave requires_grad on")
+    for name, parameter in federated:
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise TrainingError(f"model: parameter {name} has no shape yet", hint="give the layer its input size")
+        if parameter.dtype != torch.float32:
+            raise TrainingError(f"model: parameter {name} is {parameter.dtype}", hint="make it torch.float32")
     return model
 
 
@@ -99,26 +115,6 @@ def require_length(vector: Vector, parameters: int) -> None:
             f"model: it has {parameters} float32 parameters but the vector received is {vector.dtype} {vector.shape}",
             hint="run the same version of the task at every site",
         )
-
-
-def _require_federated_state(model: nn.Module) -> None:
-    norm_layers = nn.modules.batchnorm._NormBase
-    for name, module in model.named_modules():
-        batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-        if batch_norm or (isinstance(module, norm_layers) and module.track_running_stats):
-            raise TrainingError(
-                f"model {type(model).__name__}: layer {name or '(the model)'} is {type(module).__name__}, whose "
-                "running statistics are not federated parameters",
-                hint="use torch.nn.GroupNorm instead",
-            )
-    federated = _federated(model)
-    if not federated:
-        raise TrainingError("model: it has no trainable parameter", hint="leave requires_grad on")
-    for name, parameter in federated:
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise TrainingError(f"model: parameter {name} has no shape yet", hint="give the layer its input size")
-        if parameter.dtype != torch.float32:
-            raise TrainingError(f"model: parameter {name} is {parameter.dtype}", hint="make it torch.float32")
 
 
 def _federated(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

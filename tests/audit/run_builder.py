@@ -25,7 +25,7 @@ from securefda.audit.reading import open_log
 from securefda.audit.reconcile.logs import PartyLog, reconcile
 from securefda.audit.reconcile.spending import Charge
 from securefda.audit.reconcile.suspicion import Reconciliation
-from securefda.audit.reconcile.transcript import Members, read_spine
+from securefda.audit.reconcile.transcript import Members, read_transcript
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
 from securefda.audit.statement_reader import KeptStatements, StatementReader
 from securefda.audit.verify import verify_log
@@ -400,13 +400,13 @@ def read_together(folder: Path, sites: Sequence[str] = SITES, unsigned: Sequence
     """
     folders = {site: folder_of(folder, site) for site in sites}
     statements = KeptStatements(StatementReader(ROSTER), list(folders.values()))
-    spine = read_spine(statements.spine(), MEMBERS)
+    transcript = read_transcript(statements.transcript(), MEMBERS)
     logs = []
     for site, path in folders.items():
         verification = verify_log(
-            path, MEMBERS.log_of(site), PUBLIC, witnesses_needed=1, known=spine.held_of(site, MEMBERS)
+            path, MEMBERS.log_of(site), PUBLIC, witnesses_needed=1, known=transcript.held_of(site, MEMBERS)
         )
         log = open_log(path)
         size = sum(1 for _ in log.records())
         logs.append(PartyLog(site, verification, log.records, size, str(path), is_unsigned=site in unsigned))
-    return reconcile(logs, MEMBERS, spine, statements, accountant)
+    return reconcile(logs, MEMBERS, transcript, statements, accountant)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from securefda.audit.reconcile.claims import checkpoint_fault, header_fault, is_of_run, survivors_fault
-from securefda.audit.reconcile.suspicion import Draft, Mark, RunFinding, RunKind
-from securefda.audit.reconcile.transcript import Members, SignedHeader, Spine
+from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
+from securefda.audit.reconcile.transcript import Members, SignedHeader, SignedTranscript
 from securefda.audit.records import Record
 from securefda.audit.statements import Statement, SurvivorsSaid
 
@@ -25,13 +25,13 @@ class _Opened:
     policies: list[tuple[int, str]] = field(default_factory=list)
 
 
-class Openings:
+class LogLifecycle:
     """Follows how each log begins, goes on and ends; the records of one log come in their order."""
 
     def __init__(self, members: Members) -> None:
         self._members = members
         self._logs: dict[str, _Opened] = {}
-        self._drafts: list[Draft] = []
+        self._suspicions: list[Suspicion] = []
 
     @property
     def counts(self) -> dict[str, int]:
@@ -47,9 +47,9 @@ class Openings:
         """Whether a log was taken up again by a new process."""
         return party in self._logs and self._logs[party].restarted
 
-    def drafts(self) -> Iterator[Draft]:
+    def suspicions(self) -> Iterator[Suspicion]:
         """Logs of another roster, and sources that took part without saying under which policy."""
-        return iter(self._drafts)
+        return iter(self._suspicions)
 
     def notices(self, whole: Collection[str]) -> Iterator[str]:
         """Changes of policies, and logs without an end."""
@@ -100,7 +100,7 @@ class Openings:
             step=record.entry.type,
             records=(Mark.of(record),),
         )
-        self._drafts.append(Draft(finding))
+        self._suspicions.append(Suspicion(finding))
 
 
 def _changes(party: str, policies: list[tuple[int, str]]) -> Iterator[str]:
@@ -117,28 +117,30 @@ MarkOf = Callable[[str, str, str], tuple[Mark, ...]]
 
 
 class Continuity:
-    """Judges the spine of a run.
+    """Judges the transcript of a run.
 
     Args:
         members: of the federation.
-        spine: the messages that were kept.
+        transcript: the messages that were kept.
         mark_of: finds the records of a message.
-        has_restarted: tells, when the drafts are asked for, whether a party's process was started anew in the run.
+        has_restarted: tells, when the suspicions are asked for, whether a party's process was started anew in the run.
     """
 
-    def __init__(self, members: Members, spine: Spine, mark_of: MarkOf, has_restarted: Callable[[str], bool]) -> None:
-        self._members, self._spine, self._mark_of = members, spine, mark_of
+    def __init__(
+        self, members: Members, transcript: SignedTranscript, mark_of: MarkOf, has_restarted: Callable[[str], bool]
+    ) -> None:
+        self._members, self._transcript, self._mark_of = members, transcript, mark_of
         self._has_restarted = has_restarted
         self.notices: list[str] = []
-        self._headers = sorted(spine.all_headers.values(), key=lambda header: header.said.place)
+        self._headers = sorted(transcript.all_headers.values(), key=lambda header: header.said.place)
 
     @property
     def counts(self) -> dict[str, int]:
         """What there is of it."""
-        lists = sum(kind == "Survivors" for kind, _ in self._spine.of_type)
-        return {"headers": len(self._headers), "results": len(self._spine.results), "lists of survivors": lists}
+        lists = sum(kind == "Survivors" for kind, _ in self._transcript.of_type)
+        return {"headers": len(self._headers), "results": len(self._transcript.results), "lists of survivors": lists}
 
-    def drafts(self) -> Iterator[Draft]:
+    def suspicions(self) -> Iterator[Suspicion]:
         """All that the messages show."""
         yield from self._one_per_slot()
         yield from self._one_header_per_attempt()
@@ -147,30 +149,30 @@ class Continuity:
         yield from self._survivors()
         yield from self._chain()
 
-    def _one_per_slot(self) -> Iterator[Draft]:
-        for (kind, session), statements in self._spine.of_type.items():
+    def _one_per_slot(self) -> Iterator[Suspicion]:
+        for (kind, session), statements in self._transcript.of_type.items():
             one, *others = statements.values()
             for other in others:
                 what = f"{self._members.target} signed two different messages of type {kind} in one session"
                 yield self._equivocation(what, kind, session, one, other)
 
-    def _one_header_per_attempt(self) -> Iterator[Draft]:
+    def _one_header_per_attempt(self) -> Iterator[Suspicion]:
         for one, other in pairwise(self._headers):
             if one.said.place == other.said.place and one.statement.session != other.statement.session:
                 what = f"{self._members.target} signed two headers of one attempt"
                 yield self._equivocation(what, "Header", other.statement.session, one.statement, other.statement)
 
-    def _equivocation(self, what: str, kind: str, session: str, one: Statement, other: Statement) -> Draft:
+    def _equivocation(self, what: str, kind: str, session: str, one: Statement, other: Statement) -> Suspicion:
         finding = self._finding("equivocation", what, kind, session, one.digest, other.digest)
-        return Draft(finding, self._members.target, "equivocation", (one.digest, other.digest))
+        return Suspicion(finding, self._members.target, "equivocation", (one.digest, other.digest))
 
-    def _header(self, header: SignedHeader) -> Iterator[Draft]:
+    def _header(self, header: SignedHeader) -> Iterator[Suspicion]:
         digest, session = header.statement.digest, header.statement.session
         where = f"round {header.said.round}, attempt {header.said.attempt}"
         if not is_of_run(header.said, self._members):  # whose numbers and cosignatures are for that roster to judge
             what = f"the header of {where} is of another roster than the one that it is read under"
             finding = self._finding("roster-differs", what, "Header", session, digest)
-            yield Draft(replace(finding, accused=()))
+            yield Suspicion(replace(finding, accused=()))
             return
         faults: tuple[tuple[RunKind, str], ...] = (
             ("threshold", header_fault(header.said)),
@@ -179,11 +181,11 @@ class Continuity:
         for kind, fault in faults:
             if fault:
                 finding = self._finding(kind, f"the header of {where} has {fault}", "Header", session, digest)
-                yield Draft(finding, self._members.target, kind, (digest,))
+                yield Suspicion(finding, self._members.target, kind, (digest,))
 
-    def _survivors(self) -> Iterator[Draft]:
-        for (kind, session), statements in self._spine.of_type.items():
-            header = self._spine.headers.get(session)
+    def _survivors(self) -> Iterator[Suspicion]:
+        for (kind, session), statements in self._transcript.of_type.items():
+            header = self._transcript.headers.get(session)
             if kind != "Survivors" or header is None or not is_of_run(header.said, self._members):
                 continue
             for digest, statement in statements.items():
@@ -193,9 +195,9 @@ class Continuity:
                     what = f"the survivors of round {header.said.round}, attempt {header.said.attempt}: {fault}"
                     evidence = (header.statement.digest, digest)
                     finding = self._finding("threshold", what, kind, session, digest)
-                    yield Draft(finding, self._members.target, "threshold", evidence)
+                    yield Suspicion(finding, self._members.target, "threshold", evidence)
 
-    def _chain(self) -> Iterator[Draft]:
+    def _chain(self) -> Iterator[Suspicion]:
         """Every header continues the last result before its round, with its model."""
         past: list[SignedHeader] = []
         for header in self._headers:
@@ -210,12 +212,12 @@ class Continuity:
                 finding = self._finding(
                     "broken-chain", what, "Header", header.statement.session, header.statement.digest
                 )
-                yield Draft(replace(finding, accused=()))
-            if header.statement.session in self._spine.results:
+                yield Suspicion(replace(finding, accused=()))
+            if header.statement.session in self._transcript.results:
                 past.append(header)
 
-    def _link(self, before: SignedHeader, header: SignedHeader, past: list[SignedHeader]) -> Iterator[Draft]:
-        result, said = self._spine.results[before.statement.session]
+    def _link(self, before: SignedHeader, header: SignedHeader, past: list[SignedHeader]) -> Iterator[Suspicion]:
+        result, said = self._transcript.results[before.statement.session]
         digest = header.statement.digest
         if before.said.place == header.said.place:
             return  # two headers of one attempt, which is said of them already
@@ -223,23 +225,23 @@ class Continuity:
             what = f"round {header.said.round} has another attempt after its result"
             finding = self._finding("broken-chain", what, "Header", header.statement.session, digest, result.digest)
             evidence = [result.digest, before.statement.digest, digest]
-            yield Draft(replace(finding, accused=()), self._members.target, "broken-chain", tuple(evidence))
+            yield Suspicion(replace(finding, accused=()), self._members.target, "broken-chain", tuple(evidence))
             return
         if (header.said.previous_result, header.said.model) == (result.digest, said.model):
             return
-        known = {one.digest for one, _ in self._spine.results.values()}
+        known = {one.digest for one, _ in self._transcript.results.values()}
         if header.said.previous_result not in {"", *known} and self._is_of_a_crash(header, before.said.round):
             return
         what = f"the header of round {header.said.round} does not continue the result of round {before.said.round}"
         evidence = [result.digest, before.statement.digest, digest]
         for one in past:
-            older = self._spine.results[one.statement.session][0]
+            older = self._transcript.results[one.statement.session][0]
             if older.digest == header.said.previous_result != result.digest:
                 what += f", but that of round {one.said.round}"
                 evidence += [older.digest, one.statement.digest]
         finding = self._finding("broken-chain", what, "Header", header.statement.session, digest)
         # Nobody, unless the messages prove it: the result that it continues may be one that was not kept.
-        yield Draft(replace(finding, accused=()), self._members.target, "broken-chain", tuple(evidence))
+        yield Suspicion(replace(finding, accused=()), self._members.target, "broken-chain", tuple(evidence))
 
     def _is_of_a_crash(self, header: SignedHeader, before: int) -> bool:
         """A target that was killed between a round's result and sending it goes on with a result that nobody has.
@@ -255,7 +257,7 @@ class Continuity:
         return lost
 
     def _finding(self, kind: RunKind, what: str, step: str, session: str, *digests: str) -> RunFinding:
-        header, target = self._spine.headers.get(session), self._members.target
+        header, target = self._transcript.headers.get(session), self._members.target
         marks = self._mark_of(session, step, target)
         place = (0, 0) if header is None else header.said.place
         return RunFinding(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from securefda.audit.reconcile.steps import HeadersTaken
-from securefda.audit.reconcile.suspicion import Draft, Mark, RunFinding, RunKind
-from securefda.audit.reconcile.transcript import Members, Spine
+from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
+from securefda.audit.reconcile.transcript import Members, SignedTranscript
 from securefda.audit.records import Disclosure, Record
 from securefda.audit.statements import RELEASES, HeaderSaid
 
@@ -16,13 +16,13 @@ class Disclosures:
 
     Args:
         members: of the federation.
-        spine: the messages that were kept.
+        transcript: the messages that were kept.
         headers: that the parties took.
     """
 
-    def __init__(self, members: Members, spine: Spine, headers: HeadersTaken) -> None:
-        self._members, self._spine, self._headers = members, spine, headers
-        self._drafts: list[Draft] = []
+    def __init__(self, members: Members, transcript: SignedTranscript, headers: HeadersTaken) -> None:
+        self._members, self._transcript, self._headers = members, transcript, headers
+        self._suspicions: list[Suspicion] = []
         self.checked = self.unknown = 0
 
     @property
@@ -30,9 +30,9 @@ class Disclosures:
         """How many records said something that could be checked."""
         return {"disclosures held against headers": self.checked}
 
-    def drafts(self) -> Iterator[Draft]:
+    def suspicions(self) -> Iterator[Suspicion]:
         """Records that say something else than their header."""
-        return iter(self._drafts)
+        return iter(self._suspicions)
 
     def see(self, record: Record) -> None:
         """Take a record; what was received, events, and what is of no session is passed over."""
@@ -81,7 +81,7 @@ class Disclosures:
             session=entry.session,
             records=(Mark.of(record),),
         )
-        self._drafts.append(Draft(finding))
+        self._suspicions.append(Suspicion(finding))
 
 
 def _expected(record: Record, header: HeaderSaid, members: Members) -> Disclosure | None:

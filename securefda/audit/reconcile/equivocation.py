@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from securefda.audit.reconcile.steps import HeadersTaken
-from securefda.audit.reconcile.suspicion import Draft, Mark, RunFinding
-from securefda.audit.reconcile.transcript import Members, Spine
+from securefda.audit.reconcile.suspicion import Mark, RunFinding, Suspicion
+from securefda.audit.reconcile.transcript import Members, SignedTranscript
 from securefda.audit.records import Record
 from securefda.audit.statements import BROADCAST, ONCE, RELEASES
 
@@ -40,17 +40,17 @@ class _Release:
     type: str
 
 
-class Sameness:
+class EquivocationCheck:
     """Finds two messages where there must be one.
 
     Args:
         members: of the federation.
-        spine: the messages that were kept.
+        transcript: the messages that were kept.
         headers: that the parties took.
     """
 
-    def __init__(self, members: Members, spine: Spine, headers: HeadersTaken) -> None:
-        self._members, self._spine, self._headers = members, spine, headers
+    def __init__(self, members: Members, transcript: SignedTranscript, headers: HeadersTaken) -> None:
+        self._members, self._transcript, self._headers = members, transcript, headers
         self._slots: dict[tuple[str, str, str], _Slot] = {}
         self._rounds: dict[tuple[str, int], _Slot] = {}
         self._releases: dict[str, _Release] = {}
@@ -84,7 +84,7 @@ class Sameness:
         """How many slots there were."""
         return {"messages that must be one for all": len(self._slots), "releases": len(self._releases)}
 
-    def drafts(self) -> Iterator[Draft]:
+    def suspicions(self) -> Iterator[Suspicion]:
         """Equivocations, and second releases."""
         for key, slot in self._slots.items():
             for digest, marks in slot.others.items():
@@ -104,9 +104,9 @@ class Sameness:
         else:
             slot.take(entry.digest, mark, source)
 
-    def _equivocation(self, key: tuple[str, str, str], slot: _Slot, digest: str, marks: list[Mark]) -> Draft:
+    def _equivocation(self, key: tuple[str, str, str], slot: _Slot, digest: str, marks: list[Mark]) -> Suspicion:
         session, kind, sender = key
-        header = self._spine.headers.get(session)
+        header = self._transcript.headers.get(session)
         place = (0, 0) if header is None else header.said.place
         other = next((mark.party for mark in (slot.mark, *marks) if mark.party != sender), "")
         finding = RunFinding(
@@ -121,9 +121,9 @@ class Sameness:
             records=(slot.mark, *marks),
             digests=(slot.first, digest),
         )
-        return Draft(finding, sender, "equivocation", (slot.first, digest))
+        return Suspicion(finding, sender, "equivocation", (slot.first, digest))
 
-    def _double_release(self, source: str, number: int, slot: _Slot, digest: str, marks: list[Mark]) -> Draft:
+    def _double_release(self, source: str, number: int, slot: _Slot, digest: str, marks: list[Mark]) -> Suspicion:
         releases = [self._releases[one] for one in (slot.first, digest)]
         header = self._headers.of(source, releases[1].session)
         finding = RunFinding(
@@ -138,7 +138,7 @@ class Sameness:
             records=(slot.mark, *marks),
             digests=(slot.first, digest),
         )
-        return Draft(finding, source, "double-release", (slot.first, digest))
+        return Suspicion(finding, source, "double-release", (slot.first, digest))
 
     def _blamed(self, sender: str, slot: _Slot, marks: list[Mark]) -> tuple[str, ...]:
         """The target, if its own log has both messages; else the sender and those whose logs say so, who disagree.

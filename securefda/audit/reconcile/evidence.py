@@ -73,7 +73,8 @@ class Evidence:
             "roster": _encode(self.roster),
             "claims": [_claim_fields(exhibit) for exhibit in self.exhibits],
         }
-        return _canonical(fields)
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        return text.encode("ascii") + b"\n"
 
     @classmethod
     def parse(cls, data: bytes) -> Evidence:
@@ -150,11 +151,6 @@ def _exhibit(value: object) -> Exhibit:
         messages=tuple(map(_decode, _list(value["messages"]))),
         checkpoints=tuple(map(_decode, _list(value["checkpoints"]))),
     )
-
-
-def _canonical(fields: dict[str, Any]) -> bytes:
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return text.encode("ascii") + b"\n"
 
 
 def _encode(data: bytes) -> str:

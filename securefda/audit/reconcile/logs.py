@@ -19,15 +19,15 @@ from typing import Final
 
 from securefda.audit.findings import Verification
 from securefda.audit.kept_check import NOT_JUDGED, KeptVerdict
-from securefda.audit.reconcile.continuity import Continuity, Openings
-from securefda.audit.reconcile.cosignatures import Vouching
+from securefda.audit.reconcile.continuity import Continuity, LogLifecycle
+from securefda.audit.reconcile.cosignatures import CosignatureCheck
 from securefda.audit.reconcile.disclosures import Disclosures
-from securefda.audit.reconcile.equivocation import Sameness
+from securefda.audit.reconcile.equivocation import EquivocationCheck
 from securefda.audit.reconcile.pairing import Pairing
 from securefda.audit.reconcile.spending import Epsilon, Spending
 from securefda.audit.reconcile.steps import HeadersTaken, StepsTaken
-from securefda.audit.reconcile.suspicion import Draft, Mark, Reconciliation, RunFinding, settle
-from securefda.audit.reconcile.transcript import Members, Spine
+from securefda.audit.reconcile.suspicion import Mark, Reconciliation, RunFinding, Suspicion, resolve
+from securefda.audit.reconcile.transcript import Members, SignedTranscript
 from securefda.audit.records import Record
 from securefda.audit.statements import Statements
 from securefda.audit.store import AuditError
@@ -95,47 +95,49 @@ class _Reading:
 class _Checks:
     """Everything that looks at records."""
 
-    def __init__(self, logs: Sequence[PartyLog], members: Members, spine: Spine, epsilon: Epsilon) -> None:
+    def __init__(
+        self, logs: Sequence[PartyLog], members: Members, transcript: SignedTranscript, epsilon: Epsilon
+    ) -> None:
         self.pairing = Pairing({log.party for log in logs}, {log.party: log.size for log in logs})
-        self.headers = HeadersTaken(members, spine)
-        self.sameness = Sameness(members, spine, self.headers)
-        self.steps = StepsTaken(members, spine, self.headers)
-        self.disclosures = Disclosures(members, spine, self.headers)
-        self.vouching = Vouching(members, spine, self.headers)
-        self.openings = Openings(members)
+        self.headers = HeadersTaken(members, transcript)
+        self.equivocation = EquivocationCheck(members, transcript, self.headers)
+        self.steps = StepsTaken(members, transcript, self.headers)
+        self.disclosures = Disclosures(members, transcript, self.headers)
+        self.cosignatures = CosignatureCheck(members, transcript, self.headers)
+        self.lifecycle = LogLifecycle(members)
         self.spending = Spending(epsilon)
-        self.continuity = Continuity(members, spine, self.sameness.mark_of, self.openings.has_restarted)
+        self.continuity = Continuity(members, transcript, self.equivocation.mark_of, self.lifecycle.has_restarted)
 
     def see(self, record: Record) -> None:
         """Show a record to all that want it."""
         self.headers.see(record)
         if record.entry.direction == "event":
-            self.openings.see(record)
+            self.lifecycle.see(record)
             self.spending.see(record)
         else:
             self.pairing.see(record)
-            self.sameness.see(record)
+            self.equivocation.see(record)
             self.disclosures.see(record)
             if record.entry.type == "Join":
-                self.openings.see(record)
+                self.lifecycle.see(record)
         self.steps.see(record)
-        self.vouching.see(record)
+        self.cosignatures.see(record)
 
-    def drafts(self, whole: frozenset[str]) -> Iterator[Draft]:
+    def suspicions(self, whole: frozenset[str]) -> Iterator[Suspicion]:
         """What all of them say; ``whole`` are the parties whose logs lack nothing."""
-        yield from self.openings.drafts()
-        yield from self.pairing.drafts(whole)
-        yield from self.sameness.drafts()
-        yield from self.steps.drafts()
-        yield from self.disclosures.drafts()
-        yield from self.vouching.drafts(whole)
-        yield from self.spending.drafts()
-        yield from self.continuity.drafts()
+        yield from self.lifecycle.suspicions()
+        yield from self.pairing.suspicions(whole)
+        yield from self.equivocation.suspicions()
+        yield from self.steps.suspicions()
+        yield from self.disclosures.suspicions()
+        yield from self.cosignatures.suspicions(whole)
+        yield from self.spending.suspicions()
+        yield from self.continuity.suspicions()
 
     @property
     def counts(self) -> dict[str, int]:
         """What was checked, in words."""
-        parts = (self.sameness, self.steps, self.disclosures, self.vouching, self.openings, self.spending)
+        parts = (self.equivocation, self.steps, self.disclosures, self.cosignatures, self.lifecycle, self.spending)
         counts = {"messages in both logs": self.pairing.paired}
         for part in (self.continuity, *parts):
             counts |= part.counts
@@ -143,7 +145,7 @@ class _Checks:
 
 
 def reconcile(
-    logs: Sequence[PartyLog], members: Members, spine: Spine, statements: Statements, epsilon: Epsilon
+    logs: Sequence[PartyLog], members: Members, transcript: SignedTranscript, statements: Statements, epsilon: Epsilon
 ) -> Reconciliation:
     """Hold the logs of one run against each other, in one pass over their records.
 
@@ -152,7 +154,7 @@ def reconcile(
     Args:
         logs: of different parties of one run; what of these is missing is listed as not checked.
         members: the federation that they are of.
-        spine: what `read_spine` made of the messages that the parties kept.
+        transcript: what `read_transcript` made of the messages that the parties kept.
         statements: these messages, to look up evidence.
         epsilon: the accountant.
 
@@ -162,20 +164,24 @@ def reconcile(
     parties = [log.party for log in logs]
     if len(set(parties)) != len(parties) or not set(parties) <= set(members.keys):
         raise ValueError("the logs are not of different members")
-    checks, reading = _Checks(logs, members, spine, epsilon), _Reading(logs)
+    checks, reading = _Checks(logs, members, transcript, epsilon), _Reading(logs)
     for record in reading:
         checks.see(record)
     whole = frozenset(log.party for log in logs if log.is_whole and log.party not in reading.broken)
-    drafts = [*_alone(logs, reading.broken, checks.openings.completed), *checks.drafts(whole), *_evidence(logs)]
-    wanted = {digest for draft in drafts for digest in draft.evidence}
-    findings = settle(drafts, statements.find(wanted) if wanted else {}, members)
+    suspicions = [
+        *_alone(logs, reading.broken, checks.lifecycle.completed),
+        *checks.suspicions(whole),
+        *_evidence(logs),
+    ]
+    wanted = {digest for suspicion in suspicions for digest in suspicion.evidence}
+    findings = resolve(suspicions, statements.find(wanted) if wanted else {}, members)
     counts = {"logs": len(logs), "records": reading.count} | checks.counts
     counts |= {"kept messages": sum(log.kept.messages for log in logs), "findings": len(findings)}
-    notices = [*_notices(logs, members, checks, whole), *_unkept(spine, checks)]
+    notices = [*_notices(logs, members, checks, whole), *_unkept(transcript, checks)]
     return Reconciliation(tuple(findings), tuple(notices), counts)
 
 
-def _alone(logs: Sequence[PartyLog], broken: dict[str, str], completed: Collection[str]) -> Iterator[Draft]:
+def _alone(logs: Sequence[PartyLog], broken: dict[str, str], completed: Collection[str]) -> Iterator[Suspicion]:
     """Logs that fail by themselves. What an honest crash leaves is for `_notices`.
 
     Cosignatures are for others to give: where they lack, nobody is accused.
@@ -187,17 +193,17 @@ def _alone(logs: Sequence[PartyLog], broken: dict[str, str], completed: Collecti
         if found is not None and (found.kind != "missing-cosignature" or log.party in completed):
             what = f"the log of {log.party}: {found.kind}, {found.what}"
             finding = _of_log(log, "forked-log" if found.kind == "forked" else "unverified-log", what, found.index)
-            yield Draft(finding if found.kind != "missing-cosignature" else replace(finding, accused=()))
+            yield Suspicion(finding if found.kind != "missing-cosignature" else replace(finding, accused=()))
         elif log.party in broken:
-            yield Draft(_of_log(log, "unverified-log", broken[log.party], 0))
+            yield Suspicion(_of_log(log, "unverified-log", broken[log.party], 0))
 
 
-def _evidence(logs: Sequence[PartyLog]) -> Iterator[Draft]:
+def _evidence(logs: Sequence[PartyLog]) -> Iterator[Suspicion]:
     """Kept messages that are not what their records say. No finding of the log, and no accusation."""
     for log in logs:
         for found in log.kept.findings:
             entry = found.entry
-            yield Draft(
+            yield Suspicion(
                 RunFinding(
                     kind=found.kind,
                     what=f"beside the log of {log.party}: {found.what}",
@@ -235,12 +241,12 @@ def _notices(logs: Sequence[PartyLog], members: Members, checks: _Checks, whole:
         if log.is_unsigned:
             yield f"{log.party}: nobody has a checkpoint of its log, so nothing is proved of it and it was not read"
             continue
-        if found is not None and found.kind == "missing-cosignature" and log.party not in checks.openings.completed:
+        if found is not None and found.kind == "missing-cosignature" and log.party not in checks.lifecycle.completed:
             yield f"{log.party}: {found.what}; whoever has its key could have made what follows record {found.index}"
         yield from (f"{log.party}: {note}" for note in (*log.verification.notes, *log.kept.notes))
         if log.party not in whole:
             yield f"{log.party}: what its log lacks was not judged, since it fails by itself"
-    yield from checks.openings.notices(whole)
+    yield from checks.lifecycle.notices(whole)
     yield from checks.continuity.notices
     yield from checks.spending.notices
     lost = [
@@ -252,8 +258,9 @@ def _notices(logs: Sequence[PartyLog], members: Members, checks: _Checks, whole:
         yield f"and {len(lost) - _MOST_NOTICES} more lines of messages that were sent and not received"
 
 
-def _unkept(spine: Spine, checks: _Checks) -> Iterator[str]:
+def _unkept(transcript: SignedTranscript, checks: _Checks) -> Iterator[str]:
     if checks.disclosures.unknown:
         yield f"{checks.disclosures.unknown} records of releases are of sessions without one header that was kept"
-    if spine.ignored:
-        yield f"{spine.ignored} kept messages are of another run, or not their sender's to send; they were left out"
+    if transcript.ignored:
+        why = "are of another run, or not their sender's to send"
+        yield f"{transcript.ignored} kept messages {why}; they were left out"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from securefda.audit.reconcile.suspicion import Draft, Mark, RunFinding
+from securefda.audit.reconcile.suspicion import Mark, RunFinding, Suspicion
 from securefda.audit.records import Record
 
 
@@ -32,7 +32,7 @@ class Pairing:
     def __init__(self, parties: Collection[str], sizes: Mapping[str, int]) -> None:
         self._parties, self._sizes = parties, sizes
         self._open: dict[tuple[str, str, str, str], list[_Half]] = {}
-        self._differing: list[Draft] = []
+        self._differing: list[Suspicion] = []
         self.paired = 0
         self.alone: Counter[str] = Counter()
         """Records of messages with a site whose log is not there, by that site."""
@@ -64,7 +64,7 @@ class Pairing:
         if not _agree(other.numbers, half.numbers):
             self._differing.append(_differ(key, half, other))
 
-    def drafts(self, whole: Collection[str]) -> Iterator[Draft]:
+    def suspicions(self, whole: Collection[str]) -> Iterator[Suspicion]:
         """What did not pair; only a log that is ``whole`` lacks a record for certain."""
         yield from self._differing
         for (sender, receiver, kind, digest), waiting in self._open.items():
@@ -88,7 +88,7 @@ def _agree(one: tuple[int, int, int, str], other: tuple[int, int, int, str]) -> 
     return one == other
 
 
-def _never_sent(sender: str, receiver: str, kind: str, digest: str, half: _Half) -> Draft:
+def _never_sent(sender: str, receiver: str, kind: str, digest: str, half: _Half) -> Suspicion:
     _, number, attempt, session = half.numbers
     finding = RunFinding(
         kind="never-sent",
@@ -102,10 +102,10 @@ def _never_sent(sender: str, receiver: str, kind: str, digest: str, half: _Half)
         records=(Mark(receiver, half.place),),
         digests=(digest,),
     )
-    return Draft(finding)
+    return Suspicion(finding)
 
 
-def _differ(key: tuple[str, str, str, str], one: _Half, other: _Half) -> Draft:
+def _differ(key: tuple[str, str, str, str], one: _Half, other: _Half) -> Suspicion:
     sender, receiver, kind, digest = key
     sent, received = (one, other) if one.sent else (other, one)
     names = ("bytes", "round", "attempt", "session")
@@ -127,4 +127,4 @@ def _differ(key: tuple[str, str, str, str], one: _Half, other: _Half) -> Draft:
         records=(Mark(sender, sent.place), Mark(receiver, received.place)),
         digests=(digest,),
     )
-    return Draft(finding)
+    return Suspicion(finding)

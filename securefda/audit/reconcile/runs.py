@@ -14,7 +14,7 @@ from securefda.audit.reconcile.history import History, read_history
 from securefda.audit.reconcile.logs import PartyLog, reconcile
 from securefda.audit.reconcile.spending import Charge
 from securefda.audit.reconcile.suspicion import Reconciliation
-from securefda.audit.reconcile.transcript import Members, Spine, read_spine
+from securefda.audit.reconcile.transcript import Members, SignedTranscript, read_transcript
 from securefda.audit.statement_reader import KeptStatements, StatementReader
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
@@ -98,9 +98,11 @@ def _reconciled(folder: Path, logs: list[LogFolder], unread: Sequence[str], rost
     logs = _one_each(logs, members)
     reader = StatementReader(of_run)
     statements = KeptStatements(reader, [log.folder for log in logs])
-    spine = read_spine(statements.spine(), members)  # before the logs: what others hold of a log was in it then
-    verified = tuple(_verified(log, members, spine, reader) for log in logs)
-    outcome = reconcile(verified, members, spine, statements, accountant)
+    transcript = read_transcript(
+        statements.transcript(), members
+    )  # before the logs: what others hold of a log was in it then
+    verified = tuple(_verified(log, members, transcript, reader) for log in logs)
+    outcome = reconcile(verified, members, transcript, statements, accountant)
     more = [*unread, *keys.warnings, *_of_messages(statements)]
     outcome = Reconciliation(outcome.findings, (*more, *outcome.notices), outcome.counts)
     return ReconciledRun(members, keys, of_run, verified, outcome)
@@ -173,8 +175,8 @@ def _roster_of(logs: Sequence[LogFolder], option: Path | None) -> tuple[Keys, Ro
     return keys, earlier
 
 
-def _verified(log: LogFolder, members: Members, spine: Spine, reader: StatementReader) -> PartyLog:
-    known, live = spine.held_of(log.party, members), being_written(log.folder)
+def _verified(log: LogFolder, members: Members, transcript: SignedTranscript, reader: StatementReader) -> PartyLog:
+    known, live = transcript.held_of(log.party, members), being_written(log.folder)
     with verification_progress(log.party) as progress:
         verification = verify_log(
             log.folder,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from securefda.audit.reconcile.suspicion import Draft, Mark, RunFinding, RunKind
+from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
 from securefda.audit.records import DpSpent, Record
 from securefda.errors import ConfigError
 
@@ -58,7 +58,7 @@ class Spending:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many epsilons were computed anew, once the drafts were asked for."""
+        """How many epsilons were computed anew, once the suspicions were asked for."""
         return {
             "ledger updates": sum(map(len, self._by_party.values())),
             "epsilons computed anew": self.recomputed,
@@ -71,22 +71,24 @@ class Spending:
             spent = _Spent(Mark.of(record), entry.round, entry.attempt, entry.dp)
             self._by_party.setdefault(record.party, []).append(spent)
 
-    def drafts(self) -> Iterator[Draft]:
+    def suspicions(self) -> Iterator[Suspicion]:
         """Epsilons that are wrong, and ledgers that went back."""
         for party, updates in sorted(self._by_party.items()):
             yield from self._rows(updates)
             yield from self._epsilons(party, updates)
 
-    def _rows(self, updates: list[_Spent]) -> Iterator[Draft]:
+    def _rows(self, updates: list[_Spent]) -> Iterator[Suspicion]:
         for before, after in pairwise(updates):
             if after.dp.ledger_rows <= before.dp.ledger_rows:
                 rows = f"{after.dp.ledger_rows} rows after {before.dp.ledger_rows}"
-                yield _draft("ledger-went-back", f"the privacy ledger of {after.mark.party} has {rows}", after, before)
+                yield _suspicion(
+                    "ledger-went-back", f"the privacy ledger of {after.mark.party} has {rows}", after, before
+                )
             elif after.dp.ledger_digest == before.dp.ledger_digest:
                 what = f"two rows of the privacy ledger of {after.mark.party} have one digest"
-                yield _draft("ledger-went-back", what, after, before)
+                yield _suspicion("ledger-went-back", what, after, before)
 
-    def _epsilons(self, party: str, updates: list[_Spent]) -> Iterator[Draft]:
+    def _epsilons(self, party: str, updates: list[_Spent]) -> Iterator[Suspicion]:
         steps: Counter[tuple[float, float]] = Counter()
         exact, rows = True, 0
         wanted = _sample(updates)
@@ -104,22 +106,22 @@ class Spending:
             if place in wanted:
                 yield from self._check(update, steps, exact=exact)
 
-    def _check(self, update: _Spent, steps: Counter[tuple[float, float]], *, exact: bool) -> Iterator[Draft]:
+    def _check(self, update: _Spent, steps: Counter[tuple[float, float]], *, exact: bool) -> Iterator[Suspicion]:
         dp, stated = update.dp, float(update.dp.epsilon)
         charges = [Charge(noise, rate, count) for (noise, rate), count in sorted(steps.items())]
         try:
             value = self._epsilon(charges, float(dp.delta), dp.accountant)
         except ConfigError as error:
-            yield _draft("wrong-epsilon", f"no accountant gives an epsilon for the charge: {error}", update)
+            yield _suspicion("wrong-epsilon", f"no accountant gives an epsilon for the charge: {error}", update)
             return
         self.recomputed += 1
         slack = TOLERANCE * max(value, stated)
         if stated < value - slack:
             what = f"{update.mark.party} says that epsilon {stated:.6g} is spent; its charges come to {value:.6g}"
-            yield _draft("wrong-epsilon", f"{what}, unless its ledger was reset in this run", update)
+            yield _suspicion("wrong-epsilon", f"{what}, unless its ledger was reset in this run", update)
         elif exact and stated > value + slack:
             what = f"{update.mark.party} says that epsilon {stated:.6g} is spent; its charges come to {value:.6g}"
-            yield _draft("wrong-epsilon", f"{what}, and its ledger has no others", update)
+            yield _suspicion("wrong-epsilon", f"{what}, and its ledger has no others", update)
 
 
 def _sample(updates: list[_Spent]) -> set[int]:
@@ -129,7 +131,7 @@ def _sample(updates: list[_Spent]) -> set[int]:
     return quick | set(slow[::-1][::every])
 
 
-def _draft(kind: RunKind, what: str, update: _Spent, *others: _Spent) -> Draft:
+def _suspicion(kind: RunKind, what: str, update: _Spent, *others: _Spent) -> Suspicion:
     finding = RunFinding(
         kind=kind,
         what=what,
@@ -140,4 +142,4 @@ def _draft(kind: RunKind, what: str, update: _Spent, *others: _Spent) -> Draft:
         attempt=update.attempt,
         records=(*(other.mark for other in others), update.mark),
     )
-    return Draft(finding)
+    return Suspicion(finding)

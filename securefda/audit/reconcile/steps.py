@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Final
 
 from securefda.audit.reconcile.claims import is_of_run
-from securefda.audit.reconcile.suspicion import Draft, Mark, RunFinding, RunKind
-from securefda.audit.reconcile.transcript import Members, SignedHeader, Spine
+from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
+from securefda.audit.reconcile.transcript import Members, SignedHeader, SignedTranscript
 from securefda.audit.records import Record
 
 
@@ -24,11 +24,11 @@ class HeadersTaken:
 
     Args:
         members: of the federation.
-        spine: the messages that were kept.
+        transcript: the messages that were kept.
     """
 
-    def __init__(self, members: Members, spine: Spine) -> None:
-        self._members, self._spine = members, spine
+    def __init__(self, members: Members, transcript: SignedTranscript) -> None:
+        self._members, self._transcript = members, transcript
         self._digests: dict[tuple[str, str], str] = {}
 
     def see(self, record: Record) -> None:
@@ -44,7 +44,7 @@ class HeadersTaken:
         """The header of a party's session; None where its log has none or several, or nobody kept it, or it is not of
         the roster.
         """
-        header = self._spine.all_headers.get(self._digests.get((party, session), ""))
+        header = self._transcript.all_headers.get(self._digests.get((party, session), ""))
         return header if header is not None and is_of_run(header.said, self._members) else None
 
 
@@ -80,18 +80,18 @@ class StepsTaken:
 
     Args:
         members: of the federation.
-        spine: the messages that were kept.
+        transcript: the messages that were kept.
         headers: that the parties took.
     """
 
-    def __init__(self, members: Members, spine: Spine, headers: HeadersTaken) -> None:
-        self._members, self._spine, self._headers = members, spine, headers
+    def __init__(self, members: Members, transcript: SignedTranscript, headers: HeadersTaken) -> None:
+        self._members, self._transcript, self._headers = members, transcript, headers
         self._has: dict[tuple[str, str, str], int] = {}
         self._senders: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._judged: set[tuple[str, str]] = set()
         self._shown: dict[tuple[str, str], list[str]] = {}
         self._caps: dict[str, tuple[str, Mark]] = {}
-        self._drafts: list[Draft] = []
+        self._suspicions: list[Suspicion] = []
         self.steps = self.lists = 0
 
     @property
@@ -99,9 +99,9 @@ class StepsTaken:
         """What was looked at."""
         return {"steps that need one before": self.steps, "survivors and shares held against lists": self.lists}
 
-    def drafts(self) -> Iterator[Draft]:
+    def suspicions(self) -> Iterator[Suspicion]:
         """Missing records, quorums that were not there, and shares for other lists."""
-        return iter(self._drafts)
+        return iter(self._suspicions)
 
     def see(self, record: Record) -> None:
         """Take a record."""
@@ -163,7 +163,7 @@ class StepsTaken:
                     f"{record.party} sent a {entry.type} after {have} messages of type {counted}, of at least {needed}"
                 )
                 self._add(record, "threshold", what)
-        lists = self._spine.survivors.get(entry.digest) if entry.type == "Survivors" else None
+        lists = self._transcript.survivors.get(entry.digest) if entry.type == "Survivors" else None
         if lists is None:
             return
         for source in lists.survivors:
@@ -175,7 +175,7 @@ class StepsTaken:
         entry = record.entry
         if entry.type != "Result":
             return True
-        result = self._spine.results.get(entry.session)
+        result = self._transcript.results.get(entry.session)
         return result is not None and result[1].masked
 
     def _event(self, record: Record) -> None:
@@ -186,7 +186,7 @@ class StepsTaken:
         if entry.type not in ("survivors-signed", "unmask-shares-released"):
             return
         digests = self._shown.get((entry.session, record.party), [])
-        lists = [self._spine.survivors[digest] for digest in digests if digest in self._spine.survivors]
+        lists = [self._transcript.survivors[digest] for digest in digests if digest in self._transcript.survivors]
         if not digests or len(lists) < len(digests) or self._headers.of(record.party, entry.session) is None:
             return
         self.lists += 1
@@ -206,21 +206,21 @@ class StepsTaken:
             return
         both = tuple(sorted((mark.party, record.party)))
         what = f"{mark.party} and {record.party} have worked out different caps in one session"
-        draft = self._draft(record, "records-differ", what)
+        suspicion = self._suspicion(record, "records-differ", what)
         accused, marks = tuple(sorted({*both, self._members.target})), (mark, Mark.of(record))
-        finding = replace(draft.finding, accused=accused, sides=(both[0], both[1]), records=marks)
-        self._drafts.append(replace(draft, finding=finding))
+        finding = replace(suspicion.finding, accused=accused, sides=(both[0], both[1]), records=marks)
+        self._suspicions.append(replace(suspicion, finding=finding))
 
     def _add(
         self, record: Record, kind: RunKind, what: str, *, step: str = "", side: str = "", digest: str = ""
     ) -> None:
-        self._drafts.append(self._draft(record, kind, what, step=step, side=side, digest=digest))
+        self._suspicions.append(self._suspicion(record, kind, what, step=step, side=side, digest=digest))
 
-    def _draft(
+    def _suspicion(
         self, record: Record, kind: RunKind, what: str, *, step: str = "", side: str = "", digest: str = ""
-    ) -> Draft:
+    ) -> Suspicion:
         entry = record.entry
-        return Draft(
+        return Suspicion(
             RunFinding(
                 kind=kind,
                 what=what,

@@ -176,8 +176,8 @@ class Reconciliation:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A finding, and what would settle it.
+class Suspicion:
+    """A finding, and what would resolve it.
 
     Attributes:
         finding: as the logs alone show it.
@@ -194,24 +194,24 @@ class Draft:
     notes: tuple[bytes, ...] = ()
 
 
-def settle(drafts: Iterable[Draft], found: Mapping[str, Statement], members: Members) -> list[RunFinding]:
+def resolve(suspicions: Iterable[Suspicion], found: Mapping[str, Statement], members: Members) -> list[RunFinding]:
     """Accuse whom the messages accuse; the first divergence first, and of one lie the finding that says most."""
-    findings = sorted((_settled(draft, found, members) for draft in drafts), key=lambda one: one.order)
+    findings = sorted((_resolved(suspicion, found, members) for suspicion in suspicions), key=lambda one: one.order)
     return _without_echoes(findings)
 
 
-def _settled(draft: Draft, found: Mapping[str, Statement], members: Members) -> RunFinding:
-    if not draft.culprit:
-        return draft.finding
-    messages = [found[digest] for digest in draft.evidence if digest in found]
-    if len(messages) < len(draft.evidence):
-        return draft.finding
-    claim = Claim(draft.claim, draft.culprit, tuple(messages), draft.notes)
+def _resolved(suspicion: Suspicion, found: Mapping[str, Statement], members: Members) -> RunFinding:
+    if not suspicion.culprit:
+        return suspicion.finding
+    messages = [found[digest] for digest in suspicion.evidence if digest in found]
+    if len(messages) < len(suspicion.evidence):
+        return suspicion.finding
+    claim = Claim(suspicion.claim, suspicion.culprit, tuple(messages), suspicion.notes)
     try:
         prove(claim, members)
     except NotProved:
-        return draft.finding
-    return replace(draft.finding, accused=(draft.culprit,), claim=claim)
+        return suspicion.finding
+    return replace(suspicion.finding, accused=(suspicion.culprit,), claim=claim)
 
 
 def _without_echoes(findings: list[RunFinding]) -> list[RunFinding]:

@@ -64,7 +64,7 @@ class SignedHeader:
 
 
 @dataclass(slots=True)
-class Spine:
+class SignedTranscript:
     """The target's headers, lists and results of one run, and everybody's checkpoints.
 
     Attributes:
@@ -92,46 +92,46 @@ class Spine:
         return [self.notes[origin, size][root] for size, root in heads]
 
 
-def read_spine(statements: Iterable[Statement], members: Members) -> Spine:
+def read_transcript(statements: Iterable[Statement], members: Members) -> SignedTranscript:
     """Sort what was kept."""
-    spine = Spine()
+    transcript = SignedTranscript()
     for statement in statements:
         said = statement.said
         if isinstance(said, CheckpointSaid):
-            _take_note(spine, statement.sender, said.note, members)
+            _take_note(transcript, statement.sender, said.note, members)
         elif statement.sender != members.target or (isinstance(said, HeaderSaid) and said.run != members.run):
-            spine.ignored += 1
+            transcript.ignored += 1
         else:
-            spine.of_type.setdefault((statement.type, statement.session), {})[statement.digest] = statement
-            _take(spine, statement, members)
-    return spine
+            transcript.of_type.setdefault((statement.type, statement.session), {})[statement.digest] = statement
+            _take(transcript, statement, members)
+    return transcript
 
 
-def _take(spine: Spine, statement: Statement, members: Members) -> None:
+def _take(transcript: SignedTranscript, statement: Statement, members: Members) -> None:
     said = statement.said
     if isinstance(said, HeaderSaid):
         header = SignedHeader(statement, said)
-        spine.all_headers[statement.digest] = header
-        spine.headers.setdefault(statement.session, header)
-        _take_note(spine, members.target, said.previous_checkpoint, members)
+        transcript.all_headers[statement.digest] = header
+        transcript.headers.setdefault(statement.session, header)
+        _take_note(transcript, members.target, said.previous_checkpoint, members)
     elif isinstance(said, SurvivorsSaid):
-        spine.survivors[statement.digest] = said
+        transcript.survivors[statement.digest] = said
     elif isinstance(said, ResultSaid):
-        spine.results.setdefault(statement.session, (statement, said))
+        transcript.results.setdefault(statement.session, (statement, said))
 
 
-def _take_note(spine: Spine, party: str, data: bytes, members: Members) -> None:
+def _take_note(transcript: SignedTranscript, party: str, data: bytes, members: Members) -> None:
     """Keep a checkpoint if the party signed it, as a checkpoint of its log of this run; else it is no evidence."""
     if party not in members.keys:
         return
     try:
         note = Note.parse(data)
         head = Checkpoint.parse(note.text)
-        known = spine.notes.get((head.origin, head.size), {})
+        known = transcript.notes.get((head.origin, head.size), {})
         if head.origin != members.log_of(party).origin or head.root.hex() in known:
             return
         note.check([members.log_key(party)])
     except NoteError:
         return
     bare = Note(note.text, tuple(item for item in note.signatures if item.is_of(members.log_key(party))))
-    spine.notes.setdefault((head.origin, head.size), {}).setdefault(head.root.hex(), bare.to_bytes())
+    transcript.notes.setdefault((head.origin, head.size), {}).setdefault(head.root.hex(), bare.to_bytes())

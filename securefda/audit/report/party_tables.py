@@ -123,7 +123,20 @@ class _Reader:
         if entry.direction == "event":
             self._event(entry, time)
         else:
-            self._message(entry, time)
+            counts = self._row(self._traffic, entry.peer, MOST_FLOWS, "bytes", partial(list, (0, 0, 0, 0)))
+            if counts is not None:
+                place = 0 if entry.direction == "sent" else 2
+                counts[place] += 1
+                counts[place + 1] += entry.bytes
+            if entry.direction == "sent" and entry.disclosure is not None:
+                self._disclosed(entry, entry.disclosure)
+            elif entry.direction == "received" and entry.type in RELEASES:
+                arrival = self._row(self._arrivals, (entry.peer, entry.type), MOST_FLOWS, "arrivals", _Tally)
+                if arrival is not None:
+                    arrival.add(entry.round)
+            if trouble := _TROUBLE.get(entry.type):
+                key = entry.decision.key if entry.decision is not None else ""
+                self._trouble((f"{trouble}-{entry.direction}", key, (), entry.peer), entry.round, time)
 
     def tables(self) -> PartyTables:
         """What was gathered."""
@@ -179,25 +192,6 @@ class _Reader:
         span.attempts = max(span.attempts, entry.attempt)
         span.sent += entry.bytes if entry.direction == "sent" else 0
         span.received += entry.bytes if entry.direction == "received" else 0
-
-    def _message(self, entry: Entry, time: str) -> None:
-        self._count_bytes(entry)
-        if entry.direction == "sent" and entry.disclosure is not None:
-            self._disclosed(entry, entry.disclosure)
-        elif entry.direction == "received" and entry.type in RELEASES:
-            arrival = self._row(self._arrivals, (entry.peer, entry.type), MOST_FLOWS, "arrivals", _Tally)
-            if arrival is not None:
-                arrival.add(entry.round)
-        if trouble := _TROUBLE.get(entry.type):
-            key = entry.decision.key if entry.decision is not None else ""
-            self._trouble((f"{trouble}-{entry.direction}", key, (), entry.peer), entry.round, time)
-
-    def _count_bytes(self, entry: Entry) -> None:
-        counts = self._row(self._traffic, entry.peer, MOST_FLOWS, "bytes", partial(list, (0, 0, 0, 0)))
-        if counts is not None:
-            place = 0 if entry.direction == "sent" else 2
-            counts[place] += 1
-            counts[place + 1] += entry.bytes
 
     def _disclosed(self, entry: Entry, disclosure: Disclosure) -> None:
         key = (entry.peer, disclosure.level, disclosure.what)

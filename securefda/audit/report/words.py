@@ -171,10 +171,6 @@ def event_text(moment: Moment, updates: str = "") -> str:
             lost = int(said["lost_bytes"])
             cut = f"; {count_of(lost, 'byte')} of a record that was not whole were cut off" if lost else ""
             return f"The process started again{cut}."
-    return _incident_text(moment, said)
-
-
-def _incident_text(moment: Moment, said: Mapping[str, str]) -> str:
     text = incident_kind(moment.kind).capitalize()
     if "check" in said:
         text += f": {said['check']}"

@@ -65,7 +65,11 @@ class FederationConfig(Settings):
 
     @model_validator(mode="after")
     def _a_session_can_succeed(self) -> Self:
-        _require_known_sites(self.privacy, self.federation.sources)
+        sources = self.federation.sources
+        for site in self.privacy.site_visibility:
+            if site not in sources:
+                hint = f"sources: {', '.join(sources)}"
+                raise ConfigError(f"privacy.site-visibility.{site}", "is no source of this federation", hint=hint)
         if self.privacy.visibility != "individual":
             _require_enough_sources(len(self.federation.sources), self.privacy)
             _require_large_sums(self.privacy, self.session)
@@ -142,13 +146,6 @@ class SourceConfig(Settings):
     transport: TransportSection = TransportSection()
     logging: LoggingSection = LoggingSection()
     metrics: MetricsSection = MetricsSection()
-
-
-def _require_known_sites(privacy: PrivacySection, sources: tuple[str, ...]) -> None:
-    for site in privacy.site_visibility:
-        if site not in sources:
-            hint = f"sources: {', '.join(sources)}"
-            raise ConfigError(f"privacy.site-visibility.{site}", "is no source of this federation", hint=hint)
 
 
 def _require_enough_sources(sources: int, privacy: PrivacySection) -> None:

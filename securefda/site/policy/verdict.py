@@ -166,10 +166,23 @@ def check_header(
     _check_visibility(policy, header, own_index, limits)
     if header.norm_cap is not None and header.level_of(own_index) is Visibility.SUM:
         _check_rows(policy, with_noise=with_noise)
-    _check_what_is_trained(policy, header)
+    allowed = ", ".join(policy.allowed_rules) or "none"
+    # A source contributes nothing to a round of the target alone; it can only be asked for estimated errors.
+    only_errors = header.rule.select and header.rule.rule == Rule.TARGET_ONLY
+    if header.rule.rule not in policy.allowed_rules and not only_errors:
+        raise _refusal("allowed-rules", header.rule.rule, allowed)
+    if header.rule.select and SELECTION not in policy.allowed_rules:
+        raise _refusal("allowed-rules", f"{SELECTION}, estimated errors of rules", allowed)
+    digest = header.architecture_digest.hex()
+    if policy.architectures and digest not in policy.architectures:
+        raise _refusal("architectures", digest, f"one of the {len(policy.architectures)} listed")
     _check_encoding(policy, header)
     _check_work(policy, header)
-    _check_release(policy, header)
+    release = policy.release
+    if header.attempt > release.max_attempts:
+        raise _refusal("release.max-attempts", f"attempt {header.attempt}", f"up to {release.max_attempts}")
+    if header.round > release.max_rounds:
+        raise _refusal("release.max-rounds", f"round {header.round}", f"up to {release.max_rounds}")
 
 
 def check_task(policy: SourcePolicy, factory: str) -> None:
@@ -311,19 +324,6 @@ def _check_norm_cap(policy: SourcePolicy, header: Header, own_index: int, limits
         raise _refusal("norm-cap.unfiltered-projection", "true", "false")
 
 
-def _check_what_is_trained(policy: SourcePolicy, header: Header) -> None:
-    allowed = ", ".join(policy.allowed_rules) or "none"
-    # A source contributes nothing to a round of the target alone; it can only be asked for estimated errors.
-    only_errors = header.rule.select and header.rule.rule == Rule.TARGET_ONLY
-    if header.rule.rule not in policy.allowed_rules and not only_errors:
-        raise _refusal("allowed-rules", header.rule.rule, allowed)
-    if header.rule.select and SELECTION not in policy.allowed_rules:
-        raise _refusal("allowed-rules", f"{SELECTION}, estimated errors of rules", allowed)
-    digest = header.architecture_digest.hex()
-    if policy.architectures and digest not in policy.architectures:
-        raise _refusal("architectures", digest, f"one of the {len(policy.architectures)} listed")
-
-
 def _check_encoding(policy: SourcePolicy, header: Header) -> None:
     bounds = policy.quantisation
     if header.modulus_bits < bounds.modulus_bits_min:
@@ -357,11 +357,3 @@ def _check_work(policy: SourcePolicy, header: Header) -> None:
     if header.target is not None and header.target.learning_rate < limits.learning_rate_min:
         asked_rate, least = f"{header.target.learning_rate:g}", f"at least {limits.learning_rate_min:g}"
         raise _refusal("limits.learning-rate-min", asked_rate, least)
-
-
-def _check_release(policy: SourcePolicy, header: Header) -> None:
-    release = policy.release
-    if header.attempt > release.max_attempts:
-        raise _refusal("release.max-attempts", f"attempt {header.attempt}", f"up to {release.max_attempts}")
-    if header.round > release.max_rounds:
-        raise _refusal("release.max-rounds", f"round {header.round}", f"up to {release.max_rounds}")
