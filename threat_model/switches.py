@@ -40,7 +40,7 @@ from securefda.protocol.roster import Roster, SignedRoster
 from securefda.protocol.secret import Secret
 from securefda.rules import norm_caps
 from securefda.site.policy import signed, verdict
-from securefda.source import model_bound
+from securefda.source import model_bound, rounds
 from securefda.source.run_book import RunBook
 from securefda.source.store import SourceStore
 from securefda.state_file import ProcessGuard, ReleaseMarker
@@ -291,6 +291,15 @@ RUNS_OF_A_DAY = method_replaced("the limit on runs", RunBook, "_require_open", l
 ONE_RUN = all_of("one run", RUN_OF_THE_FOLDER, RUNS_OF_A_DAY)
 """A source takes part in any number of runs, one after another, with one folder. Its folder and the kit's book of runs
 are each enough against that (T38)."""
+
+
+def _of_the_connection(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    return lambda site, header: original(site, replace(header, run_id=bytes.fromhex(site.witness.journal.run)))
+
+
+RUN_OF_THE_CONNECTION = replaced("the run of the connection", rounds, "_check_witnessed", _of_the_connection)
+ONE_RUN_ON_A_CONNECTION = all_of("one run on a connection", ONE_RUN, RUN_OF_THE_CONNECTION)
+"""Headers on one connection may name any number of runs. Folder, book and connection are each enough against that."""
 
 POLICY = all_of(
     "the policy of the site",
