@@ -1,8 +1,8 @@
 """Counts the layers of which a round's sum shows one source alone, and prints one line per seed and setting.
 
 With its filter FedGP leaves a source out of every layer in which its update does not point the target's way. A layer
-from which all but one are left out is that source's update in the sum, up to a factor, whatever the masks; the energy
-rule empties it, and others to which fewer contribute than it counts. Both are counted: layers before the caps and
+from which all but one are left out is that source's update in the sum, up to a factor, whatever the masks. The norm
+cap empties it, and others to which fewer contribute than it counts. Both are counted: layers before the caps and
 after them. Rounds and sites are those of the federation file; they run here without a network, since only the parts
 that the sources hand in are counted, and the next round begins from the sum of the capped ones as they are.
 

@@ -34,7 +34,7 @@ from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
 from securefda.rules import round_plan
 from securefda.site.config import load_federation
-from securefda.source import model_bound, rounds
+from securefda.source import acceptance, model_bound
 from securefda.source.model_bound import Course, Units, layer_groups, units_of
 from securefda.training import Vector
 from threat_model.adversaries.made_model import imprinting_model, one_step_towards
@@ -205,7 +205,7 @@ def _run(case: Case, data: tuple[str, ...], seed: int) -> dict[str, Any]:
 def _unbounded() -> Iterator[list[Course]]:
     """No step is too long; what was measured, with the units that it is held against."""
     courses: list[Course] = []
-    course_of, after = rounds.course_of, Course.after
+    course_of, after = acceptance.course_of, Course.after
 
     def measured(*arguments: Any, **named: Any) -> Course:
         return replace(course_of(*arguments, **named | {"limit": float("inf")}))
@@ -215,11 +215,11 @@ def _unbounded() -> Iterator[list[Course]]:
         courses.append(course if course.units else replace(course, units=units))
         return units
 
-    rounds.course_of, Course.after = measured, seen  # type: ignore[method-assign, assignment]
+    acceptance.course_of, Course.after = measured, seen  # type: ignore[method-assign, assignment]
     try:
         yield courses
     finally:
-        rounds.course_of, Course.after = model_bound.course_of, after  # type: ignore[method-assign]
+        acceptance.course_of, Course.after = model_bound.course_of, after  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -174,7 +174,8 @@ BAD_VALUES = [
         "permits more",
     ),
     (
-        "[privacy]\nmin-others = 3\nvisibility = 'individual'\nsite-visibility = {source-1 = 'cohort', source-3 = 'cohort'}",
+        "[privacy]\nmin-others = 3\nvisibility = 'individual'\n"
+        "site-visibility = {source-1 = 'cohort', source-3 = 'cohort'}",
         "max-visibility",
         "source-1, source-2, source-3 permit no more than cohort",
         "more sources",

@@ -68,7 +68,7 @@ def honest_aggregator(seat: AggregatorSeat) -> AggregatorEndpoint:
 def run_settings(visibility: Visibility, changes: Mapping[str, Any]) -> RunSettings:
     """How the run goes: one round of the plain mean of the sources' updates, unless changed.
 
-    No rule of energies: it would scale what tests compare to the last step of the encoding.
+    No norm cap: it would scale what tests compare to the last step of the encoding.
     """
     defaults: dict[str, Any] = {
         "strategy": Strategy(rule="source_only", rounds=1),  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from hashlib import sha256, shake_256
 from inspect import getsource
 from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import securefda.protocol
@@ -40,8 +40,9 @@ from securefda.protocol.roster import Roster, SignedRoster
 from securefda.protocol.secret import Secret
 from securefda.rules import norm_caps
 from securefda.site.policy import signed, verdict
-from securefda.source import model_bound, rounds
+from securefda.source import acceptance, model_bound
 from securefda.source.run_book import RunBook
+from securefda.source.site import SourceSite
 from securefda.source.store import SourceStore
 from securefda.state_file import ProcessGuard, ReleaseMarker
 from securefda.transport import limits
@@ -293,11 +294,16 @@ ONE_RUN = all_of("one run", RUN_OF_THE_FOLDER, RUNS_OF_A_DAY)
 are each enough against that (T38)."""
 
 
-def _of_the_connection(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    return lambda site, header: original(site, replace(header, run_id=bytes.fromhex(site.witness.journal.run)))
+def _of_any_run(original: Callable[..., Any]) -> Callable[..., Any]:
+    def accept_header(site: SourceSite, header: Any, *came_with: Any) -> Any:
+        of_header = SimpleNamespace(run=header.body.run_id.hex())
+        witness: Any = SimpleNamespace(journal=of_header, check_header=site.witness.check_header)
+        return original(replace(site, witness=witness), header, *came_with)
+
+    return accept_header
 
 
-RUN_OF_THE_CONNECTION = replaced("the run of the connection", rounds, "_check_witnessed", _of_the_connection)
+RUN_OF_THE_CONNECTION = replaced("the run of the connection", acceptance, "accept_header", _of_any_run)
 ONE_RUN_ON_A_CONNECTION = all_of("one run on a connection", ONE_RUN, RUN_OF_THE_CONNECTION)
 """Headers on one connection may name any number of runs. Folder, book and connection are each enough against that."""
 
@@ -321,7 +327,7 @@ UPDATE_AT_THE_CLIP = replaced(
 
 _NOTHING_CAPPED = contribution.AppliedCaps(0, sha256(b"").hexdigest(), 0, 0)
 NORM_CAP = replaced("scaling to the caps", contribution, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED)
-"""Energy rows are exchanged, and no source scales its part of the sum down."""
+"""Norm reports are exchanged, and no source scales its part of the sum down."""
 
 
 def _with_bare_row(original: Callable[..., bytes]) -> Callable[..., bytes]:
@@ -351,8 +357,8 @@ def _counting_all(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda rows, *, kappa, others: original(rows, kappa=kappa, others=max(others, len(rows) - 1))
 
 
-ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest energies alone", norm_caps, "caps_for", _counting_all)
-"""Whatever the header says, the energies of all other sources count, also of those that can be lost."""
+ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest norms alone", norm_caps, "caps_for", _counting_all)
+"""Whatever the header says, the norms of all other sources count, also of those that can be lost."""
 
 
 INITIAL_MODEL = replaced("the task's own first model", model_bound, "require_initial", lambda _: lambda *_: None)

@@ -40,7 +40,7 @@ class SessionPlan:
         sum_quorum: fewest sources over which the sum opens; 0 where nobody is at ``sum``.
         cohort_size: fewest members of a cohort; 0 where nobody is at ``cohort``.
         cohort_quorum: fewest sources over which the sum of a cohort opens; 0 likewise.
-        energy: the norm cap of the sum, if there is one.
+        norm_cap: the norm cap of the sum, if there is one.
     """
 
     levels: Mapping[int, Visibility]

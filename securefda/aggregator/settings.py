@@ -91,7 +91,7 @@ class RunSettings:
 
     @property
     def smallest_sum(self) -> int:
-        """Fewest sources over which a sum may be opened: ``min_others`` others, ``max_colluders`` colluders, and oneself."""
+        """Fewest sources in a sum: a source itself, ``min_others`` others, and ``max_colluders`` that may collude."""
         return self.min_others + self.max_colluders + 1
 
 

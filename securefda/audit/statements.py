@@ -31,7 +31,7 @@ class HeaderSaid:
         roster: digest of the roster.
         levels: site id of each participant -> ``"individual"``, ``"cohort"`` or ``"sum"``.
         threshold, sum_quorum, cohort_quorum: as in the header.
-        energy: whether a rule of energies holds.
+        norm_cap: whether a norm cap holds.
         target_update: whether g_T travels to those at ``sum``.
         previous_checkpoint: the note, verbatim.
     """

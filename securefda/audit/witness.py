@@ -32,7 +32,8 @@ Head = tuple[int, bytes]
 def witnesses_needed(header: Header, max_colluders: int) -> int:
     """How many participants must have cosigned: t, and so many that no two histories have them.
 
-    Of two such sets more than ``max_colluders`` are in both, so that one of these is honest: it cosigned one history alone.
+    More than ``max_colluders`` sources are in both of two such sets. One of them is honest and cosigned one history
+    alone.
     """
     n = len(header.participants)
     return min(n, max(header.threshold, (n + max_colluders) // 2 + 1))

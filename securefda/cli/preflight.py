@@ -107,8 +107,9 @@ def _check_policy(path: Path, settings: Path | None) -> str:
         config = _load(path, settings)
         check_task(policy, config.task.factory)
         check_training(policy, config.training.dp.noise_multiplier, config.training.dp.max_grad_norm)
-    numbers = f"min-others {policy.min_others}, max-colluders {policy.max_colluders}, kappa {policy.norm_cap.kappa:g} per {policy.norm_cap.granularity}"
-    return f"at most {policy.max_visibility}, {numbers}; signed by {kit.site_id}"
+    sums = f"min-others {policy.min_others}, max-colluders {policy.max_colluders}"
+    caps = f"kappa {policy.norm_cap.kappa:g} per {policy.norm_cap.granularity}"
+    return f"at most {policy.max_visibility}, {sums}, {caps}; signed by {kit.site_id}"
 
 
 def _levels_finding(kits: list[Path]) -> tuple[Finding, ...]:

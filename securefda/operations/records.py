@@ -174,7 +174,7 @@ class Summary:
         strategy: the strategy's settings by kebab-case key.
         visibility: source id -> the level of the round in which the aggregator was to see most of it; for a source that
             no round had, what the settings permit.
-        energy: the norm cap of the run; None where there is none.
+        norm_cap: the norm cap of the run; None where there is none.
         target_releases: how often g_T was sent to sources.
         target_privacy: what the target's rows have cost; None where it trains without noise.
         target_cosine: of g_T and the update of the model, over the finished rounds that had both; None without one.

@@ -9,7 +9,7 @@ _WITHOUT_SOURCES = ("target_only", "oracle")
 _NAMED_SITES = 6
 _CANCELLING = (
     "FedGP ran without its filter, so a target that lies about its update could let the parts of sources that are "
-    "alike cancel each other, and a sum then shows the one that differs, whatever the energies"
+    "alike cancel each other, and a sum then shows the one that differs, whatever the norms"
 )
 
 
@@ -37,7 +37,7 @@ def protected(levels: Mapping[str, str], rule: str, *, norm_cap: Mapping[str, An
     Args:
         levels: source id -> level at which most was seen of it.
         rule: the rule of the run's strategy.
-        energy: the norm cap as in ``summary.json``; None where there was none.
+        norm_cap: the norm cap as in ``summary.json``; None where there was none.
     """
     if rule in _WITHOUT_SOURCES:
         return f"Protected: under {rule} the sources contribute nothing, so neither rows nor updates left any of them."
@@ -51,8 +51,8 @@ def protected(levels: Mapping[str, str], rule: str, *, norm_cap: Mapping[str, An
         f"Protected: training data never left its site, and the update of {_who(masked, levels)} left it only "
         f"under masks, so that the aggregator, which runs at the target, could open {_sums(levels)} and "
         f"no single update{'' if len(masked) == len(levels) else ' of theirs'}; row counts, losses and accuracies went "
-        "the same way. Sources that collude with it, as many as the policies reckon with (max-colluders), can only take their "
-        f"own terms out of a sum.{_bounded(levels, norm_cap)}"
+        "the same way. Sources that collude with it, up to the max-colluders of the policies, can only take their own "
+        f"terms out of a sum.{_bounded(levels, norm_cap)}"
     )
 
 
@@ -68,11 +68,11 @@ def unprotected(
     """What stays visible, and to whom.
 
     Args:
-        levels: as for `protected`, and so are ``rule`` and ``energy``.
+        levels: as for `protected`, and so are ``rule`` and ``norm_cap``.
         rule: of the strategy.
         told: sources that were sent the target's own update.
         filtered: ``strategy.filter``.
-        energy: the norm cap.
+        norm_cap: the norm cap.
         privacy: what the target's rows have cost, as in ``summary.json``; None where it trained without noise.
     """
     if rule in _WITHOUT_SOURCES:
@@ -110,7 +110,9 @@ def _bounded(levels: Mapping[str, str], norm_cap: Mapping[str, Any] | None) -> s
     where = (
         "In every layer of the sum" if norm_cap["granularity"] == "layer" else "Over all layers of the sum together,"
     )
-    times = "as much energy as" if norm_cap["kappa"] == 1 else f"{norm_cap['kappa']:g} times the energy of"
+    times = (
+        "as large a squared norm as" if norm_cap["kappa"] == 1 else f"{norm_cap['kappa']:g} times the squared norm of"
+    )
     return (
         f" {where} the other sources that count held together at least {times} any one's part: a bound on lengths, not "
         "on directions."

@@ -154,7 +154,7 @@ def _check_freshness(header: Header, history: History) -> None:
     position = (header.round, header.attempt)
     rising = history.last_position is None or position > history.last_position
     require(rising, "HEADER_ORDER", f"round {header.round} attempt {header.attempt} after {history.last_position}")
-    # Energy rows leave before the fuse, to the other sources. A later attempt at the round must tell them nothing new.
+    # Norm reports leave before the fuse, to the other sources. A later attempt at the round must tell them nothing new.
     again = history.last_position is not None and history.last_position[0] == header.round
     same = history.last_terms in (None, round_terms(header))
     require(same or not again, "HEADER_ORDER", f"another attempt at round {header.round} asks for something else")
@@ -196,7 +196,7 @@ def _check_cohort_plan(header: Header) -> None:
 
 
 def _check_sum_plan(header: Header) -> None:
-    """The sum of all that are at ``sum`` has a quorum of its own, and it alone may have a rule of energies."""
+    """The sum of all that are at ``sum`` has a quorum of its own, and it alone may have a norm cap."""
     quorum, members = header.sum_quorum, len(header.at(Visibility.SUM))
     if members == 0:
         require(quorum == 0 and header.norm_cap is None, "HEADER_SUM", "a plan for a sum of nobody")
@@ -226,7 +226,7 @@ def _check_norm_cap(header: Header, members: Collection[int], own_index: int, li
     if header.norm_cap is None:
         return
     left = limits.anonymity_of_smallest(header.sum_quorum, members, own_index)
-    detail = f"energies of {header.norm_cap.others} others count, and a sum may hold {left} that count"
+    detail = f"norms of {header.norm_cap.others} others count, and a sum may hold {left} that count"
     require(header.norm_cap.others <= left, "HEADER_ENERGY", detail)
 
 

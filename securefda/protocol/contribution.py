@@ -377,7 +377,7 @@ def _caps(header: Header, table: Vector64) -> Vector64:
     """The caps of those parts that are still there once they are rounded to the ring.
 
     The aggregator chooses the steps. Parts that are spread out vanish below them sooner than one that is concentrated,
-    which would then be alone in the sum though the energies of all were as asked. So a row below the floor counts as
+    which would then be alone in the sum though the norms of all were as asked. So a row below the floor counts as
     zero; and where no row is above it, nothing is released.
     """
     if header.norm_cap is None:
@@ -387,7 +387,7 @@ def _caps(header: Header, table: Vector64) -> Vector64:
 
 
 def _floors(header: Header) -> Vector64:
-    """The smallest energy that counts, of each layer or of the model as a whole."""
+    """The smallest squared norm that counts, of each layer or of the model as a whole."""
     encoding = quantisation(header)
     steps = (encoding.step(number) for number in range(len(header.layers)))
     floors = [LEAST_STEPS * step * math.sqrt(layer.size) for step, layer in zip(steps, header.layers, strict=True)]

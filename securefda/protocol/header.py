@@ -99,7 +99,7 @@ class TargetTerms:
 
 @dataclass(frozen=True, slots=True)
 class NormCapTerms:
-    """No source's part of the sum may hold more than 1 / kappa of the energy of the ``others`` that hold least."""
+    """No source's part of the sum may have more than 1 / kappa of the squared norm of the ``others`` smallest parts."""
 
     kappa: float
     others: int

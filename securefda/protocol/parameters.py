@@ -41,13 +41,14 @@ class SessionLimits:
 
 
 def default_threshold(n: int, min_others: int, max_colluders: int) -> int:
-    """Default threshold: ``max(floor(2n/3) + 1, min_others + max_colluders + 1)``, raised to what is sound and capped at ``n``.
+    """Default threshold: ``max(floor(2n/3) + 1, min_others + max_colluders + 1)``, at least sound and at most ``n``.
 
-    A survivor does not count itself, hence ``min_others + max_colluders`` others and one: with t survivors that all trust each
+    A survivor does not count itself, hence one more than ``min_others + max_colluders``. If all t survivors trust each
     other, every one of them still finds its ``min_others``.
 
     Raises:
-        ValueError: with fewer than two sources, or where no threshold can satisfy ``2t > n + max_colluders`` and ``t > max_colluders``.
+        ValueError: there are fewer than two sources, or no threshold t has ``2t > n + max_colluders`` and
+            ``t > max_colluders``.
     """
     if n < 2:
         raise ValueError(f"a session needs at least 2 sources, not {n}")

@@ -10,7 +10,7 @@ and A[l] is the largest cap for which the codes show that it holds: a norm is at
 rounding scales more down than the norms themselves would, and never less. Only the k smallest count, so it holds as
 well for those who are left when up to N - 1 - k others are lost, or collude and claim what they like.
 
-What this gives: energies, not directions. For contributions that are orthogonal to each other, the cosine of the sum
+What this gives: norms, not directions. For contributions that are orthogonal to each other, the cosine of the sum
 with one of them is at most 1 / sqrt(1 + kappa). Correlated ones share a direction, about which it says nothing.
 """
 
@@ -49,7 +49,7 @@ class CapEffect:
 
     Attributes:
         capped: indices of the layers that were scaled down, and are not zero.
-        zeroed: indices of the layers that had energy and whose cap is 0, so that nothing of them is left.
+        zeroed: indices of the layers that were not zero and whose cap is 0, so that nothing of them is left.
     """
 
     capped: tuple[int, ...]
@@ -137,12 +137,12 @@ def caps_for(rows: npt.ArrayLike, *, kappa: float, others: int) -> Vector:
 
     Args:
         rows: a_i[l], ``(N, n_layers)``, one row for each source, not negative; below 1e-150 counts as zero.
-        kappa: how many times a source's energy the others must have, positive.
+        kappa: how many times a source's squared norm the others must have, positive.
         others: k, how many of the other sources count, the smallest ones; at least 1.
 
     Returns:
         Float64 ``(n_layers,)``: inf where kappa is too small for any cap in float64, 0 where no cap above 0 does: all
-        of a layer's energy is in too few sources, or kappa > k. With fewer than k + 1 rows 0 everywhere.
+        of a layer's squared norm is in too few sources, or kappa > k. With fewer than k + 1 rows 0 everywhere.
 
     Raises:
         ValueError: an argument is out of its range, or not finite; the message starts with its name.

@@ -37,8 +37,6 @@ from securefda.transport.startup import credentials_of, endpoint_of, transport_s
 from securefda.transport.wire import encode, encode_signed
 
 STATE_FILE = "state.sqlite"
-
-
 INTERRUPTED_GRACE_S = 1.0
 
 
@@ -75,8 +73,16 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
         rounds = SourceRounds(site, watch.rounds(shown))
         with closing(site.witness.journal) as journal:
             recorder = MessageRecorder(journal, kit.roster, member.index, then=watch.hear)
-            run_until_told(_Service(config, kit, rounds, recorder, watch).serve())
-        _raise_outcome(rounds, shown)
+            run_until_told(_serve(config, kit, rounds, recorder, watch))
+        if rounds.failure is not None:
+            raise rounds.failure
+        nothing_done = shown.rounds_finished == 0
+        if rounds.refusal is not None and nothing_done:
+            raise rounds.refusal
+        if rounds.fault is not None and nothing_done:
+            raise rounds.fault
+        if rounds.goodbye is not None and not rounds.goodbye.completed:
+            raise RunEnded(f"the aggregator ended the run: {rounds.goodbye.reason}")
 
 
 class _SourceReporter:
@@ -108,48 +114,28 @@ class _SourceReporter:
         self._shown.note(f"{self._site_id}: {error}")
 
 
-def _raise_outcome(rounds: SourceRounds, shown: _SourceReporter) -> None:
-    """Turn the end of the run into this process's exit code."""
-    if rounds.failure is not None:
-        raise rounds.failure
-    if rounds.refusal is not None and shown.rounds_finished == 0:
-        raise rounds.refusal
-    if rounds.fault is not None and shown.rounds_finished == 0:
-        raise rounds.fault
-    if rounds.goodbye is not None and not rounds.goodbye.completed:
-        raise RunEnded(f"the aggregator ended the run: {rounds.goodbye.reason}")
-
-
-class _Service:
-    """This source's rounds, its channel and their loop."""
-
-    def __init__(
-        self, config: SourceConfig, kit: Kit, rounds: SourceRounds, recorder: MessageRecorder, reporter: SourceWatch
-    ) -> None:
-        self._rounds = rounds
-        self._reporter = reporter
-        self._idle_deadline_s = config.transport.idle_deadline_s
-        self._endpoint = endpoint_of(kit)
-        self._channel = SourceChannel(
-            self._endpoint,
-            credentials_of(kit),
-            max_vector_bytes=rounds.vector_bytes(),
-            settings=transport_settings(config.transport),
-            observer=recorder,
-        )
-
-    async def serve(self) -> None:
-        """Take part until the aggregator says goodbye or this site cannot go on."""
-        await self._channel.open()
-        self._reporter.note(f"connected to the aggregator at {self._endpoint.address}")
-        grace = None
-        try:
-            await SourceDriver(self._rounds, self._channel, self._reporter, self._idle_deadline_s).drive()
-        except asyncio.CancelledError:
-            grace = INTERRUPTED_GRACE_S
-            raise
-        finally:
-            await self._channel.close(grace)
+async def _serve(
+    config: SourceConfig, kit: Kit, rounds: SourceRounds, recorder: MessageRecorder, reporter: SourceWatch
+) -> None:
+    """Dial the aggregator and take part until it says goodbye or this site cannot go on."""
+    endpoint = endpoint_of(kit)
+    channel = SourceChannel(
+        endpoint,
+        credentials_of(kit),
+        max_vector_bytes=rounds.vector_bytes(),
+        settings=transport_settings(config.transport),
+        observer=recorder,
+    )
+    await channel.open()
+    reporter.note(f"connected to the aggregator at {endpoint.address}")
+    grace_s = None
+    try:
+        await SourceDriver(rounds, channel, reporter, config.transport.idle_deadline_s).drive()
+    except asyncio.CancelledError:
+        grace_s = INTERRUPTED_GRACE_S
+        raise
+    finally:
+        await channel.close(grace_s)
 
 
 class SourceDriver:

@@ -10,25 +10,22 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 
 from securefda.audit.journal import site_ids
-from securefda.audit.witness import CheckpointError
 from securefda.errors import FaultyAggregatorError
 from securefda.operations.records import SiteLine
 from securefda.protocol import source as session_steps
 from securefda.protocol.aggregate_statistics import Figures
-from securefda.protocol.checks import check_header, envelope_fault
+from securefda.protocol.checks import envelope_fault
 from securefda.protocol.contribution import (
     Metrics,
     NormReport,
     aligned_update,
     apply_caps,
-    checked_vectors,
     clip_contribution,
     contribution_at_source,
     encode_contribution,
     error_units_of,
     figures_of,
     metrics_of,
-    plan_of,
     require_few_at_the_clip,
     row_of,
     weight_of,
@@ -53,8 +50,7 @@ from securefda.protocol.messages import (
 from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Contribution
 from securefda.site.policy.verdict import check_metrics
-from securefda.source.charges import require_worth_charging
-from securefda.source.model_bound import Course, Missed, Origin, TrainedFrom, course_of, origin_of, require_initial
+from securefda.source.acceptance import AcceptedRound
 from securefda.source.site import SourceSite, site_line
 from securefda.training import Vector
 
@@ -85,7 +81,7 @@ class SourceRound:
         header: that opened it.
         phase: of the masking session; or, at ``individual``, the wait for the result.
         record: this site's line of the round.
-        contribution: waits with its ``figures`` and its energy ``row`` for the rows of the others; None afterwards.
+        contribution: waits with its ``figures`` and its norm ``report`` for the reports of the others; None afterwards.
     """
 
     header: Signed[Header]
@@ -93,7 +89,7 @@ class SourceRound:
     record: SiteLine
     contribution: Contribution | None = None
     figures: Figures | None = None
-    row: NormReport | None = None
+    report: NormReport | None = None
 
     @property
     def step(self) -> Step:
@@ -124,96 +120,39 @@ class SourceRound:
             session_steps.erase(self.phase)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Opening:
-    """What came with a header, checked.
-
-    Attributes:
-        model: float32 ``(n_params,)``.
-        target_update: g_T, likewise, where the header publishes it.
-        origin: where the model comes from.
-        course: how far it is from the one that this site trained from last.
-    """
-
-    model: Vector
-    target_update: Vector | None
-    origin: Origin
-    course: Course
-
-
-def check_opening(site: SourceSite, header: Signed[Header], parcel: Parcel, missed: Missed | None = None) -> Opening:
-    """Check all that a header asks for, before anything is done for it.
-
-    ``missed`` is the result that the aggregator showed before the header, where it did.
-
-    Raises:
-        PolicyRefusal: this site's policy forbids it.
-        FaultyAggregatorError: a check fails.
-        SecureFdaError: this site's privacy budget does not pay for it, or its memory cannot be read.
-    """
-    body = header.body
-    if site.signer.index not in body.participants:
-        raise FaultyAggregatorError("HEADER_PARTICIPANTS", "it does not name this site")
-    site.check_policy(body)  # first, so that what the policy forbids is refused by its key
-    check_metrics(body, handed_in=site.permits.metrics)
-    check_header(
-        header,
-        own_index=site.signer.index,
-        roster=site.roster,
-        limits=site.limits,
-        history=site.store.history(header.envelope.session_id, body.run_id, body.round),
-        own_layers=site.trainer.layers,
-        unix_s=int(site.unix_time()),
-    )
-    _check_witnessed(site, body)
-    plan_of(body.rule)
-    level = body.level_of(site.signer.index)
-    origin = origin_of(body, site.store.known(body.run_id), missed, own_index=site.signer.index, limits=site.limits)
-    model, target_update = checked_vectors(body, level, parcel)
-    course = _check_model(site, body, origin, model, target_update)
-    require_worth_charging(site.trainer, body, level, target_update)
-    return Opening(model, target_update, origin, course)
-
-
-def _check_model(
-    site: SourceSite, header: Header, origin: Origin, model: Vector, target_update: Vector | None
-) -> Course:
-    """The model is the run's first, or near enough to the one that this site trained from last."""
-    before = site.store.trained_from(header.run_id)
-    if before is None:
-        before = TrainedFrom(0, site.trainer.initial_model(), ())
-    if origin.number == 0:
-        own = before.model if not before.units else site.trainer.initial_model()
-        require_initial(header, model, own, site.models.initial)
-    return course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=site.models.step)
-
-
-def begin_round(site: SourceSite, header: Signed[Header], opening: Opening) -> tuple[SourceRound, Parcel]:
+def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound, Parcel]:
     """Train, and send the update in clear or open the masking session, as the header has it.
 
-    Args:
-        site: this source.
-        header: as :func:`check_opening` passed it.
-        opening: what that gave.
-
     Raises:
-        FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP, in this source's first round of the run.
+        FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP, in this source's first round of the run; CLIPPED.
+        TrainingError: training failed, or the update is not finite.
     """
-    body = header.body
-    level = body.level_of(site.signer.index)
+    header = accepted.header.body
     result = site.trainer.train(
-        opening.model, body.round, body.rule.learning_rate_factor, run_id=body.run_id.hex(), attempt=body.attempt
+        accepted.model,
+        header.round,
+        header.rule.learning_rate_factor,
+        run_id=header.run_id.hex(),
+        attempt=header.attempt,
     )
-    record, metrics = site_line(body, level, result), metrics_of(body, result)
-    update = aligned_update(body, result)
-    units = opening.course.after(result.update)
-    site.store.remember_trained(body.run_id, opening.course.number, opening.model, units)
-    if level is Visibility.INDIVIDUAL:
-        return _release_in_clear(site, header, update, record, metrics)
-    weight = weight_of(body, result.samples)
-    contribution = contribution_at_source(body, level, opening.target_update, update)
+    record, metrics = site_line(header, accepted.level, result), metrics_of(header, result)
+    update = aligned_update(header, result)
+    units = accepted.course.after(result.update)
+    site.store.remember_trained(header.run_id, accepted.course.number, accepted.model, units)
+    if accepted.level is Visibility.INDIVIDUAL:
+        return _release_in_clear(site, accepted.header, update, record, metrics)
+
+    weight = weight_of(header, result.samples)
+    contribution = contribution_at_source(header, accepted.level, accepted.target_update, update)
     del result, update  # vectors of the model's length less, while the contribution is at work
-    return _open_session(site, header, contribution, figures_of(contribution, weight, metrics), record)
+    figures = figures_of(contribution, weight, metrics)
+    clipped = clip_contribution(header, contribution)
+    require_few_at_the_clip(header, clipped)
+    record["beta"], record["clipped"] = contribution.beta, sum(clipped)
+    report = row_of(header, site.signer.index, contribution, weight)
+    session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
+    phase, advertise = session_steps.advertise(session, site.random_bytes, report.codes if report else b"")
+    return SourceRound(accepted.header, phase, record, contribution, figures, report), Parcel(advertise)
 
 
 def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]) -> tuple[SourceRound, Parcel]:
@@ -258,28 +197,6 @@ def check_result(site: SourceSite, current: SourceRound, message: Signed[Body]) 
             raise _out_of_order(message, current.phase)
 
 
-def _check_witnessed(site: SourceSite, header: Header) -> None:
-    """The log that this round goes on from is the one that this site and enough others have cosigned."""
-    if header.run_id.hex() != site.witness.journal.run:
-        raise FaultyAggregatorError("HEADER_RUN", "not the run that the connection was opened for")
-    try:
-        site.witness.check_header(header, site.limits.max_colluders)
-    except CheckpointError as error:
-        raise FaultyAggregatorError(error.check, error.detail) from error
-
-
-def _open_session(
-    site: SourceSite, header: Signed[Header], contribution: Contribution, figures: Figures, record: SiteLine
-) -> tuple[SourceRound, Parcel]:
-    clipped = clip_contribution(header.body, contribution)
-    require_few_at_the_clip(header.body, clipped)
-    record["beta"], record["clipped"] = contribution.beta, sum(clipped)
-    row = row_of(header.body, site.signer.index, contribution, figures.samples)
-    session = session_steps.Session(site.signer, site.roster, site.limits, header, available_threads())
-    phase, advertise = session_steps.advertise(session, site.random_bytes, row.codes if row else b"")
-    return SourceRound(header, phase, record, contribution, figures, row), Parcel(advertise)
-
-
 def _release_in_clear(
     site: SourceSite, header: Signed[Header], update: Vector, record: SiteLine, metrics: Metrics | None
 ) -> tuple[SourceRound, Parcel]:
@@ -300,11 +217,11 @@ def _release_in_clear(
 
 
 def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask) -> RingVector:
-    """Everyone's norm reports are known: scale this source's part down to the caps, and encode it."""
+    """The norm reports of all are known: scale this source's part down to the caps, and encode it."""
     if current.contribution is None or current.figures is None:
         raise FaultyAggregatorError("ORDER", "nothing to mask")
     header, contribution = current.header.body, current.contribution
-    applied = apply_caps(header, current.row, ready.rows, contribution)
+    applied = apply_caps(header, current.report, ready.rows, contribution)
     if applied is not None:
         current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
         site.witness.journal.event("caps-computed", current.header, **asdict(applied))

@@ -39,9 +39,10 @@ from securefda.protocol.messages import (
     Result,
     Signed,
 )
+from securefda.source.acceptance import accept_header
 from securefda.source.model_bound import Missed, TakenResult, check_missed
 from securefda.source.patience import Patience
-from securefda.source.rounds import SourceRound, begin_round, check_opening, check_result, continue_round
+from securefda.source.rounds import SourceRound, begin_round, check_result, continue_round
 from securefda.source.run_book import UNFINISHED
 from securefda.source.site import Permits, SourceSite
 from securefda.state_file import ProcessGuard
@@ -192,21 +193,17 @@ class SourceRounds:
         site, body = self._site, header.body
         self._require_from_target(header)
         missed, self._missed = self._missed, None
-        opening = check_opening(site, header, parcel, missed)
+        accepted = accept_header(site, header, parcel, missed)
         self._drop_round()
-        caught_up = self._catch_up(body, opening.origin.caught_up)
-        site.store.accept_header(header, opening.origin.number)
+        receipts = []
+        if accepted.origin.caught_up is not None:  # the last session had a result, of which this site learns only now
+            site.store.record_result(body.run_id, accepted.origin.caught_up)
+            receipts.append(self._receipt(body.run_id, accepted.origin.caught_up))
+        site.store.accept_header(header, accepted.origin.number)
         site.witness.journal.enter(header)
-        self._reporter.round_started(body.round, body.level_of(site.signer.index).label, body.rule.rule)
-        self._round, answer = begin_round(site, header, opening)
-        return [*caught_up, answer]
-
-    def _catch_up(self, header: Header, result: TakenResult | None) -> list[Parcel]:
-        """The last session that this source was in did come to a result, of which it learns only now."""
-        if result is None:
-            return []
-        self._site.store.record_result(header.run_id, result)
-        return [self._receipt(header.run_id, result)]
+        self._reporter.round_started(body.round, accepted.level.label, body.rule.rule)
+        self._round, answer = begin_round(site, accepted)
+        return [*receipts, answer]
 
     def _continue_round(self, message: Signed[Body]) -> list[Parcel]:
         if self._round is None:
@@ -245,10 +242,7 @@ class SourceRounds:
     def _take_missed(self, message: Signed[MissedResult]) -> list[Parcel]:
         """The aggregator has no receipt of this source: give it again, or hold the next header against this result."""
         site = self._site
-        target = site.roster.target.index
-        fault = envelope_fault(message, roster=site.roster, sender=target, session_id=NO_SESSION, context=NO_CONTEXT)
-        if fault:
-            raise FaultyAggregatorError(fault, message.type_name)
+        self._require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
         run_id = bytes.fromhex(site.witness.journal.run)
         self._missed = check_missed(message.body, roster=site.roster, run_id=run_id)
         taken = site.store.known(run_id).taken
@@ -256,12 +250,8 @@ class SourceRounds:
 
     def _witness(self, message: Signed[Body]) -> list[Parcel]:
         """The aggregator shows its log, or cosigns this site's: cosign, and show this site's own."""
-        roster, witness = self._site.roster, self._site.witness
-        target = roster.target.index
-        fault = envelope_fault(message, roster=roster, sender=target, session_id=NO_SESSION, context=NO_CONTEXT)
-        if fault:
-            raise FaultyAggregatorError(fault, message.type_name)
-        body = message.body
+        self._require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
+        witness, target, body = self._site.witness, self._site.roster.target.index, message.body
         try:
             if isinstance(body, Cosigned):
                 if witness.take(target, body):
@@ -281,15 +271,17 @@ class SourceRounds:
         receipt = self._last_receipt() if due else []  # before it vouches, for headers follow that
         return [*receipt, witness.show(target), *([answer] if answer else [])]
 
-    def _require_from_target(self, message: Signed[Any]) -> None:
-        """A header, a goodbye or an abort counts only with the aggregator's signature; its session may be any."""
-        envelope, target = message.envelope, self._site.roster.target
+    def _require_from_target(
+        self, message: Signed[Any], session_id: bytes | None = None, context: bytes | None = None
+    ) -> None:
+        """Raise unless the aggregator signed the message; session and context may be any where none is given."""
+        envelope, roster = message.envelope, self._site.roster
         fault = envelope_fault(
             message,
-            roster=self._site.roster,
-            sender=target.index,
-            session_id=envelope.session_id,
-            context=envelope.context,
+            roster=roster,
+            sender=roster.target.index,
+            session_id=envelope.session_id if session_id is None else session_id,
+            context=envelope.context if context is None else context,
         )
         if fault:
             raise FaultyAggregatorError(fault, message.type_name)
@@ -304,15 +296,13 @@ class SourceRounds:
             )
         if current is None or message.envelope.session_id != current.header.envelope.session_id:
             return []
-        self._log("aborted", current.header, check=body.check, accused=self._accused(body))
+        accused = [] if body.accused is None else [body.accused]
+        self._log("aborted", current.header, check=body.check, accused=site_ids(self._site.roster, accused))
         self._drop_round()
-        accused = "" if body.accused is None else f", accused: {self._name(body.accused)}"
-        text = f"the aggregator aborted at {body.step.label}: {body.check}{accused}"
+        accused_text = "" if body.accused is None else f", accused: {self._name(body.accused)}"
+        text = f"the aggregator aborted at {body.step.label}: {body.check}{accused_text}"
         self._reporter.alarm(ProtocolError(body.check, text))
         return []
-
-    def _accused(self, body: Abort) -> list[str]:
-        return [] if body.accused is None else site_ids(self._site.roster, [body.accused])
 
     def _refuse_by_policy(self, parcel: Parcel, refusal: PolicyRefusal) -> list[Parcel]:
         """Tell the operator everything and the aggregator the key; a session that was open is over."""

@@ -561,7 +561,7 @@ Global___Header: _TypeAlias = Header  # noqa: Y015
 
 @_typing.final
 class NormCapTerms(_message.Message):
-    """No source's part of the sum may hold more than 1/kappa of the energy of the others that count."""
+    """No source's part of the sum may hold more than 1/kappa of the squared norm of the others that count."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -569,9 +569,9 @@ class NormCapTerms(_message.Message):
     OTHERS_FIELD_NUMBER: _builtins.int
     GRANULARITY_FIELD_NUMBER: _builtins.int
     kappa: _builtins.float
-    """Least ratio of the others' energy to one's own; finite, above 0."""
+    """Least ratio of the others' squared norm to one's own; finite, above 0."""
     others: _builtins.int
-    """How many others count, those of least energy; at least 1."""
+    """How many others count, those of least norm; at least 1."""
     granularity: Global___Granularity.ValueType
     """What the rule holds for."""
     def __init__(

@@ -30,7 +30,8 @@ class Terminal(io.StringIO):
 
 def test_a_finished_round_is_one_line_with_what_went_wrong_in_it() -> None:
     assert round_text(LINE, 50) == (
-        "[ROUND 3/50] accuracy 0.713  loss 0.500  beta 0.41  2 sources  dropped source-3  source-4 refused min-others  1.2 s"
+        "[ROUND 3/50] accuracy 0.713  loss 0.500  beta 0.41  2 sources  "
+        "dropped source-3  source-4 refused min-others  1.2 s"
     )
 
 

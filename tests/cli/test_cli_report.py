@@ -274,11 +274,12 @@ def test_without_its_filter_fedgp_is_said_to_let_like_sources_cancel(
 def test_the_norm_cap_is_claimed_for_what_it_holds_and_its_numbers_are_said_to_be_seen() -> None:
     levels = dict.fromkeys(SITES, "sum")
     by_layer, on_model = ({"kappa": kappa, "granularity": of} for kappa, of in ((1.0, "layer"), (2.0, "model")))
-    assert "In every layer of the sum the other sources that count held together at least as much energy as" in (
-        protected(levels, "fedgp_auto", norm_cap=by_layer)
+    assert (
+        "In every layer of the sum the other sources that count held together at least as large a squared norm as"
+        in (protected(levels, "fedgp_auto", norm_cap=by_layer))
     )
     assert "Over all layers of the sum together" in protected(levels, "fedgp_auto", norm_cap=on_model)
-    assert "at least 2 times the energy of any one's part" in protected(levels, "fedgp_auto", norm_cap=on_model)
+    assert "at least 2 times the squared norm of any one's part" in protected(levels, "fedgp_auto", norm_cap=on_model)
     assert "not on directions" in protected(levels, "fedgp_auto", norm_cap=on_model)
     told = unprotected(levels, "fedgp_auto", norm_cap=by_layer)
     assert "the sources at sum saw of each other how large a part of the sum was" in told

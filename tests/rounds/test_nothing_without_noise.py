@@ -87,7 +87,7 @@ SOURCES = tuple(range(1, N + 1))
 
 @pytest.mark.parametrize(("plan", "rule"), at_depth(EACH_ONCE, EVERY_PAIR))
 def test_no_message_depends_on_the_rows_of_any_site(tmp_path: Path, plan: str, rule: str) -> None:
-    """Neither updates, energies and estimated errors, nor g_T, its statistics and the models; test rows differ too."""
+    """Neither updates, norms and estimated errors, nor g_T, its statistics and the models; test rows differ too."""
     assert differences(tmp_path, (TARGET, *SOURCES), plan, rule) == []
 
 

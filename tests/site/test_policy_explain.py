@@ -1,4 +1,4 @@
-"""What a policy is said to mean follows its values: level, N, k, max_colluders, kappa, what leaves, and what the target pays."""
+"""What a policy is said to mean follows its values: level, sites, colluders, kappa, what leaves, what it may cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_numbers_are_filled_in() -> None:
     text = explain(SourcePolicy(min_others=3, max_colluders=1, trusted_peers=("a", "b", "c", "d")), "lyon", 7).text()
     assert "A sum opens over 5 of N = 7 sources at least: up to 2 of them may be lost in a round." in text
     assert "one weighted sum per round over at least 5 of the federation's N = 7 sources" in text
-    assert "at least k = 3 other sources of its 4 trusted peers, beyond max_colluders = 1 that may collude" in text
+    assert "at least 3 other sources of its 4 trusted peers, not counting 1 that may collude" in text
     assert "with at most max_colluders = 1 of the other sources on its side" in text
 
 
@@ -56,7 +56,7 @@ def test_at_individual_nothing_is_said_to_be_hidden_and_the_numbers_that_leave_a
 def test_without_the_norm_cap_no_claim_is_made_about_a_source_that_dwarfs_the_others() -> None:
     text = explain(SourcePolicy(norm_cap=NormCapBounds(kappa=0.0)), "lyon", 5).text()
     assert "with kappa = 0 a sum may then show it nearly alone" in text
-    assert "times the energy" not in text
+    assert "times the squared norm" not in text
 
 
 @pytest.mark.parametrize(("granularity", "claim"), [("layer", "in every layer the"), ("model", "not in every layer")])
@@ -64,7 +64,7 @@ def test_the_norm_cap_is_claimed_for_what_it_holds_for(granularity: str, claim: 
     policy = default_policy(kappa=1.5, granularity=granularity)  # type: ignore[arg-type]
     text = " ".join(explain(policy, "lyon", 5).does_not_learn)
     assert claim in text
-    assert "at least 1.5 times the energy" in text
+    assert "at least 1.5 times the squared norm" in text
     assert "others that are opposed cancel." in text
 
 
@@ -101,7 +101,7 @@ def test_models_that_are_trained_are_said_with_the_pace_at_which_they_may_change
 def test_no_norm_cap_is_claimed_for_cohorts() -> None:
     found = explain(default_policy("cohort"), "lyon", 5)
     assert any(line.startswith("At level cohort: ") and "No norm cap holds" in line for line in found.learns)
-    assert all(line.startswith("At level sum, ") for line in found.does_not_learn if "times the energy" in line)
+    assert all(line.startswith("At level sum, ") for line in found.does_not_learn if "times the squared norm" in line)
 
 
 REQUIRING = SourcePolicy(dp=DpPolicy(required=True, target_epsilon=1.0, target_delta=1e-6))

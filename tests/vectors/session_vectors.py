@@ -57,7 +57,7 @@ GIVEN_UP = {
 PLANS = {
     "three": Plan("three sources whose caps are above their norms, nobody is lost", 3, {}, {"norm_cap": LENIENT}),
     "four-64": Plan(
-        "four sources in the 64-bit ring with energies of the model as a whole, one is lost in R2",
+        "four sources in the 64-bit ring with norms of the model as a whole, one is lost in R2",
         4,
         {4: 2},
         {"modulus_bits": 64, "norm_cap": OF_WHOLE},
@@ -155,7 +155,7 @@ class VectorCohort(Cohort):
 
     @property
     def caps(self) -> list[float]:
-        """The largest energies that follow from the rows of all that share; none without a norm cap."""
+        """The largest norms that follow from the rows of all that share; none without a norm cap."""
         header = self.header.body
         if header.norm_cap is None:
             return []

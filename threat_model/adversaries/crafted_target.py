@@ -92,7 +92,7 @@ class CraftsTarget(SubtractsColluders):
         return TargetRound(result, TargetStatistics(_STEPS, mean_square, self._scatter), None)
 
     def _choose(self) -> None:
-        """Of the honest others keep those with the least energy, as few as the quorum lets be."""
+        """Of the honest others keep those with the least norm, as few as the quorum lets be."""
         heard = self.heard
         if self.victim not in heard.inputs:
             return
@@ -121,7 +121,7 @@ class CraftsTarget(SubtractsColluders):
 
 
 class ClaimsNorm(ColludingSource):
-    """Follows the protocol but for its energies, of which it signs others than it has.
+    """Follows the protocol but for its norms, of which it signs others than it has.
 
     Powers: its own keys.
     Goal: caps that let the victim dwarf the others (it over-claims, to stand in for them), or that scale the others
@@ -130,7 +130,7 @@ class ClaimsNorm(ColludingSource):
     Args:
         site: its site.
         reporter: hears nothing of it.
-        factor: what it claims, as a multiple of its energies; beyond what the clip allows it claims that.
+        factor: what it claims, as a multiple of its norms; beyond what the clip allows it claims that.
     """
 
     threat = "T22"
@@ -145,20 +145,20 @@ class ClaimsNorm(ColludingSource):
         current = self._round
         if current is None or not isinstance(current.phase, steps.AwaitingKeyList):
             return answers
-        if current.row is None:
+        if current.report is None:
             return answers
         own, layers = current.phase.own, current.header.body.layers
         limits, sizes = [layer.clip * layer.size**0.5 for layer in layers], [layer.size for layer in layers]
-        if len(current.row.exact) == 1:
+        if len(current.report.exact) == 1:
             limits, sizes = [float(np.linalg.norm(limits))], [sum(sizes)]
-        claimed = np.minimum(self._factor * current.row.exact, limits)
+        claimed = np.minimum(self._factor * current.report.exact, limits)
         codes = norm_codes(claimed, sizes, limits)
         row = Secret(bytes(ROW_OPENING_BYTES) + codes)
         committed = row_commitment(row, own=self.signer.index, ctx=own.envelope.context)
         body: Advertise = replace(own.body, row_commitment=committed)
         signed = self.signer.sign(own.envelope.session_id, own.envelope.context, body)
         phase = replace(current.phase, own=signed, row=row)
-        self._round = replace(current, phase=phase, row=NormReport(claimed, codes))
+        self._round = replace(current, phase=phase, report=NormReport(claimed, codes))
         return [Parcel(signed)]
 
 
@@ -176,7 +176,7 @@ class Search:
         kept: how many honest others the smallest sum has.
         by_layer: whether the rule holds for layers, or for the model.
         negative: whether a contribution may be a negative multiple of the update: the rule's filter is off.
-        colluders: whose terms are subtracted, and by what factor each overstates its energies.
+        colluders: whose terms are subtracted, and by what factor each overstates its norms.
     """
 
     updates: Mapping[int, Vector]
@@ -260,7 +260,7 @@ class Search:
         return multiples * factors.T
 
     def _in_sum(self, parts: Multiples, grams: NDArray[np.float64]) -> NDArray[np.float64]:
-        """1 for the victim and the honest others with the least energy, (n,): what colluders put in is known."""
+        """1 for the victim and the honest others with the least norm, (n,): what colluders put in is known."""
         norms = (parts**2 * np.diagonal(grams, axis1=1, axis2=2)).sum(axis=0)
         honest = [
             i for i, index in enumerate(self.names) if index != self.victim and index not in (self.colluders or {})

@@ -38,7 +38,7 @@ def split_stage(
     policies: Any = None,
     **options: Any,
 ) -> Stage:
-    """A stage of n sources of which ``second`` see the second view; every policy allows for ``max_colluders`` colluders."""
+    """A stage of n sources of which ``second`` see the second view; every policy allows for some colluders."""
     settings = {"max_colluders": len(colluders) if max_colluders is None else max_colluders, "threshold": threshold}
     return staged(
         n,

@@ -20,7 +20,7 @@ VICTIM, K_MIN = 1, 2
 
 
 def colluding_stage(staged: MakesStage, n: int, colluders: set[int], max_colluders: int, **options: Any) -> Stage:
-    """A stage in which ``colluders`` collude and every policy allows for ``max_colluders`` of them, with min-others = 2."""
+    """A stage with ``colluders``; every policy allows for ``max_colluders`` of them, with min-others = 2."""
     return staged(
         n,
         aggregator=partial(SubtractsColluders, victim=VICTIM),

@@ -226,7 +226,7 @@ COLLUDERS_STAND_IN = multiplied(1, 0.001, 0.001, 1, 1, 1, 1)
 
 
 def colluding(staged: MakesStage, multiples: Multiples, factor: float, *, max_colluders: int, **options: Any) -> Stage:
-    """Two colluders that claim so many times the energies that they have; all sources reckon with ``max_colluders``."""
+    """Two colluders that claim so many times the norms that they have; all sources reckon with ``max_colluders``."""
     sources = dict.fromkeys(COLLUDERS, partial(ClaimsNorm, factor=factor))
     return crafted(staged, multiples, sources=sources, settings={"max_colluders": max_colluders}, **options)
 
@@ -350,7 +350,7 @@ def test_filter_shows_a_lone_source_where_there_is_no_norm_cap(staged: MakesStag
     assert cosine(stage.aggregator.model, stage.update(VICTIM)) > RECOVERED_COSINE
 
 
-# Directions: energies do not bound them. Without the filter the target gives parts the sign that it likes.
+# Directions: norms do not bound them. Without the filter the target gives parts the sign that it likes.
 
 OTHERS_CANCEL = multiplied(1, 1, -1, 1, -1)
 
@@ -378,7 +378,7 @@ def test_projection_without_the_filter_is_refused_by_a_site_that_does_not_permit
 @pytest.mark.threat("T22")
 @pytest.mark.control
 def test_like_minded_others_cancel_where_a_site_permits_projection_without_the_filter(staged: MakesStage) -> None:
-    """No switch: the policy's own ``norm-cap.unfiltered-projection``. The energies are as the rule wants them."""
+    """No switch: the policy's own ``norm-cap.unfiltered-projection``. The norms are as the rule wants them."""
     permits = default_policy("sum", 2, 0, 2, clip=CLIP, max_samples=MAX_SAMPLES, unfiltered_projection=True)
     stage = cancelling(staged, "searched", filtered=False, policies={VICTIM: permits}).play()
     assert stage.alarms(VICTIM) == []

@@ -92,7 +92,7 @@ CASES = [
     Case("max-colluders", asks(threshold=3, sum_quorum=3), {"min-others": 1, "max-colluders": 1}, policy_alone=False),
     Case(
         "max-colluders", asks(), {"min-others": 1, "max-colluders": 1}, policy_alone=False
-    ),  # energies of three others count
+    ),  # norms of three others count
     Case("trusted-peers", asks(), {"trusted-peers": ("source-1",)}, policy_alone=False),
     Case("allowed-rules", asks(), {"allowed-rules": ("fedavg",)}),
     Case("allowed-rules", ruled(select=True), {"allowed-rules": ("source_only",)}, policy_alone=False),

@@ -39,7 +39,6 @@ from securefda.site.config.sections import (
 from securefda.site.policy import SourcePolicy, default_policy
 from securefda.site.policy.verdict import plan_levels
 
-
 _RENAMED = {
     "privacy.k-min": "privacy.min-others",
     "privacy.n-c": "privacy.max-colluders",
@@ -80,7 +79,7 @@ class FederationConfig(Settings):
         privacy, noise = self.privacy, self.training.source.dp.noise_multiplier
         hidden = privacy.max_colluders > 0 and privacy.norm_cap_kappa > 0 and privacy.norm_reports == "hidden"
         if hidden and not noise and Visibility.SUM in self.levels.values():
-            why = f"of max-colluders = {privacy.max_colluders} colluders each would see how large the others' parts of a sum are"
+            why = f"each of max-colluders = {privacy.max_colluders} colluders would see the norms of the others' parts"
             hint = 'set "colluders-may-see", or training.source.dp.noise-multiplier'
             raise ConfigError("privacy.norm-reports", why, hint=hint)
 
@@ -156,8 +155,8 @@ def _require_enough_sources(sources: int, privacy: PrivacySection) -> None:
     needed = privacy.smallest_sum
     if sources < needed:
         why = (
-            f"{privacy.min_others} with max-colluders = {privacy.max_colluders} needs at least {needed} sources, so that each hides "
-            f"among {privacy.min_others} others that it trusts; there are {sources}"
+            f"{privacy.min_others} with max-colluders = {privacy.max_colluders} needs at least {needed} sources, so "
+            f"that each hides among {privacy.min_others} others that it trusts; there are {sources}"
         )
         raise ConfigError(
             "privacy.min-others", why, hint="add sources to federation.sources, or lower privacy.min-others"
@@ -167,14 +166,16 @@ def _require_enough_sources(sources: int, privacy: PrivacySection) -> None:
 def _require_large_sums(privacy: PrivacySection, session: SessionSection) -> None:
     """As many sources as the threshold says may make up a sum, whoever else is lost."""
     if 0 < session.threshold < privacy.smallest_sum:
-        why = f"{session.threshold} is below min-others + max-colluders + 1 = {privacy.smallest_sum}, the smallest sum that may open"
+        smallest = f"min-others + max-colluders + 1 = {privacy.smallest_sum}"
+        why = f"{session.threshold} is below {smallest}, the smallest sum that may open"
         raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
 
 
 def _require_sound_threshold(sources: int, privacy: PrivacySection, session: SessionSection) -> None:
     if session.threshold and not threshold_is_sound(session.threshold, sources, privacy.max_colluders):
         lowest = (sources + privacy.max_colluders) // 2 + 1
-        why = f"{session.threshold} is outside [{lowest}, {sources}] for {sources} sources and max-colluders = {privacy.max_colluders}"
+        given = f"{sources} sources and max-colluders = {privacy.max_colluders}"
+        why = f"{session.threshold} is outside [{lowest}, {sources}] for {given}"
         raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
 
 

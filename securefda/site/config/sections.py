@@ -175,9 +175,9 @@ class PrivacySection(Settings):
     """The level the aggregator asks for in its headers, and the two numbers of every site's policy.
 
     ``site_visibility`` is what the policies of single sites permit where one file makes all of them; the others permit
-    ``visibility``, and nobody is asked for more than that, whatever it permits. ``norm_cap_kappa`` is of the norm cap at
-    ``sum``, 0 for none; ``norm_cap_granularity``, what it holds for. ``norm_reports`` is what policies say of its rows where
-    one file makes all of them.
+    ``visibility``, and nobody is asked for more than that, whatever it permits. ``norm_cap_kappa`` is kappa of the norm
+    cap at ``sum``, 0 for none; ``norm_cap_granularity``, what it holds for. ``norm_reports`` is what policies say of
+    norm reports where one file makes all of them.
     ``budget`` is that of the target's rows and, where one file makes all policies, of every source's.
     ``cohort_size``, for visibility ``cohort`` alone, is the fewest members of a cohort when it forms; 0 means one more
     than the ``min_others + max_colluders + 1`` over which its sum may be opened, so that a cohort can lose one source.
@@ -199,13 +199,15 @@ class PrivacySection(Settings):
 
     @property
     def smallest_sum(self) -> int:
-        """Fewest sources over which a sum may be opened: ``min_others`` others, ``max_colluders`` colluders, and oneself."""
+        """Fewest sources in a sum: a source itself, ``min_others`` others, and ``max_colluders`` that may collude."""
         return self.min_others + self.max_colluders + 1
 
     @model_validator(mode="after")
     def _enough_others_can_count(self) -> Self:
         if self.norm_cap_kappa > self.min_others:
-            why = f"{self.norm_cap_kappa:g} is above min-others = {self.min_others}: sources of equal energy would not pass"
+            why = (
+                f"{self.norm_cap_kappa:g} is above min-others = {self.min_others}: sources of equal norm would not pass"
+            )
             raise ConfigError("privacy.norm-cap-kappa", why, hint="lower it, or raise privacy.min-others")
         return self
 

@@ -160,14 +160,19 @@ class _Facts:
     def others(self) -> str:
         """The others that hide this site, in words."""
         trusted = f" of its {len(self.policy.trusted_peers)} trusted peers" if self.policy.trusted_peers else ""
-        colluding = f", beyond max_colluders = {self.policy.max_colluders} that may collude with the aggregator"
-        return f"at least k = {self.policy.min_others} other sources{trusted}{colluding if self.policy.max_colluders else ''}"
+        colluding = f", not counting {self.policy.max_colluders} that may collude with the aggregator"
+        return (
+            f"at least {self.policy.min_others} other sources{trusted}{colluding if self.policy.max_colluders else ''}"
+        )
 
 
 def _summary(facts: _Facts, sources: int | None) -> str:
     policy = facts.policy
-    line = f"{facts.site} permits at most level {policy.max_visibility}, with min-others = {policy.min_others}, max-colluders = {policy.max_colluders}"
-    line += f", kappa = {policy.norm_cap.kappa:g} per {policy.norm_cap.granularity}; {budget_in_short(policy)}"
+    line = f"{facts.site} permits at most level {policy.max_visibility}, with min-others = {policy.min_others}"
+    line += (
+        f", max-colluders = {policy.max_colluders}, kappa = {policy.norm_cap.kappa:g} per {policy.norm_cap.granularity}"
+    )
+    line += f"; {budget_in_short(policy)}"
     if sources is None or policy.visibility is Visibility.INDIVIDUAL:
         return f"{line}."
     spare = sources - policy.smallest_sum
@@ -234,8 +239,9 @@ def _norm_report(facts: _Facts) -> str:
     if not policy.max_colluders:
         return line
     if policy.norm_cap.reports == "hidden":
-        return f'{line} So {site} takes part only if it trains with noise (max-colluders = {policy.max_colluders}, norm-reports = "hidden").'
-    line += f' {site}\'s policy accepts that (norm-reports = "colluders-may-see").'
+        keys = f'max-colluders = {policy.max_colluders}, norm-cap.reports = "hidden"'
+        return f"{line} So {site} takes part only if it trains with noise ({keys})."
+    line += f' {site}\'s policy accepts that (norm-cap.reports = "colluders-may-see").'
     choosing = [name for name in policy.allowed_rules if name not in _LENGTHS_WITHOUT_DIRECTION]
     if choosing:
         line += (
@@ -317,13 +323,13 @@ def _norm_cap_claim(facts: _Facts) -> str:
     )
     return (
         f"At level sum, a sum of which {site} makes up most: {place} the others that count hold together at least "
-        f"{bounds.kappa:g} times the energy (sum of squares) of its part. This bounds lengths, not directions: parts "
+        f"{bounds.kappa:g} times the squared norm of its part. This bounds lengths, not directions: parts "
         "that point the same way show that way, and others that are opposed cancel." + _may_cancel(facts)
     )
 
 
 def _may_cancel(facts: _Facts) -> str:
-    """What energies do not stop where FedGP may run without its filter."""
+    """What norms do not stop where FedGP may run without its filter."""
     policy = facts.policy
     projected = any(rule.projects and rule.value in policy.allowed_rules for rule in Rule)
     if not (policy.norm_cap.unfiltered_projection and projected):
@@ -331,7 +337,7 @@ def _may_cancel(facts: _Facts) -> str:
     return (
         " This site permits FedGP without its filter (unfiltered-projection): the target's update then decides the "
         "sign of each part as well, and one that is made for it can let the others' parts, where they are alike, "
-        f"cancel each other, so that the sum is nearly {facts.site}'s part alone although all energies are as asked."
+        f"cancel each other, so that the sum is nearly {facts.site}'s part alone although all norms are as asked."
     )
 
 

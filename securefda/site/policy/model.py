@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -59,14 +59,14 @@ class NormCapBounds(Settings):
     """The norm cap that a header must carry where this site is at ``sum``.
 
     Attributes:
-        kappa: least ratio of the energy of the other sources that count to that of this site's own part; 0 asks for
-            no norm cap, and then a sum may hold this site's update nearly alone.
+        kappa: least ratio of the squared norm of the other sources that count to that of this site's own part; 0 asks
+            for no norm cap, and then a sum may hold this site's update nearly alone.
         granularity: ``"layer"``: the ratio must hold in each layer; ``"model"``: for the model as a whole at least.
         unfiltered_projection: whether FedGP may run without its filter. Its multiples can then be negative, and a
-            target that lies about its update can make the others' parts cancel, energies and all.
-        reports: whether a source that colludes may see how large this site's parts are. The other sources of a sum
-            see it for the caps, and ``max_colluders`` of them may collude. ``"hidden"``: then this site takes part in such a sum
-            only if it trains with noise.
+            target that lies about its update can make the others' parts cancel, whatever their norms.
+        reports: whether a source that colludes may see the norms of this site's parts. The other sources of a sum see
+            them for the caps, and ``max_colluders`` of them may collude. ``"hidden"``: then this site takes part in
+            such a sum only if it trains with noise.
     """
 
     kappa: Annotated[float, Field(ge=0)] = 1.0
@@ -217,7 +217,7 @@ class SourcePolicy(Settings):
         allowed_rules: rules this site takes part in; none unless listed. :data:`SELECTION` is one of them.
         allowed_tasks: task factories this site trains for; empty for the one that its own settings name.
         architectures: SHA-256 of permitted models, hex; empty for the one that this site builds itself.
-        energy: the norm cap of a sum.
+        norm_cap: the norm cap of a sum.
         quantisation: bounds on the encoding.
         dp: whether training takes noise, and its budget.
         model: which model a run may begin with.
@@ -226,7 +226,7 @@ class SourcePolicy(Settings):
         metadata: what may leave beside an update in clear.
     """
 
-    renamed = {"k-min": "min-others", "n-c": "max-colluders", "energy": "norm-cap"}
+    renamed: ClassVar[Mapping[str, str]] = {"k-min": "min-others", "n-c": "max-colluders", "energy": "norm-cap"}
 
     max_visibility: Literal["individual", "cohort", "sum"] = "sum"
     min_others: Count = 2
@@ -246,8 +246,8 @@ class SourcePolicy(Settings):
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
         if self.norm_cap.kappa > self.min_others:
-            # Of min-others others of equal size, the energy is min-others times one's own: such a sum would always be empty.
-            why = f"{self.norm_cap.kappa:g} is above min-others = {self.min_others}: no sum over min-others others could hold anything"
+            # Sources of equal norm have min-others times one's own squared norm: such a sum would always be empty.
+            why = f"{self.norm_cap.kappa:g} is above min-others = {self.min_others}: every sum would be empty"
             raise ConfigError("norm-cap.kappa", why, hint="lower it, or raise min-others")
         if self.visibility is Visibility.INDIVIDUAL and "samples" not in self.metadata.may_leave:
             why = 'lacks "samples", without which no update at max-visibility = "individual" can be weighted'
@@ -265,7 +265,7 @@ class SourcePolicy(Settings):
 
     @property
     def smallest_sum(self) -> int:
-        """Fewest sources over which a sum with this site may be opened: itself, ``min_others`` others, ``max_colluders`` colluders."""
+        """Fewest sources in a sum with this site: itself, ``min_others`` others, ``max_colluders`` that may collude."""
         return self.min_others + self.max_colluders + 1
 
     def session_limits(self, roster: Roster) -> SessionLimits:

@@ -105,10 +105,10 @@ def _require_enough_trusted(policy: SourcePolicy, site: str, sources: Sequence[s
 
 
 _OWNER = "the site's owner decides; its policy.toml must allow it"
-_MENDS = {
+_HINTS = {
     "min-others": "raise privacy.min-others at the aggregator, or let more sources take part",
-    "max-colluders": "raise privacy.max-colluders at the aggregator, and let session.threshold = 0 choose the threshold",
-    "trusted-peers": "raise privacy.max-colluders at the aggregator by the number of sources that this site does not trust",
+    "max-colluders": "raise privacy.max-colluders at the aggregator, and leave session.threshold at 0",
+    "trusted-peers": "raise privacy.max-colluders at the aggregator by the sources that this site does not trust",
     "norm-cap.kappa": "raise privacy.norm-cap-kappa at the aggregator",
     "norm-cap.granularity": 'set privacy.norm-cap-granularity = "layer" at the aggregator',
     "norm-cap.reports": 'set training.dp.noise-multiplier, or norm-cap.reports = "colluders-may-see" in policy.toml',
@@ -133,7 +133,7 @@ _PROJECTING_RULES = frozenset(rule.value for rule in Rule if rule.projects)
 
 
 def _refusal(key: str, asked: object, allowed: object) -> PolicyRefusal:
-    return PolicyRefusal(key, asked, allowed, hint=_MENDS.get(key, _OWNER))
+    return PolicyRefusal(key, asked, allowed, hint=_HINTS.get(key, _OWNER))
 
 
 def check_header(
@@ -292,13 +292,13 @@ def _check_norm_cap(policy: SourcePolicy, header: Header, own_index: int, limits
         if asked.others > left:
             raise _refusal(
                 "max-colluders",
-                f"energies of {asked.others} others",
+                f"norms of {asked.others} others",
                 f"at most {left} with max-colluders = {policy.max_colluders}",
             )
         if limits is not None:  # the session checks this too; there it would accuse the aggregator
             left = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
             if asked.others > left:
-                raise _refusal("trusted-peers", f"energies of {asked.others} others", f"at most {left} trusted ones")
+                raise _refusal("trusted-peers", f"norms of {asked.others} others", f"at most {left} trusted ones")
     if bounds.kappa == 0:
         return
     if asked is None or asked.kappa < bounds.kappa:

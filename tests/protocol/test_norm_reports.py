@@ -1,4 +1,4 @@
-"""Energy rows: who sends one, to whom it is sealed, and that everyone sees the row that was committed to."""
+"""Norm reports: who sends one, to whom it is sealed, and that everyone sees the row that was committed to."""
 
 from __future__ import annotations
 

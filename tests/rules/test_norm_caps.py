@@ -335,7 +335,7 @@ def test_sum_of_orthogonal_contributions_points_along_none_of_them(seed, kappa, 
 
 
 def test_the_bound_on_the_cosine_is_reached_without_slack():
-    """Companion to the test above: with equal energies and kappa = others the bound is met, so it is not idle."""
+    """Companion to the test above: with equal norms and kappa = others the bound is met, so it is not idle."""
     contributions = np.eye(4)
     caps = caps_for(np.ones((4, 1)), kappa=3.0, others=3)
 
@@ -346,7 +346,7 @@ def test_the_bound_on_the_cosine_is_reached_without_slack():
 
 
 def test_correlated_contributions_are_beyond_what_the_rule_says():
-    """Equal energies in one direction are below their cap, and their sum points along each of them."""
+    """Equal norms in one direction are below their cap, and their sum points along each of them."""
     contributions = np.ones((3, 4))
     rows = [contribution_norms(vector, (4,), 1.0) for vector in contributions]
 

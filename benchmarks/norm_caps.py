@@ -2,7 +2,7 @@
 
 The caps are computed from the rows of all sources; the row and the scaling concern the source's own contribution.
 
-    python benchmarks/energy.py [--sources 100] [--layers 100] [--parameters 1000000] [--runs 200]
+    python benchmarks/norm_caps.py [--sources 100] [--layers 100] [--parameters 1000000] [--runs 200]
 """
 
 from __future__ import annotations

@@ -1,0 +1,144 @@
+"""What a source accepts: one header, with all that came with it, checked before anything is done for it.
+
+`accept_header` is the only way from a header to a round. What it returns, `AcceptedRound`, was parsed and validated
+once; training and contributing go by it and look into the header no more for what it says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from securefda.audit.witness import CheckpointError
+from securefda.errors import FaultyAggregatorError
+from securefda.protocol.checks import check_header
+from securefda.protocol.contribution import checked_vectors, plan_of, published_statistics, weight_of
+from securefda.protocol.messages import Header, Parcel, Signed, Visibility
+from securefda.protocol.vectors import Vector
+from securefda.rules import alignment_factor
+from securefda.site.policy.verdict import check_metrics
+from securefda.source.model_bound import Course, Missed, Origin, TrainedFrom, course_of, origin_of, require_initial
+from securefda.source.site import SourceSite
+from securefda.training.trainer import Planned
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AcceptedRound:
+    """A round that this source takes part in.
+
+    Attributes:
+        header: that opened it, as it was signed.
+        level: what the aggregator may see of this source in it.
+        model: to train from, float32 ``(n_params,)``.
+        target_update: g_T, likewise, where the header publishes it.
+        origin: which result the model is that of.
+        course: how far the model lies from the one that this site trained from last.
+    """
+
+    header: Signed[Header]
+    level: Visibility
+    model: Vector
+    target_update: Vector | None
+    origin: Origin
+    course: Course
+
+
+def accept_header(
+    site: SourceSite, header: Signed[Header], parcel: Parcel, missed: Missed | None = None
+) -> AcceptedRound:
+    """Check all that a header asks for.
+
+    The policy comes first, so that what it forbids is refused by its key. Checks that read vectors come last.
+
+    Args:
+        site: this source.
+        header: with the target's signature, which was checked.
+        parcel: that it came in, with the model and perhaps g_T.
+        missed: the result that the aggregator showed before the header, where it did.
+
+    Raises:
+        PolicyRefusal: this site's policy forbids it.
+        FaultyAggregatorError: a check fails.
+        SecureFdaError: this site's privacy budget does not pay for it, or its memory cannot be read.
+    """
+    body, own_index = header.body, site.signer.index
+    if own_index not in body.participants:
+        raise FaultyAggregatorError("HEADER_PARTICIPANTS", "it does not name this site")
+    site.check_policy(body)
+    check_metrics(body, handed_in=site.permits.metrics)
+    check_header(
+        header,
+        own_index=own_index,
+        roster=site.roster,
+        limits=site.limits,
+        history=site.store.history(header.envelope.session_id, body.run_id, body.round),
+        own_layers=site.trainer.layers,
+        unix_s=int(site.unix_time()),
+    )
+    if body.run_id.hex() != site.witness.journal.run:
+        raise FaultyAggregatorError("HEADER_RUN", "not the run that the connection was opened for")
+    try:
+        site.witness.check_header(body, site.limits.max_colluders)
+    except CheckpointError as error:
+        raise FaultyAggregatorError(error.check, error.detail) from error
+    plan_of(body.rule)
+    level = body.level_of(own_index)
+    origin = origin_of(body, site.store.known(body.run_id), missed, own_index=own_index, limits=site.limits)
+    model, target_update = checked_vectors(body, level, parcel)
+
+    before = site.store.trained_from(body.run_id)
+    if before is None:
+        before = TrainedFrom(0, site.trainer.initial_model(), ())
+    if origin.number == 0:
+        own_first = before.model if not before.units else site.trainer.initial_model()
+        require_initial(body, model, own_first, site.models.initial)
+    course = course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=site.models.step)
+
+    require_worth_charging(site.trainer, body, level, target_update)
+    return AcceptedRound(header, level, model, target_update, origin, course)
+
+
+@runtime_checkable
+class Charging(Protocol):
+    """A trainer whose rounds are charged to a ledger."""
+
+    def planned(self, factor: float) -> Planned:
+        """What a round with this factor of the learning rate will take."""
+
+
+def require_worth_charging(trainer: object, header: Header, level: Visibility, target_update: Vector | None) -> None:
+    """Refuse, uncharged, a round that cannot come to a release.
+
+    A charge is never given back: an aggregator that sends numbers that no update fits would spend a budget for nothing.
+    One that begins rounds and finishes none is left after a few, see :mod:`securefda.source.run_book`.
+
+    Args:
+        trainer: of the site; of one that charges nothing, nothing is asked.
+        header: of the attempt; all that does not need the update was checked.
+        level: at which this source takes part.
+        target_update: g_T, float32 (m,), where it came with the header.
+
+    Raises:
+        FaultyAggregatorError: HEADER_TARGET, the published numbers contradict each other, g_T or this site's schedule.
+        ConfigError: this site has more rows than the run allows for.
+        LedgerError: the ledger cannot be read, or is in doubt.
+    """
+    if not isinstance(trainer, Charging):
+        return
+    planned, target = trainer.planned(header.rule.learning_rate_factor), header.target
+    weight_of(header, planned.samples)
+    if target is None:
+        return
+    try:  # as the rule does on the update of the round, once it is trained
+        if header.rule.align:
+            ratio = target.learning_rate / planned.learning_rate
+            alignment_factor(target_steps=target.steps, source_steps=planned.steps, learning_rate_ratio=ratio)
+        if level is Visibility.SUM and target_update is not None:
+            squared = float(np.dot(target_update.astype(np.float64), target_update))
+            if not np.isfinite(squared):
+                raise ValueError("target_update: holds NaN or infinity")
+            published_statistics(target).require_agreement(squared / target.steps**2)
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
