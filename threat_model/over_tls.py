@@ -26,7 +26,7 @@ from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Goodbye, P
 from securefda.site.config import load_aggregator
 from securefda.site.kit import load_kit
 from securefda.transport.event_loop import in_thread
-from securefda.transport.events import Event, Received
+from securefda.transport.events import Event, Joined, Received
 from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
 from securefda.transport.startup import credentials_of, source_of_pin, transport_settings
@@ -66,6 +66,7 @@ class OverTls(Generic[AttackerT]):
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._task: asyncio.Task[None] | None = None
         self._server: AggregatorServer | None = None
+        self._joined: set[int] = set()
         self._is_done = False
         self._failure: BaseException | None = None
 
@@ -134,6 +135,8 @@ class OverTls(Generic[AttackerT]):
         try:
             while True:
                 event = await server.receive()
+                if isinstance(event, Joined):
+                    self._joined.add(event.site)
                 instance = self.adversary.instance
                 sends = await in_thread(partial(self._hear, event))
                 if self.adversary.instance == instance:
@@ -150,6 +153,7 @@ class OverTls(Generic[AttackerT]):
     async def _listen(self) -> AggregatorServer:
         """On a new connection, in the run that the attacker names."""
         kit, adversary = self._kit, self.adversary
+        self._joined.clear()
         journal = adversary.seat.site.witness.journal
         server = AggregatorServer(
             self._config.transport.listen,
@@ -169,7 +173,7 @@ class OverTls(Generic[AttackerT]):
         return self.adversary.receive(event.parcel)
 
     async def _send(self, sends: Sequence[Send]) -> None:
-        """Allow the uploads of the session in progress, then say it to whoever is there."""
+        """Allow the uploads of the session in progress, then say it to whoever came; one that is away gets it later."""
         server = self._server
         if server is None:
             return
@@ -178,5 +182,4 @@ class OverTls(Generic[AttackerT]):
         length = input_bytes(self.adversary.heard.header) if self.adversary.sessions else 0
         for entry in self._kit.roster.sources:
             server.expect_upload(entry.index, length)
-        there = server.connected()
-        await server.send([(send.to, send.parcel) for send in sends if send.to in there])
+        await server.send([(send.to, send.parcel) for send in sends if send.to in self._joined])

@@ -25,7 +25,7 @@ from hashlib import sha256, shake_256
 from inspect import getsource
 from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import securefda.protocol
@@ -40,8 +40,9 @@ from securefda.protocol.roster import Roster, SignedRoster
 from securefda.protocol.secret import Secret
 from securefda.rules import norm_caps
 from securefda.site.policy import signed, verdict
-from securefda.source import model_bound
+from securefda.source import acceptance, model_bound
 from securefda.source.run_book import RunBook
+from securefda.source.site import SourceSite
 from securefda.source.store import SourceStore
 from securefda.state_file import ProcessGuard, ReleaseMarker
 from securefda.transport import limits
@@ -291,6 +292,20 @@ RUNS_OF_A_DAY = method_replaced("the limit on runs", RunBook, "_require_open", l
 ONE_RUN = all_of("one run", RUN_OF_THE_FOLDER, RUNS_OF_A_DAY)
 """A source takes part in any number of runs, one after another, with one folder. Its folder and the kit's book of runs
 are each enough against that (T38)."""
+
+
+def _of_any_run(original: Callable[..., Any]) -> Callable[..., Any]:
+    def accept_header(site: SourceSite, header: Any, *came_with: Any) -> Any:
+        of_header = SimpleNamespace(run=header.body.run_id.hex())
+        witness: Any = SimpleNamespace(journal=of_header, check_header=site.witness.check_header)
+        return original(replace(site, witness=witness), header, *came_with)
+
+    return accept_header
+
+
+RUN_OF_THE_CONNECTION = replaced("the run of the connection", acceptance, "accept_header", _of_any_run)
+ONE_RUN_ON_A_CONNECTION = all_of("one run on a connection", ONE_RUN, RUN_OF_THE_CONNECTION)
+"""Headers on one connection may name any number of runs. Folder, book and connection are each enough against that."""
 
 POLICY = all_of(
     "the policy of the site",

@@ -130,7 +130,8 @@ def test_other_runs_on_the_same_connection_are_refused_three_times_by_every_proc
     with kits(tmp_path, settings=FEDGP) as federation:
         with attacked(federation, partial(RenamesRun, layer=BIAS)) as attacker:
             for source in started(federation).values():
-                assert_one_clear_line(source, ExitCode.CONNECTION, "aggregator fails check HEADER_RUN", hint="target")
+                words = ("aggregator fails check HEADER_RUN", "this folder belongs to another run")
+                assert_one_clear_line(source, ExitCode.CONNECTION, *words, hint="target")
         assert [refusals(attacker, index) for index in (1, 2, 3)] == [["HEADER_RUN"] * 3] * 3
         assert_one_question_was_answered(attacker, federation)
 

@@ -223,14 +223,14 @@ class Framer(MaliciousAggregator):
 
 
 class SessionAgain(MaliciousAggregator):
-    """Follows the protocol, in a session whose id it has used before.
+    """Follows the protocol through one round, in a session whose id it has used before.
 
     Powers: the target's key, over several runs whose folders the sources' operators made one after the other.
     Goal and source: as :class:`Framer`.
 
     Args:
         seat: of the target.
-        session_id: of every session.
+        session_id: of its one session.
     """
 
     threat = "T39"
@@ -241,6 +241,10 @@ class SessionAgain(MaliciousAggregator):
             seat.site, random_bytes=lambda length: session_id if length == SESSION_ID_BYTES else honest(length)
         )
         super().__init__(replace(seat, site=site))
+
+    def next_place(self) -> Place | None:
+        """The first round alone."""
+        return None if self.sessions else super().next_place()
 
 
 class Mixer(MaliciousSource):

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from securefda.protocol.messages import Header
 from threat_model.adversaries.base import MaliciousAggregator
+from threat_model.adversaries.masks import Vector64
 from threat_model.sites import AggregatorSeat
 
 
 class LowRate(MaliciousAggregator):
-    """Overstates nothing and breaks no rule of the protocol: it names a tiny learning rate of its own.
+    """Names a tiny learning rate as its own, and opens the sum as it should.
 
     Sources scale their updates to the target's rate before they encode them. Where that brings all but the largest
     below half a step of the encoding, the sum is the largest one's.
@@ -36,3 +37,8 @@ class LowRate(MaliciousAggregator):
         if header is None or header.target is None:
             return header
         return replace(header, target=replace(header.target, learning_rate=self._rate))
+
+    def attack(self) -> Vector64 | None:
+        """The sum, float64 (m,); None where it never came to one."""
+        opened = self.aggregate() if self.sessions else None
+        return None if opened is None else opened.vector

@@ -15,11 +15,42 @@ from threat_model.adversaries.heard import Heard
 from threat_model.sites import AggregatorSeat
 
 
-class RunAfterRun(AsksByCoordinate):
-    """Asks each question in a run of its own, and has one source of its own to open the rows that are sealed to it.
+class AsksInManyRuns(AsksByCoordinate):
+    """Asks each question in a run of its own, and goes no further than the boxes of R1.
+
+    No masked input leaves, no fuse is burnt, no run has a second round. One source of its own opens the rows that are
+    sealed to it.
+    """
+
+    threat = "T38"
+
+    def delivery_for(self, index: int) -> ShareDelivery | None:  # noqa: ARG002 - of the base
+        """None: it has what it asked for."""
+        return None
+
+    def codes_in(self, session: Heard) -> Mapping[int, bytes]:
+        """What the boxes for the colluding source hold, opened with its key of the session."""
+        ((colluder, source),) = self.colluders.items()
+        channel, length, found = source.secrets_of(session.session_id).channel, row_bytes(session.header), {}
+        if channel is None:
+            return {}
+        for sender, bundle in session.bundles.items():
+            for box in bundle.body.boxes:
+                if box.peer != colluder:
+                    continue
+                view = session.views[sender]
+                address = BoxAddress(view.ctx1, sender, colluder)
+                key = agreement.box_key(KeyPair(channel), view.keys[sender].box_key, address)
+                _, row = agreement.open_box(key, address, box.box, length)
+                found[sender] = row.reveal()[agreement.ROW_OPENING_BYTES :] if row else b""
+        return found
+
+
+class RunAfterRun(AsksInManyRuns):
+    """Hangs up after each question, and begins another run.
 
     Powers: the target's key, what a target publishes, to begin runs as it likes, and all that one colluding source is
-    sent. It goes no further than the boxes of R1: no masked input leaves, no fuse is burnt, no run has a second round.
+    sent.
     Goal: the updates of all other sources in one layer.
     Source: our own; that a server's questions, and not its view of the sums, break secure aggregation is known from
     models made for it (Boenisch et al. 2023; Fowl et al. 2022, "Robbing the Fed").
@@ -28,8 +59,6 @@ class RunAfterRun(AsksByCoordinate):
         seat: of the target.
         layer: which one, in the order of the model.
     """
-
-    threat = "T38"
 
     def __init__(self, seat: AggregatorSeat, *, layer: int) -> None:
         super().__init__(seat, layer=layer)
@@ -60,42 +89,14 @@ class RunAfterRun(AsksByCoordinate):
             self._missing.discard(parcel.message.sender)
         return super().receive(parcel)
 
-    def delivery_for(self, index: int) -> ShareDelivery | None:  # noqa: ARG002 - of the base
-        """None: it has what it asked for."""
-        return None
 
-    def codes_in(self, session: Heard) -> Mapping[int, bytes]:
-        """What the boxes for the colluding source hold, opened with its key of the session."""
-        ((colluder, source),) = self.colluders.items()
-        channel, length, found = source.secrets_of(session.session_id).channel, row_bytes(session.header), {}
-        if channel is None:
-            return {}
-        for sender, bundle in session.bundles.items():
-            for box in bundle.body.boxes:
-                if box.peer != colluder:
-                    continue
-                view = session.views[sender]
-                address = BoxAddress(view.ctx1, sender, colluder)
-                key = agreement.box_key(KeyPair(channel), view.keys[sender].box_key, address)
-                _, row = agreement.open_box(key, address, box.box, length)
-                found[sender] = row.reveal()[agreement.ROW_OPENING_BYTES :] if row else b""
-        return found
+class RenamesRun(AsksInManyRuns):
+    """Names another run in each header, and keeps the connection of the first.
 
-
-class RenamesRun(AsksByCoordinate):
-    """Asks each question in a run of its own, in headers alone: the connection stays that of the first.
-
-    Powers: the target's key, and what a target publishes. It goes no further than the boxes of R1.
-    Goal and source: as :class:`RunAfterRun`.
+    Powers, goal and source: as :class:`RunAfterRun`.
     """
-
-    threat = "T38"
 
     def next_place(self) -> Place | None:
         """Round 1, of another run each time."""
         run = draw(self.seat.site.random_bytes, RUN_ID_BYTES) if self.sessions else self.run
         return Place(run, 1, 1, b"") if len(self.sessions) < self.questions else None
-
-    def delivery_for(self, index: int) -> ShareDelivery | None:  # noqa: ARG002 - of the base
-        """None: it has what it asked for."""
-        return None

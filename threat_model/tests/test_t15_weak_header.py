@@ -42,7 +42,9 @@ from securefda.protocol.transcript import architecture_digest
 from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Strategy, round_plan
 from securefda.site.policy import ReleaseLimits, SourcePolicy, default_policy
+from securefda.site.policy.model import WorkLimits
 from securefda.source.run import SourceRounds
+from threat_model.adversaries.low_rate import LowRate
 from threat_model.adversaries.sign_header import LayerSigns, SignHeader
 from threat_model.scores import cosine
 from threat_model.sites import (
@@ -213,6 +215,56 @@ def test_layer_at_its_clip_tells_the_signs_of_every_source_in_it(layer_stage: St
         update = stage.update(index)[2048:]
         np.testing.assert_array_equal(signs.of[index][signs.certain], np.sign(update)[signs.certain])
         assert cosine(signs.of[index], update) > 0.8  # bare signs of a uniform update have sqrt(3) / 2
+
+
+# A learning rate at which rounding leaves one update alone.
+
+LARGEST, OTHERS = 2, np.float32(0.4)
+"""Whose update is the largest, and the share of it that all others move."""
+
+TINY_RATE = 1.25e-9
+"""The largest coordinates of the largest update come to just above one step of the encoding, those of others to less
+than half."""
+
+
+def unequal_update(index: int, round_number: int, received: Any) -> Any:
+    update = known_update(index, round_number, received)
+    return update if index == LARGEST else OTHERS * update
+
+
+def rounded_away(staged: MakesStage, rate: float) -> Stage:
+    settings = {"strategy": Strategy(rule="fedda", beta=1.0, rounds=1)}
+    makes = partial(LowRate, rate=rate)
+    return staged(4, aggregator=makes, updates=unequal_update, visibility=Visibility.COHORT, settings=settings)
+
+
+@pytest.mark.threat("T15")
+def test_rate_that_leaves_the_largest_update_alone_is_refused(staged: MakesStage) -> None:
+    stage = rounded_away(staged, TINY_RATE).play()
+    for index in range(1, 5):
+        assert stage.refusals(index) == ["limits.learning-rate-min"]
+        assert not stage.said(index, Advertise)
+    assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T15")
+def test_least_rate_of_the_policy_leaves_the_sum_as_it_is(staged: MakesStage) -> None:
+    stage = rounded_away(staged, WorkLimits().learning_rate_min).play()
+    expected = sum(stage.weight(index) * stage.update(index) for index in range(1, 5))
+    assert cosine(stage.adversary.attack(), expected) > 0.999
+    assert cosine(stage.adversary.attack(), stage.update(LARGEST)) < 0.85
+
+
+@pytest.mark.threat("T15")
+@pytest.mark.control
+def test_tiny_rate_leaves_the_largest_update_alone_where_the_policy_lets_it_pass(staged: MakesStage) -> None:
+    stage = rounded_away(staged, TINY_RATE)
+    with switched_off(POLICY, roster=stage.roster):
+        stage.play()
+    total = stage.adversary.attack()
+    left = total != 0
+    assert np.mean(left) > 0.4
+    assert cosine(total[left], stage.update(LARGEST)[left]) > 0.97
 
 
 # Every header: what the victim accepts, against inequalities that are written down here once more.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from securefda.privacy.events import Budget
 from securefda.protocol.messages import Advertise, MaskedInput
 from securefda.rules import Strategy
 from securefda.site.private_trainer import PrivateTrainer
-from threat_model.adversaries.drains_budgets import DrainsBudget, PaysWithWords
+from threat_model.adversaries.drains_budgets import AbortsRounds, DrainsBudget, PaysWithWords
 from threat_model.private_sites import DELTA, private_trainer, rows_of, sgd, spent
 from threat_model.sites import INPUTS
 from threat_model.stage import MakesStage, Stage
@@ -23,6 +24,10 @@ BUDGET = Budget(8.0, DELTA)
 ROWS = rows_of(np.eye(20, INPUTS), np.arange(20))
 NOISY = sgd(0.01, 20, noise=4.0)
 """About thirty rounds of it cost an epsilon of 8."""
+
+FINISHES_NONE = pytest.mark.parametrize(
+    "adversary", [DrainsBudget, partial(AbortsRounds, after=MaskedInput)], ids=["drops", "aborts"]
+)
 
 
 def private_stage(
@@ -39,8 +44,9 @@ def drained(staged: MakesStage, ledgers: Path, **options: Any) -> tuple[Stage, P
 
 
 @pytest.mark.threat("T19")
-def test_target_that_finishes_no_round_gets_three_of_them(staged: MakesStage, ledgers: Path) -> None:
-    stage, site = drained(staged, ledgers)
+@FINISHES_NONE
+def test_target_that_finishes_no_round_gets_three_of_them(staged: MakesStage, ledgers: Path, adversary: Any) -> None:
+    stage, site = drained(staged, ledgers, adversary=adversary)
     assert len(stage.said(VICTIM, MaskedInput)) == 3
     assert stage.accepted(VICTIM) == 0
     assert stage.refusals(VICTIM) == ["release.max-unfinished"]
@@ -49,9 +55,12 @@ def test_target_that_finishes_no_round_gets_three_of_them(staged: MakesStage, le
 
 @pytest.mark.threat("T19")
 @pytest.mark.control
-def test_budget_is_gone_for_no_result_where_nobody_counts_rounds(staged: MakesStage, ledgers: Path) -> None:
+@FINISHES_NONE
+def test_budget_is_gone_for_no_result_where_nobody_counts_rounds(
+    staged: MakesStage, ledgers: Path, adversary: Any
+) -> None:
     """No switch: the policies' own ``release.max-unfinished``."""
-    stage, site = drained(staged, ledgers, max_unfinished=1000)
+    stage, site = drained(staged, ledgers, adversary=adversary, max_unfinished=1000)
     assert stage.accepted(VICTIM) == 0
     assert 0.95 * BUDGET.epsilon < spent(site) <= BUDGET.epsilon
     assert len(stage.said(VICTIM, MaskedInput)) > 20

@@ -38,7 +38,7 @@ from securefda.rules import Strategy
 from securefda.training import Vector
 from securefda.transport.in_memory import UnderWay
 from threat_model.adversaries.base import MaliciousAggregator
-from threat_model.adversaries.framing import Accuser, Framer, Hoard, Mixer, add_false_records
+from threat_model.adversaries.framing import Accuser, Framer, Hoard, Mixer, SessionAgain, add_false_records
 from threat_model.adversaries.round_again import RoundAgain
 from threat_model.adversaries.sources import MaliciousSource
 from threat_model.sites import TARGET, roster_of, site_id_of
@@ -51,6 +51,7 @@ LEVELS = [Visibility.SUM, Visibility.INDIVIDUAL, Visibility.COHORT]
 SOURCES = {site_id_of(index) for index in range(1, N + 1)}
 SEEDS = range(at_depth(4, 60))
 TUPLES = at_depth(300, 2000)
+SESSION = bytes(range(32))
 
 SAME_VIEW = replaced(
     "that two messages are of one view",
@@ -221,16 +222,15 @@ def reused_session(folder: Path) -> tuple[Path, Path]:
 
     Every source followed the protocol to the end in both.
     """
-    hoard = Hoard(Random(0), reuses=1.0)
+    hoard = Hoard(Random(0))
     for play in range(2):
-        hoard.runs.clear()
-        hoard.opened.clear()
-        made = partial(Framer, hoard=hoard, sessions=1, lies=False)
+        made = partial(SessionAgain, session_id=SESSION)
         with closing(NewFolders(folder / f"play-{play}", hoard, restarts=0, aggregator=made)) as stage:
             stage.play()
             assert [stage.accepted(index) for index in range(1, N + 1)] == [1] * N
+            hoard.runs.append(stage.adversary.run)
     pair = two_inputs_of_one_session(hoard)
-    assert hoard.session_ids == [bytes.fromhex(pair[0].session)]
+    assert bytes.fromhex(pair[0].session) == SESSION
     exhibit = Exhibit(
         "double-release", pair[0].sender, "two updates", 1, 1, pair[0].session, tuple(one.data for one in pair), ()
     )

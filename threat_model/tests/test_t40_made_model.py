@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from securefda.tasks import Samples, Task, TaskSettings
 from securefda.training import Vector
 from securefda.training.trainer import SiteTrainer
 from threat_model.adversaries.made_model import (
+    AsksAndAborts,
     AsksByModel,
     WalksThere,
     counting_model,
@@ -28,7 +30,7 @@ from threat_model.private_sites import SEED, sgd
 from threat_model.scores import psnr
 from threat_model.sites import MAX_SAMPLES, TARGET
 from threat_model.stage import MakesStage, Stage
-from threat_model.switches import INITIAL_MODEL, MODEL_CHAIN, MODEL_STEP, Switch, switched_off
+from threat_model.switches import INITIAL_MODEL, MODEL_CHAIN, MODEL_STEP, Switch, all_of, switched_off
 
 INPUTS, UNITS, ROWS, N = 63, 128, 5, 6
 RATE, LIMIT = 0.5, 10.0
@@ -198,6 +200,44 @@ def test_half_takes_a_model_of_nobodys_where_chains_are_not_looked_at(staged: Ma
     with switched_off(MODEL_CHAIN, roster=stage.roster):
         stage.play()
     assert recovered(stage, set(HALVES[1])) >= ROWS * len(HALVES[1]) / 2
+
+
+FIRST_OR_CHAINED = all_of("that an aborted round moves no model", INITIAL_MODEL, MODEL_CHAIN)
+"""A round that nobody finished leaves the model as it was. What follows is held against its header, and is that of no
+result: so it has to be the first model. Either is enough."""
+
+
+def aborted(staged: MakesStage, *off: Switch) -> Stage:
+    """A round that ends after R0, and two others that ask by a model."""
+    stage = staged_with(staged, partial(AsksAndAborts, made=[IMPRINT, COUNT]), 3, max_unfinished=3)
+    with ExitStack() as switches:
+        for switch in off:
+            switches.enter_context(switched_off(switch, roster=stage.roster))
+        return stage.play()
+
+
+@pytest.mark.threat("T40")
+@pytest.mark.parametrize(
+    ("off", "check"),
+    [([], "HEADER_CHAIN"), ([INITIAL_MODEL], "HEADER_CHAIN"), ([MODEL_CHAIN], "HEADER_INITIAL_MODEL")],
+    ids=["as it is", "any first model", "no chain"],
+)
+def test_round_that_was_aborted_moves_no_model(staged: MakesStage, off: list[Switch], check: str) -> None:
+    stage = aborted(staged, *off)
+    for index in ALL:
+        assert stage.refusals(index) == [check] * 2
+        assert len(stage.said(index, Advertise)) == 1
+
+
+@pytest.mark.threat("T40")
+@pytest.mark.control
+def test_every_source_answers_made_models_after_a_round_that_was_aborted_where_neither_stands(
+    staged: MakesStage,
+) -> None:
+    stage = aborted(staged, FIRST_OR_CHAINED)
+    for index in ALL:
+        assert stage.refusals(index) == []
+        assert len(stage.said(index, Advertise)) == 3
 
 
 @pytest.mark.threat("T40")
