@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.audit.facts import LogName, witness_name
 from securefda.audit.log import AuditLog
 from securefda.audit.merkle import check_consistency, consistency_proof, inclusion_proof
+from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
 from securefda.audit.reading import open_log
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry

@@ -24,9 +24,8 @@ import pytest
 import securefda
 from securefda.aggregator.bootstrap import run_settings
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.facts import RecordError
 from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
-from securefda.audit.records import Record
+from securefda.audit.records import Record, RecordError
 from securefda.bench import processes, suite_folder
 from securefda.bench.job import Job
 from securefda.cli import budget_site, main

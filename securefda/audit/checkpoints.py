@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from securefda.audit.facts import FORMAT, LogName, witness_name
 from securefda.audit.findings import Finding, Kind
+from securefda.audit.names import FORMAT, LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, ED25519, MAX_NOTE_BYTES, Checkpoint, Note, NoteError, NoteKey
 from securefda.audit.store import CHECKPOINT, CHECKPOINTS, AuditError, read
 

@@ -16,11 +16,11 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.audit.facts import LogName, RecordError
 from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
+from securefda.audit.names import LogName
 from securefda.audit.notes import Note, NoteKey, Signature
-from securefda.audit.records import DpSpent, Entry
+from securefda.audit.records import DpSpent, Entry, RecordError
 from securefda.audit.store import AuditError, disk_errors, read, write
 from securefda.privacy.events import Budget, DpEvent
 from securefda.privacy.ledger import Reservation

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from securefda.audit.facts import RecordError
 from securefda.audit.reading import LogFolder
-from securefda.audit.records import Record
+from securefda.audit.records import Record, RecordError
 from securefda.audit.store import AuditError
 from securefda.errors import ConfigError
 from securefda.protocol.roster import Roster, SignedRoster

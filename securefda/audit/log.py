@@ -20,8 +20,8 @@ from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.audit.facts import LogName
 from securefda.audit.merkle import consistency_proof, leaf_hash
+from securefda.audit.names import LogName
 from securefda.audit.notes import Checkpoint, Note, NoteKey, Signature, SignatureError, check_signature, sign
 from securefda.audit.records import Entry, encode_record, format_time
 from securefda.audit.recovery import State, read_checkpoint, recover

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from securefda.audit.facts import FORMAT, LogName, RecordError
 from securefda.audit.merkle import check_inclusion, inclusion_proof, leaf_hash
+from securefda.audit.names import FORMAT, LogName
 from securefda.audit.notes import MAX_NOTE_BYTES, Checkpoint, Note, NoteError
-from securefda.audit.records import NewerVersion, Record
+from securefda.audit.records import NewerVersion, Record, RecordError
 from securefda.audit.store import (
     CHECKPOINT,
     CHECKPOINTS,

@@ -1,249 +1,442 @@
-"""One record of an audit log, as one canonical line of JSON. Pure: no disk, no clock.
+"""The format of audit records: their fields, the kinds of events, and the one line of JSON for each record. Pure.
 
-JSON of ASCII with sorted keys and without blanks; integers, strings, lists and objects, no floats and no null. All
-keys are always there: what does not apply is ``0``, ``""`` or ``{}``. Parsing takes only what serialising gives.
+This module is the whole format. A `Form` says which values a field can have; the dataclasses below list the fields of a
+record with their forms and meanings, and `EVENTS` the kinds of events with theirs. Parser, writer and checks are
+derived from these declarations, and so is the reference page.
 
-No record can hold a vector or a value of a row: strings are names, digests, decimals and words without blanks,
-and what a kind of event may say is listed in `facts`. The one list of decimals is that of the caps of
-the norm cap, which every source computes from rows that the others committed to.
+A record is JSON of ASCII with sorted keys and without blanks. Its values are integers, texts, lists and objects; there
+are no floats and no null. All keys are always present: a value that does not apply is ``0``, ``""`` or ``{}``. Parsing
+takes only what writing gives.
+
+No record can hold a vector or a value of a row. Texts are names, digests, decimals and words without blanks.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache, lru_cache
+from operator import attrgetter, call, itemgetter
+from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
-from securefda.audit.facts import (
-    EVENTS,
-    MAX_INTEGER,
-    Facts,
-    RecordError,
-    is_count,
-    is_decimal,
-    is_digest,
-    is_name,
-    is_word,
-    require,
-)
+from securefda.audit.names import is_name
 from securefda.parse import json_value
 
 VERSION: Final = 1
+"""Of the format; every record has it as its last key, ``v``."""
 MAX_RECORD_BYTES: Final = 65_535
 """What the length in an entry bundle can say."""
+MAX_INTEGER: Final = 2**53 - 1
+"""The largest that every reader of JSON takes."""
+MAX_ITEMS: Final = 1024
+"""Of a list: as many as a roster has sites."""
 
 Direction = Literal["sent", "received", "event"]
-_DIRECTIONS = frozenset({"sent", "received", "event"})
-_LEVELS = frozenset({"individual", "cohort", "sum"})
-_VERDICTS = frozenset({"allowed", "refused"})
-_MESSAGE = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")
-_POLICY_KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,127}")
-_MESSAGE_FIELDS = re.compile(
-    rf"(?:sent|received) {_MESSAGE.pattern} [a-z0-9][a-z0-9-]{{0,62}} [0-9a-f]{{64}} (?:[0-9a-f]{{64}})?"
-)
-_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
-_WRITER = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, check_circular=False
-)
+Facts = Mapping[str, int | str | list[int] | list[str]]
+
+
+class RecordError(ValueError):
+    """A record is not of the one form that it must have; the text names the field and holds no value of it."""
 
 
 class NewerVersion(RecordError):
-    """The record was written by a later release, which has other fields; nobody here can say what it means."""
+    """The record was written by a later release, which has other fields; this release cannot say what it means."""
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise RecordError(f"{what} is not of the form that a record has")
+
+
+_JSON: Final = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, check_circular=False
+)
+_TEXT: Final = '"([^"]*)"'
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The values that a field can have.
+
+    Attributes:
+        name: one word.
+        means: which values they are, in words.
+        holds: says of a Python value whether it is one: something true, or not.
+        found: regular expression that finds such a value in a record.
+        read: makes the value of what was found; None where it is that.
+        write: makes what stands in the record of the value, without the quotes of a text.
+    """
+
+    name: str
+    means: str
+    holds: Callable[[Any], object] = field(repr=False)
+    found: str = field(default=_TEXT, repr=False)
+    read: Callable[[str], Any] | None = field(default=None, repr=False)
+    write: Callable[[Any], str] = field(default=str, repr=False)
+
+
+def _matching(pattern: str) -> Callable[[object], object]:
+    matches = re.compile(pattern).fullmatch
+    return lambda value: type(value) is str and matches(value)
+
+
+def _one_of(name: str, *words: str) -> Form:
+    return Form(name, f"one of {', '.join(words)}", lambda value: value in words)
+
+
+@lru_cache(maxsize=4096)  # most are settings, which repeat
+def _is_decimal(value: object) -> bool:
+    if type(value) is not str or not re.fullmatch(r"[0-9][0-9.e+-]{0,31}", value):
+        return False
+    try:
+        number = float(value)
+    except ValueError:
+        return False
+    return math.isfinite(number) and repr(number) == value
+
+
+_TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
+
+
+def _is_time(value: object) -> bool:
+    try:
+        return type(value) is str and bool(_TIME.fullmatch(value) and datetime.fromisoformat(value))
+    except ValueError:
+        return False
+
+
+def _is_sites(value: object) -> bool:
+    if type(value) is not list or len(value) > MAX_ITEMS:
+        return False
+    return all(type(item) is str and is_name(item) for item in value) and value == sorted(set(value))
+
+
+COUNT: Final = Form(
+    "count",
+    f"an integer from 0 to {MAX_INTEGER}",
+    lambda value: type(value) is int and 0 <= value <= MAX_INTEGER,
+    "(0|[1-9][0-9]{0,15})",
+    int,
+)
+NAME: Final = Form("name", "1 to 63 characters of a-z, 0-9 and -, not beginning with a hyphen", is_name)
+DIGEST: Final = Form("digest", "32 bytes as hex digits in lower case", _matching("[0-9a-f]{64}"))
+WORD: Final = Form(
+    "word", "1 to 64 letters, digits, points, hyphens and underscores", _matching("[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+)
+KEY: Final = Form("key", "1 to 128 characters of a-z, 0-9, . and -", _matching("[a-z0-9][a-z0-9.-]{0,127}"))
+ORIGIN: Final = Form("origin", "1 to 255 printable characters of ASCII without blanks", _matching("[!-~]{1,255}"))
+DECIMAL: Final = Form(
+    "decimal", "a finite number >= 0 as the shortest text that reads back as the same float", _is_decimal
+)
+TIME: Final = Form("time", "RFC 3339 in UTC with microseconds, for example 2026-11-21T23:22:23.000123Z", _is_time)
+SITES: Final = Form("sites", f"a list of at most {MAX_ITEMS} site ids, sorted, none twice", _is_sites)
+DIRECTION: Final = _one_of("direction", "sent", "received", "event")
+LEVEL: Final = _one_of("level", "individual", "cohort", "sum")
+VERDICT: Final = _one_of("verdict", "allowed", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a record, or of an object in it.
+
+    Attributes:
+        name: its key.
+        form: which values it can have.
+        means: what it says, for users.
+        optional: whether the empty text, or the empty object, stands for "does not apply".
+    """
+
+    name: str
+    form: Form
+    means: str
+    optional: bool = False
+
+    @property
+    def holds(self) -> Callable[[Any], object]:
+        """Says of a value whether the field can have it; of an object that does not apply, the value is None."""
+        holds, nothing = self.form.holds, "" if self.form.found == _TEXT else None
+        return (lambda value: value == nothing or holds(value)) if self.optional else holds
+
+
+def _of(form: Form, means: str, *, optional: bool = False) -> dict[str, tuple[Form, str, bool]]:
+    return {"of": (form, means, optional)}
+
+
+@cache
+def fields_of(part: Hashable) -> tuple[Field, ...]:
+    """The declared fields of `Record`, `Entry`, `Decision`, `Disclosure` or `DpSpent`, in the order of the class."""
+    return tuple(
+        Field(one.name, *one.metadata["of"]) for one in dataclasses.fields(cast(Any, part)) if "of" in one.metadata
+    )
+
+
+def _check_fields(part: Any) -> None:
+    """Check each field of a part by its declaration. Raises RecordError."""
+    checks, values_of = _checks_of(part.__class__)
+    with suppress(TypeError):  # a list, where a text is looked up
+        if all(map(call, checks, values_of(part))):
+            return
+    for one in fields_of(part.__class__):
+        value = getattr(part, one.name)
+        _require((isinstance(value, Hashable) or one.form is FACTS) and bool(one.holds(value)), one.name)
+
+
+@cache
+def _checks_of(part: Hashable) -> tuple[list[Callable[[Any], object]], Callable[[object], Sequence[Any]]]:
+    return [one.holds for one in fields_of(part)], attrgetter(*(one.name for one in fields_of(part)))
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the policy said.
+    """What the policy said. Raises RecordError where a field has another form."""
 
-    Attributes:
-        verdict: ``"allowed"`` or ``"refused"``.
-        key: the policy's key that decided, 1 to 128 characters of ``a-z 0-9 . -``; empty where several did.
-
-    Raises:
-        RecordError: one is not so.
-    """
-
-    verdict: str
-    key: str = ""
+    verdict: str = field(metadata=_of(VERDICT, "what the policy said"))
+    key: str = field(
+        default="",
+        metadata=_of(KEY, "the policy's key that decided; empty where several did", optional=True),
+    )
 
     def __post_init__(self) -> None:
-        require(self.verdict in _VERDICTS, "decision.verdict")
-        require(self.key == "" or bool(_POLICY_KEY.fullmatch(self.key)), "decision.key")
+        _check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Disclosure:
-    """What the peer learns by this message.
+    """What the peer learns by this message. Raises RecordError where a field has another form."""
 
-    Attributes:
-        level: ``"individual"``, ``"cohort"`` or ``"sum"``.
-        what: a word, for example ``"update"`` or ``"samples"``.
-        count: of how many sites it is the sum, 1 at ``"individual"``.
-
-    Raises:
-        RecordError: one is not so.
-    """
-
-    level: str
-    what: str
-    count: int
+    level: str = field(metadata=_of(LEVEL, "the visibility level at which the peer sees it"))
+    what: str = field(metadata=_of(WORD, 'what it is, for example "update" or "samples"'))
+    count: int = field(metadata=_of(COUNT, "of how many sites it is the sum; 1 at individual"))
 
     def __post_init__(self) -> None:
-        require(self.level in _LEVELS, "disclosure.level")
-        require(is_word(self.what), "disclosure.what")
-        require(is_count(self.count), "disclosure.count")
+        _check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
 class DpSpent:
-    """What a round costs, and the ledger with it. Decimals are the shortest text that reads back as the same float.
+    """What a round costs, and the ledger with it. Raises RecordError where a field has another form."""
 
-    Attributes:
-        mechanism: a word, for example ``"dp-sgd"``.
-        accountant: a word, for example ``"rdp"``.
-        noise_multiplier: decimal.
-        sampling_rate: decimal.
-        max_grad_norm: decimal.
-        delta: decimal.
-        epsilon: decimal: spent so far, with this round.
-        steps: number of noisy gradients.
-        ledger_rows: how many rows the ledger has.
-        ledger_digest: digest of the last of them, 64 hex digits.
-
-    Raises:
-        RecordError: one is not so.
-    """
-
-    mechanism: str
-    accountant: str
-    noise_multiplier: str
-    sampling_rate: str
-    max_grad_norm: str
-    delta: str
-    epsilon: str
-    steps: int
-    ledger_rows: int
-    ledger_digest: str
+    mechanism: str = field(metadata=_of(WORD, 'the mechanism, for example "dp-sgd"'))
+    accountant: str = field(metadata=_of(WORD, 'the accountant, for example "rdp"'))
+    noise_multiplier: str = field(metadata=_of(DECIMAL, "noise multiplier"))
+    sampling_rate: str = field(metadata=_of(DECIMAL, "sampling rate"))
+    max_grad_norm: str = field(metadata=_of(DECIMAL, "clip norm of the gradients"))
+    delta: str = field(metadata=_of(DECIMAL, "delta"))
+    epsilon: str = field(metadata=_of(DECIMAL, "epsilon spent so far, with this round"))
+    steps: int = field(metadata=_of(COUNT, "number of noisy gradients"))
+    ledger_rows: int = field(metadata=_of(COUNT, "how many rows the ledger has"))
+    ledger_digest: str = field(metadata=_of(DIGEST, "digest of the last of them"))
 
     def __post_init__(self) -> None:
-        require(is_word(self.mechanism) and is_word(self.accountant), "dp.mechanism or dp.accountant")
-        decimals = (self.noise_multiplier, self.sampling_rate, self.max_grad_norm, self.delta, self.epsilon)
-        require(all(map(is_decimal, decimals)), "dp (a decimal)")
-        require(is_count(self.steps) and is_count(self.ledger_rows), "dp.steps or dp.ledger_rows")
-        require(is_digest(self.ledger_digest), "dp.ledger_digest")
+        _check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A kind of event.
+
+    Attributes:
+        means: what happened.
+        facts: the keys of ``facts``: exactly these.
+        charges: whether the record has ``dp``.
+    """
+
+    means: str
+    facts: tuple[Field, ...] = ()
+    charges: bool = False
+
+
+_CHECK: Final = Field("check", WORD, "the stable name of the check that failed")
+_ACCUSED: Final = Field("accused", SITES, "whom the check blames; empty where it blames no site")
+_SIZE: Final = Field("size", COUNT, "how many records the checkpoint signs")
+_ROOT: Final = Field("root", DIGEST, "their root")
+_SURVIVORS: Final = Field("survivors", SITES, "the sources in the sum")
+
+EVENTS: Final[Mapping[str, Event]] = MappingProxyType(
+    {
+        "run-began": Event(
+            "The log begins.",
+            (
+                Field("release", WORD, "release of securefda"),
+                Field("task", WORD, "the task"),
+                Field("strategy", WORD, "the strategy; at a source, that it follows the headers"),
+                Field("roster", DIGEST, "SHA-256 of the roster"),
+            ),
+        ),
+        "run-ended": Event(
+            "The run ended.",
+            (Field("outcome", WORD, "how"), Field("rounds", COUNT, "number of rounds with a result")),
+        ),
+        "restarted": Event(
+            "The site's process started again and goes on with this log.",
+            (Field("lost_bytes", COUNT, "bytes of a record that a crash left unfinished, and that were cut off"),),
+        ),
+        "policy-loaded": Event(
+            "The process started with this policy.", (Field("policy", DIGEST, "SHA-256 of the policy file"),)
+        ),
+        "refused": Event("The site refused to take part in a round.", (_CHECK,)),
+        "message-not-kept": Event(
+            "No copy of a received message is kept as evidence. The record has the message's peer and digest.",
+            (
+                Field(
+                    "check",
+                    WORD,
+                    "SIGNATURE where its sender did not sign it; BOUND where that site sent more in one attempt than "
+                    "is kept of it",
+                ),
+            ),
+        ),
+        "release-fuse-burnt": Event("The site can release nothing more in this round."),
+        "survivors-signed": Event("A source signed the list of survivors that it was shown.", (_SURVIVORS,)),
+        "unmask-shares-released": Event(
+            "A source released its unmasking shares for these lists.",
+            (_SURVIVORS, Field("dropped", SITES, "the sources that are not in the sum")),
+        ),
+        "caps-computed": Event(
+            "A source worked out the caps of the norm cap.",
+            (
+                Field("caps", DIGEST, "SHA-256 of the caps as little-endian float64; the same at every source"),
+                Field("layers", COUNT, "number of caps, one for each layer"),
+                Field("capped", COUNT, "how many of them scale this source's part down"),
+                Field("zeroed", COUNT, "how many of them leave nothing of it"),
+            ),
+        ),
+        "ledger-updated": Event("The privacy ledger was charged for a round.", charges=True),
+        "aborted": Event("The site ended a session.", (_CHECK, _ACCUSED)),
+        "alarm": Event("A check failed in a way that an honest peer cannot cause.", (_CHECK, _ACCUSED)),
+        "checkpoint-signed": Event("The site signed a checkpoint of this log.", (_SIZE, _ROOT)),
+        "checkpoint-cosigned": Event(
+            "The site cosigned a checkpoint of another site's log.",
+            (Field("origin", ORIGIN, "the origin of that log"), _SIZE, _ROOT),
+        ),
+    }
+)
+"""The kinds of events."""
+
+_MESSAGE: Final = re.compile("[A-Z][A-Za-z0-9]{0,63}")
+
+
+@lru_cache(maxsize=4096)
+def _is_type(value: object) -> bool:
+    return type(value) is str and (value in EVENTS or _MESSAGE.fullmatch(value) is not None)
+
+
+TYPE: Final = Form("type", "a message type: a capital and at most 63 letters and digits; or a kind of event", _is_type)
+
+
+def _object_from(text: str) -> dict[str, Any]:
+    """An object in its one form."""
+    if text == "{}":
+        return {}
+    try:
+        value: dict[str, Any] = json_value(text)
+    except ValueError as error:
+        raise RecordError("an object of the record is no JSON") from error
+    _require(type(value) is dict and _JSON.encode(value) == text, "an object of the record (its one form)")
+    return value
+
+
+def _object_form(part: Any) -> Form:
+    """The form of an object with the fields of a part; of most parts a log has a few, in many records."""
+    name, keys = part.__name__.lower(), [one.name for one in fields_of(part)]
+
+    @lru_cache(maxsize=1024)
+    def read(text: str) -> object:
+        values = _object_from(text)
+        _require(not values or values.keys() == set(keys), f"{name} (its keys)")
+        return part(**values) if values else None
+
+    @lru_cache(maxsize=1024)
+    def write(value: object) -> str:
+        return "{}" if value is None else _JSON.encode({key: getattr(value, key) for key in keys})
+
+    means = f"an object with the keys {', '.join(keys)}"
+    return Form("object", means, lambda value: isinstance(value, part), r"(\{[^}]*\})", read, write)
+
+
+DECISION: Final = _object_form(Decision)
+DISCLOSURE: Final = _object_form(Disclosure)
+DP_SPENT: Final = _object_form(DpSpent)
+FACTS: Final = Form(
+    "facts",
+    "an object with exactly the keys that the kind of event has",
+    lambda value: type(value) is dict,
+    r"(\{.*?\})",
+    _object_from,
+    _JSON.encode,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a party says of one message or event; the log adds when, where and who.
+    """What a site says of one message or event; the log adds when, where and who.
 
-    Attributes:
-        direction: ``"sent"`` or ``"received"`` of a message, ``"event"`` of anything else.
-        type: of a message its name, for example ``"MaskedInput"``; of an event one of `facts.EVENTS`.
-        round: 1-based; 0 outside rounds.
-        attempt: number of the attempt within the round; 0 outside rounds.
-        session: id of the masking session, 64 hex digits; empty where there is none.
-        peer: site id of the other side; a message has one, an event may.
-        bytes: how long the signed message is.
-        digest: SHA-256 of the signed bytes, 64 hex digits; a message has one, an event may.
-        decision: what the policy said, if it was asked.
-        disclosure: what the peer learns, if anything.
-        dp: what was charged; an event ``"ledger-updated"`` has one.
-        facts: what this kind of event says, exactly as `facts.EVENTS` lists it; nothing of a message.
-
-    Raises:
-        RecordError: a field is not so.
+    A message has a peer and a digest, and no facts. An event has the facts of its kind, see `EVENTS`. An
+    attempt needs a round. Raises RecordError where this is not so, or a field has another form.
     """
 
-    direction: Direction
-    type: str
-    round: int = 0
-    attempt: int = 0
-    session: str = ""
-    peer: str = ""
-    bytes: int = 0
-    digest: str = ""
-    decision: Decision | None = None
-    disclosure: Disclosure | None = None
-    dp: DpSpent | None = None
-    facts: Facts = field(default_factory=dict)
+    direction: Direction = field(metadata=_of(DIRECTION, "sent or received of a message, event of anything else"))
+    type: str = field(metadata=_of(TYPE, 'of a message its name, for example "MaskedInput"; of an event its kind'))
+    round: int = field(default=0, metadata=_of(COUNT, "round, 1-based; 0 outside rounds"))
+    attempt: int = field(default=0, metadata=_of(COUNT, "number of the attempt within the round; 0 outside rounds"))
+    session: str = field(default="", metadata=_of(DIGEST, "id of the masking session", optional=True))
+    peer: str = field(
+        default="",
+        metadata=_of(NAME, "site id of the other side; a message has one, an event may", optional=True),
+    )
+    bytes: int = field(default=0, metadata=_of(COUNT, "length of the signed message, with the vectors beside it"))
+    digest: str = field(
+        default="",
+        metadata=_of(DIGEST, "SHA-256 of the signed bytes; a message has one, an event may", optional=True),
+    )
+    decision: Decision | None = field(
+        default=None, metadata=_of(DECISION, "what the policy said, if it was asked", optional=True)
+    )
+    disclosure: Disclosure | None = field(
+        default=None, metadata=_of(DISCLOSURE, "what the peer learns, if anything", optional=True)
+    )
+    dp: DpSpent | None = field(default=None, metadata=_of(DP_SPENT, "what was charged, if anything", optional=True))
+    facts: Facts = field(default_factory=dict, metadata=_of(FACTS, "the facts of an event; nothing of a message"))
 
     def __post_init__(self) -> None:
-        if not self._is_message_in_form():
-            self._check()
-
-    def _is_message_in_form(self) -> bool:
-        """Most entries are, and one look takes half the time of looking at each field by itself."""
-        return (
-            type(self.round) is type(self.attempt) is type(self.bytes) is int
-            and type(self.type) is type(self.peer) is type(self.digest) is type(self.session) is str
-            and 0 <= self.attempt <= MAX_INTEGER
-            and 0 <= self.bytes <= MAX_INTEGER
-            and (0 < self.round <= MAX_INTEGER or self.round == self.attempt == 0)
-            and type(self.facts) is dict
-            and not self.facts
-            and _MESSAGE_FIELDS.fullmatch(f"{self.direction} {self.type} {self.peer} {self.digest} {self.session}")
-            is not None
-        )
-
-    def _check(self) -> None:
-        """Each field by itself, which says what is wrong; and of an event what its kind has."""
-        require(is_count(self.round) and is_count(self.attempt) and is_count(self.bytes), "round, attempt or bytes")
-        require(self.round > 0 or self.attempt == 0, "attempt (outside a round)")
-        require(self.session == "" or is_digest(self.session), "session")
-        require(self.direction in _DIRECTIONS, "direction")
-        message = self.direction != "event"
-        require((self.peer == "" and not message) or is_name(self.peer), "peer")
-        require((self.digest == "" and not message) or is_digest(self.digest), "digest")
-        require(isinstance(self.facts, dict), "facts")
-        if message:
-            require(bool(_MESSAGE.fullmatch(self.type)) and not self.facts, "type or facts (of a message)")
-        else:
-            allowed = EVENTS.get(self.type)
-            if allowed is None:
-                raise RecordError(f"type: {self.type[:40]!r} is no kind of event")
-            require(self.facts.keys() == allowed.keys(), "facts (their keys)")
-            require(all(allowed[key](value) for key, value in self.facts.items()), "facts (a value)")
-            require(self.type != "ledger-updated" or self.dp is not None, "dp (of ledger-updated)")
+        _check_fields(self)
+        _require(self.round > 0 or self.attempt == 0, "attempt (outside a round)")
+        if self.direction != "event":
+            _require(self.peer != "" and self.digest != "", "peer or digest (of a message)")
+            _require(self.type not in EVENTS and not self.facts, "type or facts (of a message)")
+            return
+        kind = EVENTS.get(self.type)
+        if kind is None:
+            raise RecordError(f"type: {self.type[:40]!r} is no kind of event")
+        _require(self.facts.keys() == {one.name for one in kind.facts}, "facts (their keys)")
+        _require(all(one.holds(self.facts[one.name]) for one in kind.facts), "facts (a value)")
+        _require(not kind.charges or self.dp is not None, f"dp (of {self.type})")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An entry with its place in the log.
+    """An entry with its place in the log. Raises RecordError where a field has another form."""
 
-    Attributes:
-        seq: place in the log, 0-based.
-        time: RFC 3339 in UTC with microseconds, for example ``2026-11-21T23:22:23.000123Z``.
-        party: site id of who writes the log.
-        run: run id.
-        entry: what happened.
-
-    Raises:
-        RecordError: a field is not so.
-    """
-
-    seq: int
-    time: str
-    party: str
-    run: str
+    seq: int = field(metadata=_of(COUNT, "place in the log, 0-based"))
+    time: str = field(metadata=_of(TIME, "when, by the site's clock"))
+    party: str = field(metadata=_of(NAME, "site id of the site that writes the log"))
+    run: str = field(metadata=_of(NAME, "run id"))
     entry: Entry
 
     def __post_init__(self) -> None:
-        require(is_count(self.seq), "seq")
-        require(is_name(self.party) and is_name(self.run), "party or run")
-        _ = self.moment
+        _check_fields(self)
 
     @property
     def moment(self) -> datetime:
         """The time as a moment in UTC."""
-        try:
-            if _TIME.fullmatch(self.time):
-                return datetime.fromisoformat(self.time)
-        except ValueError:
-            pass
-        raise RecordError("time is no RFC 3339 in UTC with microseconds")
+        return datetime.fromisoformat(self.time)
 
     def to_bytes(self) -> bytes:
         """The one encoding. Raises RecordError where it would be longer than ``MAX_RECORD_BYTES``."""
@@ -257,27 +450,14 @@ class Record:
             NewerVersion: its version is above ``VERSION``.
             RecordError: anything that ``to_bytes`` does not write.
         """
-        require(len(data) <= MAX_RECORD_BYTES, "length")
-        form = _FORM.fullmatch(data.decode("latin-1"))
-        if form is None:
+        _require(len(data) <= MAX_RECORD_BYTES, "length")
+        line = _LINE.fullmatch(data.decode("latin-1"))
+        if line is None:
             raise _not_in_form(data)
-        attempt, length, decision, key, verdict, digest, direction, disclosure, *others = form.groups()
-        count, level, what, dp, facts, party, peer, number, run, seq, session, time, kind = others
-        entry = Entry(
-            cast(Direction, direction),  # Entry looks at it
-            kind,
-            int(number),
-            int(attempt),
-            session,
-            peer,
-            int(length),
-            digest,
-            Decision(verdict, key) if decision else None,
-            Disclosure(level, what, int(count)) if disclosure else None,
-            None if dp == "{}" else _dp_from(dp),
-            {} if facts == "{}" else _object_from(facts),
-        )
-        return cls(int(seq), time, party, run, entry)
+        values: list[Any] = list(line.groups())
+        for place, read in _READERS:
+            values[place] = read(values[place])
+        return cls(*_RECORD_VALUES(values), Entry(*_ENTRY_VALUES(values)))  # type: ignore[call-arg]  # the declared ones
 
 
 def encode_record(seq: int, time: str, party: str, run: str, entry: Entry) -> bytes:
@@ -286,16 +466,9 @@ def encode_record(seq: int, time: str, party: str, run: str, entry: Entry) -> by
     Raises:
         RecordError: it would be longer than ``MAX_RECORD_BYTES``.
     """
-    # Written out, for this is most of what a verification takes. No string here can have what JSON escapes.
-    data = (
-        f'{{"attempt":{entry.attempt},"bytes":{entry.bytes},"decision":{_decision_text(entry.decision)},'
-        f'"digest":"{entry.digest}","direction":"{entry.direction}",'
-        f'"disclosure":{_disclosure_text(entry.disclosure)},"dp":{_dp_text(entry.dp)},'
-        f'"facts":{_WRITER.encode(entry.facts) if entry.facts else "{}"},'
-        f'"party":"{party}","peer":"{entry.peer}","round":{entry.round},"run":"{run}","seq":{seq},'
-        f'"session":"{entry.session}","time":"{time}","type":"{entry.type}","v":{VERSION}}}'
-    ).encode("ascii")
-    require(len(data) <= MAX_RECORD_BYTES, "length")
+    values = _SORTED((seq, time, party, run, *_OF_ENTRY(entry)))
+    data = (_TEMPLATE % tuple(write(value) for write, value in zip(_WRITERS, values, strict=True))).encode("ascii")
+    _require(len(data) <= MAX_RECORD_BYTES, "length")
     return data
 
 
@@ -307,20 +480,24 @@ def format_time(moment: datetime) -> str:
     return in_utc.isoformat(timespec="microseconds")[: -len("+00:00")] + "Z"
 
 
-_COUNT = "(?:0|[1-9][0-9]{0,15})"
-_HEX = "(?:[0-9a-f]{64})?"
-_SITE = "[a-z0-9-]{1,63}"
-_FORM: Final = re.compile(
-    rf'{{"attempt":({_COUNT}),"bytes":({_COUNT}),'
-    r'"decision":{("key":"([a-z0-9.-]{0,128})","verdict":"([a-z]+)")?},'
-    rf'"digest":"({_HEX})","direction":"([a-z]+)",'
-    rf'"disclosure":{{("count":({_COUNT}),"level":"([a-z]+)","what":"([A-Za-z0-9_.-]+)")?}},'
-    rf'"dp":({{[!-z|]*}}),"facts":({{[!-~]*}}),"party":"({_SITE})","peer":"((?:{_SITE})?)","round":({_COUNT}),'
-    rf'"run":"({_SITE})","seq":({_COUNT}),"session":"({_HEX})","time":"([0-9TZ:.-]+)","type":"([A-Za-z0-9-]+)",'
-    rf'"v":{VERSION}}}'
+_RECORD: Final = fields_of(Record)
+_ENTRY: Final = fields_of(Entry)
+_KEYS: Final = sorted((*_RECORD, *_ENTRY), key=lambda one: one.name)
+_READERS: Final = [(place, one.form.read) for place, one in enumerate(_KEYS) if one.form.read is not None]
+_WRITERS: Final = [one.form.write for one in _KEYS]
+_RECORD_VALUES: Final = itemgetter(*map(_KEYS.index, _RECORD))
+_ENTRY_VALUES: Final = itemgetter(*map(_KEYS.index, _ENTRY))
+_OF_ENTRY: Final = attrgetter(*(one.name for one in _ENTRY))
+_SORTED: Final = itemgetter(*map((*_RECORD, *_ENTRY).index, _KEYS))
+_FOUND: Final = ",".join(f'"{one.name}":{one.form.found}' for one in _KEYS)
+_LINE: Final = re.compile(rf'\{{{_FOUND},"v":{VERSION}\}}')
+"""What `Record.to_bytes` writes; the values in it are checked by their forms. One pattern, since parsing is most of
+what a verification takes."""
+_TEMPLATE: Final = (
+    "{"
+    + "".join(f'"{one.name}":' + ('"%s",' if one.form.found == _TEXT else "%s,") for one in _KEYS)
+    + f'"v":{VERSION}}}'
 )
-"""What `Record.to_bytes` writes, and nothing else: what stands between the braces of ``dp`` and ``facts`` is looked at
-by itself. One pattern, for this is most of what a verification takes."""
 
 
 def _not_in_form(data: bytes) -> RecordError:
@@ -333,35 +510,3 @@ def _not_in_form(data: bytes) -> RecordError:
     if type(version) is int and version > VERSION:
         return NewerVersion(f"the record has version {version}, this release knows {VERSION}")
     return RecordError("the record is not in its one form")
-
-
-def _dp_from(text: str) -> DpSpent:
-    values = _object_from(text)
-    try:
-        return DpSpent(**values)
-    except TypeError as error:
-        raise RecordError("dp has other keys") from error
-
-
-def _object_from(text: str) -> dict[str, Any]:
-    """A flat object in its one form."""
-    try:
-        value: dict[str, Any] = json_value(text)
-    except ValueError as error:
-        raise RecordError("dp or facts are no JSON") from error
-    require(type(value) is dict and _WRITER.encode(value) == text, "dp or facts (their one form)")
-    return value
-
-
-def _decision_text(decision: Decision | None) -> str:
-    return "{}" if decision is None else f'{{"key":"{decision.key}","verdict":"{decision.verdict}"}}'
-
-
-def _disclosure_text(disclosure: Disclosure | None) -> str:
-    if disclosure is None:
-        return "{}"
-    return f'{{"count":{disclosure.count},"level":"{disclosure.level}","what":"{disclosure.what}"}}'
-
-
-def _dp_text(dp: DpSpent | None) -> str:
-    return "{}" if dp is None else _WRITER.encode({key: getattr(dp, key) for key in dp.__slots__})

@@ -8,10 +8,10 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from securefda.audit.facts import LogName, RecordError
 from securefda.audit.merkle import complete_root, leaf_hash
+from securefda.audit.names import LogName
 from securefda.audit.notes import ED25519, MAX_NOTE_BYTES, Checkpoint, Note, NoteError, NoteKey
-from securefda.audit.records import Record
+from securefda.audit.records import Record, RecordError
 from securefda.audit.store import (
     CHECKPOINT,
     CHECKPOINTS,

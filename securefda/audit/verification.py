@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from securefda.audit.facts import LogName, RecordError
 from securefda.audit.findings import Verification
 from securefda.audit.kept_check import NOT_JUDGED, EvidenceLost, KeptVerdict, kept_verdict
 from securefda.audit.keys import Keys, keys_of, roster_named
 from securefda.audit.merkle import ProofError
+from securefda.audit.names import LogName
 from securefda.audit.notes import Checkpoint, Note, NoteError
 from securefda.audit.progress import verification_progress
 from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, being_written, open_log
-from securefda.audit.records import Record
+from securefda.audit.records import Record, RecordError
 from securefda.audit.statement_reader import StatementReader
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from securefda.audit.checkpoints import Head, HeadReader, Unfit
-from securefda.audit.facts import LogName, RecordError
 from securefda.audit.findings import Finding, Kind, Verification
 from securefda.audit.merkle import leaf_hash
+from securefda.audit.names import LogName
 from securefda.audit.reading import being_written
-from securefda.audit.records import NewerVersion, Record
+from securefda.audit.records import NewerVersion, Record, RecordError
 from securefda.audit.store import TAIL, AuditError, read, read_bundle, read_tile
 from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Levels, Tile, bundle_path, unpack
 

@@ -23,9 +23,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
-from securefda.audit.facts import EVENTS, LogName
+from securefda.audit.names import LogName
 from securefda.audit.reading import LogFolder, NoLog, being_written, open_log
-from securefda.audit.records import DpSpent, Entry, Record, format_time
+from securefda.audit.records import EVENTS, DpSpent, Entry, Record, format_time
 from securefda.audit.store import AuditError
 from securefda.cli.output import ENVELOPE_VERSION, Format, print_error
 from securefda.errors import ConfigError, SecureFdaError

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.audit.facts import LogName, witness_name
 from securefda.audit.findings import Verification
 from securefda.audit.log import AuditLog
+from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
 from securefda.audit.records import Disclosure, Entry
 from securefda.audit.verify import verify_log

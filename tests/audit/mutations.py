@@ -10,8 +10,8 @@ from pathlib import Path
 from forged_logs import log_files
 from log_builder import PUBLIC
 
-from securefda.audit.facts import LogName
 from securefda.audit.findings import Finding
+from securefda.audit.names import LogName
 from securefda.audit.tiles import WIDTH, bundle_path, pack, tile_path, unpack
 from securefda.audit.verify import Verification, verify_log
 

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from known_sites import known_keys, known_roster
 
 from securefda.audit import notes
-from securefda.audit.facts import LogName, witness_name
 from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
+from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey
 from securefda.audit.reading import open_log
 from securefda.audit.reconcile.logs import PartyLog, reconcile

@@ -13,10 +13,10 @@ import pytest
 from known_sites import known_keys
 from signed_messages import SIZE, kept_form, signed_message
 
-from securefda.audit.facts import LogName, witness_name
 from securefda.audit.kept import KeptMessages
 from securefda.audit.keys import ROSTER_FILE
 from securefda.audit.log import AuditLog
+from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
 from securefda.audit.records import Disclosure, Entry
 from securefda.cli import main

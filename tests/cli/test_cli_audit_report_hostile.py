@@ -13,8 +13,7 @@ import pytest
 from audit_report_logs import ALONE, FEDERATION, RUN, TARGET, Logs
 from audit_report_pages import Page, page_of
 
-from securefda.audit.facts import EVENTS, RecordError
-from securefda.audit.records import Decision, Disclosure, Entry
+from securefda.audit.records import EVENTS, Decision, Disclosure, Entry, RecordError
 from securefda.cli import main
 from securefda.operations.records import summarise
 from securefda.operations.run_folder import RunFolder
@@ -102,7 +101,7 @@ def test_no_text_about_a_message_can_hold_markup(kind: Any, values: tuple[Any, .
 
 @pytest.mark.parametrize("kind", sorted(EVENTS))
 def test_no_fact_but_an_origin_can_hold_markup(kind: str) -> None:
-    taken = {name for name, check in EVENTS[kind].items() if check(PLANTED) or check([PLANTED])}
+    taken = {one.name for one in EVENTS[kind].facts if one.holds(PLANTED) or one.holds([PLANTED])}
     assert taken <= {"origin"}
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from audit_party import LOG_KEYS, RUN, Party, audit, audit_json, began, message, roster
 
-from securefda.audit.facts import LogName
 from securefda.audit.kept import FILE
 from securefda.audit.merkle import check_inclusion, leaf_hash
+from securefda.audit.names import LogName
 from securefda.audit.notes import Checkpoint, Note, sign
 from securefda.audit.progress import verification_progress
 from securefda.audit.tiles import Levels, pack, unpack

@@ -10,10 +10,10 @@ from random import Random
 
 from securefda.aggregator.headers import Place
 from securefda.audit import notes
-from securefda.audit.facts import LogName
 from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
 from securefda.audit.merkle import leaf_hash
+from securefda.audit.names import LogName
 from securefda.audit.notes import Note, Signature
 from securefda.audit.reconcile.claims import KINDS, Claim, NotProved, prove
 from securefda.audit.reconcile.transcript import Members

@@ -9,8 +9,8 @@ from typing import Literal
 from securefda.aggregator.cosigners import Witnesses
 from securefda.aggregator.settings import TargetSite
 from securefda.audit import notes
-from securefda.audit.facts import witness_name
 from securefda.audit.journal import Opening
+from securefda.audit.names import witness_name
 from securefda.audit.witness import Witness
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Header, Parcel, Send, Signed
 from securefda.source.run import SourceReporter, SourceSite

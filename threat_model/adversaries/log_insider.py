@@ -9,8 +9,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.audit import notes
-from securefda.audit.facts import LogName, witness_name
 from securefda.audit.log import AuditLog
+from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import Note
 from securefda.audit.reading import open_log
 from securefda.audit.records import Record

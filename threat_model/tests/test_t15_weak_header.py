@@ -20,7 +20,7 @@ from source_stores import store_at
 from securefda.aggregator.headers import Place, Planner, make_header
 from securefda.aggregator.settings import TargetSite
 from securefda.audit import notes
-from securefda.audit.facts import witness_name
+from securefda.audit.names import witness_name
 from securefda.audit.notes import Note
 from securefda.protocol.contribution import MOST_CLIPPED
 from securefda.protocol.messages import (

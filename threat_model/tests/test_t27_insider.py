@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from securefda.audit.facts import LogName
 from securefda.audit.findings import Kind, Verification
 from securefda.audit.kept import FILE, read_kept
 from securefda.audit.kept_check import NOT_JUDGED
+from securefda.audit.names import LogName
 from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.audit.records import Record
 from securefda.audit.statement_reader import StatementReader

@@ -22,7 +22,7 @@ import pytest
 from depth import at_depth
 
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.facts import LogName
+from securefda.audit.names import LogName
 from securefda.audit.reconcile import claims
 from securefda.audit.reconcile.evidence import Evidence, Exhibit
 from securefda.audit.reconcile.evidence_file import judge_evidence, write_evidence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from securefda.audit.facts import LogName
+from securefda.audit.names import LogName
 from securefda.audit.notes import Checkpoint, Note, NoteError
 from securefda.audit.reconcile.steps import HeadersTaken
 from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion

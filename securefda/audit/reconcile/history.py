@@ -22,9 +22,9 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from securefda.audit.facts import LogName
 from securefda.audit.findings import Verification
 from securefda.audit.keys import Keys
+from securefda.audit.names import LogName
 from securefda.audit.progress import verification_progress
 from securefda.audit.reading import DamagedLog, LogFolder, being_written
 from securefda.audit.records import Entry, Record

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from securefda.audit.facts import LogName, witness_name
+from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, ED25519, Checkpoint, Note, NoteError, NoteKey
 from securefda.audit.statements import CheckpointSaid, HeaderSaid, ResultSaid, Statement, SurvivorsSaid
 

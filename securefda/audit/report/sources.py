@@ -9,10 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from securefda.audit.facts import LogName
 from securefda.audit.findings import Verification
 from securefda.audit.kept_check import NOT_JUDGED, KeptVerdict, kept_verdict
 from securefda.audit.keys import Keys, keys_of, roster_named
+from securefda.audit.names import LogName
 from securefda.audit.progress import verification_progress
 from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
 from securefda.audit.reconcile.history import History, read_history
