@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from securefda.audit.kept_check import EvidenceLost, KeptVerdict
+from securefda.audit.reconcile.check import PartyLog
 from securefda.audit.reconcile.history import error_of, history_json, history_text
-from securefda.audit.reconcile.logs import PartyLog
 from securefda.audit.reconcile.runs import ReconciledRun, ReconciledRuns
 from securefda.audit.reconcile.suspicion import RunFinding
 from securefda.cli.output import Format, print_error, print_result

@@ -22,8 +22,8 @@ from securefda.audit.log import AuditLog
 from securefda.audit.names import LogName, witness_name
 from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey
 from securefda.audit.reading import open_log
-from securefda.audit.reconcile.logs import PartyLog, reconcile
-from securefda.audit.reconcile.spending import Charge
+from securefda.audit.reconcile.check import PartyLog
+from securefda.audit.reconcile.checks import reconcile
 from securefda.audit.reconcile.suspicion import Reconciliation
 from securefda.audit.reconcile.transcript import Members, read_transcript
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
@@ -50,11 +50,6 @@ NOISE, RATE, STEPS, DELTA = 1.1, 0.1, 20, 1e-5
 
 def digest(*words: object) -> bytes:
     return sha256(" ".join(map(str, words)).encode()).digest()
-
-
-def accountant(charges: Sequence[Charge], delta: float, name: str) -> float:
-    events = [DpEvent("run", 1, 1, one.noise_multiplier, one.sampling_rate, one.steps, 1.0) for one in charges]
-    return epsilon(events, delta, name)
 
 
 def sign(site: str, body: Any, session: bytes = m.NO_SESSION, context: bytes = b"") -> m.Signed[Any]:
@@ -276,7 +271,7 @@ class Run:
             "sampling_rate": repr(RATE),
             "max_grad_norm": "1.0",
             "delta": repr(DELTA),
-            "epsilon": repr(accountant([Charge(NOISE, RATE, STEPS * number)], DELTA, "rdp")),
+            "epsilon": repr(epsilon([DpEvent("-", 1, 0, NOISE, RATE, STEPS * number, 1.0)], DELTA, "rdp")),
             "steps": STEPS,
             "ledger_rows": 2 * number,
             "ledger_digest": digest("ledger", site, number).hex(),
@@ -409,4 +404,4 @@ def read_together(folder: Path, sites: Sequence[str] = SITES, unsigned: Sequence
         log = open_log(path)
         size = sum(1 for _ in log.records())
         logs.append(PartyLog(site, verification, log.records, size, str(path), is_unsigned=site in unsigned))
-    return reconcile(logs, MEMBERS, transcript, statements, accountant)
+    return reconcile(logs, MEMBERS, transcript, statements)

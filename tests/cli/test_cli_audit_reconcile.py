@@ -237,7 +237,7 @@ def test_fewer_logs_than_sites_are_read_and_what_is_missing_is_named(
     code, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster)
 
     assert (code, envelope["data"]["missing_logs"]) == (0, [B])
-    assert any(notice.startswith(f"{B}: its log is not there") for notice in envelope["data"]["notices"])
+    assert any(notice.startswith(f"{B}: its log is missing") for notice in envelope["data"]["notices"])
 
 
 def test_every_run_is_read_where_none_is_named(honest: Path, roster: Path, capsys: Capture) -> None:

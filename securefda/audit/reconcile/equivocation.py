@@ -5,12 +5,11 @@ Of every slot the first message is remembered, and whatever differs from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from securefda.audit.reconcile.steps import HeadersTaken
-from securefda.audit.reconcile.suspicion import Mark, RunFinding, Suspicion
-from securefda.audit.reconcile.transcript import Members, SignedTranscript
+from securefda.audit.reconcile.check import Check, RunLogs
+from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
 from securefda.audit.records import Record
 from securefda.audit.statements import BROADCAST, ONCE, RELEASES
 
@@ -34,27 +33,23 @@ class _Slot:
             self.mark = mark
 
 
-@dataclass(frozen=True, slots=True)
-class _Release:
-    session: str
-    type: str
+class EquivocationCheck(Check):
+    """Finds two messages where there must be one."""
 
+    name = "equivocation"
+    compares = "all records of a message that must be one: for all who get it, or in a round"
 
-class EquivocationCheck:
-    """Finds two messages where there must be one.
-
-    Args:
-        members: of the federation.
-        transcript: the messages that were kept.
-        headers: that the parties took.
-    """
-
-    def __init__(self, members: Members, transcript: SignedTranscript, headers: HeadersTaken) -> None:
-        self._members, self._transcript, self._headers = members, transcript, headers
+    def __init__(self, run: RunLogs) -> None:
+        super().__init__(run)
         self._slots: dict[tuple[str, str, str], _Slot] = {}
         self._rounds: dict[tuple[str, int], _Slot] = {}
-        self._releases: dict[str, _Release] = {}
-        self._allowed = {source: frozenset(ONCE) for source in members.sources} | {members.target: frozenset(BROADCAST)}
+        self._releases: dict[str, tuple[str, str]] = {}  # digest -> session and type
+        once = {source: frozenset(ONCE) for source in run.members.sources}
+        self._once: Mapping[str, frozenset[str]] = once | {run.members.target: frozenset(BROADCAST)}
+
+    def counts(self) -> Mapping[str, int]:
+        """How many slots there were."""
+        return {"messages that must be one for all": len(self._slots), "releases": len(self._releases)}
 
     def see(self, record: Record) -> None:
         """Take a record; those of events, and of messages that there may be several of, are passed over."""
@@ -62,90 +57,68 @@ class EquivocationCheck:
         if entry.direction == "event" or not entry.session:
             return
         sender = record.party if entry.direction == "sent" else entry.peer
-        if entry.type not in self._allowed.get(sender, ()):
+        if entry.type not in self._once.get(sender, ()):
             return
         mark = Mark.of(record)
         if entry.type in RELEASES:
-            self._see_release(record, sender, mark)
+            header = self.run.header_of(record.party, entry.session)
+            number = entry.round if header is None else header.said.round
+            self._releases.setdefault(entry.digest, (entry.session, entry.type))
+            self._rounds.setdefault((sender, number), _Slot(entry.digest, mark)).take(entry.digest, mark, sender)
             return
-        slot = self._slots.get((entry.session, entry.type, sender))
+        key = (entry.session, entry.type, sender)
+        slot = self._slots.get(key)
         if slot is None:
-            self._slots[entry.session, entry.type, sender] = _Slot(entry.digest, mark)
+            slot = self._slots[key] = _Slot(entry.digest, mark)
+            self.run.marks[key] = mark
         elif slot.first != entry.digest or sender == record.party:
             slot.take(entry.digest, mark, sender)
-
-    def mark_of(self, session: str, kind: str, sender: str) -> tuple[Mark, ...]:
-        """Where a message stands that was sent once in a session."""
-        slot = self._slots.get((session, kind, sender))
-        return () if slot is None else (slot.mark,)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many slots there were."""
-        return {"messages that must be one for all": len(self._slots), "releases": len(self._releases)}
+            self.run.marks[key] = slot.mark
 
     def suspicions(self) -> Iterator[Suspicion]:
         """Equivocations, and second releases."""
-        for key, slot in self._slots.items():
+        for (session, kind, sender), slot in self._slots.items():
             for digest, marks in slot.others.items():
-                yield self._equivocation(key, slot, digest, marks)
-        for (source, number), of_round in self._rounds.items():
-            for digest, marks in of_round.others.items():
-                yield self._double_release(source, number, of_round, digest, marks)
+                header = self.run.transcript.headers.get(session)
+                place = (0, 0) if header is None else header.said.place
+                what = f"there are two different messages of type {kind} of {sender} in one session"
+                other = next((mark.party for mark in (slot.mark, *marks) if mark.party != sender), "")
+                yield self._suspicion("equivocation", what, (sender, other), slot, digest, kind, *place, session)
+        for (source, number), slot in self._rounds.items():
+            for digest in slot.others:
+                first, (session, kind) = self._releases[slot.first][1], self._releases[digest]
+                taken = self.run.header_of(source, session)
+                attempt = 0 if taken is None else taken.said.attempt
+                what = f"there are two releases of {source} in round {number}: {first} and {kind}"
+                sides = (source, self.run.members.target)
+                yield self._suspicion("double-release", what, sides, slot, digest, kind, number, attempt, session)
 
-    def _see_release(self, record: Record, source: str, mark: Mark) -> None:
-        entry = record.entry
-        header = self._headers.of(record.party, entry.session)
-        number = entry.round if header is None else header.said.round
-        self._releases.setdefault(entry.digest, _Release(entry.session, entry.type))
-        slot = self._rounds.get((source, number))
-        if slot is None:
-            self._rounds[source, number] = _Slot(entry.digest, mark)
-        else:
-            slot.take(entry.digest, mark, source)
-
-    def _equivocation(self, key: tuple[str, str, str], slot: _Slot, digest: str, marks: list[Mark]) -> Suspicion:
-        session, kind, sender = key
-        header = self._transcript.headers.get(session)
-        place = (0, 0) if header is None else header.said.place
-        other = next((mark.party for mark in (slot.mark, *marks) if mark.party != sender), "")
+    def _suspicion(
+        self, kind: RunKind, what: str, sides: tuple[str, str], slot: _Slot, digest: str, *place: str | int
+    ) -> Suspicion:
+        """Of a slot and another message in it; ``place`` is the step, round, attempt and session."""
+        sender, marks, digests = sides[0], slot.others[digest], (slot.first, digest)
+        step, number, attempt, session = place
         finding = RunFinding(
-            kind="equivocation",
-            what=f"there are two different messages of type {kind} of {sender} in one session",
+            kind=kind,
+            what=what,
             accused=self._blamed(sender, slot, marks),
-            sides=(sender, other),
-            step=kind,
-            round=place[0],
-            attempt=place[1],
-            session=session,
+            sides=sides,
+            step=str(step),
+            round=int(number),
+            attempt=int(attempt),
+            session=str(session),
             records=(slot.mark, *marks),
-            digests=(slot.first, digest),
+            digests=digests,
         )
-        return Suspicion(finding, sender, "equivocation", (slot.first, digest))
-
-    def _double_release(self, source: str, number: int, slot: _Slot, digest: str, marks: list[Mark]) -> Suspicion:
-        releases = [self._releases[one] for one in (slot.first, digest)]
-        header = self._headers.of(source, releases[1].session)
-        finding = RunFinding(
-            kind="double-release",
-            what=f"there are two releases of {source} in round {number}: {releases[0].type} and {releases[1].type}",
-            accused=self._blamed(source, slot, marks),
-            sides=(source, self._members.target),
-            step=releases[1].type,
-            round=number,
-            attempt=0 if header is None else header.said.attempt,
-            session=releases[1].session,
-            records=(slot.mark, *marks),
-            digests=(slot.first, digest),
-        )
-        return Suspicion(finding, source, "double-release", (slot.first, digest))
+        return Suspicion(finding, sender, kind, digests)
 
     def _blamed(self, sender: str, slot: _Slot, marks: list[Mark]) -> tuple[str, ...]:
         """The target, if its own log has both messages; else the sender and those whose logs say so, who disagree.
 
         A source's own log can have two where the target has shown it one session, or one round, in two run folders.
         """
-        target, others = self._members.target, {mark.party for mark in marks}
+        target, others = self.run.members.target, {mark.party for mark in marks}
         if sender == slot.mark.party == target and target in others:
             return (target,)
         parties = {sender, slot.mark.party, *others}

@@ -1,17 +1,20 @@
 """Pairing: what one log says was sent is what another says was received. Pure.
 
-Records may come in any order. Memory grows with what is waiting for its other half, so whoever feeds several logs takes
-them side by side.
+Records may come in any order. Memory grows with what is waiting for its other half, so several logs are read side by
+side.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
 
+from securefda.audit.reconcile.check import Check, RunLogs
 from securefda.audit.reconcile.suspicion import Mark, RunFinding, Suspicion
 from securefda.audit.records import Record
+
+_MOST_NOTICES: Final = 40
 
 
 class _Half(NamedTuple):
@@ -20,30 +23,34 @@ class _Half(NamedTuple):
     numbers: tuple[int, int, int, str]  # bytes, round, attempt, session
 
 
-class Pairing:
+class Pairing(Check):
     """Pairs the two records of every message.
 
-    Args:
-        parties: whose logs are there.
-        sizes: how many records each log had when the reading began, by party. A log that is being written may have
-            more by now; those may lack their other half and only serve as the other half of what was there before.
+    A log that is being written may have more records by now than when the reading began. Those may lack their other
+    half, and only serve as the other half of what was in the logs before.
     """
 
-    def __init__(self, parties: Collection[str], sizes: Mapping[str, int]) -> None:
-        self._parties, self._sizes = parties, sizes
+    name = "pairing"
+    compares = "what one log says was sent with what another says was received"
+
+    def __init__(self, run: RunLogs) -> None:
+        super().__init__(run)
         self._open: dict[tuple[str, str, str, str], list[_Half]] = {}
-        self._differing: list[Suspicion] = []
-        self.paired = 0
-        self.alone: Counter[str] = Counter()
+        self._paired = 0
+        self._alone: Counter[str] = Counter()
         """Records of messages with a site whose log is not there, by that site."""
+
+    def counts(self) -> Mapping[str, int]:
+        """How many messages both logs have."""
+        return {"messages in both logs": self._paired}
 
     def see(self, record: Record) -> None:
         """Take a record; those of events are passed over."""
         entry = record.entry
         if entry.direction == "event":
             return
-        if entry.peer not in self._parties:
-            self.alone[entry.peer] += 1
+        if entry.peer not in self.run.parties:
+            self._alone[entry.peer] += 1
             return
         sent = entry.direction == "sent"
         ends = (record.party, entry.peer) if sent else (entry.peer, record.party)
@@ -51,7 +58,7 @@ class Pairing:
         half = _Half(sent, record.seq, (entry.bytes, entry.round, entry.attempt, entry.session))
         waiting = self._open.get(key)
         if waiting is None:
-            if sent or record.seq < self._sizes[record.party]:
+            if sent or record.seq < self.run.sizes[record.party]:
                 self._open[key] = [half]
             return
         if waiting[0].sent == sent:
@@ -60,25 +67,45 @@ class Pairing:
         other = waiting.pop(0)
         if not waiting:
             del self._open[key]
-        self.paired += 1
+        self._paired += 1
         if not _agree(other.numbers, half.numbers):
-            self._differing.append(_differ(key, half, other))
+            self.found.append(_differ(key, half, other))
 
-    def suspicions(self, whole: Collection[str]) -> Iterator[Suspicion]:
-        """What did not pair; only a log that is ``whole`` lacks a record for certain."""
-        yield from self._differing
+    def suspicions(self) -> Iterator[Suspicion]:
+        """What did not pair; only a log that is whole lacks a record for certain."""
+        yield from self.found
         for (sender, receiver, kind, digest), waiting in self._open.items():
             for half in waiting:
-                if not half.sent and sender in whole:
-                    yield _never_sent(sender, receiver, kind, digest, half)
+                if half.sent or sender not in self.run.whole:
+                    continue
+                _, number, attempt, session = half.numbers
+                what = f"the log of {receiver} has received a {kind} from {sender}, whose log has not sent it"
+                both, marks = (sender, receiver), (Mark(receiver, half.place),)
+                accused = tuple(sorted(both))
+                yield Suspicion(
+                    RunFinding("never-sent", what, accused, both, kind, number, attempt, session, marks, (digest,))
+                )
 
-    def undelivered(self, whole: Collection[str]) -> Counter[tuple[str, str, str]]:
-        """Messages that were sent and not received, by sender, receiver and type: a connection broke, or a site did."""
+    def notices(self) -> Iterator[str]:
+        """Sites whose logs are missing, and messages that were sent and not received: a connection broke, or a site."""
+        missing = sorted(set(self.run.members.keys) - self.run.parties)
+        for party in missing:
+            yield f"{party}: its log is missing; {self._alone[party]} messages with it were not checked against it"
+        for party, count in sorted(self._alone.items()):
+            if party not in missing:
+                yield f"{party} is not in the roster; {count} records are of messages with it"
         lost: Counter[tuple[str, str, str]] = Counter()
         for (sender, receiver, kind, _), waiting in self._open.items():
-            if receiver in whole:
-                lost[sender, receiver, kind] += sum(half.sent and half.place < self._sizes[sender] for half in waiting)
-        return +lost
+            if receiver in self.run.whole:
+                sent = sum(half.sent and half.place < self.run.sizes[sender] for half in waiting)
+                lost[sender, receiver, kind] += sent
+        lines = [
+            f"{sender} sent {count} of type {kind} that {receiver} did not receive"
+            for (sender, receiver, kind), count in sorted((+lost).items())
+        ]
+        yield from lines[:_MOST_NOTICES]
+        if len(lines) > _MOST_NOTICES:
+            yield f"and {len(lines) - _MOST_NOTICES} more lines of messages that were sent and not received"
 
 
 def _agree(one: tuple[int, int, int, str], other: tuple[int, int, int, str]) -> bool:
@@ -86,23 +113,6 @@ def _agree(one: tuple[int, int, int, str], other: tuple[int, int, int, str]) -> 
     if 0 in (one[1], other[1]):
         return (one[0], one[3]) == (other[0], other[3])
     return one == other
-
-
-def _never_sent(sender: str, receiver: str, kind: str, digest: str, half: _Half) -> Suspicion:
-    _, number, attempt, session = half.numbers
-    finding = RunFinding(
-        kind="never-sent",
-        what=f"the log of {receiver} has received a {kind} from {sender}, whose log has not sent it",
-        accused=tuple(sorted((sender, receiver))),
-        sides=(sender, receiver),
-        step=kind,
-        round=number,
-        attempt=attempt,
-        session=session,
-        records=(Mark(receiver, half.place),),
-        digests=(digest,),
-    )
-    return Suspicion(finding)
 
 
 def _differ(key: tuple[str, str, str, str], one: _Half, other: _Half) -> Suspicion:
@@ -115,16 +125,7 @@ def _differ(key: tuple[str, str, str, str], one: _Half, other: _Half) -> Suspici
         if mine != theirs
     )
     _, number, attempt, session = min(sent.numbers, received.numbers, key=lambda numbers: numbers[1:])
-    finding = RunFinding(
-        kind="records-differ",
-        what=f"{sender} and {receiver} have the same {kind} with different numbers: {what}",
-        accused=tuple(sorted((sender, receiver))),
-        sides=(sender, receiver),
-        step=kind,
-        round=number,
-        attempt=attempt,
-        session=session,
-        records=(Mark(sender, sent.place), Mark(receiver, received.place)),
-        digests=(digest,),
-    )
-    return Suspicion(finding)
+    what = f"{sender} and {receiver} have the same {kind} with different numbers: {what}"
+    accused, marks = tuple(sorted((sender, receiver))), (Mark(sender, sent.place), Mark(receiver, received.place))
+    place = number, attempt, session
+    return Suspicion(RunFinding("records-differ", what, accused, (sender, receiver), kind, *place, marks, (digest,)))

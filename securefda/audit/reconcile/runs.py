@@ -10,17 +10,15 @@ from securefda.audit.kept_check import kept_verdict
 from securefda.audit.keys import Keys, keys_of, roster_named
 from securefda.audit.progress import verification_progress
 from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
+from securefda.audit.reconcile.check import PartyLog
+from securefda.audit.reconcile.checks import reconcile
 from securefda.audit.reconcile.history import History, read_history
-from securefda.audit.reconcile.logs import PartyLog, reconcile
-from securefda.audit.reconcile.spending import Charge
 from securefda.audit.reconcile.suspicion import Reconciliation
 from securefda.audit.reconcile.transcript import Members, SignedTranscript, read_transcript
 from securefda.audit.statement_reader import KeptStatements, StatementReader
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
 from securefda.errors import ConfigError
-from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import DpEvent
 from securefda.protocol.roster import Roster
 from securefda.text import printable
 
@@ -102,16 +100,10 @@ def _reconciled(folder: Path, logs: list[LogFolder], unread: Sequence[str], rost
         statements.transcript(), members
     )  # before the logs: what others hold of a log was in it then
     verified = tuple(_verified(log, members, transcript, reader) for log in logs)
-    outcome = reconcile(verified, members, transcript, statements, accountant)
+    outcome = reconcile(verified, members, transcript, statements)
     more = [*unread, *keys.warnings, *_of_messages(statements)]
     outcome = Reconciliation(outcome.findings, (*more, *outcome.notices), outcome.counts)
     return ReconciledRun(members, keys, of_run, verified, outcome)
-
-
-def accountant(charges: Sequence[Charge], delta: float, name: str) -> float:
-    """Epsilon of the charges together; raises ConfigError for numbers that no round of DP-SGD has."""
-    events = [DpEvent("-", 1, 0, one.noise_multiplier, one.sampling_rate, one.steps, 1.0) for one in charges]
-    return epsilon(events, delta, name)
 
 
 def _opened(folder: Path) -> tuple[list[LogFolder], list[str]]:

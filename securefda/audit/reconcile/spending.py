@@ -7,14 +7,17 @@ does not know, epsilon must be what the charges come to; else it must be at leas
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from securefda.audit.reconcile.check import Check, RunLogs
 from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
 from securefda.audit.records import DpSpent, Record
 from securefda.errors import ConfigError
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import DpEvent
 
 TOLERANCE: Final = 1e-6
 """Relative; epsilons are written so that they read back as the same float."""
@@ -27,19 +30,6 @@ _MOST_SLOW: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
-    """Steps of DP-SGD with one noise multiplier and sampling rate."""
-
-    noise_multiplier: float
-    sampling_rate: float
-    steps: int
-
-
-Epsilon = Callable[[Sequence[Charge], float, str], float]
-"""Epsilon of charges together, at a delta, by an accountant. Raises ConfigError where there is none."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Spent:
     mark: Mark
     round: int
@@ -47,22 +37,28 @@ class _Spent:
     dp: DpSpent
 
 
-class Spending:
-    """Collects what the logs say of their ledgers. ``epsilon`` is the accountant."""
+class Spending(Check):
+    """Collects what the logs say of their ledgers."""
 
-    def __init__(self, epsilon: Epsilon) -> None:
-        self._epsilon = epsilon
+    name = "spending"
+    compares = "the epsilon of each log with what its charges come to, and the rows of its ledger with those before"
+
+    def __init__(self, run: RunLogs) -> None:
+        super().__init__(run)
         self._by_party: dict[str, list[_Spent]] = {}
-        self.recomputed = 0
-        self.notices: list[str] = []
+        self._recomputed = 0
+        self._unknown: list[str] = []
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many epsilons were computed anew, once the suspicions were asked for."""
+    def counts(self) -> Mapping[str, int]:
+        """How many charges there are, and how many epsilons were computed anew."""
         return {
             "ledger updates": sum(map(len, self._by_party.values())),
-            "epsilons computed anew": self.recomputed,
+            "epsilons computed anew": self._recomputed,
         }
+
+    def notices(self) -> list[str]:
+        """Ledgers with rows from outside their logs."""
+        return self._unknown
 
     def see(self, record: Record) -> None:
         """Take a record; all but ``ledger-updated`` are passed over."""
@@ -98,7 +94,7 @@ class Spending:
             gap = dp.ledger_rows - rows
             if exact and (gap > (_MOST_ROWS if place else _FIRST_ROWS)):
                 exact = False
-                self.notices.append(
+                self._unknown.append(
                     f"{party}: its privacy ledger has rows of which this log knows nothing, before row "
                     f"{dp.ledger_rows}; epsilon is checked to be at least what the log comes to"
                 )
@@ -108,13 +104,13 @@ class Spending:
 
     def _check(self, update: _Spent, steps: Counter[tuple[float, float]], *, exact: bool) -> Iterator[Suspicion]:
         dp, stated = update.dp, float(update.dp.epsilon)
-        charges = [Charge(noise, rate, count) for (noise, rate), count in sorted(steps.items())]
         try:
-            value = self._epsilon(charges, float(dp.delta), dp.accountant)
+            charges = [DpEvent("-", 1, 0, noise, rate, count, 1.0) for (noise, rate), count in sorted(steps.items())]
+            value = epsilon(charges, float(dp.delta), dp.accountant)
         except ConfigError as error:
             yield _suspicion("wrong-epsilon", f"no accountant gives an epsilon for the charge: {error}", update)
             return
-        self.recomputed += 1
+        self._recomputed += 1
         slack = TOLERANCE * max(value, stated)
         if stated < value - slack:
             what = f"{update.mark.party} says that epsilon {stated:.6g} is spent; its charges come to {value:.6g}"
@@ -132,14 +128,6 @@ def _sample(updates: list[_Spent]) -> set[int]:
 
 
 def _suspicion(kind: RunKind, what: str, update: _Spent, *others: _Spent) -> Suspicion:
-    finding = RunFinding(
-        kind=kind,
-        what=what,
-        accused=(update.mark.party,),
-        sides=(update.mark.party, ""),
-        step="ledger-updated",
-        round=update.round,
-        attempt=update.attempt,
-        records=(*(other.mark for other in others), update.mark),
-    )
-    return Suspicion(finding)
+    party, marks = update.mark.party, (*(other.mark for other in others), update.mark)
+    place = update.round, update.attempt
+    return Suspicion(RunFinding(kind, what, (party,), (party, ""), "ledger-updated", *place, records=marks))

@@ -1,52 +1,14 @@
-"""The order of steps in each log: who goes on has what it takes, and shares are released for what was shown. Pure.
-
-Under which header a party did what it did in a session: one that its own log has. Pure.
-
-The target chooses session ids and can sign several headers with the same one, and others can keep any of them. So a
-party is judged by a header only where its log has that one for the session, and no other.
-"""
+"""The order of steps in each log: who goes on has what it takes, and shares are released for what was shown. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Final
 
-from securefda.audit.reconcile.claims import is_of_run
-from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
-from securefda.audit.reconcile.transcript import Members, SignedHeader, SignedTranscript
+from securefda.audit.reconcile.check import Check, RunLogs
+from securefda.audit.reconcile.suspicion import Mark
 from securefda.audit.records import Record
-
-
-class HeadersTaken:
-    """Follows which headers each log has; the records of one log come in their order.
-
-    Args:
-        members: of the federation.
-        transcript: the messages that were kept.
-    """
-
-    def __init__(self, members: Members, transcript: SignedTranscript) -> None:
-        self._members, self._transcript = members, transcript
-        self._digests: dict[tuple[str, str], str] = {}
-
-    def see(self, record: Record) -> None:
-        """Take a record; all but those of headers that a source received or the target sent are passed over."""
-        entry = record.entry
-        direction = "sent" if record.party == self._members.target else "received"
-        if (entry.type, entry.direction) == ("Header", direction):
-            key = record.party, entry.session
-            if self._digests.setdefault(key, entry.digest) != entry.digest:
-                self._digests[key] = ""  # more than one: which it went by, its log does not say
-
-    def of(self, party: str, session: str) -> SignedHeader | None:
-        """The header of a party's session; None where its log has none or several, or nobody kept it, or it is not of
-        the roster.
-        """
-        header = self._transcript.all_headers.get(self._digests.get((party, session), ""))
-        return header if header is not None and is_of_run(header.said, self._members) else None
-
 
 _Step = tuple[str, str]  # direction and type
 
@@ -75,162 +37,107 @@ _WATCHED: Final = {
 _BITS: Final[dict[_Step, int]] = {step: 1 << place for place, step in enumerate(sorted(_WATCHED))}
 
 
-class StepsTaken:
-    """Follows each log through its sessions; the records of one log come in their order.
+class StepsTaken(Check):
+    """Follows each log through its sessions."""
 
-    Args:
-        members: of the federation.
-        transcript: the messages that were kept.
-        headers: that the parties took.
-    """
+    name = "steps"
+    compares = "each step of a session with the messages, quorums and lists that it needs before it"
 
-    def __init__(self, members: Members, transcript: SignedTranscript, headers: HeadersTaken) -> None:
-        self._members, self._transcript, self._headers = members, transcript, headers
+    def __init__(self, run: RunLogs) -> None:
+        super().__init__(run)
         self._has: dict[tuple[str, str, str], int] = {}
         self._senders: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._judged: set[tuple[str, str]] = set()
         self._shown: dict[tuple[str, str], list[str]] = {}
         self._caps: dict[str, tuple[str, Mark]] = {}
-        self._suspicions: list[Suspicion] = []
-        self.steps = self.lists = 0
+        self._steps = self._lists = 0
 
-    @property
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> Mapping[str, int]:
         """What was looked at."""
-        return {"steps that need one before": self.steps, "survivors and shares held against lists": self.lists}
-
-    def suspicions(self) -> Iterator[Suspicion]:
-        """Missing records, quorums that were not there, and shares for other lists."""
-        return iter(self._suspicions)
+        return {"steps that need one before": self._steps, "survivors and shares compared with lists": self._lists}
 
     def see(self, record: Record) -> None:
-        """Take a record."""
-        entry = record.entry
+        """Take a record; those outside sessions are passed over."""
+        entry, target = record.entry, self.run.members.target
         if not entry.session:
             return
         if entry.direction == "sent":
-            self._sent(record)
+            self._see_sent(record)
             return
-        if entry.direction == "event":
-            self._event(record)
+        if entry.type == "caps-computed":
+            self._see_caps(record)
+        elif entry.type in ("survivors-signed", "unmask-shares-released"):
+            self._see_lists(record)
         elif entry.type == "Survivors":
             self._shown.setdefault((entry.session, record.party), []).append(entry.digest)
-        bit = _BITS.get((entry.direction, entry.type))
-        if bit is not None:
-            self._note(record, bit)
-
-    def _note(self, record: Record, bit: int) -> None:
-        entry = record.entry
-        peer = self._members.target if entry.direction == "event" else entry.peer
-        key = (entry.session, record.party, peer)
+        bit = _BITS.get((entry.direction, entry.type), 0)
+        key = (entry.session, record.party, target if entry.direction == "event" else entry.peer)
         had = self._has.get(key, 0)
-        if not had & bit:
+        if bit and not had & bit:
             self._has[key] = had | bit
-            if record.party == self._members.target:
+            if record.party == target:
                 self._senders[entry.session, entry.type] += 1
 
-    def _sent(self, record: Record) -> None:
-        entry = record.entry
-        at_target = record.party == self._members.target
-        needed = (_AT_TARGET if at_target else _AT_SOURCE).get(entry.type, ())
-        has = self._has.get((entry.session, record.party, entry.peer), 0)
-        for step in needed:
-            self.steps += 1
+    def _see_sent(self, record: Record) -> None:
+        entry, party = record.entry, record.party
+        at_target = party == self.run.members.target
+        has = self._has.get((entry.session, party, entry.peer), 0)
+        for step in (_AT_TARGET if at_target else _AT_SOURCE).get(entry.type, ()):
+            self._steps += 1
             if not has & _BITS[step]:
-                self._missing(record, step)
+                direction, kind = step
+                lacks = f"has not received the {kind} for it" if direction == "received" else f"has no {kind} before it"
+                what = f"{party} sent a {entry.type} to {entry.peer}, and its log {lacks}"
+                self.suspect(record, "missing-record", what, step=kind)
         if at_target and (entry.session, entry.type) not in self._judged:
             self._judged.add((entry.session, entry.type))
             self._judge_target(record)
 
-    def _missing(self, record: Record, step: _Step) -> None:
-        entry, (direction, kind) = record.entry, step
-        what = f"{record.party} sent a {entry.type} to {entry.peer}, and its log has no {kind} before it"
-        if direction == "received":
-            what = f"{record.party} sent a {entry.type} to {entry.peer}, and its log has not received the {kind} for it"
-        self._add(record, "missing-record", what, step=kind)
-
     def _judge_target(self, record: Record) -> None:
         """Once per session and type: the target had what it takes from enough sources."""
-        entry = record.entry
-        header = self._headers.of(record.party, entry.session)
-        counted = _QUORUMS.get(entry.type)
+        entry, party, transcript = record.entry, record.party, self.run.transcript
+        header = self.run.header_of(party, entry.session)
         if header is None:
             return
-        if counted is not None and self._needs_quorum(record):
+        counted = _QUORUMS.get(entry.type)
+        if entry.type == "Result" and not (
+            entry.session in transcript.results and transcript.results[entry.session][1].masked
+        ):
+            counted = None
+        if counted is not None:
             have, needed = self._senders[entry.session, counted], header.said.threshold
             if have < needed:
-                what = (
-                    f"{record.party} sent a {entry.type} after {have} messages of type {counted}, of at least {needed}"
-                )
-                self._add(record, "threshold", what)
-        lists = self._transcript.survivors.get(entry.digest) if entry.type == "Survivors" else None
-        if lists is None:
-            return
-        for source in lists.survivors:
-            if not self._has.get((entry.session, record.party, source), 0) & _BITS["received", "MaskedInput"]:
-                what = f"{record.party} lists {source} as a survivor, and its log has not received its MaskedInput"
-                self._add(record, "missing-record", what, step="MaskedInput", side=source)
+                what = f"{party} sent a {entry.type} after {have} messages of type {counted}, of at least {needed}"
+                self.suspect(record, "threshold", what)
+        lists = transcript.survivors.get(entry.digest) if entry.type == "Survivors" else None
+        for source in () if lists is None else lists.survivors:
+            if not self._has.get((entry.session, party, source), 0) & _BITS["received", "MaskedInput"]:
+                what = f"{party} lists {source} as a survivor, and its log has not received its MaskedInput"
+                self.suspect(record, "missing-record", what, sides=(party, source), step="MaskedInput")
 
-    def _needs_quorum(self, record: Record) -> bool:
-        entry = record.entry
-        if entry.type != "Result":
-            return True
-        result = self._transcript.results.get(entry.session)
-        return result is not None and result[1].masked
-
-    def _event(self, record: Record) -> None:
-        """A source signs, and opens, exactly the lists that it was shown."""
-        entry = record.entry
-        if entry.type == "caps-computed":
-            self._caps_event(record)
-        if entry.type not in ("survivors-signed", "unmask-shares-released"):
+    def _see_lists(self, record: Record) -> None:
+        """A source signs, and releases shares for, exactly the lists that it was shown."""
+        entry, party, target = record.entry, record.party, self.run.members.target
+        digests, known = self._shown.get((entry.session, party), []), self.run.transcript.survivors
+        if not digests or not known.keys() >= set(digests) or self.run.header_of(party, entry.session) is None:
             return
-        digests = self._shown.get((entry.session, record.party), [])
-        lists = [self._transcript.survivors[digest] for digest in digests if digest in self._transcript.survivors]
-        if not digests or len(lists) < len(digests) or self._headers.of(record.party, entry.session) is None:
-            return
-        self.lists += 1
-        shown = [{"survivors": sorted(one.survivors)} for one in lists]
-        if entry.type == "unmask-shares-released":
-            shown = [{"survivors": sorted(one.survivors), "dropped": sorted(one.dropped)} for one in lists]
+        self._lists += 1
+        signed = entry.type == "survivors-signed"
+        shown = [
+            {"survivors": sorted(known[one].survivors)} | ({} if signed else {"dropped": sorted(known[one].dropped)})
+            for one in digests
+        ]
         if entry.facts not in shown:
-            done = "signed" if entry.type == "survivors-signed" else "released shares for"
-            what = f"{record.party} {done} other survivors than those that it was shown"
-            self._add(record, "unmask-differs", what, digest=digests[-1])
+            done = "signed" if signed else "released shares for"
+            what = f"{party} {done} other survivors than those that it was shown"
+            self.suspect(record, "unmask-differs", what, sides=(party, entry.peer or target), digests=(digests[-1],))
 
-    def _caps_event(self, record: Record) -> None:
+    def _see_caps(self, record: Record) -> None:
         """All sources of a sum work out the same caps from the same rows, to each of which its source committed."""
-        caps = str(record.entry.facts["caps"])
+        caps, party = str(record.entry.facts["caps"]), record.party
         first, mark = self._caps.setdefault(record.entry.session, (caps, Mark.of(record)))
-        if first == caps:
-            return
-        both = tuple(sorted((mark.party, record.party)))
-        what = f"{mark.party} and {record.party} have worked out different caps in one session"
-        suspicion = self._suspicion(record, "records-differ", what)
-        accused, marks = tuple(sorted({*both, self._members.target})), (mark, Mark.of(record))
-        finding = replace(suspicion.finding, accused=accused, sides=(both[0], both[1]), records=marks)
-        self._suspicions.append(replace(suspicion, finding=finding))
-
-    def _add(
-        self, record: Record, kind: RunKind, what: str, *, step: str = "", side: str = "", digest: str = ""
-    ) -> None:
-        self._suspicions.append(self._suspicion(record, kind, what, step=step, side=side, digest=digest))
-
-    def _suspicion(
-        self, record: Record, kind: RunKind, what: str, *, step: str = "", side: str = "", digest: str = ""
-    ) -> Suspicion:
-        entry = record.entry
-        return Suspicion(
-            RunFinding(
-                kind=kind,
-                what=what,
-                accused=(record.party,),
-                sides=(record.party, side or entry.peer or self._members.target),
-                step=step or entry.type,
-                round=entry.round,
-                attempt=entry.attempt,
-                session=entry.session,
-                records=(Mark.of(record),),
-                digests=(digest,) if digest else (),
-            )
-        )
+        if first != caps:
+            what = f"{mark.party} and {party} have worked out different caps in one session"
+            one, other = sorted((mark.party, party))
+            accused = tuple(sorted({one, other, self.run.members.target}))
+            self.suspect(record, "records-differ", what, accused=accused, sides=(one, other), before=(mark,))

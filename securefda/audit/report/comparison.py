@@ -13,7 +13,7 @@ from securefda.audit.report.words import count_of, names
 from securefda.errors import SecureFdaError
 
 if TYPE_CHECKING:
-    from securefda.audit.reconcile.logs import PartyLog
+    from securefda.audit.reconcile.check import PartyLog
     from securefda.audit.reconcile.runs import ReconciledRun
     from securefda.audit.reconcile.suspicion import RunFinding
 
