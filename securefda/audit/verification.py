@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from securefda.audit.findings import Verification
 from securefda.audit.kept_check import NOT_JUDGED, EvidenceLost, KeptVerdict, kept_verdict
@@ -15,6 +15,7 @@ from securefda.audit.keys import Keys, keys_of, roster_named
 from securefda.audit.merkle import ProofError
 from securefda.audit.names import LogName
 from securefda.audit.notes import Checkpoint, Note, NoteError
+from securefda.audit.outcome import Outcome
 from securefda.audit.progress import verification_progress
 from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, being_written, open_log
 from securefda.audit.records import Record, RecordError
@@ -24,6 +25,7 @@ from securefda.audit.verify import verify_log
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.protocol.roster import Roster
 from securefda.site.files import read_file
+from securefda.text import aligned, printable
 
 _RUN: Final = re.compile(r"[0-9a-f]{32}")
 _NOBODY: Final = "no other site has cosigned the newest checkpoint: whoever has the log's key could have made it"
@@ -272,3 +274,118 @@ _HINTS: Final[Mapping[str, str]] = {
 def _hint(fault: Fault | None) -> str:
     kept = "keep the log as evidence; the checkpoints that other sites hold (--known FILE) show what was there"
     return "" if fault is None else _HINTS.get(fault.kind, kept)
+
+
+def said_of(checked: Sequence[Checked]) -> Outcome:
+    """What ``securefda audit verify`` says of the logs."""
+    text = "\n\n".join([*(_text(one) for one in checked), _PROVES])
+    return Outcome({"logs": [_json(one) for one in checked]}, text, error_of(checked))
+
+
+_MOST_LOST = 8
+_PROVES = (
+    "Proved of a log without a finding: its records are those that its party signed, in their order, none missing, and "
+    "sites that cosigned it were shown no other log of this run. Not proved: that the party wrote down what happened."
+)
+
+
+def _json(one: Checked) -> dict[str, Any]:
+    found, fault = one.verification, one.fault
+    return {
+        "log": str(one.log.folder),
+        "federation": one.name.federation,
+        "party": one.name.party,
+        "run": one.name.run,
+        "roster": {
+            "digest": one.keys.digest,
+            "epoch": one.keys.roster.epoch,
+            "file": str(one.keys.file),
+            "from": one.keys.where_from,
+        },
+        "records": found.size,
+        "covered": found.covered,
+        "root": found.root.hex(),
+        "cosigned_by": list(found.witnesses),
+        "cosigners_needed": one.needed,
+        "checkpoint": None if one.note is None else one.note.to_bytes().decode(),
+        "being_written": one.live,
+        "finding": None
+        if fault is None
+        else {
+            "kind": fault.kind,
+            "index": fault.index,
+            "exact": fault.exact,
+            "what": fault.what,
+            "claim": fault.claim,
+        },
+        "kept_messages": {
+            "judged": one.kept.judged,
+            "messages": one.kept.messages,
+            "findings": [{"kind": found.kind, "index": found.index, "what": found.what} for found in one.kept.findings],
+        },
+        "notes": list(one.notes),
+        "record": None if one.inclusion is None else _inclusion_json(one.inclusion),
+    }
+
+
+def _inclusion_json(inclusion: Inclusion) -> dict[str, Any]:
+    return {
+        "index": inclusion.index,
+        "entry": inclusion.entry.decode("ascii", "replace"),
+        "leaf": inclusion.leaf.hex(),
+        "size": inclusion.size,
+        "root": inclusion.root.hex(),
+        "proof": [step.hex() for step in inclusion.proof],
+    }
+
+
+def _text(one: Checked) -> str:
+    parts = [aligned([(key, printable(value)) for key, value in _rows(one)])]
+    if one.note is not None:
+        parts.append(_indented("newest checkpoint", one.note.to_bytes().decode()))
+    if one.inclusion is not None:
+        parts.append(_inclusion_text(one.inclusion))
+    return "\n".join(parts)
+
+
+def _rows(one: Checked) -> Iterator[tuple[str, str]]:
+    found, keys = one.verification, one.keys
+    yield "log", str(one.log.folder)
+    yield "of", f"{one.name.party} in federation {one.name.federation}, run {one.name.run}"
+    yield "roster", f"epoch {keys.roster.epoch}, {keys.file}"
+    yield "", f"digest {keys.digest}"
+    yield "finding", "none" if one.fault is None else str(one.fault)
+    yield "records", f"{found.size} read, {found.covered} covered by the newest checkpoint"
+    if found.root:
+        yield "root", found.root.hex()
+        others = len(keys.public) - 1
+        names = ", ".join(found.witnesses) or "nobody"
+        yield "cosigned by", f"{names} ({len(found.witnesses)} of {others} other sites, {one.needed} needed)"
+    yield from _kept_rows(one.kept)
+    for note in one.notes:
+        yield "note", note
+
+
+def _kept_rows(kept: KeptVerdict) -> Iterator[tuple[str, str]]:
+    if not kept.judged:
+        yield "kept", "messages were not compared: nothing of the log can be trusted"
+        return
+    lost = len(kept.findings)
+    yield "kept", f"{kept.messages} messages, {'as their records say' if not lost else f'{lost} findings'}"
+    yield from (("evidence", str(found)) for found in kept.findings[:_MOST_LOST])
+    if lost > _MOST_LOST:
+        yield "", f"and {lost - _MOST_LOST} more; --format json lists all of them"
+
+
+def _inclusion_text(inclusion: Inclusion) -> str:
+    rows = [
+        f"leaf {inclusion.leaf.hex()}",
+        *(f"with {step.hex()}" for step in inclusion.proof),
+        f"root {inclusion.root.hex()}",
+    ]
+    head = f"record {inclusion.index} is in the newest checkpoint, of {inclusion.size} records (RFC 9162, 2.1.3)"
+    return "\n".join([_indented(head, "\n".join(rows)), _indented("it is", inclusion.entry.decode("ascii", "replace"))])
+
+
+def _indented(head: str, text: str) -> str:
+    return "\n".join([head, *(f"    {printable(line)}".rstrip() for line in text.rstrip("\n").split("\n"))])

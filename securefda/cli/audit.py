@@ -1,16 +1,18 @@
-"""``securefda audit``: what the audit logs of a run say, and whether they are what was signed."""
+"""``securefda audit``: verify, read, compare and report the audit logs of a run."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from securefda.cli.audit_reconcile import reconcile, verify_evidence
-from securefda.cli.audit_report import report
-from securefda.cli.options import OutputFormat
-from securefda.cli.output import Format
+from securefda.cli.options import OutputFormat, now
+from securefda.cli.output import Format, print_error, print_result
+
+if TYPE_CHECKING:
+    from securefda.audit.outcome import Outcome
 
 app = typer.Typer(help="Audit logs: verify, read and follow them.")
 
@@ -24,6 +26,10 @@ RosterOption = Annotated[
         metavar="FILE",
         help="The roster that you trust; default: that of the kit around the log, else the log's own.",
     ),
+]
+AnyRoster = Annotated[
+    Path | None,
+    typer.Option("--roster", metavar="FILE", help="The roster that you trust; default: a kit's, else the logs' own."),
 ]
 Last = Annotated[int | None, typer.Option("--last", metavar="N", min=0, max=100_000, help="Only the last N of them.")]
 _Peer = Annotated[list[str] | None, typer.Option("--peer", metavar="SITE", help="Of messages with this site.")]
@@ -63,7 +69,7 @@ def verify(
     ] = None,
     known: Annotated[
         list[Path] | None,
-        typer.Option("--known", metavar="FILE", help="A checkpoint that somebody else holds of one of the logs."),
+        typer.Option("--known", metavar="FILE", help="A checkpoint of one of the logs that another site holds."),
     ] = None,
     record: Annotated[
         int | None, typer.Option("--record", metavar="N", min=0, help="Prove that this record is in the log.")
@@ -75,11 +81,10 @@ def verify(
     A log is what its party says. What is proved is that its records are those which the party signed, in their order,
     none missing; and where others cosigned it, that they saw no other log of this run.
     """
-    from securefda.audit.verification import Question, check_logs
-    from securefda.cli.audit_verify_output import print_checked
+    from securefda.audit.verification import Question, check_logs, said_of
 
     question = Question(tuple(logs), roster, witnesses, tuple(known or ()), record)
-    _leave(print_checked(output, check_logs(question)))
+    _print(output, said_of(check_logs(question)))
 
 
 @app.command("show")
@@ -100,7 +105,8 @@ def show(
 
     What is printed is what the party wrote; whether it is what was signed, verify says.
     """
-    from securefda.cli.audit_show import parse_filter, show_log
+    from securefda.audit.selection import parse_filter
+    from securefda.cli.audit_show import show_log
 
     wanted = parse_filter(peer, rounds, types, directions=direction, levels=disclosure, since=since, until=until)
     _leave(show_log(log, wanted, last, output))
@@ -122,17 +128,104 @@ def tail(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Print the last records of a log, then new ones as they are written, until the run ends."""
-    from securefda.cli.audit_show import parse_filter, tail_log
+    from securefda.audit.selection import parse_filter
+    from securefda.cli.audit_show import tail_log
 
     wanted = parse_filter(peer, rounds, types, directions=direction, levels=disclosure)
     _leave(tail_log(log, wanted, last or 0, output, follow=follow))
 
 
+@app.command("report")
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run folder, a kit, a log, or any folder with logs of a run in it.")
+    ],
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The page; default: audit.html in DIR, or here where DIR is a log."),
+    ] = None,
+    run: Annotated[str, typer.Option("--run", metavar="RUN", help="Which run, where there are logs of several.")] = "",
+    roster: AnyRoster = None,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Write one self-contained page about a run: who disclosed what to whom, epsilon, bytes, alarms, what is proved.
+
+    The page is written whatever the logs are; exit code 13 says that something is wrong with them.
+    """
+    from securefda.audit.report.file import said_of, write_audit_page
+
+    _print(output, said_of(write_audit_page(folder, out, run, roster, now())))
+
+
+@app.command("reconcile")
+def reconcile(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run folder, or any folder with the logs of the sites in it.")
+    ],
+    *,
+    run: Annotated[
+        str, typer.Option("--run", metavar="RUN", help="Only this run; default: every run that has a log there.")
+    ] = "",
+    roster: AnyRoster = None,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(
+            "--evidence", metavar="FILE", help="Write the signed messages that prove findings to this new file."
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="List every finding, not only the first divergence.")
+    ] = False,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Compare the logs of all sites of a run; exit code 13 on a finding.
+
+    A site is accused alone where its own signatures or its own log settle it. What one site says of another is a
+    disagreement of the two.
+
+    Every log is verified first, also with the checkpoints that other sites hold of it, and the messages that are kept
+    beside it are compared with its records. With fewer logs than sites, the notes say what could not be checked.
+
+    All runs below DIR are listed together, with what left each site in each. Runs and rounds that took something from a
+    source and brought it no result are a finding where there are more of them than a crash explains.
+    """
+    from securefda.audit.reconcile.evidence_file import require_new, write_evidence
+    from securefda.audit.reconcile.outcome import said_of
+    from securefda.audit.reconcile.runs import reconcile_runs
+
+    require_new(evidence)
+    found = reconcile_runs(folder, run, roster)
+    written = evidence if evidence is not None and write_evidence(evidence, found.runs) else None
+    _print(output, said_of(found, written, everything=everything))
+
+
+@app.command("verify-evidence")
+def verify_evidence(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What reconcile --evidence has written.")],
+    *,
+    roster: Annotated[
+        Path, typer.Option("--roster", metavar="FILE", help="The federation's roster, from a source that you trust.")
+    ],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Check, without logs or kits, that signed messages prove what they are said to prove; exit code 13 if not."""
+    from securefda.audit.reconcile.evidence_file import judge_evidence, said_of_evidence
+
+    _print(output, said_of_evidence(*judge_evidence(file, roster)))
+
+
+def _print(output: Format, said: Outcome) -> None:
+    """Print what a command came to, and leave with its exit code."""
+    if said.error is None:
+        print_result(output, said.data, said.text)
+        return
+    if output is Format.TXT and said.text:
+        sys.stdout.write(f"{said.text}\n")
+        sys.stdout.flush()
+    _leave(print_error(said.error, as_json=output is Format.JSON, data=said.data))
+
+
 def _leave(code: int) -> None:
     if code:
         raise typer.Exit(code)
-
-
-app.command("report")(report)
-app.command("reconcile")(reconcile)
-app.command("verify-evidence")(verify_evidence)

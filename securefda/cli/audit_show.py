@@ -1,12 +1,7 @@
-"""The work of ``securefda audit show``: the records of a log that are asked for.
+"""The records of a log on a console: ``securefda audit show`` and ``tail``.
 
-Which records of a log are wanted, as the options of ``securefda audit show`` and ``tail`` say.
-
-Records on a console: a table that is written as it grows, or one JSON envelope of which the records are the middle.
-
+They are printed as a table that is written as it grows, or as one JSON envelope of which the records are the middle.
 Neither holds more than a few records at a time. The envelope's status comes behind the records, where it is known.
-
-The work of ``securefda audit tail``: the last records of a log, and those that come.
 """
 
 from __future__ import annotations
@@ -14,123 +9,21 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from difflib import get_close_matches
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
-from securefda.audit.names import LogName
 from securefda.audit.reading import LogFolder, NoLog, being_written, open_log
-from securefda.audit.records import EVENTS, DpSpent, Entry, Record, format_time
+from securefda.audit.records import Record
+from securefda.audit.selection import Filter, chosen, row_of
 from securefda.audit.store import AuditError
 from securefda.cli.output import ENVELOPE_VERSION, Format, print_error
-from securefda.errors import ConfigError, SecureFdaError
+from securefda.errors import SecureFdaError
 from securefda.text import aligned, printable
-
-_DIRECTIONS: Final = ("sent", "received", "event")
-_LEVELS: Final = ("individual", "cohort", "sum")
-_TIME_HINT: Final = "write it like 2026-11-21, 2026-11-21T12:00 or 2026-11-21T13:00:00+01:00; without a zone it is UTC"
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """What a record must be; an empty collection or text asks for nothing.
-
-    Attributes:
-        peers, rounds, types, directions, levels: the record's must be one of these.
-        since, until: its time, as records write it, is not before the first and before the second.
-    """
-
-    peers: Collection[str] = ()
-    rounds: Collection[int] = ()
-    types: Collection[str] = ()
-    directions: Collection[str] = ()
-    levels: Collection[str] = ()
-    since: str = ""
-    until: str = ""
-
-    @property
-    def wants_all(self) -> bool:
-        """Whether every record fits."""
-        return self == Filter()
-
-    def fits(self, record: Record) -> bool:
-        """Tell whether a record is wanted."""
-        entry = record.entry
-        level = "" if entry.disclosure is None else entry.disclosure.level
-        return (
-            (not self.peers or entry.peer in self.peers)
-            and (not self.rounds or entry.round in self.rounds)
-            and (not self.types or entry.type in self.types)
-            and (not self.directions or entry.direction in self.directions)
-            and (not self.levels or level in self.levels)
-            and record.time >= self.since  # one form of fixed length: texts compare like times
-            and (not self.until or record.time < self.until)
-        )
-
-
-def parse_filter(
-    peers: Iterable[str] | None = None,
-    rounds: Iterable[int] | None = None,
-    types: Iterable[str] | None = None,
-    *,
-    directions: Iterable[str] | None = None,
-    levels: Iterable[str] | None = None,
-    since: str | None = None,
-    until: str | None = None,
-) -> Filter:
-    """The filter of these options.
-
-    Raises:
-        ConfigError: a direction or level is none, a type looks like a misspelt event, or a time cannot be read.
-    """
-    wanted = Filter(
-        frozenset(peers or ()),
-        frozenset(rounds or ()),
-        frozenset(types or ()),
-        frozenset(_one_of("--direction", directions or (), _DIRECTIONS)),
-        frozenset(_one_of("--disclosure", levels or (), _LEVELS)),
-        _time("--from", since),
-        _time("--to", until),
-    )
-    for name in wanted.types:
-        if name not in EVENTS and not name[:1].isupper():
-            _refuse("--type", name, tuple(EVENTS), "is no kind of event, and messages begin with a capital")
-    return wanted
-
-
-def _one_of(option: str, given: Iterable[str], known: tuple[str, ...]) -> list[str]:
-    values = list(given)
-    for value in values:
-        if value not in known:
-            _refuse(option, value, known, f"is not one of {', '.join(known)}")
-    return values
-
-
-def _refuse(option: str, value: str, known: tuple[str, ...], why: str) -> None:
-    near = get_close_matches(value, known, 1)
-    raise ConfigError(f"{option} {value}", why, hint=f"did you mean {near[0]}?" if near else "")
-
-
-def _time(option: str, text: str | None) -> str:
-    if text is None:
-        return ""
-    try:
-        moment = datetime.fromisoformat(text)
-        return format_time(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{option} {text}", "is no time", hint=_TIME_HINT) from error
-
 
 _HEAD: Final = ("number", "time (UTC)", "round", "", "type", "peer", "bytes", "what")
 _AHEAD: Final = 256
 """Rows that are aligned before the first of them is written."""
-_NAMED: Final = 4
-_DIGEST_BYTES: Final = 64
 
 
 class Printer(Protocol):
@@ -245,63 +138,13 @@ class EnvelopePrinter:
         self._stream.flush()
 
 
-def row_of(record: Record) -> tuple[str, ...]:
-    """A record as the cells of a table. All of it has been parsed, so no cell can steer a terminal."""
-    entry = record.entry
-    return (
-        str(record.seq),
-        record.time[:19].replace("T", " "),
-        f"{entry.round}/{entry.attempt}" if entry.round else "-",
-        entry.direction,
-        entry.type,
-        entry.peer or "-",
-        str(entry.bytes) if entry.bytes else "-",
-        what_of(entry),
-    )
-
-
-def what_of(entry: Entry) -> str:
-    """What a record says beside its fields of a message, in a few words."""
-    parts = []
-    if entry.disclosure is not None:
-        shown = entry.disclosure
-        of = "" if shown.level == "individual" else f" of {shown.count}"
-        parts.append(f"discloses {shown.what} at {shown.level}{of}")
-    if entry.decision is not None:
-        parts.append(f"{entry.decision.verdict}{f' by {entry.decision.key}' if entry.decision.key else ''}")
-    if entry.dp is not None:
-        parts.append(_dp_words(entry.dp))
-    parts += [_fact(key, value) for key, value in entry.facts.items()]
-    return ", ".join(parts)
-
-
-def _dp_words(dp: DpSpent) -> str:
-    how = f"{dp.steps} steps of noise {dp.noise_multiplier} at rate {dp.sampling_rate}"
-    return f"epsilon {dp.epsilon} spent at delta {dp.delta}, {how}"
-
-
-def _fact(key: str, value: int | str | list[int] | list[str]) -> str:
-    if key == "origin":
-        with suppress(ValueError):
-            return f"log of {LogName.parse(str(value)).party}"
-    return f"{key} {_value(value)}"
-
-
-def _value(value: int | str | list[int] | list[str]) -> str:
-    if isinstance(value, list):
-        more = f" and {len(value) - _NAMED} more" if len(value) > _NAMED else ""
-        return (" ".join(map(str, value[:_NAMED])) + more) or "none"
-    text = str(value)
-    return f"{text[:12]}.." if len(text) == _DIGEST_BYTES else text or "none"
-
-
 def show_log(folder: Path, wanted: Filter, last: int | None, output: Format) -> int:
     """Print the records of a log that fit, or the last of them, and return the exit code.
 
     Where a record cannot be read, those before it are printed, and the error.
 
     Raises:
-        NoLog, DamagedLog: there is none, or nobody can say whose it is.
+        NoLog, DamagedLog: there is none, or it does not say whose it is.
     """
     log = open_log(folder)
     printer = printer_of(output, log)
@@ -314,27 +157,6 @@ def show_log(folder: Path, wanted: Filter, last: int | None, output: Format) -> 
         return printer.fail(error)
     whose = f"of {log.party} in run {log.run}"
     return printer.end(f"{shown} records {whose}, as it wrote them; securefda audit verify checks them")
-
-
-def chosen(log: LogFolder, wanted: Filter, last: int | None, end: int | None = None) -> Iterator[Record]:
-    """The records before ``end`` that fit, or the last of these. Raises as `LogFolder.records` does."""
-    if last is None:
-        yield from filter(wanted.fits, log.records(0, end))
-    elif wanted.wants_all:
-        size = log.size() if end is None else end
-        yield from log.records(max(0, size - last), size)
-    else:
-        yield from _last_of(filter(wanted.fits, log.records(0, end)), last)
-
-
-def _last_of(records: Iterator[Record], last: int) -> Iterator[Record]:
-    kept: deque[Record] = deque(maxlen=last)
-    try:
-        kept.extend(records)
-    except AuditError:
-        yield from kept
-        raise
-    yield from kept
 
 
 _PAUSE_S: Final = 0.5
@@ -356,7 +178,7 @@ def tail_log(
     """Print the last records that fit, and with ``follow`` new ones until the run ends or Ctrl-C; the exit code.
 
     Raises:
-        NoLog, DamagedLog: there is none yet, or nobody can say whose it is.
+        NoLog, DamagedLog: there is none yet, or it does not say whose it is.
     """
     log = open_log(folder)
     printer = printer_of(output, log)
@@ -380,7 +202,7 @@ def tail_log(
 def _follow(
     log: LogFolder, wanted: Filter, printer: Printer, seen: int, *, ended: str, pause: Callable[[float], None]
 ) -> str:
-    """Print new records until the run has ended and nobody writes the log; returns how it ended."""
+    """Print new records until the run has ended and no process writes the log; returns how it ended."""
     if not ended and not being_written(log.folder):
         printer.note("no process is writing this log now; Ctrl-C ends this")
     pauses = 0
@@ -393,7 +215,7 @@ def _follow(
                 printer.record(record)
         printer.flush()
         if not log.folder.is_dir():
-            raise NoLog(log.folder, "is not there any more", hint="")
+            raise NoLog(log.folder, "was removed", hint="")
         if ended and seen == before:
             if pauses >= _MOST_PAUSES or not being_written(log.folder):
                 return ended

@@ -181,7 +181,7 @@ def test_a_file_of_an_earlier_release_that_proves_nothing_is_one_clear_line(
     )
 
     for code, _, err in (alone, bound):
-        assert (code, err.splitlines()[1:]) == (13, ["hint: accuse nobody by it"])
+        assert (code, err.splitlines()[1:]) == (13, ["hint: accuse no site by it"])
     assert "a message alone does not show that it was never sent" in alone[2]
     assert "releases in different sessions prove nothing" in bound[2]
 

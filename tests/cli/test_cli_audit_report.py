@@ -304,7 +304,7 @@ def test_the_page_lies_in_the_folder_that_was_named(tmp_path: Path, capsys: Capt
     folder = Run(tmp_path / "run").write()
     assert main(["audit", "report", str(folder)]) == 0
     assert (folder / "audit.html").exists()
-    assert "4 logs verified, held against each other" in capsys.readouterr().out
+    assert "4 logs verified, compared with each other" in capsys.readouterr().out
 
 
 def test_a_log_gets_no_file_that_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ import pytest
 from audit_party import RUN, Party, audit, audit_json, began, message
 
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry, Record
+from securefda.audit.selection import Filter, row_of, what_of
 from securefda.audit.tiles import pack, unpack
-from securefda.cli.audit_show import Filter, row_of, show_log, what_of
+from securefda.cli.audit_show import show_log
 from securefda.cli.output import Format
 
 Capture = pytest.CaptureFixture[str]

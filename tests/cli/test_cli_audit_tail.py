@@ -16,7 +16,8 @@ from audit_party import RUN, Party, audit, began, ended, message
 
 from securefda.audit.log import AuditLog
 from securefda.audit.records import Entry
-from securefda.cli.audit_show import Filter, tail_log
+from securefda.audit.selection import Filter
+from securefda.cli.audit_show import tail_log
 from securefda.cli.output import Format
 
 Capture = pytest.CaptureFixture[str]
@@ -136,7 +137,7 @@ def test_ctrl_c_closes_the_envelope(tmp_path: Path, capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["exit_code"] == 0
 
 
-@pytest.mark.parametrize(("harm", "code", "words"), [("gone", 4, "is not there any more"), ("junk", 13, "record 25")])
+@pytest.mark.parametrize(("harm", "code", "words"), [("gone", 4, "was removed"), ("junk", 13, "record 25")])
 def test_log_that_is_taken_away_or_damaged_meanwhile_ends_it_with_one_line(
     tmp_path: Path, capsys: Capture, harm: str, code: int, words: str
 ) -> None:

@@ -25,13 +25,11 @@ from securefda.aggregator.store import AggregatorStore
 from securefda.audit.names import LogName
 from securefda.audit.reconcile import claims
 from securefda.audit.reconcile.evidence import Evidence, Exhibit
-from securefda.audit.reconcile.evidence_file import judge_evidence, write_evidence
+from securefda.audit.reconcile.evidence_file import NoProof, judge_evidence, said_of_evidence, write_evidence
 from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.audit.reconcile.suspicion import RunFinding
 from securefda.audit.statement_reader import StatementReader
 from securefda.audit.statements import ONCE, Statement
-from securefda.cli.audit_evidence import print_judged
-from securefda.cli.output import Format
 from securefda.protocol.messages import Header, MaskedInput, Parcel, ShareDelivery, Visibility
 from securefda.protocol.roster import Roster
 from securefda.rules import Strategy
@@ -245,7 +243,7 @@ def reused_session(folder: Path) -> tuple[Path, Path]:
 def test_session_id_of_two_honest_runs_is_no_double_release(tmp_path: Path) -> None:
     evidence, (judged,) = judge_evidence(*reused_session(tmp_path))
     assert (judged.proved, judged.why_not) == ("", "the two messages are of different views, which others chose")
-    assert print_judged(Format.TXT, evidence, [judged]) == 13
+    assert isinstance(said_of_evidence(evidence, [judged]).error, NoProof)
 
 
 @pytest.mark.threat("T39")
@@ -254,7 +252,7 @@ def test_session_id_of_two_honest_runs_is_a_double_release_where_views_do_not_co
     with switched_off(SAME_VIEW, roster=ROSTER):
         evidence, judged = judge_evidence(*reused_session(tmp_path))
         assert judged[0].proved
-        assert print_judged(Format.TXT, evidence, judged) == 0
+        assert said_of_evidence(evidence, judged).error is None
 
 
 @pytest.mark.threat("T39")
@@ -333,4 +331,4 @@ def test_who_did_it_is_proved_to_have_done_it(
 
     assert (kind, site_id_of(accused)) in {(one.exhibit.kind, one.exhibit.accused) for one in judged}
     assert {one.exhibit.accused for one in judged} == {site_id_of(accused)}
-    assert print_judged(Format.TXT, evidence, judged) == 0
+    assert said_of_evidence(evidence, judged).error is None

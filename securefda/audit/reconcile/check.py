@@ -67,8 +67,8 @@ class RunLogs:
         outcomes: party -> how its log says that the run ended, by now; absent while it has not.
         restarted: parties whose logs were taken up again by a new process.
         count: number of records that were read.
-        marks: session, type and sender -> the record of a message that is sent once in a session; the equivocation check
-            fills it.
+        marks: session, type and sender -> the record of a message that is sent once in a session; the
+            equivocation check fills it.
     """
 
     def __init__(self, logs: Sequence[PartyLog], members: Members, transcript: SignedTranscript) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from securefda.audit.keys import keys_of
+from securefda.audit.outcome import Outcome
 from securefda.audit.reconcile.claims import Claim, NotProved, prove
 from securefda.audit.reconcile.evidence import MAX_EVIDENCE_BYTES, Evidence, EvidenceError, Exhibit, exhibits_of
 from securefda.audit.reconcile.runs import ReconciledRun
@@ -15,7 +17,7 @@ from securefda.audit.statement_reader import StatementReader
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.protocol.roster import Roster
 from securefda.site.files import read_file
-from securefda.text import printable
+from securefda.text import aligned, printable
 from securefda.transport.wire import WireError
 
 
@@ -95,3 +97,41 @@ def _judge(exhibit: Exhibit, members: Members, reader: StatementReader) -> Judge
         return Judged(exhibit, prove(Claim(exhibit.kind, exhibit.accused, messages, exhibit.checkpoints), members), "")
     except (NotProved, WireError, ValueError) as error:
         return Judged(exhibit, "", str(error))
+
+
+def said_of_evidence(evidence: Evidence, judged: Sequence[Judged]) -> Outcome:
+    """What ``securefda audit verify-evidence`` says; no error where there are claims and each is proved."""
+    data = {"federation": evidence.federation, "run": evidence.run, "claims": [_json(one) for one in judged]}
+    text = "\n\n".join(_text(one) for one in judged)
+    lost = [one for one in judged if not one.proved]
+    if judged and not lost:
+        return Outcome(data, text)
+    what = f"{lost[0].exhibit.kind}: {lost[0].why_not}" if lost else "there is no claim in it"
+    why = f"{len(lost)} of {len(judged)} claims are not proved: {what}"
+    return Outcome(data, text, NoProof(why, hint="accuse no site by it"))
+
+
+def _text(one: Judged) -> str:
+    rows = [
+        ("claim", one.exhibit.kind),
+        ("accused", one.exhibit.accused),
+        ("proved" if one.proved else "not proved", one.proved or one.why_not),
+        ("said with it", one.exhibit.what),
+    ]
+    return aligned([(key, printable(value)) for key, value in rows])
+
+
+def _json(one: Judged) -> dict[str, Any]:
+    exhibit = one.exhibit
+    return {
+        "kind": exhibit.kind,
+        "accused": exhibit.accused,
+        "proved": bool(one.proved),
+        "what": one.proved or one.why_not,
+        "said": exhibit.what,
+        "round": exhibit.round,
+        "attempt": exhibit.attempt,
+        "session": exhibit.session,
+        "messages": len(exhibit.messages),
+        "checkpoints": len(exhibit.checkpoints),
+    }

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from securefda.audit.findings import Verification
 from securefda.audit.keys import Keys
@@ -31,8 +31,6 @@ from securefda.audit.records import Entry, Record
 from securefda.audit.report.overview import ranges
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
-from securefda.errors import ExitCode, SecureFdaError
-from securefda.text import aligned, printable
 
 MOST_UNFINISHED_IN_A_ROW: Final = 2
 """Rounds of one source. A target gives up after three lost rounds in a row, and a source leaves then."""
@@ -342,15 +340,6 @@ class _Reader:
         return self._rounds.setdefault(number, _Round(time))
 
 
-_MOST_ROWS: Final = 60
-
-
-class TargetConduct(SecureFdaError):
-    """Runs took something from a source and brought it no result, more often than the limits allow."""
-
-    exit_code = ExitCode.AUDIT
-
-
 def read_history(found: Sequence[LogFolder], keys: Keys, verified: Mapping[Path, Verification]) -> History:
     """Read every log of the federation once, each as far as its verification vouches for it.
 
@@ -407,84 +396,3 @@ def _vouched_for(log: LogFolder, verification: Verification) -> tuple[int | None
     except AuditError:
         pass
     return found.index, f"{found.kind} at record {found.index}: read up to there"
-
-
-def history_text(history: History) -> Iterator[str]:
-    """The table of all runs, and each finding."""
-    rounds = ("headers accepted", "rounds finished", "rounds lost")
-    head = ("run", "site", "began (UTC)", "ended how", *rounds, "what left this site")
-    rows = [_row(one) for one in history.runs[:_MOST_ROWS]]
-    more = len(history.runs) - len(rows)
-    yield aligned([head, *rows]) + (f"\nand {more} more rows; --format json lists all of them" if more > 0 else "")
-    for one in history.findings:
-        yield aligned(
-            [
-                ("conduct", f"{one.kind}: {printable(one.what)}"),
-                ("towards", one.source),
-                ("of", one.target),
-                ("runs", _listed(one)),
-            ]
-        )
-
-
-def _row(one: SiteRun) -> tuple[str, ...]:
-    began = f"{one.began[:10]} {one.began[11:19]}" if one.began else "-"
-    counts = (str(one.headers), str(one.finished), str(one.lost))
-    said = words(one.left) + (f" ({printable(one.problem)})" if one.problem else "")
-    return one.run, one.party, began, one.ended, *counts, said
-
-
-def _listed(one: Conduct) -> str:
-    shown = ", ".join(run[:12] for run in one.runs[:6])
-    return shown + (f" and {len(one.runs) - 6} more" if len(one.runs) > 6 else "")
-
-
-def error_of(history: History) -> TargetConduct | None:
-    """The error with which a command ends for the runs together; None where nothing is wrong."""
-    if not history.findings:
-        return None
-    more = f"; {len(history.findings) - 1} more findings" if len(history.findings) > 1 else ""
-    hint = "ask the target what ended these runs; a source's policy bounds how many runs and rounds it takes part in"
-    return TargetConduct(f"{history.findings[0].kind}: {history.findings[0].what}{more}", hint=hint)
-
-
-def history_json(history: History) -> dict[str, Any]:
-    """The same data for programs."""
-    return {
-        "runs": [
-            {
-                "run": one.run,
-                "party": one.party,
-                "began": one.began,
-                "last": one.last,
-                "ended": one.ended,
-                "headers_accepted": one.headers,
-                "rounds_finished": one.finished,
-                "rounds_lost": one.lost,
-                "unfinished_with_disclosure": one.is_unfinished,
-                "left": _left_json(one.left),
-                "problem": one.problem,
-            }
-            for one in history.runs
-        ],
-        "conduct": [
-            {
-                "kind": one.kind,
-                "source": one.source,
-                "target": one.target,
-                "what": one.what,
-                "runs": list(one.runs),
-                "rounds": [{"run": run, "round": number} for run, number in one.rounds],
-                "left": _left_json(one.left),
-            }
-            for one in history.findings
-        ],
-        "limits": {
-            "unfinished_rounds_in_a_row": MOST_UNFINISHED_IN_A_ROW,
-            "unfinished_runs_a_day": MOST_UNFINISHED_RUNS_A_DAY,
-        },
-    }
-
-
-def _left_json(left: Sequence[Left]) -> list[dict[str, Any]]:
-    return [{"what": one.what, "to": one.to, "count": one.count} for one in left]

@@ -100,10 +100,9 @@ class StepsTaken(Check):
         if header is None:
             return
         counted = _QUORUMS.get(entry.type)
-        if entry.type == "Result" and not (
-            entry.session in transcript.results and transcript.results[entry.session][1].masked
-        ):
-            counted = None
+        if entry.type == "Result":
+            result = transcript.results.get(entry.session)
+            counted = counted if result is not None and result[1].masked else None
         if counted is not None:
             have, needed = self._senders[entry.session, counted], header.said.threshold
             if have < needed:

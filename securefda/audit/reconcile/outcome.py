@@ -1,22 +1,30 @@
-"""How ``securefda audit reconcile`` says what it found."""
+"""What a reconciliation says: of each run, and of the history of all runs, for people and for programs."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from securefda.audit.kept_check import EvidenceLost, KeptVerdict
+from securefda.audit.outcome import Outcome
 from securefda.audit.reconcile.check import PartyLog
-from securefda.audit.reconcile.history import error_of, history_json, history_text
+from securefda.audit.reconcile.history import (
+    MOST_UNFINISHED_IN_A_ROW,
+    MOST_UNFINISHED_RUNS_A_DAY,
+    Conduct,
+    History,
+    Left,
+    SiteRun,
+    words,
+)
 from securefda.audit.reconcile.runs import ReconciledRun, ReconciledRuns
 from securefda.audit.reconcile.suspicion import RunFinding
-from securefda.cli.output import Format, print_error, print_result
 from securefda.errors import ExitCode, SecureFdaError
 from securefda.text import aligned, printable
 
-_SHOWS = (
+_MOST_ROWS: Final = 60
+_SHOWS: Final = (
     "Shown, where nothing is found: what one site says it sent, another says it received; all were shown the same; no "
     "source released twice in a round; no sum opened over fewer than the headers allow; the messages kept as evidence "
     "are those that the records name. Not shown: that sites which lie alike wrote down what happened."
@@ -29,26 +37,24 @@ class Contradiction(SecureFdaError):
     exit_code = ExitCode.AUDIT
 
 
-def print_reconciled(output: Format, found: ReconciledRuns, evidence: Path | None, *, everything: bool) -> int:
-    """Print what came out, and return the exit code."""
+class TargetConduct(SecureFdaError):
+    """Runs took something from a source and brought it no result, more often than the limits allow."""
+
+    exit_code = ExitCode.AUDIT
+
+
+def said_of(found: ReconciledRuns, evidence: Path | None, *, everything: bool) -> Outcome:
+    """What ``securefda audit reconcile`` says of the runs; ``evidence`` is the file that was written, if one was."""
     runs = [(run, run.outcome.findings if everything else run.outcome.findings[:1]) for run in found.runs]
     parts = [_json(run, shown, evidence) for run, shown in runs]
     data = (parts[0] if len(parts) == 1 else _json_of_several(parts)) | history_json(found.history)
-    error = _error(found, evidence, everything=everything)
     if len(runs) == 1:
         text = [*_parts(*runs[0]), *history_text(found.history)]
     else:
         text = [*history_text(found.history), *_parts_of_several(runs)]
     if evidence is not None:
         text.append(f"evidence: {evidence}; securefda audit verify-evidence {evidence} --roster FILE checks it")
-    text.append(_SHOWS)
-    if error is None:
-        print_result(output, data, "\n\n".join(text))
-        return 0
-    if output is Format.TXT:
-        sys.stdout.write("\n\n".join(text) + "\n")
-        sys.stdout.flush()
-    return print_error(error, as_json=output is Format.JSON, data=data)
+    return Outcome(data, "\n\n".join([*text, _SHOWS]), _error(found, evidence, everything=everything))
 
 
 def _parts_of_several(runs: Sequence[tuple[ReconciledRun, tuple[RunFinding, ...]]]) -> Iterator[str]:
@@ -76,7 +82,7 @@ def _error(found: ReconciledRuns, evidence: Path | None, *, everything: bool) ->
     findings = [one for run in found.runs for one in run.outcome.findings]
     findings.sort(key=lambda one: one.is_of_evidence)
     if not findings:
-        return error_of(found.history)
+        return conduct_error(found.history)
     others = len(findings) - 1 + len(found.history.findings)
     more = f"; {others} more findings" if others else ""
     of = EvidenceLost if findings[0].is_of_evidence else Contradiction
@@ -211,3 +217,84 @@ def _finding_json(one: RunFinding) -> dict[str, Any]:
         "records": [{"party": mark.party, "index": mark.index} for mark in one.records],
         "messages": list(one.digests),
     }
+
+
+def history_text(history: History) -> Iterator[str]:
+    """The table of all runs, and each finding."""
+    rounds = ("headers accepted", "rounds finished", "rounds lost")
+    head = ("run", "site", "began (UTC)", "ended how", *rounds, "what left this site")
+    rows = [_row(one) for one in history.runs[:_MOST_ROWS]]
+    more = len(history.runs) - len(rows)
+    yield aligned([head, *rows]) + (f"\nand {more} more rows; --format json lists all of them" if more > 0 else "")
+    for one in history.findings:
+        yield aligned(
+            [
+                ("conduct", f"{one.kind}: {printable(one.what)}"),
+                ("towards", one.source),
+                ("of", one.target),
+                ("runs", _listed(one)),
+            ]
+        )
+
+
+def _row(one: SiteRun) -> tuple[str, ...]:
+    began = f"{one.began[:10]} {one.began[11:19]}" if one.began else "-"
+    counts = (str(one.headers), str(one.finished), str(one.lost))
+    said = words(one.left) + (f" ({printable(one.problem)})" if one.problem else "")
+    return one.run, one.party, began, one.ended, *counts, said
+
+
+def _listed(one: Conduct) -> str:
+    shown = ", ".join(run[:12] for run in one.runs[:6])
+    return shown + (f" and {len(one.runs) - 6} more" if len(one.runs) > 6 else "")
+
+
+def conduct_error(history: History) -> TargetConduct | None:
+    """The error with which a command ends for the runs together; None where nothing is wrong."""
+    if not history.findings:
+        return None
+    more = f"; {len(history.findings) - 1} more findings" if len(history.findings) > 1 else ""
+    hint = "ask the target what ended these runs; a source's policy bounds how many runs and rounds it takes part in"
+    return TargetConduct(f"{history.findings[0].kind}: {history.findings[0].what}{more}", hint=hint)
+
+
+def history_json(history: History) -> dict[str, Any]:
+    """The same data for programs."""
+    return {
+        "runs": [
+            {
+                "run": one.run,
+                "party": one.party,
+                "began": one.began,
+                "last": one.last,
+                "ended": one.ended,
+                "headers_accepted": one.headers,
+                "rounds_finished": one.finished,
+                "rounds_lost": one.lost,
+                "unfinished_with_disclosure": one.is_unfinished,
+                "left": _left_json(one.left),
+                "problem": one.problem,
+            }
+            for one in history.runs
+        ],
+        "conduct": [
+            {
+                "kind": one.kind,
+                "source": one.source,
+                "target": one.target,
+                "what": one.what,
+                "runs": list(one.runs),
+                "rounds": [{"run": run, "round": number} for run, number in one.rounds],
+                "left": _left_json(one.left),
+            }
+            for one in history.findings
+        ],
+        "limits": {
+            "unfinished_rounds_in_a_row": MOST_UNFINISHED_IN_A_ROW,
+            "unfinished_runs_a_day": MOST_UNFINISHED_RUNS_A_DAY,
+        },
+    }
+
+
+def _left_json(left: Sequence[Left]) -> list[dict[str, Any]]:
+    return [{"what": one.what, "to": one.to, "count": one.count} for one in left]
