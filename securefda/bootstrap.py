@@ -14,7 +14,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda import __version__
-from securefda.audit.journal import Journal, Opening
+from securefda.audit.journal import Journal, RunInfo
 from securefda.audit.witness import Witness, WitnessMemory
 from securefda.privacy.events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger, Reservation
@@ -69,7 +69,7 @@ def witness_of(
     logs: Path,
     member: Member,
     memory: WitnessMemory,
-    opening: Opening,
+    info: RunInfo,
     unix_time: Callable[[], float] = time.time,
 ) -> Witness:
     """A site's audit logs, which lie in the folder ``logs``, and what it remembers of those of others."""
@@ -78,16 +78,16 @@ def witness_of(
         member.roster,
         member.site_id,
         member.signing_key,
-        opening=opening,
+        info=info,
         clock=lambda: datetime.fromtimestamp(unix_time(), UTC),
     )
     return Witness(journal, member.roster, member.signer, memory, unix_time)
 
 
-def run_info(task: str, strategy: str, policy: bytes | None = None) -> Opening:
+def run_info(task: str, strategy: str, policy: bytes | None = None) -> RunInfo:
     """What a site's log says of a run as it opens."""
     digest = "" if policy is None else sha256(policy).hexdigest()
-    return Opening(__version__, _word(task), _word(strategy), digest)
+    return RunInfo(__version__, _word(task), _word(strategy), digest)
 
 
 def _word(text: str) -> str:

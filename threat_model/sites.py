@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.aggregator.settings import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.journal import Journal, Opening
+from securefda.audit.journal import Journal, RunInfo
 from securefda.audit.witness import Witness, WitnessMemory
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.progress import Reporter
@@ -177,8 +177,8 @@ class AggregatorSeat:
 def witness_at(logs: Path, index: int, roster: Roster, memory: WitnessMemory) -> Witness:
     """A site's audit logs, in the folder ``logs``, and what it remembers of those of others. Time stands still."""
     policy = "" if index == TARGET else sha256(f"policy of {site_id_of(index)}".encode()).hexdigest()
-    opening, site_id = Opening("1", "task", "rule", policy), roster.by_index(index).site_id
-    journal = Journal(logs, roster, site_id, published_key(index), opening=opening, clock=lambda: NOON)
+    info, site_id = RunInfo("1", "task", "rule", policy), roster.by_index(index).site_id
+    journal = Journal(logs, roster, site_id, published_key(index), info=info, clock=lambda: NOON)
     return Witness(journal, roster, signer_of(index), memory, NOON.timestamp)
 
 

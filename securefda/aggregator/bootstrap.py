@@ -48,8 +48,8 @@ def target_site(
     if rule.adapts:
         require_steps(site_id, len(data), training_settings(config.training))
     budget = budget_of(config.privacy.budget)
-    opening = run_info(config.task.factory, config.strategy.rule)
-    witness = witness_of(logs_folder(config.aggregator.kit.resolve()), member, store, opening)
+    info = run_info(config.task.factory, config.strategy.rule)
+    witness = witness_of(logs_folder(config.aggregator.kit.resolve()), member, store, info)
     told = witness.journal.charged
     trainer, notes = trainer_at(
         config.aggregator, config.training, member, task, data, secret=secret, budget=budget, told=told, memory=store

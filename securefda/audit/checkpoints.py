@@ -23,7 +23,7 @@ class Head:
         size: number of records that it signs.
         root: their root.
         witnesses: who cosigned it, sorted.
-        kept: whether it lies in the log; else somebody else holds it.
+        kept: whether it lies in the log; else another site holds it.
     """
 
     size: int
@@ -54,7 +54,7 @@ class HeadReader:
         self._witnesses = {
             NoteKey(witness_name(name.federation, party), COSIGNATURE_V1, key): party
             for party, key in keys.items()
-            if party != name.party  # nobody is a witness of himself
+            if party != name.party  # no site is a witness of itself
         }
 
     def read(self, folder: Path) -> list[Head]:

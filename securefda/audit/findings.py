@@ -28,11 +28,11 @@ Kind = Literal[
 - edited: a record, or a file that is made of them, is not what was signed.
 - reordered, deleted, inserted: a record was moved, taken out or put in.
 - forked: the log's key signed two trees of which neither begins with the other.
-- replayed: this is another log, or an earlier state of this one than somebody holds a checkpoint of.
+- replayed: this is another log, or an earlier state of this one than another site holds a checkpoint of.
 - bad-signature: a checkpoint is not signed by the party, or a known witness' line under it is not by that witness.
 - wrong-party: this is the log of another party.
 - newer-version: a later release wrote it.
-- missing-cosignature: too few witnesses vouch for the newest records. Whoever has the log's key could have made them.
+- missing-cosignature: too few witnesses vouch for the newest records. A holder of the log's key could have made them.
 """
 
 

@@ -39,7 +39,7 @@ def logs_folder(kit: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class RunInfo:
     """What the first records of a log say; ``policy`` is the SHA-256 of the policy file in hex, empty without one."""
 
     release: str
@@ -56,7 +56,7 @@ class Journal:
         roster: of the federation.
         site_id: whose logs.
         key: the site's signing key.
-        opening: what the first records say.
+        info: what the first records say.
         clock: says what time it is, with its zone.
     """
 
@@ -67,13 +67,13 @@ class Journal:
         site_id: str,
         key: Ed25519PrivateKey,
         *,
-        opening: Opening,
+        info: RunInfo,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._parent, self._roster, self._site_id, self._key = parent, roster, site_id, key
-        self._opening, self._clock = opening, clock
+        self._info, self._clock = info, clock
         self._log: AuditLog | None = None
-        self._opening_lock = threading.RLock()
+        self._begin_lock = threading.RLock()
         self._kept = KeptMessages(parent)
         self._attempts: OrderedDict[bytes, Signed[Header]] = OrderedDict()
         self.attempts = 0
@@ -97,7 +97,7 @@ class Journal:
         """
         if run == self.run:  # at every message: without the lock, for it is set when all is done
             return
-        with self._opening_lock:
+        with self._begin_lock:
             if run != self.run:
                 self._begin(run)
 
@@ -108,13 +108,13 @@ class Journal:
         self._kept = KeptMessages(self._parent / run)
         self._keep_roster(self._parent / run)
         if self._log.size == 0:
-            said = self._opening
+            said = self._info
             digest = self._roster.digest().hex()
             self.event("run-began", release=said.release, task=said.task, strategy=said.strategy, roster=digest)
         else:
             self.event("restarted", lost_bytes=self._log.lost_bytes)
-        if self._opening.policy:
-            self.event("policy-loaded", policy=self._opening.policy)
+        if self._info.policy:
+            self.event("policy-loaded", policy=self._info.policy)
         self.run = run  # last: who sees it may append
 
     def append(self, entry: Entry, *, durable: bool = False) -> None:
@@ -230,7 +230,7 @@ class Journal:
             raise AuditError(self._parent, "is not open: there is no run yet", hint="join a run first")
 
     def _keep_roster(self, folder: Path) -> None:
-        """The keys that this run's messages were checked with, for whoever reads the log later."""
+        """The keys that this run's messages were checked with, for later readers of the log."""
         path, data = folder / ROSTER_FILE, self._roster.canonical_bytes()
         if read(path, _MAX_ROSTER_BYTES) != data:
             with disk_errors(path, "written"):

@@ -1,4 +1,4 @@
-"""Which roster an audit log is held against: the one that the user names, that of the kit around it, or its own.
+"""Which roster an audit log is checked with: the one that the user names, that of the kit around it, or its own.
 
 keys = keys_of(log_folder, roster_option)     Keys; ConfigError where there is no roster, or none that can be used
 keys.public                                   for `securefda.audit.verify.verify_log`
@@ -32,12 +32,12 @@ _OPTION: Final = "--roster"
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys that a log is held against, and why these.
+    """The keys that a log is checked with, and why these.
 
     Attributes:
         roster: all sites.
         where_from: ``"option"``: the user named the file; ``"kit"``: the kit in which the log lies, whose CA and
-            members signed it; ``"log"``: the log's own, which whoever made the log could have made as well.
+            members signed it; ``"log"``: the log's own, which the maker of the log could have made as well.
         file: where it stands.
         site: whose kit it is; empty elsewhere.
         earlier: the log's own roster in a kit that has a later one by now, else None.
@@ -74,7 +74,7 @@ class Keys:
         """What the user has to know or to do before anything rests on these keys, one line each."""
         if self.where_from == "log":
             what = (
-                "the keys are from the log's own roster, which whoever made the log could have made: compare the digest"
+                "the keys are from the log's own roster, which the maker of the log could have made: compare the digest"
             )
             return (f"{what} {self.digest} with that of the roster that you trust, or name that with {_OPTION} FILE",)
         if self.earlier is not None:
@@ -102,7 +102,7 @@ def keys_of(log_folder: Path, roster_option: Path | None = None) -> Keys:
     own ``roster.json``.
 
     Raises:
-        ConfigError: there is none, or the first of these that is there is no valid roster.
+        ConfigError: there is none, or the first of these that exists is no valid roster.
         CertificateError: the kit's files are of two federations.
     """
     if roster_option is not None:

@@ -2,7 +2,7 @@
 
 A record is in its file when `AuditLog.append` returns, and on the disk if that was asked for, or when the next
 checkpoint is. A process that dies leaves at most one record that is not whole. That is cut off when the log is opened
-again, unless a checkpoint covers it: then somebody else cut it.
+again, unless a checkpoint covers it: then its writer did not cut it.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class AuditLog:
         self._state.tail_bytes = before + len(data)
 
     def _finish_bundle(self, full: list[Tile]) -> None:
-        """Give the tail its name among the bundles. The tiles come first: a bundle says that its tiles are there."""
+        """Give the tail its name among the bundles. The tiles come first: a bundle says that its tiles exist."""
         target = self._folder / bundle_path(full[0].index)
         with self._dead_on_error(), disk_errors(target, "written"):
             os.fsync(self._tail)
@@ -271,7 +271,7 @@ class AuditLog:
         self._saved = False
 
     def _save(self) -> None:
-        """Hashes first: a checkpoint says that they are there."""
+        """Hashes first: a checkpoint says that they exist."""
         if self._saved:
             return
         note = self._last_note
@@ -283,7 +283,7 @@ class AuditLog:
         self._saved = True
 
     def _write_partial(self, path: str, data: bytes) -> None:
-        """Write a tile or bundle that is not full, unless it is there, or full by now."""
+        """Write a tile or bundle that is not full, unless it exists, or is full by now."""
         file = self._folder / path
         if not (file.exists() or file.parent.with_suffix("").exists()):
             write(file, data)
@@ -321,14 +321,14 @@ class AuditLog:
             raise AuditError(self._folder, "was opened before this process was forked", hint="open it after the fork")
 
     def _require_usable(self) -> None:
-        if (cause := self._died_of) is not None:  # whoever comes next says it as well
+        if (cause := self._died_of) is not None:  # the next caller says it as well
             raise AuditError(cause.file, cause.what, hint=cause.hint) from cause
         if not self._usable:
             raise AuditError(self._folder, "was closed", hint="open it again")
 
     @contextmanager
     def _dead_on_error(self) -> Iterator[None]:
-        """Let nobody go on with what is in memory once the disk may say something else."""
+        """End the object, since the disk may say something else than what is in memory."""
         try:
             yield
         except BaseException as error:

@@ -145,7 +145,7 @@ class Witnessed:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A text and the signatures under it, of which nobody knows yet whether they are right.
+    """A text and the signatures under it, which were not checked yet.
 
     Attributes:
         text: UTF-8 that ends in a newline, without other control characters.

@@ -13,7 +13,7 @@ _LONG: Final = 5000
 
 @contextmanager
 def verification_progress(what: str, stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
-    """What `securefda.audit.verify.verify_log` may tell its progress; drawn on ``stream``, by default stderr."""
+    """Where `securefda.audit.verify.verify_log` reports its progress; drawn on ``stream``, by default stderr."""
     stream = sys.stderr if stream is None else stream
     if not stream.isatty():
         yield lambda _read, _covered: None

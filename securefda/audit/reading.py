@@ -65,7 +65,7 @@ class DamagedLog(AuditError):
 
 @dataclass(frozen=True, slots=True)
 class HeadNote:
-    """A checkpoint as it lies in the log; nobody has checked its signatures.
+    """A checkpoint as it lies in the log; its signatures were not checked.
 
     Attributes:
         note: the whole of it.
@@ -239,7 +239,7 @@ def open_log(folder: Path) -> LogFolder:
         try:
             return _by_record(folder)
         except AuditError:
-            raise DamagedLog(error.file, 0, f"cannot be told: the file {error.what}") from error
+            raise DamagedLog(error.file, 0, f"cannot be read: the file {error.what}") from error
 
 
 def looks_like_log(folder: Path) -> bool:

@@ -95,7 +95,7 @@ class MessageRecorder:
     def _header_of(self, message: Signed[Any]) -> Signed[Header] | None:
         """The header of the message's attempt, as this site took it.
 
-        A header says its own place, whoever it is true for; a refusal has the place of the header that it answers.
+        A header says its own place, whether or not that is true; a refusal has the place of the header that it answers.
         Whatever else comes belongs to an attempt that this site is in, or to none.
         """
         if isinstance(message.body, Header) and message.sender == self._roster.target.index:
@@ -109,8 +109,8 @@ class MessageRecorder:
     def _keep(self, sent: bool, peer: int, message: Signed[Body], entry: Entry) -> None:
         """Keep a message as evidence, or write down why not.
 
-        What its sender did not sign is evidence against nobody. Of what others send there is a bound for each attempt,
-        so that nobody can fill this site's disk with evidence.
+        What its sender did not sign is no evidence. Of what others send there is a bound for each attempt,
+        so that no site can fill this site's disk with evidence.
         """
         if self._attempts != self._journal.attempts:
             self._attempts = self._journal.attempts

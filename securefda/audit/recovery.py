@@ -25,7 +25,7 @@ from securefda.audit.store import (
 )
 from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Levels, Tile, bundle_path, unpack
 
-MEND: Final = "keep it as evidence, put the newest copy back, or take part in a new run; verify it before"
+HINT: Final = "keep it as evidence, put the newest copy back, or take part in a new run; verify it before"
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ def recover(folder: Path, name: LogName, key: Ed25519PublicKey) -> State:
     public = read_checkpoint(folder / CHECKPOINT)
     newest = read_checkpoint(kept / max(names)) if names else None
     if _size_of(public) > _size_of(newest):  # the kept one is written first
-        raise AuditError(kept, "lacks the newest checkpoint", hint=MEND)
+        raise AuditError(kept, "lacks the newest checkpoint", hint=HINT)
     note = newest
     head = None if note is None else _checked_head(folder, note, name, key)
     # Number of full bundles, of which a checkpoint covers ``least``
@@ -69,7 +69,7 @@ def recover(folder: Path, name: LogName, key: Ed25519PublicKey) -> State:
     bundles = least
     with disk_errors(folder, "read"):
         if least and not (folder / bundle_path(least - 1)).is_file():
-            raise AuditError(folder / bundle_path(least - 1), "is missing, though it was signed", hint=MEND)
+            raise AuditError(folder / bundle_path(least - 1), "is missing, though it was signed", hint=HINT)
         while (folder / bundle_path(bundles)).is_file():
             bundles += 1
     # The tree over full bundles: the roots of the full tiles that belong to no full tile above
@@ -95,7 +95,7 @@ def read_checkpoint(path: Path) -> Note | None:
     try:
         return None if data is None else Note.parse(data)
     except NoteError as error:
-        raise AuditError(path, f"is no checkpoint: {error}", hint=MEND) from error
+        raise AuditError(path, f"is no checkpoint: {error}", hint=HINT) from error
 
 
 def _size_of(note: Note | None) -> int:
@@ -111,10 +111,10 @@ def _checked_head(folder: Path, note: Note, name: LogName, key: Ed25519PublicKey
     try:
         head = Checkpoint.parse(note.text)
         if head.origin != name.origin:
-            raise AuditError(path, f"is of {head.origin}, not of {name.origin}", hint=MEND)
+            raise AuditError(path, f"is of {head.origin}, not of {name.origin}", hint=HINT)
         note.check([NoteKey(name.origin, ED25519, key.public_bytes_raw())])
     except NoteError as error:
-        raise AuditError(path, f"is not by this party: {error}", hint=MEND) from error
+        raise AuditError(path, f"is not by this party: {error}", hint=HINT) from error
     return head
 
 
@@ -134,17 +134,17 @@ def _replay_tail(folder: Path, name: LogName, levels: Levels, note: Note | None,
         try:
             record = Record.parse(entry)
         except RecordError as error:
-            raise AuditError(path, f"record {seq} is not as it was written: {error}", hint=MEND) from error
+            raise AuditError(path, f"record {seq} is not as it was written: {error}", hint=HINT) from error
         if (record.seq, record.party, record.run) != (seq, name.party, name.run):
-            raise AuditError(path, f"record {seq} is of another place or another log", hint=MEND)
+            raise AuditError(path, f"record {seq} is of another place or another log", hint=HINT)
         full = levels.append(leaf_hash(entry))
         whole += 2 + len(entry)
         _check_head(folder, levels, head)
     if head is not None and head.size > levels.size:
         what = f"has {levels.size} records, but {head.size} were signed: it was cut, or is an old copy"
-        raise AuditError(folder, what, hint=MEND)
+        raise AuditError(folder, what, hint=HINT)
     if full and len(data) > whole:
-        raise AuditError(path, "has more records than a bundle", hint=MEND)
+        raise AuditError(path, "has more records than a bundle", hint=HINT)
     return State(levels, whole, len(data) - whole, note, full)
 
 
@@ -154,7 +154,7 @@ def _check_head(folder: Path, levels: Levels, head: Checkpoint | None) -> None:
 
 
 def _not_signed(folder: Path) -> AuditError:
-    return AuditError(folder, "is not what its newest checkpoint signed", hint=MEND)
+    return AuditError(folder, "is not what its newest checkpoint signed", hint=HINT)
 
 
 def _check_mode(path: Path, folder: Path) -> None:

@@ -19,7 +19,7 @@ from securefda.transport.observer import wire_size
 from securefda.transport.wire_encode import BODY_FIELDS
 from securefda.v1 import messages_pb2 as pb
 
-_SPINE: Final = frozenset(BODY_FIELDS[kind] for kind in (m.Header, m.Survivors, m.Result, m.Checkpoint))
+_TRANSCRIPT: Final = frozenset(BODY_FIELDS[kind] for kind in (m.Header, m.Survivors, m.Result, m.Checkpoint))
 
 
 class StatementReader:
@@ -114,7 +114,7 @@ class KeptStatements:
             field = _field(data)
             if field is None:
                 self.unreadable += 1
-            elif field in _SPINE:
+            elif field in _TRANSCRIPT:
                 digest = sha256(data).digest()  # with the signature: a wrong one must not hide the right one
                 if digest not in seen:
                     seen.add(digest)

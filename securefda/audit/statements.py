@@ -1,6 +1,6 @@
-"""What a signed message says, as far as it is held against the logs. The bytes themselves are opaque here. Pure.
+"""What a signed message says, as far as it is compared with the logs. The bytes themselves are opaque here. Pure.
 
-Whoever reads the bytes (`securefda.audit.statement_reader`) fills these types in and checks the signature; what follows
+`securefda.audit.statement_reader` reads the bytes, fills these types in and checks the signature; what follows
 from them is decided in `securefda.audit.reconcile.claims`. Digests are SHA-256 in hex; sites are named by their ids.
 """
 
@@ -126,4 +126,4 @@ class Statements(Protocol):
         """Every ``Header``, ``Survivors``, ``Result`` and ``Checkpoint`` with a valid signature, each once."""
 
     def find(self, digests: Collection[str]) -> Mapping[str, Statement]:
-        """Those of the messages with these digests that somebody kept with a valid signature, by digest."""
+        """Those of the messages with these digests that a site kept with a valid signature, by digest."""

@@ -28,7 +28,7 @@ from securefda.site.files import read_file
 from securefda.text import aligned, printable
 
 _RUN: Final = re.compile(r"[0-9a-f]{32}")
-_NOBODY: Final = "no other site has cosigned the newest checkpoint: whoever has the log's key could have made it"
+_NO_COSIGNER: Final = "no other site has cosigned the newest checkpoint: a holder of the log's key could have made it"
 _OPEN: Final = "the folder is open to others (mode {:04o}); unless it is a copy for them: chmod -R go= {}"
 
 
@@ -79,7 +79,7 @@ class Checked:
 
     Attributes:
         log: the folder, and whose it says that it is.
-        keys: what it was held against.
+        keys: what it was checked with.
         name: whose log of which run it should be.
         live: whether a process was writing it.
         needed: how many sites must have cosigned the newest checkpoint.
@@ -180,7 +180,7 @@ def _verified(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], dem
         try:
             return verify_log(log.folder, name, keys.public, witnesses_needed=demanded, known=known, progress=progress)
         except ValueError as error:
-            raise ConfigError("--known", str(error), hint=f"it was held against {keys.file}") from error
+            raise ConfigError("--known", str(error), hint=f"it was checked with the keys of {keys.file}") from error
 
 
 def _fault(log: LogFolder, keys: Keys, found: Verification) -> Fault | None:
@@ -240,7 +240,7 @@ def _about(log: LogFolder, live: bool, found: Verification) -> list[str]:
     if live:
         notes.append("a process is writing the log: what its newest checkpoint covered at the start was verified")
     if found.root and not found.witnesses:
-        notes.append(_NOBODY)
+        notes.append(_NO_COSIGNER)
     mode = stat.S_IMODE(log.folder.stat().st_mode)
     if mode & 0o077:
         notes.append(_OPEN.format(mode, log.folder))

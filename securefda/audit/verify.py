@@ -67,9 +67,9 @@ class Walk:
 
     Attributes:
         folder, name: the log, and whose it should be.
-        heads: size and root of each checkpoint to hold the records against; several may have one size.
+        heads: size and root of each checkpoint to compare the records with; several may have one size.
         covered: size of the newest checkpoint in the log.
-        anchors: which of the heads somebody else vouches for, by size and root.
+        anchors: which of the heads another site vouches for, by size and root.
         progress: called after every file with how many records were read, and how many the checkpoint covers.
     """
 
@@ -167,7 +167,7 @@ class Walk:
         return entries
 
     def _check_copy(self, index: int, signed: bytes, entries: list[bytes]) -> None:
-        """Hold the partial bundle against the records of the tail that the checkpoint covers."""
+        """Compare the partial bundle with the records of the tail that the checkpoint covers."""
         whole, length = unpack(signed, _MOST_ENTRIES)
         if length < len(signed) or whole != entries:
             first = index * WIDTH + _common(entries, whole)
@@ -341,7 +341,7 @@ def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: i
 def _judge_whole(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: int) -> Finding | None:
     """What can be wrong with a log that is what its newest checkpoint signs."""
     if outside and outside[-1].size > walk.levels.size:
-        what = f"somebody holds a checkpoint of {outside[-1].size} records, this log signs {walk.covered}"
+        what = f"another site holds a checkpoint of {outside[-1].size} records, this log signs {walk.covered}"
         return Finding("replayed", walk.covered, exact=True, what=what)
     if walk.torn:
         what = f"the last {walk.torn} bytes are no whole record"
@@ -396,7 +396,7 @@ def _tiles_are_signed(walk: Walk, found: Divergence) -> bool:
     try:
         while levels.size < size:
             number, first = divmod(levels.size, WIDTH)
-            tile = _tile(walk, number)  # the one that the records were held against
+            tile = _tile(walk, number)  # the one that the records were compared with
             for leaf in tile[first : size - number * WIDTH]:
                 levels.append(leaf)
     except AuditError:

@@ -159,7 +159,7 @@ class Witness:
             AuditError: it cannot be written.
         """
         if self._note is None or body.size != self.size:
-            return False  # of an earlier one, which nobody shows any more
+            return False  # of an earlier one, which is not shown any more
         try:
             self._note = self.journal.cosigned(body.size, Signature.parse(body.signature), self._witness_key(index))
         except NoteError as error:

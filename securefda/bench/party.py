@@ -32,7 +32,7 @@ from securefda.aggregator.process import RunDriver
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.journal import Opening
+from securefda.audit.journal import RunInfo
 from securefda.bench.job import CLIP, K_MIN, SAMPLES, TARGET, Job, PeakGrowth, update_of
 from securefda.bootstrap import Member, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
@@ -105,7 +105,7 @@ class RandomTrainer:
         return Evaluation(loss=0.0, metrics={"accuracy": 0.0}, samples=len(data))
 
 
-_OPENING = Opening(__version__, "random", "source-only")
+_RUN_INFO = RunInfo(__version__, "random", "source-only")
 JOIN_DEADLINE_S = 300.0
 DEADLINE_S = 120.0
 CONTROL_FRAME_BYTES = 4096
@@ -235,7 +235,7 @@ class _Aggregator:
             random_bytes=os.urandom,
             clock=time.monotonic,
             traffic=lambda: ({}, {}),
-            witness=witness_of(Path(self._job.folder) / f"log-{self._rounds}", member, store, _OPENING),
+            witness=witness_of(Path(self._job.folder) / f"log-{self._rounds}", member, store, _RUN_INFO),
         )
 
     def _uploaded_since(self, before: Mapping[int, Traffic], survivors: list[str]) -> float:
@@ -275,7 +275,7 @@ class _Source:
             roster=kit.roster,
             trainer=self._trainer,
             store=store,
-            witness=witness_of(logs, member, store, _OPENING),
+            witness=witness_of(logs, member, store, _RUN_INFO),
             random_bytes=os.urandom,
             software_version=__version__,
         )

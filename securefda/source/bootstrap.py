@@ -49,8 +49,8 @@ def source_site(
     data = training_rows(task, site_id)
     require_room_for(len(data), policy)
     said = default_policy_text(site_id, policy).encode() if policy_file is None else policy_file
-    opening = run_info(config.task.factory, "the-headers", said)
-    witness = witness_of(logs_folder(config.source.kit.resolve()), member, store, opening)
+    info = run_info(config.task.factory, "the-headers", said)
+    witness = witness_of(logs_folder(config.source.kit.resolve()), member, store, info)
     budget, told = policy.dp.budget, witness.journal.charged
     trainer, notes = trainer_at(
         config.source,

@@ -223,7 +223,7 @@ def test_binary_junk_in_all_files_is_a_finding_of_every_command(log: Path, capsy
     binary(log)
 
     for line in refused(capsys, log, verify=13, reading=13):
-        assert "cannot be told" in line
+        assert "cannot be read" in line
 
 
 def test_sparse_files_of_ten_gigabytes_are_read_in_bounded_memory(log: Path) -> None:

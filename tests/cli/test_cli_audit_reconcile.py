@@ -106,7 +106,7 @@ def test_what_one_log_says_of_another_site_is_a_disagreement(tmp_path: Path, ros
     code, out, err = audit(capsys, "reconcile", lie.write(), "--roster", roster)
 
     lines = {" ".join(line.split()) for line in out.splitlines()}
-    said = f"accused nobody alone: {B}, {TARGET} disagree, and no signed message settles who is right"
+    said = f"accused no site alone: {B}, {TARGET} disagree, and no signed message settles who is right"
     assert (code, said in lines) == (13, True)
     assert err.startswith(f"error: never-sent: the log of {TARGET} has received a MaskedInput from {B}")
 
@@ -400,7 +400,7 @@ def test_a_flipped_byte_in_the_evidence_accuses_nobody(honest: Path, roster: Pat
     assert f"record {record['index']} (" in found["what"]
     assert "has lost its evidence" in found["what"]
     assert [log["finding"] for log in envelope["data"]["logs"]] == [None] * 4
-    assert f"nobody: who changed what {B} has kept, nothing says" in " ".join(out.split())
+    assert f"no site: nothing shows who changed what {B} has kept" in " ".join(out.split())
     assert err.startswith("error: evidence-damaged: beside the log of hospital-b: ")
 
 

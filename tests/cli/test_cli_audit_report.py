@@ -158,7 +158,7 @@ def test_one_log_alone_says_what_it_cannot_know(tmp_path: Path) -> None:
     page = page_of(tmp_path / "alone", None)
     assert "The log in this folder verifies" in page.text
     assert "The logs of 3 sites of 4 are not here (source-1, source-2, source-3)" in page.text
-    assert "The logs were not held against each other. There is one log here only" in page.text
+    assert "The logs were not compared with each other. There is one log here only" in page.text
     assert "at which level, only their own logs say" in page.text
     assert "2 × MaskedInput, as only the receiver says" in page.row("matrix", "source-1")[1]
     assert page.row("sites", "source-1")[3:] == ["not here", "not known"]
@@ -248,7 +248,7 @@ def test_a_log_without_cosignature_is_vouched_for_by_its_own_key_only(tmp_path: 
         logs.sign(site, ())
         logs.logs[site].close()
     page = page_of(tmp_path / "run", 13)
-    assert page.row("logs", "source-1")[5] == "nobody"
+    assert page.row("logs", "source-1")[5] == "no site"
     assert "lacks cosignatures" in page.row("logs", "source-1")[1]
 
 
@@ -281,7 +281,7 @@ def test_beta_is_from_the_run_folder_or_said_to_be_missing(tmp_path: Path) -> No
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     page = page_of(tmp_path / "run")
     assert "Mean β" in page.text
-    assert "Nobody signed them, and no log vouches for them." in page.text
+    assert "They are not signed, and no log vouches for them." in page.text
 
 
 @pytest.mark.parametrize("line", ["{", '{"round": "<b>"}', '{"mean_beta": 1}', '{"round": [1], "mean_beta": {}}'])

@@ -19,7 +19,7 @@ import numpy as np
 from cohort import TARGET, Bytes, identity, roster_of, secrets_in, signer
 from source_stores import store_at
 
-from securefda.audit.journal import Opening
+from securefda.audit.journal import RunInfo
 from securefda.audit.witness import Witness, WitnessMemory
 from securefda.bootstrap import Member, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
@@ -107,7 +107,7 @@ def witness_at(folder: Path, index: int, terms: Terms, memory: WitnessMemory) ->
     """A site's log of the run, in a folder of its own, and what it remembers of those of others."""
     roster = roster_of(terms.n)
     member = Member(roster, roster.by_index(index).site_id, identity(index), wire.encode)
-    return witness_of(folder / f"log-{index}", member, memory, Opening("1", "units", "source_only"), lambda: 1.0)
+    return witness_of(folder / f"log-{index}", member, memory, RunInfo("1", "units", "source_only"), lambda: 1.0)
 
 
 class UnitTrainer:

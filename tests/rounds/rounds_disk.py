@@ -13,7 +13,7 @@ import pytest
 from rounds_federation import TARGET, Federation, identity, site_id
 
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.journal import Opening
+from securefda.audit.journal import RunInfo
 from securefda.audit.store import AuditError
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, witness_of
@@ -110,8 +110,8 @@ class EndingFederation(Federation):
 
     def witness_of(self, index: int, memory: AggregatorStore | SourceStore, key: Any = None) -> Witness:
         member = Member(self.roster, site_id(index), key or identity(index), wire.encode)
-        opening = Opening("1", "points", str(self.settings.strategy.rule), "" if index == TARGET else "5d" * 32)
-        return witness_of(self.logs_of(index), member, memory, opening, lambda: self.unix_s)
+        info = RunInfo("1", "points", str(self.settings.strategy.rule), "" if index == TARGET else "5d" * 32)
+        return witness_of(self.logs_of(index), member, memory, info, lambda: self.unix_s)
 
     def open(self) -> Self:
         self._do(lambda: self.at_target(self.run.open))

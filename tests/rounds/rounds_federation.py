@@ -26,7 +26,7 @@ from securefda.aggregator.personal import personal_of
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import TargetSite
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.journal import Opening
+from securefda.audit.journal import RunInfo
 from securefda.audit.recorder import MessageRecorder
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, witness_of
@@ -285,8 +285,8 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
     ) -> Witness:
         """A site's log, in the folder of the federation."""
         member = Member(self.roster, self.roster.by_index(index).site_id, key or identity(index), wire.encode)
-        opening = Opening("1", "points", str(self.settings.strategy.rule))
-        return witness_of(self.folder / "audit" / member.site_id, member, memory, opening, lambda: self.unix_s)
+        info = RunInfo("1", "points", str(self.settings.strategy.rule))
+        return witness_of(self.folder / "audit" / member.site_id, member, memory, info, lambda: self.unix_s)
 
     def policy(self, index: int, **changes: Any) -> SourcePolicy:
         """A policy that permits what the run asks for, but for ``changes``."""

@@ -14,7 +14,7 @@ from source_stores import store_at
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.journal import Opening
+from securefda.audit.journal import RunInfo
 from securefda.audit.witness import Witness
 from securefda.bench.party import RandomTrainer
 from securefda.bootstrap import Member, witness_of
@@ -61,6 +61,6 @@ def random_source(
 
 
 def _witness(member: Member, folder: Path, memory: AggregatorStore | SourceStore, files: ExitStack) -> Witness:
-    witness = witness_of(folder / "audit" / member.site_id, member, memory, Opening("1", "random", "source_only"))
+    witness = witness_of(folder / "audit" / member.site_id, member, memory, RunInfo("1", "random", "source_only"))
     files.callback(witness.journal.close)
     return witness

@@ -9,7 +9,7 @@ from typing import Any
 from known_sites import known_key, known_roster
 from transport_kit import RUN_ID, TARGET, header_body
 
-from securefda.audit.journal import Journal, Opening
+from securefda.audit.journal import Journal, RunInfo
 from securefda.audit.kept import read_kept
 from securefda.audit.reading import open_log
 from securefda.audit.recorder import MessageRecorder
@@ -31,9 +31,9 @@ class Log:
 
     def __init__(self, folder: Path, own: int) -> None:
         self.own, self.folder = own, folder / NAMES[own]
-        opening = Opening("1", "task", "rule")
+        info = RunInfo("1", "task", "rule")
         self.journal = Journal(
-            self.folder, ROSTER, NAMES[own], KEYS[own], opening=opening, clock=lambda: datetime(2026, 1, 1, tzinfo=UTC)
+            self.folder, ROSTER, NAMES[own], KEYS[own], info=info, clock=lambda: datetime(2026, 1, 1, tzinfo=UTC)
         )
 
     def recorder(self, *, run: str | None = RUN, then: MessageObserver = ignore) -> MessageRecorder:

@@ -9,7 +9,7 @@ from typing import Literal
 from securefda.aggregator.cosigners import Witnesses
 from securefda.aggregator.settings import TargetSite
 from securefda.audit import notes
-from securefda.audit.journal import Opening
+from securefda.audit.journal import RunInfo
 from securefda.audit.names import witness_name
 from securefda.audit.witness import Witness
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Header, Parcel, Send, Signed
@@ -24,7 +24,7 @@ Way = Literal["longer", "as long", "shorter", "unheard", "old", "bare"]
 def another_history(site: TargetSite | SourceSite, hidden: Path, run: str, records: int) -> Witness:
     """A second log of the same run under the same key, so many records long, and none of them the same."""
     other = witness_at(hidden, site.signer.index, site.roster, site.witness._memory)
-    other.journal._opening = Opening("2", "task", "rule")
+    other.journal._info = RunInfo("2", "task", "rule")
     other.enter(run)
     for _ in range(records - 1):
         other.journal.event("alarm", check="INVENTED", accused=[])

@@ -1,7 +1,7 @@
-"""What signed messages prove against their signer, to somebody who has only them and the roster. Pure.
+"""What signed messages prove against their signer, to a reader who has only them and the roster. Pure.
 
 A claim names messages that no honest site can have signed, whatever everybody else does. All of them carry the
-accused's own signature, and that signature binds them to one another. What somebody else chose binds nothing. The
+accused's own signature, and that signature binds them to one another. What another site chose binds nothing. The
 target chooses session ids, run ids, rounds, headers and key lists, and a source remembers them for each run folder
 only: in two folders an honest source does sign two messages with one session id.
 

@@ -1,4 +1,4 @@
-"""Evidence for somebody who has neither logs nor kits: claims, with the signed messages that prove them, as one file.
+"""Evidence for readers who have neither logs nor kits: claims, with the signed messages that prove them, as one file.
 
 The file is JSON of ASCII with sorted keys and without blanks, and a newline behind it. It describes itself and holds
 the roster's bytes; that this is the federation's roster is what the reader has to know from elsewhere. Pure.
@@ -32,7 +32,7 @@ class Exhibit:
 
     Attributes:
         kind, accused: of the claim, see `securefda.audit.reconcile.claims`.
-        what: in words, as whoever made the file saw it.
+        what: in words, as the maker of the file saw it.
         round, attempt, session: where.
         messages: signed messages as they were kept, in the claim's order.
         checkpoints: signed notes.

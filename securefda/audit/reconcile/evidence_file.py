@@ -60,9 +60,9 @@ def write_evidence(file: Path, runs: Sequence[ReconciledRun]) -> bool:
 
 
 def require_new(file: Path | None) -> None:
-    """Raise ConfigError where the file of evidence is there already: evidence is not written over."""
+    """Raise ConfigError where the file of evidence exists: evidence is not written over."""
     if file is not None and file.exists():
-        raise ConfigError("--evidence", f"{file} is there already", hint="name a new file")
+        raise ConfigError("--evidence", f"{file} exists", hint="name a new file")
 
 
 def judge_evidence(file: Path, trusted: Path) -> tuple[Evidence, list[Judged]]:

@@ -27,7 +27,7 @@ _MOST_ROWS: Final = 60
 _SHOWS: Final = (
     "Shown, where nothing is found: what one site says it sent, another says it received; all were shown the same; no "
     "source released twice in a round; no sum opened over fewer than the headers allow; the messages kept as evidence "
-    "are those that the records name. Not shown: that sites which lie alike wrote down what happened."
+    "are those that the records name. Not shown: that sites whose logs agree wrote down what happened."
 )
 
 
@@ -157,14 +157,14 @@ def _where(one: RunFinding) -> str:
 
 def _accused(one: RunFinding) -> str:
     if one.is_of_evidence:
-        return f"nobody: who changed what {one.sides[0]} has kept, nothing says"
+        return f"no site: nothing shows who changed what {one.sides[0]} has kept"
     if one.claim is not None:
         return f"{one.accused[0]}, by its own signature"
     if not one.accused:
-        return "nobody: it does not show who is to blame"
+        return "no site: it does not show which one is at fault"
     if len(one.accused) == 1:
         return f"{one.accused[0]}, by its own log"
-    return f"nobody alone: {', '.join(one.accused)} disagree, and no signed message settles who is right"
+    return f"no site alone: {', '.join(one.accused)} disagree, and no signed message settles who is right"
 
 
 def _json(found: ReconciledRun, shown: tuple[RunFinding, ...], evidence: Path | None) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class ReconciledRun:
 
     Attributes:
         members: whose logs these are, or should be.
-        keys: the keys that they were held against, and where these are from.
+        keys: the keys that they were checked with, and where these are from.
         roster: of the run: that of the keys, or an earlier one with the same keys.
         logs: those that were found, by site id in order.
         outcome: what came out.

@@ -52,7 +52,7 @@ RunKind = Literal[
 - never-sent: one log has a message as received that its sender's log has not as sent; which of the two is wrong, the
   message does not show: it may be of another run.
 - records-differ: both ends have the message, with other numbers.
-- missing-record: a party went on as only somebody does who has a message, or has burnt the fuse, and its log has no
+- missing-record: a party went on as only a site does that has a message, or has burnt the fuse, and its log has no
   record of it.
 - unmask-differs: a source signed, or released shares for, other survivors than it was shown.
 - disclosure-differs: a record says of a message that it discloses something else than its header makes it disclose.
@@ -60,7 +60,7 @@ RunKind = Literal[
 - wrong-epsilon: epsilon is not what the charges in the log come to.
 - ledger-went-back: a privacy ledger has no more rows than before.
 - evidence-...: a message that a site keeps beside its log is not what its record says, see `kept_check`. The log itself
-  may be sound; nobody is accused, since the file does not say who changed it.
+  may be sound; no site is accused, since the file does not say who changed it.
 """
 
 STEPS: Final[Mapping[str, int]] = {
@@ -195,7 +195,7 @@ class Suspicion:
 
 
 def resolve(suspicions: Iterable[Suspicion], found: Mapping[str, Statement], members: Members) -> list[RunFinding]:
-    """Accuse whom the messages accuse; the first divergence first, and of one lie the finding that says most."""
+    """Accuse whom the messages accuse; the first divergence first, and one finding for each fault."""
     findings = sorted((_resolved(suspicion, found, members) for suspicion in suspicions), key=lambda one: one.order)
     return _without_echoes(findings)
 
@@ -217,10 +217,10 @@ def _resolved(suspicion: Suspicion, found: Mapping[str, Statement], members: Mem
 def _without_echoes(findings: list[RunFinding]) -> list[RunFinding]:
     """Leave out that a message was never sent where the message itself is another finding's."""
     speaking = (one for one in findings if one.kind != "never-sent" and not one.is_of_evidence)
-    told = {digest for one in speaking for digest in one.digests}
+    said = {digest for one in speaking for digest in one.digests}
     kept: dict[tuple[object, ...], RunFinding] = {}
     for one in findings:
-        if one.kind == "never-sent" and told.intersection(one.digests):
+        if one.kind == "never-sent" and said.intersection(one.digests):
             continue
         sides = () if one.kind == "equivocation" else one.sides  # both from a record and from the messages alone
         key = (one.kind, one.session, one.step, sides, frozenset(one.digests)) if one.digests else (id(one),)

@@ -1,6 +1,6 @@
 """The messages that hold a run together: headers, lists of survivors, results, checkpoints. Pure.
 
-Everything here is what somebody kept with a valid signature, whether or not a record speaks of it.
+Everything here is what a site kept with a valid signature, whether or not a record speaks of it.
 
 Whose logs of one run are read together. Pure.
 """
@@ -47,7 +47,7 @@ class Members:
         return NoteKey(self.log_of(party).origin, ED25519, self.keys[party])
 
     def witness_keys(self, party: str) -> dict[NoteKey, str]:
-        """The keys of all that can cosign the checkpoints of a site's log: nobody is a witness of himself."""
+        """The keys of all that can cosign the checkpoints of a site's log: no site is a witness of itself."""
         return {
             NoteKey(witness_name(self.federation, site), COSIGNATURE_V1, key): site
             for site, key in self.keys.items()
@@ -71,7 +71,7 @@ class SignedTranscript:
         headers: by session; of several in one session, the first that was met.
         all_headers: every one, by digest.
         survivors: lists by the digest of their message.
-        of_type: digests of ``Header``, ``Survivors`` and ``Result`` by type and session; more than one is a lie.
+        of_type: digests of ``Header``, ``Survivors`` and ``Result`` by type and session; two are an equivocation.
         results: by session.
         notes: by origin and size, then by root: checkpoints that their party signed.
         ignored: how many messages were of another run, or not the target's to send.

@@ -70,7 +70,7 @@ def epsilon_limit(sources: Sources, party: str) -> float:
 def run_charts(sources: Sources) -> tuple[tuple[Chart, ...], str]:
     """Beta, which only the target's run folder has; and why there is no figure, where its figures are wrong.
 
-    Nobody signs these figures, and the file may hold anything.
+    These figures are not signed, and the file may hold anything.
     """
     if sources.record is None:
         return (), sources.record_problem

@@ -32,7 +32,7 @@ class Comparison:
         total: how many there are.
         checked: what was compared, and how much of it.
         notices: what is odd, or could not be compared, and why; one line each.
-        verified: folder -> what its log is worth, held against the checkpoints that the others have of it too, and
+        verified: folder -> what its log is worth, compared with the checkpoints that the others have of it too, and
             the messages beside it.
     """
 
@@ -55,7 +55,7 @@ def compare(root: Path, run: str, roster: Path | None) -> Comparison:
     findings = [one for one in found.outcome.findings if not one.is_of_evidence and not _is_of_log(one, found.logs)]
     notices = _together(found)
     if len(found.logs) < 2:
-        notices.insert(0, "There is one log here only, and nothing to hold it against.")
+        notices.insert(0, "There is one log here only, and nothing to compare it with.")
     return Comparison(
         done=len(found.logs) > 1,
         findings=_bounded([_finding_text(one) for one in findings], "finding"),
@@ -78,9 +78,9 @@ def _finding_text(one: RunFinding) -> str:
     elif len(one.accused) == 1:
         blamed = f"{one.accused[0]}, by its own log"
     elif one.accused:
-        blamed = f"nobody alone: {names(one.accused)} disagree, and no signed message settles who is right"
+        blamed = f"no site alone: {names(one.accused)} disagree, and no signed message settles who is right"
     else:
-        blamed = "nobody"
+        blamed = "no site"
     return f"{one.kind}, {where}: {one.what}. Accused: {blamed}."
 
 

@@ -1,6 +1,6 @@
 """The tables of several parties side by side: who disclosed what to whom in which rounds, and what happened when. Pure.
 
-Nothing is compared here: what a party disclosed is taken from its own log. `reconcile` is what holds one log against
+Nothing is compared here: what a party disclosed is taken from its own log. `reconcile` is what compares one log with
 another.
 """
 

@@ -43,7 +43,7 @@ _TEMPLATE = "audit.html.j2"
 _WHERE_FROM: Final = {
     "option": "the file that was named with --roster",
     "kit": "the startup kit around a log, whose CA and members signed it",
-    "log": "a log's own copy, which whoever made the log could have made as well",
+    "log": "a log's own copy, which the maker of the log could have made as well",
 }
 
 
@@ -134,7 +134,7 @@ def _about_logs(sources: Sources) -> Said:
         )
     alone = [log.party for log in sources.logs if log.is_sound and log.verification and not log.verification.witnesses]
     if alone:
-        parts.append(f"Nobody cosigned the newest checkpoint of {names(alone)}: only its own key vouches for it.")
+        parts.append(f"No other site cosigned the newest checkpoint of {names(alone)}: only its key vouches for it.")
     return Said(" ".join(parts), bool(bad or sources.unreadable or sources.missing or alone))
 
 
@@ -162,7 +162,7 @@ def _about_comparison(comparison: Comparison) -> Said:
         text = f"Held against each other and the rules, the logs do not agree: {count}, the first of them: "
         return Said(text + comparison.findings[0], care=True)
     if not comparison.done:
-        return Said(f"The logs were not held against each other. {' '.join(comparison.notices[:1])}", care=True)
+        return Said(f"The logs were not compared with each other. {' '.join(comparison.notices[:1])}", care=True)
     if comparison.notices:
         return Said("Held against each other, the logs agree; not all could be judged, see Verification.", care=True)
     return Said("Held against each other, the logs agree.", care=False)

@@ -171,7 +171,7 @@ def _the_run(root: Path, found: Sequence[LogFolder], run: str, unreadable: Mappi
 
 
 def _the_keys(logs: Sequence[LogFolder], roster: Path | None) -> Keys:
-    """Of the rosters around the logs the one that most vouches for; each log is held against that one."""
+    """Of the rosters around the logs the one that most vouches for; each log is compared with that one."""
     candidates, errors = [], []
     for log in logs:
         try:
@@ -204,7 +204,7 @@ def _state(
 
 
 def _verify(log: LogFolder, keys: Keys, *, live: bool) -> Verification:
-    """As ``securefda audit verify`` does it: somebody else must have cosigned a log that nobody writes any more."""
+    """As ``securefda audit verify`` does it: another site must have cosigned a log that no process writes any more."""
     needed = 0 if live else min(1, len(keys.public) - 1)
     name = LogName(keys.federation, log.party, log.run)
     with verification_progress(log.party) as progress:

@@ -197,4 +197,4 @@ def witnesses_text(verification: Verification) -> str:
     """Who cosigned the newest checkpoint."""
     if not verification.root:
         return "no checkpoint that could be read"
-    return names(verification.witnesses) if verification.witnesses else "nobody"
+    return names(verification.witnesses) if verification.witnesses else "no site"
