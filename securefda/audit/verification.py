@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,6 @@ from securefda.audit.statement_reader import StatementReader
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
-from securefda.protocol.roster import Roster
 from securefda.site.files import read_file
 from securefda.text import aligned, printable
 
@@ -162,17 +161,13 @@ def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], questi
         found = _verified(log, keys, name, known, demanded)
         fault = _fault(log, keys, found)
     inclusion, fault = _proved(log, found, fault, question.record)
-    kept = NOT_JUDGED
+    kept, roster, earlier = NOT_JUDGED, keys.roster, keys.earlier
+    if earlier is not None and roster_named(log) == earlier.digest().hex():
+        roster = earlier  # the messages of the run were signed under it
     if fault is None or fault.kind != "wrong-roster":
-        kept = kept_verdict(log, found, StatementReader(_roster_of_run(log, keys)), live=live)
+        kept = kept_verdict(log, found, StatementReader(roster), live=live)
     notes = (*_about(log, live, found), *keys.warnings, *found.notes, *kept.notes)
     return Checked(log, keys, name, live, demanded, found, fault, _newest(log, found), inclusion, kept, notes)
-
-
-def _roster_of_run(log: LogFolder, keys: Keys) -> Roster:
-    """The roster that the messages of the run were signed under: an earlier one where the run began under that."""
-    earlier = keys.earlier
-    return earlier if earlier is not None and roster_named(log) == earlier.digest().hex() else keys.roster
 
 
 def _verified(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], demanded: int) -> Verification:
@@ -290,7 +285,17 @@ _PROVES = (
 
 
 def _json(one: Checked) -> dict[str, Any]:
-    found, fault = one.verification, one.fault
+    found, inclusion = one.verification, one.inclusion
+    record = None
+    if inclusion is not None:
+        record = {
+            "index": inclusion.index,
+            "entry": inclusion.entry.decode("ascii", "replace"),
+            "leaf": inclusion.leaf.hex(),
+            "size": inclusion.size,
+            "root": inclusion.root.hex(),
+            "proof": [step.hex() for step in inclusion.proof],
+        }
     return {
         "log": str(one.log.folder),
         "federation": one.name.federation,
@@ -309,33 +314,14 @@ def _json(one: Checked) -> dict[str, Any]:
         "cosigners_needed": one.needed,
         "checkpoint": None if one.note is None else one.note.to_bytes().decode(),
         "being_written": one.live,
-        "finding": None
-        if fault is None
-        else {
-            "kind": fault.kind,
-            "index": fault.index,
-            "exact": fault.exact,
-            "what": fault.what,
-            "claim": fault.claim,
-        },
+        "finding": None if one.fault is None else asdict(one.fault),
         "kept_messages": {
             "judged": one.kept.judged,
             "messages": one.kept.messages,
             "findings": [{"kind": found.kind, "index": found.index, "what": found.what} for found in one.kept.findings],
         },
         "notes": list(one.notes),
-        "record": None if one.inclusion is None else _inclusion_json(one.inclusion),
-    }
-
-
-def _inclusion_json(inclusion: Inclusion) -> dict[str, Any]:
-    return {
-        "index": inclusion.index,
-        "entry": inclusion.entry.decode("ascii", "replace"),
-        "leaf": inclusion.leaf.hex(),
-        "size": inclusion.size,
-        "root": inclusion.root.hex(),
-        "proof": [step.hex() for step in inclusion.proof],
+        "record": record,
     }
 
 
@@ -343,13 +329,19 @@ def _text(one: Checked) -> str:
     parts = [aligned([(key, printable(value)) for key, value in _rows(one)])]
     if one.note is not None:
         parts.append(_indented("newest checkpoint", one.note.to_bytes().decode()))
-    if one.inclusion is not None:
-        parts.append(_inclusion_text(one.inclusion))
+    if (proved := one.inclusion) is not None:
+        steps = [
+            f"leaf {proved.leaf.hex()}",
+            *(f"with {step.hex()}" for step in proved.proof),
+            f"root {proved.root.hex()}",
+        ]
+        head = f"record {proved.index} is in the newest checkpoint, of {proved.size} records (RFC 9162, 2.1.3)"
+        parts += [_indented(head, "\n".join(steps)), _indented("it is", proved.entry.decode("ascii", "replace"))]
     return "\n".join(parts)
 
 
 def _rows(one: Checked) -> Iterator[tuple[str, str]]:
-    found, keys = one.verification, one.keys
+    found, keys, kept = one.verification, one.keys, one.kept
     yield "log", str(one.log.folder)
     yield "of", f"{one.name.party} in federation {one.name.federation}, run {one.name.run}"
     yield "roster", f"epoch {keys.roster.epoch}, {keys.file}"
@@ -358,33 +350,21 @@ def _rows(one: Checked) -> Iterator[tuple[str, str]]:
     yield "records", f"{found.size} read, {found.covered} covered by the newest checkpoint"
     if found.root:
         yield "root", found.root.hex()
-        others = len(keys.public) - 1
-        names = ", ".join(found.witnesses) or "nobody"
-        yield "cosigned by", f"{names} ({len(found.witnesses)} of {others} other sites, {one.needed} needed)"
-    yield from _kept_rows(one.kept)
+        names = ", ".join(found.witnesses) or "no site"
+        yield (
+            "cosigned by",
+            f"{names} ({len(found.witnesses)} of {len(keys.public) - 1} other sites, {one.needed} needed)",
+        )
+    if kept.judged:
+        lost = len(kept.findings)
+        yield "kept", f"{kept.messages} messages, {f'{lost} findings' if lost else 'as their records say'}"
+        yield from (("evidence", str(one)) for one in kept.findings[:_MOST_LOST])
+        if lost > _MOST_LOST:
+            yield "", f"and {lost - _MOST_LOST} more; --format json lists all of them"
+    else:
+        yield "kept", "messages were not compared: nothing of the log can be trusted"
     for note in one.notes:
         yield "note", note
-
-
-def _kept_rows(kept: KeptVerdict) -> Iterator[tuple[str, str]]:
-    if not kept.judged:
-        yield "kept", "messages were not compared: nothing of the log can be trusted"
-        return
-    lost = len(kept.findings)
-    yield "kept", f"{kept.messages} messages, {'as their records say' if not lost else f'{lost} findings'}"
-    yield from (("evidence", str(found)) for found in kept.findings[:_MOST_LOST])
-    if lost > _MOST_LOST:
-        yield "", f"and {lost - _MOST_LOST} more; --format json lists all of them"
-
-
-def _inclusion_text(inclusion: Inclusion) -> str:
-    rows = [
-        f"leaf {inclusion.leaf.hex()}",
-        *(f"with {step.hex()}" for step in inclusion.proof),
-        f"root {inclusion.root.hex()}",
-    ]
-    head = f"record {inclusion.index} is in the newest checkpoint, of {inclusion.size} records (RFC 9162, 2.1.3)"
-    return "\n".join([_indented(head, "\n".join(rows)), _indented("it is", inclusion.entry.decode("ascii", "replace"))])
 
 
 def _indented(head: str, text: str) -> str:

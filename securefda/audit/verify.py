@@ -307,7 +307,10 @@ def verify_log(
     newest = heads[-1]
     anchors = [*outside, *(head for head in heads if len(head.witnesses) >= max(witnesses_needed, 1))]
     vouched = frozenset((head.size, head.root) for head in anchors)
-    walk = Walk(folder, name, _by_size([*heads, *outside]), newest.size, vouched, progress)
+    roots: dict[int, tuple[bytes, ...]] = {}
+    for head in (*heads, *outside):
+        roots[head.size] = (*roots.get(head.size, ()), head.root)
+    walk = Walk(folder, name, roots, newest.size, vouched, progress)
     finding: Finding | None
     try:
         finding = _judge(walk.run(), heads, outside, witnesses_needed)
@@ -315,13 +318,6 @@ def verify_log(
         finding = Finding("unreadable", walk.levels.size, exact=False, what=error.what)
     notes = _notes(walk, outside)
     return Verification(walk.levels.size, newest.size, newest.root, newest.witnesses, finding, notes)
-
-
-def _by_size(heads: Sequence[Head]) -> dict[int, tuple[bytes, ...]]:
-    roots: dict[int, tuple[bytes, ...]] = {}
-    for head in heads:
-        roots[head.size] = (*roots.get(head.size, ()), head.root)
-    return roots
 
 
 def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: int) -> Finding | None:
@@ -335,38 +331,37 @@ def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: i
     if walk.levels.size < walk.covered:
         what = f"there are {walk.levels.size} records of {walk.covered} that were signed"
         return Finding("truncated", walk.levels.size, exact=True, what=what)
-    return walk.damaged or walk.wrong or _judge_whole(walk, heads, outside, needed)
-
-
-def _judge_whole(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: int) -> Finding | None:
-    """What can be wrong with a log that is what its newest checkpoint signs."""
+    if walk.damaged or walk.wrong:
+        return walk.damaged or walk.wrong
+    # The log is what its newest checkpoint signs
     if outside and outside[-1].size > walk.levels.size:
         what = f"another site holds a checkpoint of {outside[-1].size} records, this log signs {walk.covered}"
         return Finding("replayed", walk.covered, exact=True, what=what)
     if walk.torn:
         what = f"the last {walk.torn} bytes are no whole record"
         return Finding("torn", walk.levels.size, exact=True, what=what)
-    return _judge_witnesses(heads, needed)
+    witnessed = max((head.size for head in heads if len(head.witnesses) >= needed), default=0)
+    if witnessed == heads[-1].size:
+        return None
+    what = f"{len(heads[-1].witnesses)} of {needed} witnesses cosigned the newest checkpoint"
+    return Finding("missing-cosignature", witnessed, exact=False, what=what)
 
 
 def _judge_divergence(walk: Walk, found: Divergence, needed: int) -> Finding:
-    signed = _tiles_are_signed(walk, found)
-    if signed:
-        kind: Kind = "forked" if walk.matched_later else _classify(walk, found)
-        return Finding(kind, found.index, exact=True, what=_SAID[kind])
-    if walk.matched_later:
-        return Finding(
-            "edited", found.index, exact=True, what="the tile is not made of the records, which are as signed"
-        )
-    return _unlocated(walk, needed)
-
-
-def _classify(walk: Walk, found: Divergence) -> Kind:
-    """What was done to the record at a place where the tiles are right and the record is not."""
+    """What was done to the first record that is not what its tile says, where the tiles are as they were signed."""
+    if not _tiles_are_signed(walk, found):
+        if not walk.matched_later:
+            return _unlocated(walk, needed)
+        what = "the tile is not made of the records, which are as signed"
+        return Finding("edited", found.index, exact=True, what=what)
     moved = found.seq > found.index and not found.got_again and _is_from_later(walk, found)
-    if found.expected_later:
-        return "reordered" if moved else "inserted"
-    return "deleted" if moved else "edited"
+    if walk.matched_later:
+        kind: Kind = "forked"
+    elif found.expected_later:
+        kind = "reordered" if moved else "inserted"
+    else:
+        kind = "deleted" if moved else "edited"
+    return Finding(kind, found.index, exact=True, what=_SAID[kind])
 
 
 def _is_from_later(walk: Walk, found: Divergence) -> bool:
@@ -421,14 +416,6 @@ def _unlocated(walk: Walk, needed: int) -> Finding:
     if walk.wrong is not None and walk.wrong.index >= last:
         return walk.wrong
     return Finding("edited", last, exact=False, what="records and tiles behind this place are not what was signed")
-
-
-def _judge_witnesses(heads: Sequence[Head], needed: int) -> Finding | None:
-    witnessed = max((head.size for head in heads if len(head.witnesses) >= needed), default=0)
-    if witnessed == heads[-1].size:
-        return None
-    what = f"{len(heads[-1].witnesses)} of {needed} witnesses cosigned the newest checkpoint"
-    return Finding("missing-cosignature", witnessed, exact=False, what=what)
 
 
 def _notes(walk: Walk, outside: Sequence[Head]) -> tuple[str, ...]:

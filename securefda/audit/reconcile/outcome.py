@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from securefda.audit.kept_check import EvidenceLost, KeptVerdict
+from securefda.audit.kept_check import EvidenceLost
 from securefda.audit.outcome import Outcome
-from securefda.audit.reconcile.check import PartyLog
 from securefda.audit.reconcile.history import (
     MOST_UNFINISHED_IN_A_ROW,
     MOST_UNFINISHED_RUNS_A_DAY,
-    Conduct,
     History,
-    Left,
-    SiteRun,
     words,
 )
 from securefda.audit.reconcile.runs import ReconciledRun, ReconciledRuns
@@ -47,34 +44,26 @@ def said_of(found: ReconciledRuns, evidence: Path | None, *, everything: bool) -
     """What ``securefda audit reconcile`` says of the runs; ``evidence`` is the file that was written, if one was."""
     runs = [(run, run.outcome.findings if everything else run.outcome.findings[:1]) for run in found.runs]
     parts = [_json(run, shown, evidence) for run, shown in runs]
-    data = (parts[0] if len(parts) == 1 else _json_of_several(parts)) | history_json(found.history)
+    data = parts[0]
     if len(runs) == 1:
         text = [*_parts(*runs[0]), *history_text(found.history)]
     else:
-        text = [*history_text(found.history), *_parts_of_several(runs)]
+        total = sum(part["findings_total"] for part in parts)
+        data = {
+            "federation": data["federation"],
+            "target": data["target"],
+            "reconciled": parts,
+            "findings_total": total,
+        }
+        text = [*history_text(found.history), *(part for run, shown in runs if shown for part in _parts(run, shown))]
+        if sound := sum(not shown for _, shown in runs):
+            text.append(
+                f"{sound} of {len(runs)} runs without a finding of their own; --run RUN says what was checked in one"
+            )
     if evidence is not None:
         text.append(f"evidence: {evidence}; securefda audit verify-evidence {evidence} --roster FILE checks it")
-    return Outcome(data, "\n\n".join([*text, _SHOWS]), _error(found, evidence, everything=everything))
-
-
-def _parts_of_several(runs: Sequence[tuple[ReconciledRun, tuple[RunFinding, ...]]]) -> Iterator[str]:
-    """Of many runs only those with a finding are written out."""
-    for run, shown in runs:
-        if shown:
-            yield from _parts(run, shown)
-    sound = sum(not shown for _, shown in runs)
-    if sound:
-        yield f"{sound} of {len(runs)} runs without a finding of their own; --run RUN says what was checked in one"
-
-
-def _json_of_several(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of several runs, each in the order in which they began."""
-    return {
-        "federation": parts[0]["federation"],
-        "target": parts[0]["target"],
-        "reconciled": parts,
-        "findings_total": sum(part["findings_total"] for part in parts),
-    }
+    error = _error(found, evidence, everything=everything)
+    return Outcome(data | history_json(found.history), "\n\n".join([*text, _SHOWS]), error)
 
 
 def _error(found: ReconciledRuns, evidence: Path | None, *, everything: bool) -> SecureFdaError | None:
@@ -85,86 +74,71 @@ def _error(found: ReconciledRuns, evidence: Path | None, *, everything: bool) ->
         return conduct_error(found.history)
     others = len(findings) - 1 + len(found.history.findings)
     more = f"; {others} more findings" if others else ""
+    hints = [] if everything or len(findings) <= len(found.runs) else ["--all lists all of them"]
+    if evidence is None and any(one.claim is not None for one in findings):
+        hints.append("--evidence FILE writes the signed messages that prove it")
     of = EvidenceLost if findings[0].is_of_evidence else Contradiction
-    hint = _hint(findings, len(found.runs), evidence, everything=everything)
+    hint = "; ".join([*hints, "keep the logs as they are"])
     return of(f"{findings[0].kind}: {findings[0].what}{more}", hint=hint)
 
 
-def _hint(findings: Sequence[RunFinding], runs: int, evidence: Path | None, *, everything: bool) -> str:
-    proved = any(one.claim is not None for one in findings)
-    hints = [] if everything or len(findings) <= runs else ["--all lists all of them"]
-    if proved and evidence is None:
-        hints.append("--evidence FILE writes the signed messages that prove it")
-    return "; ".join([*hints, "keep the logs as they are"])
-
-
 def _parts(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> Iterator[str]:
-    yield aligned([(key, printable(value)) for key, value in _head(found)])
-    head = ("log of", "records", "covered", "cosigned by", "by itself", "kept messages")
-    yield aligned([head, *map(_log_row, found.logs)])
+    """The text on one run: what was read, what was checked, the notices, and the findings that are shown."""
+    keys, members = found.keys, found.members
+    run = f"{members.run} of federation {members.federation}, target {members.target}"
+    yield aligned([("run", printable(run)), ("roster", printable(f"{keys.file}, digest {keys.digest}"))])
+    rows = [("log of", "records", "covered", "cosigned by", "by itself", "kept messages")]
+    for log in found.logs:
+        of, kept = log.verification, "not compared"
+        state = "as signed" if of.finding is None else f"{of.finding.kind} at record {of.finding.index}"
+        if log.kept.judged:
+            lost = len(log.kept.findings)
+            kept = f"{log.kept.messages}, {f'{lost} findings' if lost else 'as recorded'}"
+        rows.append((log.party, str(of.size), str(of.covered), ", ".join(of.witnesses) or "no site", state, kept))
+    yield aligned(rows)
     yield aligned([("checked", "how many"), *((name, str(count)) for name, count in found.outcome.counts.items())])
     if found.outcome.notices:
-        yield "\n".join(f"note: {printable(notice)}" for notice in _gathered(found))
+        lines = (f"{', '.join(sites)}: {text}" if sites else text for sites, text in gathered(found))
+        yield "\n".join(f"note: {printable(line)}" for line in lines)
     for place, finding in enumerate(shown):
-        title = "divergence" if not finding.is_of_evidence else "evidence"
-        yield _finding_text(finding, f"first {title}" if place == 0 and title == "divergence" else title)
+        title = "evidence" if finding.is_of_evidence else "first divergence" if place == 0 else "divergence"
+        yield _finding_text(finding, title)
 
 
-def _head(found: ReconciledRun) -> Iterator[tuple[str, str]]:
-    keys = found.keys
-    yield "run", f"{found.members.run} of federation {found.members.federation}, target {found.members.target}"
-    yield "roster", f"{keys.file}, digest {keys.digest}"
-
-
-def _gathered(found: ReconciledRun) -> list[str]:
-    """The notices; those that say the same of several sites in one line."""
+def gathered(found: ReconciledRun, but: Container[str] = ()) -> list[tuple[list[str], str]]:
+    """The notices ``but`` for some, each with the sites that it is about: what is said alike of several is one line."""
     sites: dict[str, list[str]] = {}
     for notice in found.outcome.notices:
-        site, colon, text = notice.partition(": ")
-        of_site = bool(colon) and site in found.members.keys
-        sites.setdefault(text if of_site else notice, []).extend([site] if of_site else [])
-    return [f"{', '.join(names)}: {text}" if names else text for text, names in sites.items()]
-
-
-def _log_row(log: PartyLog) -> tuple[str, ...]:
-    found = log.verification
-    state = "as signed" if found.finding is None else f"{found.finding.kind} at record {found.finding.index}"
-    witnesses = ", ".join(found.witnesses) or "nobody"
-    return log.party, str(found.size), str(found.covered), witnesses, state, _kept(log.kept)
-
-
-def _kept(kept: KeptVerdict) -> str:
-    if not kept.judged:
-        return "not compared"
-    return f"{kept.messages}, {f'{len(kept.findings)} findings' if kept.findings else 'as recorded'}"
+        if notice not in but:
+            site, colon, text = notice.partition(": ")
+            of_site = bool(colon) and site in found.members.keys
+            sites.setdefault(text if of_site else notice, []).extend([site] if of_site else [])
+    return [(who, text) for text, who in sites.items()]
 
 
 def _finding_text(one: RunFinding, title: str) -> str:
-    rows = [(title, f"{one.kind}: {printable(one.what)}"), ("where", _where(one)), ("accused", _accused(one))]
+    if one.round:
+        session = f", session {one.session[:12]}" if one.session else ""
+        where = f"round {one.round}, attempt {one.attempt}, at {one.step}{session}"
+    else:
+        where = "outside rounds" + (f", at {one.step}" if one.step else "")
+    if one.is_of_evidence:
+        accused = f"no site: nothing shows who changed what {one.sides[0]} has kept"
+    elif not one.accused:
+        accused = "no site: it does not show which one is at fault"
+    else:
+        accused = accused_text(one, ", ".join(one.accused))
+    rows = [(title, f"{one.kind}: {printable(one.what)}"), ("where", where), ("accused", accused)]
     if one.records:
         rows.append(("records", ", ".join(f"{mark.index} of {mark.party}" for mark in one.records[:8])))
-    rows += [("message", digest) for digest in one.digests]
-    return aligned(rows)
+    return aligned([*rows, *(("message", digest) for digest in one.digests)])
 
 
-def _where(one: RunFinding) -> str:
-    if not one.round:
-        return "outside rounds" + (f", at {one.step}" if one.step else "")
-    return f"round {one.round}, attempt {one.attempt}, at {one.step}" + (
-        f", session {one.session[:12]}" if one.session else ""
-    )
-
-
-def _accused(one: RunFinding) -> str:
-    if one.is_of_evidence:
-        return f"no site: nothing shows who changed what {one.sides[0]} has kept"
-    if one.claim is not None:
-        return f"{one.accused[0]}, by its own signature"
-    if not one.accused:
-        return "no site: it does not show which one is at fault"
-    if len(one.accused) == 1:
-        return f"{one.accused[0]}, by its own log"
-    return f"no site alone: {', '.join(one.accused)} disagree, and no signed message settles who is right"
+def accused_text(one: RunFinding, names: str) -> str:
+    """Whom a finding accuses, which is at least one site, and by what; ``names`` are these sites."""
+    if len(one.accused) > 1:
+        return f"no site alone: {names} disagree, and no signed message settles who is right"
+    return f"{names}, by its own {'log' if one.claim is None else 'signature'}"
 
 
 def _json(found: ReconciledRun, shown: tuple[RunFinding, ...], evidence: Path | None) -> dict[str, Any]:
@@ -174,48 +148,45 @@ def _json(found: ReconciledRun, shown: tuple[RunFinding, ...], evidence: Path | 
         "federation": members.federation,
         "target": members.target,
         "roster": {"digest": found.keys.digest, "file": str(found.keys.file), "from": found.keys.where_from},
-        "logs": [_log_json(log) for log in found.logs],
+        "logs": [
+            {
+                "party": log.party,
+                "log": log.folder,
+                "records": log.verification.size,
+                "covered": log.verification.covered,
+                "root": log.verification.root.hex(),
+                "cosigned_by": list(log.verification.witnesses),
+                "finding": None if (of := log.verification.finding) is None else {"kind": of.kind, "index": of.index},
+                "kept_messages": {
+                    "judged": log.kept.judged,
+                    "messages": log.kept.messages,
+                    "findings": len(log.kept.findings),
+                },
+            }
+            for log in found.logs
+        ],
         "missing_logs": sorted(set(members.keys) - {log.party for log in found.logs}),
         "counts": dict(found.outcome.counts),
         "notices": list(found.outcome.notices),
         "findings_total": len(found.outcome.findings),
-        "findings": [_finding_json(one) for one in shown],
+        "findings": [
+            {
+                "kind": one.kind,
+                "what": one.what,
+                "accused": list(one.accused) if len(one.accused) == 1 else [],
+                "disagree": list(one.accused) if len(one.accused) > 1 else [],
+                "proved_by": "messages" if one.claim is not None else "log" if len(one.accused) == 1 else None,
+                "sides": [side for side in one.sides if side],
+                "step": one.step,
+                "round": one.round,
+                "attempt": one.attempt,
+                "session": one.session,
+                "records": [asdict(mark) for mark in one.records],
+                "messages": list(one.digests),
+            }
+            for one in shown
+        ],
         "evidence": None if evidence is None else str(evidence),
-    }
-
-
-def _log_json(log: PartyLog) -> dict[str, Any]:
-    found = log.verification
-    return {
-        "party": log.party,
-        "log": log.folder,
-        "records": found.size,
-        "covered": found.covered,
-        "root": found.root.hex(),
-        "cosigned_by": list(found.witnesses),
-        "finding": None if found.finding is None else {"kind": found.finding.kind, "index": found.finding.index},
-        "kept_messages": {
-            "judged": log.kept.judged,
-            "messages": log.kept.messages,
-            "findings": len(log.kept.findings),
-        },
-    }
-
-
-def _finding_json(one: RunFinding) -> dict[str, Any]:
-    return {
-        "kind": one.kind,
-        "what": one.what,
-        "accused": list(one.accused) if len(one.accused) == 1 else [],
-        "disagree": list(one.accused) if len(one.accused) > 1 else [],
-        "proved_by": "messages" if one.claim is not None else "log" if len(one.accused) == 1 else None,
-        "sides": [side for side in one.sides if side],
-        "step": one.step,
-        "round": one.round,
-        "attempt": one.attempt,
-        "session": one.session,
-        "records": [{"party": mark.party, "index": mark.index} for mark in one.records],
-        "messages": list(one.digests),
     }
 
 
@@ -223,30 +194,18 @@ def history_text(history: History) -> Iterator[str]:
     """The table of all runs, and each finding."""
     rounds = ("headers accepted", "rounds finished", "rounds lost")
     head = ("run", "site", "began (UTC)", "ended how", *rounds, "what left this site")
-    rows = [_row(one) for one in history.runs[:_MOST_ROWS]]
-    more = len(history.runs) - len(rows)
-    yield aligned([head, *rows]) + (f"\nand {more} more rows; --format json lists all of them" if more > 0 else "")
+    rows = [head]
+    for run in history.runs[:_MOST_ROWS]:
+        began = f"{run.began[:10]} {run.began[11:19]}" if run.began else "-"
+        counts = (str(run.headers), str(run.finished), str(run.lost))
+        said = words(run.left) + (f" ({printable(run.problem)})" if run.problem else "")
+        rows.append((run.run, run.party, began, run.ended, *counts, said))
+    more = len(history.runs) - _MOST_ROWS
+    yield aligned(rows) + (f"\nand {more} more rows; --format json lists all of them" if more > 0 else "")
     for one in history.findings:
-        yield aligned(
-            [
-                ("conduct", f"{one.kind}: {printable(one.what)}"),
-                ("towards", one.source),
-                ("of", one.target),
-                ("runs", _listed(one)),
-            ]
-        )
-
-
-def _row(one: SiteRun) -> tuple[str, ...]:
-    began = f"{one.began[:10]} {one.began[11:19]}" if one.began else "-"
-    counts = (str(one.headers), str(one.finished), str(one.lost))
-    said = words(one.left) + (f" ({printable(one.problem)})" if one.problem else "")
-    return one.run, one.party, began, one.ended, *counts, said
-
-
-def _listed(one: Conduct) -> str:
-    shown = ", ".join(run[:12] for run in one.runs[:6])
-    return shown + (f" and {len(one.runs) - 6} more" if len(one.runs) > 6 else "")
+        what, runs = f"{one.kind}: {printable(one.what)}", ", ".join(run[:12] for run in one.runs[:6])
+        runs += f" and {len(one.runs) - 6} more" if len(one.runs) > 6 else ""
+        yield aligned([("conduct", what), ("towards", one.source), ("of", one.target), ("runs", runs)])
 
 
 def conduct_error(history: History) -> TargetConduct | None:
@@ -272,7 +231,7 @@ def history_json(history: History) -> dict[str, Any]:
                 "rounds_finished": one.finished,
                 "rounds_lost": one.lost,
                 "unfinished_with_disclosure": one.is_unfinished,
-                "left": _left_json(one.left),
+                "left": [asdict(left) for left in one.left],
                 "problem": one.problem,
             }
             for one in history.runs
@@ -285,7 +244,7 @@ def history_json(history: History) -> dict[str, Any]:
                 "what": one.what,
                 "runs": list(one.runs),
                 "rounds": [{"run": run, "round": number} for run, number in one.rounds],
-                "left": _left_json(one.left),
+                "left": [asdict(left) for left in one.left],
             }
             for one in history.findings
         ],
@@ -294,7 +253,3 @@ def history_json(history: History) -> dict[str, Any]:
             "unfinished_runs_a_day": MOST_UNFINISHED_RUNS_A_DAY,
         },
     }
-
-
-def _left_json(left: Sequence[Left]) -> list[dict[str, Any]]:
-    return [{"what": one.what, "to": one.to, "count": one.count} for one in left]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from securefda.audit.findings import Verification
 from securefda.audit.kept_check import KeptVerdict
+from securefda.audit.reconcile.outcome import accused_text, gathered
 from securefda.audit.report.words import count_of, names
 from securefda.errors import SecureFdaError
 
@@ -73,14 +74,7 @@ def _is_of_log(one: RunFinding, logs: Sequence[PartyLog]) -> bool:
 
 def _finding_text(one: RunFinding) -> str:
     where = f"round {one.round}, attempt {one.attempt}" if one.round else "outside rounds"
-    if one.claim is not None:
-        blamed = f"{names(one.accused)}, by its own signature"
-    elif len(one.accused) == 1:
-        blamed = f"{one.accused[0]}, by its own log"
-    elif one.accused:
-        blamed = f"no site alone: {names(one.accused)} disagree, and no signed message settles who is right"
-    else:
-        blamed = "no site"
+    blamed = accused_text(one, names(one.accused)) if one.accused else "no site"
     return f"{one.kind}, {where}: {one.what}. Accused: {blamed}."
 
 
@@ -90,24 +84,11 @@ def _together(found: ReconciledRun) -> list[str]:
         *found.keys.warnings,
         *(f"{log.party}: {note}" for log in found.logs for note in (*log.verification.notes, *log.kept.notes)),
     }
-    sites: dict[str, list[str]] = {}
-    for notice in found.outcome.notices:
-        if notice not in said:
-            site, text = _of_site(notice, found)
-            sites.setdefault(text, []).extend(site)
-    return [f"{names(who)}: {text}" if who else text for text, who in sites.items()]
-
-
-def _of_site(notice: str, found: ReconciledRun) -> tuple[list[str], str]:
-    site, colon, text = notice.partition(": ")
-    return ([site], text) if colon and site in found.members.keys else ([], notice)
+    lines = gathered(found, said)
+    return [f"{names(who)}: {text}" if who else text for who, text in lines]
 
 
 def _bounded(lines: Sequence[str], what: str) -> tuple[str, ...]:
     more = len(lines) - MOST_LINES
-    return (*lines[:MOST_LINES], *_rest(more, what))
-
-
-def _rest(more: int, what: str) -> Iterator[str]:
-    if more > 0:
-        yield f"And {count_of(more, f'more {what}')}: securefda audit reconcile --all lists them."
+    rest = f"And {count_of(more, f'more {what}')}: securefda audit reconcile --all lists them."
+    return (*lines[:MOST_LINES], rest) if more > 0 else tuple(lines)
