@@ -64,7 +64,12 @@ class HeadReader:
             Unfit: one cannot be read, is of another log, or is not signed as it says.
         """
         heads: list[Head] = []
-        for size in _kept_sizes(folder):
+        kept = folder / CHECKPOINTS
+        try:
+            names = [file.name for file in kept.iterdir()] if kept.is_dir() else []
+        except OSError as error:
+            raise _unfit("unreadable", 0, f"{CHECKPOINTS} cannot be read: {error.strerror}") from error
+        for size in sorted(int(name) for name in names if len(name) == 16 and name.isascii() and name.isdecimal()):
             before = heads[-1].size if heads else 0
             head = self._read_one(folder / CHECKPOINTS / f"{size:016d}", before)
             if head.size != size:
@@ -129,15 +134,6 @@ class HeadReader:
         if (other.federation, other.party) != (self._name.federation, self._name.party):
             raise _unfit("wrong-party", before, f"it is of {other.party} in federation {other.federation}")
         raise _unfit("replayed", before, f"it is of run {other.run}")
-
-
-def _kept_sizes(folder: Path) -> list[int]:
-    kept = folder / CHECKPOINTS
-    try:
-        names = [file.name for file in kept.iterdir()] if kept.is_dir() else []
-    except OSError as error:
-        raise _unfit("unreadable", 0, f"{CHECKPOINTS} cannot be read: {error.strerror}") from error
-    return sorted(int(name) for name in names if len(name) == 16 and name.isascii() and name.isdecimal())
 
 
 def _unfit(kind: Kind, before: int, what: str) -> Unfit:

@@ -98,24 +98,25 @@ class Journal:
         if run == self.run:  # at every message: without the lock, for it is set when all is done
             return
         with self._begin_lock:
-            if run != self.run:
-                self._begin(run)
-
-    def _begin(self, run: str) -> None:
-        self.close()
-        name = LogName(self._roster.federation_id, self._site_id, run)
-        self._log = AuditLog.open(self._parent, name, self._key, self._clock)
-        self._kept = KeptMessages(self._parent / run)
-        self._keep_roster(self._parent / run)
-        if self._log.size == 0:
-            said = self._info
-            digest = self._roster.digest().hex()
-            self.event("run-began", release=said.release, task=said.task, strategy=said.strategy, roster=digest)
-        else:
-            self.event("restarted", lost_bytes=self._log.lost_bytes)
-        if self._info.policy:
-            self.event("policy-loaded", policy=self._info.policy)
-        self.run = run  # last: who sees it may append
+            if run == self.run:
+                return
+            self.close()
+            name = LogName(self._roster.federation_id, self._site_id, run)
+            self._log = AuditLog.open(self._parent, name, self._key, self._clock)
+            self._kept = KeptMessages(self._parent / run)
+            path, data = self._parent / run / ROSTER_FILE, self._roster.canonical_bytes()
+            if read(path, _MAX_ROSTER_BYTES) != data:  # the keys that this run's messages are checked with
+                with disk_errors(path, "written"):
+                    write(path, data)
+            if self._log.size == 0:
+                said = self._info
+                digest = self._roster.digest().hex()
+                self.event("run-began", release=said.release, task=said.task, strategy=said.strategy, roster=digest)
+            else:
+                self.event("restarted", lost_bytes=self._log.lost_bytes)
+            if self._info.policy:
+                self.event("policy-loaded", policy=self._info.policy)
+            self.run = run  # last: who sees it may append
 
     def append(self, entry: Entry, *, durable: bool = False) -> None:
         """Write a record; on the disk when this returns, where ``durable``.
@@ -228,13 +229,6 @@ class Journal:
     def _require_run(self) -> None:
         if self._log is None:
             raise AuditError(self._parent, "is not open: there is no run yet", hint="join a run first")
-
-    def _keep_roster(self, folder: Path) -> None:
-        """The keys that this run's messages were checked with, for later readers of the log."""
-        path, data = folder / ROSTER_FILE, self._roster.canonical_bytes()
-        if read(path, _MAX_ROSTER_BYTES) != data:
-            with disk_errors(path, "written"):
-                write(path, data)
 
 
 def place_of(header: Signed[Header] | None) -> tuple[int, int, str]:

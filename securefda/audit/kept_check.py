@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal
 
@@ -214,14 +215,12 @@ class _Log:
                 self.ended = True
             case "checkpoint-signed" if record.seq < self._judged:
                 self.checkpoints.append((record.seq, int(str(entry.facts["size"]))))
-            case "message-not-kept" if self._may_be_left_out(entry):
-                self.not_kept.add(entry.digest)
-
-    def _may_be_left_out(self, entry: Entry) -> bool:
-        missing = self.missing.get(entry.digest)
-        if missing is None or missing.entry.direction != "received" or missing.entry.peer != entry.peer:
-            return False
-        return entry.facts["check"] == "SIGNATURE" or self._received[entry.peer] > MOST_KEPT_BYTES
+            case "message-not-kept":  # true of a received message that its sender did not sign, or above the bound
+                missing = self.missing.get(entry.digest)
+                if missing is None or (missing.entry.direction, missing.entry.peer) != ("received", entry.peer):
+                    return
+                if entry.facts["check"] == "SIGNATURE" or self._received[entry.peer] > MOST_KEPT_BYTES:
+                    self.not_kept.add(entry.digest)
 
 
 def check_kept(
@@ -299,22 +298,24 @@ class _Comparison:
 
     def _pieces(self) -> Iterator[KeptFinding]:
         """What is kept and is no copy of a record."""
-        for one, (before, after) in zip(self._kept.pieces, self._neighbours(), strict=True):
+        # Records of the copies before and behind each piece
+        seqs = [one.seq if isinstance(one, _Copy) else -1 for one in self._kept.pieces]
+        before_each = list(accumulate([-1, *seqs], max))[:-1]
+        behind = list(accumulate([math.inf, *(seq if seq >= 0 else math.inf for seq in reversed(seqs))], min))[:-1]
+        for one, before, after in zip(self._kept.pieces, before_each, reversed(behind), strict=True):
             if isinstance(one, _Copy):
-                if not one.recorded and self._is_whole and not self._is_left_by_crash(one, before, after):
-                    yield self._unrecorded(one)
-                continue
-            if one.is_torn and self._has_break(before, after):
+                if not one.recorded and self._is_whole:
+                    yield from self._unrecorded(one, before, after)
+            elif one.is_torn and self._has_break(before, after):
                 self._crash["torn"] += 1
-                continue
-            if finding := self._damaged(one, before, after):
+            elif finding := self._damaged(one, before, after):
                 yield finding
         for what in self._kept.unreadable:
             yield KeptFinding("evidence-damaged", f"{what}; what was kept in it is lost as evidence")
 
     def _damaged(self, piece: _Damaged, before: int, after: float) -> KeptFinding | None:
         """Of the records without a copy the first between its neighbours is the one whose copy this was."""
-        first = max(bisect_right(self._missing, before, key=_seq), self._next)
+        first = max(bisect_right(self._missing, before, key=attrgetter("seq")), self._next)
         held = "the end of the file is no message" if piece.is_end else "what is kept there is not what was signed"
         if first < len(self._missing) and self._missing[first].seq < after:
             lost, self._next = self._missing[first], first + 1
@@ -326,18 +327,15 @@ class _Comparison:
         what = f"{piece.place}, {piece.size} bytes: {held}, and no record lacks its message"
         return KeptFinding("evidence-unrecorded", what)
 
-    def _unrecorded(self, copy: _Copy) -> KeptFinding:
-        said = copy.statement
-        what = f"{copy.piece.place} holds a {said.type} of {said.sender} that no record names; it is no evidence"
-        return KeptFinding("evidence-unrecorded", what)
-
-    def _is_left_by_crash(self, copy: _Copy, before: int, after: float) -> bool:
-        """A power cut can take the record of a message whose copy it leaves."""
+    def _unrecorded(self, copy: _Copy, before: int, after: float) -> Iterator[KeptFinding]:
+        """A power cut can take the record of a message whose copy it leaves; else no honest site keeps the copy."""
         said = copy.statement
         of_run = copy.run in ("", self._run) and said.session in ("", *self._sessions)
-        is_left = of_run and self._has_break(before, after)
-        self._crash["unrecorded"] += is_left
-        return is_left
+        if of_run and self._has_break(before, after):
+            self._crash["unrecorded"] += 1
+            return
+        what = f"{copy.piece.place} holds a {said.type} of {said.sender} that no record names; it is no evidence"
+        yield KeptFinding("evidence-unrecorded", what)
 
     def _lost(self) -> Iterator[KeptFinding]:
         """Records whose copy is gone."""
@@ -364,13 +362,6 @@ class _Comparison:
             return False  # a later one is there, and they are written in their order
         self._crash["missing"] += 1
         return True
-
-    def _neighbours(self) -> list[tuple[int, float]]:
-        """Records of the copies before and behind each piece."""
-        seqs = [one.seq if isinstance(one, _Copy) else -1 for one in self._kept.pieces]
-        before = list(accumulate([-1, *seqs], max))[:-1]
-        behind = list(accumulate([math.inf, *(seq if seq >= 0 else math.inf for seq in reversed(seqs))], min))[:-1]
-        return list(zip(before, reversed(behind), strict=True))
 
     def _has_break(self, before: int, after: float) -> bool:
         return any(before < place <= after for place in self._breaks)
@@ -403,10 +394,6 @@ def _record(index: int, entry: Entry) -> str:
     whom = f"{'to' if entry.direction == 'sent' else 'from'} {entry.peer}"
     where = f" in round {entry.round}" if entry.round else ""
     return f"record {index} ({entry.type} {entry.direction} {whom}{where})"
-
-
-def _seq(one: _Missing) -> int:
-    return one.seq
 
 
 class EvidenceLost(SecureFdaError):

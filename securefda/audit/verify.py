@@ -331,9 +331,11 @@ def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: i
     if walk.levels.size < walk.covered:
         what = f"there are {walk.levels.size} records of {walk.covered} that were signed"
         return Finding("truncated", walk.levels.size, exact=True, what=what)
-    if walk.damaged or walk.wrong:
-        return walk.damaged or walk.wrong
-    # The log is what its newest checkpoint signs
+    return walk.damaged or walk.wrong or _judge_whole(walk, heads, outside, needed)
+
+
+def _judge_whole(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: int) -> Finding | None:
+    """What can be wrong with a log that is what its newest checkpoint signs."""
     if outside and outside[-1].size > walk.levels.size:
         what = f"another site holds a checkpoint of {outside[-1].size} records, this log signs {walk.covered}"
         return Finding("replayed", walk.covered, exact=True, what=what)
