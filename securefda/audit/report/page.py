@@ -197,9 +197,9 @@ def _about_updates(sources: Sources) -> Said:
 
 def _about_target(sources: Sources) -> Iterator[Said]:
     """Of the target's own update, where it was sent."""
-    told = [flow for flow in all_flows(sources.tables) if shows_target(flow)]
-    if told:
-        count = count_of(sum(flow.messages for flow in told), "message")
+    disclosing = [flow for flow in all_flows(sources.tables) if shows_target(flow)]
+    if disclosing:
+        count = count_of(sum(flow.messages for flow in disclosing), "message")
         whom = names(sorted({flow.receiver for flow in told}))
         yield Said(f"The target's own update g_T went in clear to {whom}, in {count}.", care=True)
 
