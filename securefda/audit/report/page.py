@@ -200,7 +200,7 @@ def _about_target(sources: Sources) -> Iterator[Said]:
     disclosing = [flow for flow in all_flows(sources.tables) if shows_target(flow)]
     if disclosing:
         count = count_of(sum(flow.messages for flow in disclosing), "message")
-        whom = names(sorted({flow.receiver for flow in told}))
+        whom = names(sorted({flow.receiver for flow in disclosing}))
         yield Said(f"The target's own update g_T went in clear to {whom}, in {count}.", care=True)
 
 
