@@ -1,0 +1,53 @@
+"""The manual: Sphinx with MyST and furo. ``make docs`` builds it; warnings are errors.
+
+Sphinx reads the whole repository and not only ``docs/``, so that a page links to a file anywhere in the repository by its
+relative path. Markdown pages become pages of the manual; any other file is copied into it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path, PurePosixPath
+
+from docutils import nodes
+from sphinx.addnodes import download_reference, pending_xref
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from securefda import __version__  # noqa: E402 - the manual is of this checkout, whatever is installed
+
+project = "securefda"
+author = "The securefda authors"
+release = __version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+
+root_doc = "docs/index"
+include_patterns = ["*.md", "docs/**.md", "threat_model/**.md", "services/**.md", "benchmarks/**.md", "tests/vectors/*.md"]
+exclude_patterns = [".*", "docs/_*", "build", "dist", "runs", "kits", "securefda"]
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+
+html_theme = "furo"
+html_title = "securefda"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_extra_path = ["_root"]
+html_copy_source = False
+html_show_copyright = False
+
+
+def _folders_are_named(app: Sphinx, doctree: nodes.document) -> None:
+    """A link to a folder of the repository, which has no page, keeps its text and becomes no link."""
+    here = PurePosixPath(app.env.docname).parent
+    for link in list(doctree.findall(lambda node: isinstance(node, (pending_xref, download_reference)))):
+        target = str(link.get("reftarget", ""))
+        if target and "://" not in target and (ROOT / here / target.partition("#")[0]).is_dir():
+            link.replace_self(link.children)
+
+
+def setup(app: Sphinx) -> None:
+    """Sphinx calls this when it reads the configuration."""
+    app.connect("doctree-read", _folders_are_named)
