@@ -201,7 +201,11 @@ class ReleaseLimits(Settings):
 
 
 class MetadataPolicy(Settings):
-    """What may leave in clear beside an update at ``individual``; at other levels these travel inside sums alone."""
+    """What may leave in clear beside an update at ``individual``; at other levels these travel inside sums alone.
+
+    Attributes:
+        may_leave: which figures of the training rows these are; ``samples`` is the number of rows.
+    """
 
     may_leave: Annotated[tuple[Literal["samples", "loss", "accuracy"], ...], Field(strict=False)] = ()
 
