@@ -34,6 +34,7 @@ lint: $(READY)
 	$(BIN)/python tests/vectors/generate.py --check
 	$(BIN)/python -m threat_model.generate --check
 	$(BIN)/python benchmarks/tables.py --check
+	$(BIN)/python docs/generate.py --check
 	$(BIN)/python tests/deep.py --check
 
 $(READY): requirements.lock pyproject.toml

@@ -1,7 +1,7 @@
 """The manual: Sphinx with MyST and furo. ``make docs`` builds it; warnings are errors.
 
-Sphinx reads the whole repository and not only ``docs/``, so that a page links to a file anywhere in the repository by its
-relative path. Markdown pages become pages of the manual; any other file is copied into it.
+Sphinx reads the whole repository and not only ``docs/``, so that a page links to any file in it by its relative path.
+Markdown pages become pages of the manual; any other file is copied into it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**.md", "threat_model/**.md", "services/**.md", "benchmarks/**.md", "tests/vectors/*.md"]
+include_patterns = [
+    "*.md",
+    "docs/**.md",
+    "threat_model/**.md",
+    "services/**.md",
+    "benchmarks/**.md",
+    "tests/vectors/*.md",
+]
 exclude_patterns = [".*", "docs/_*", "build", "dist", "runs", "kits", "securefda"]
 
 myst_enable_extensions = ["dollarmath"]

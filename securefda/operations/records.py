@@ -36,7 +36,7 @@ class SeenLine(TypedDict):
     """Level of visibility at which these sources were served."""
 
     members: list[str]
-    """Site ids of the sources in the sum."""
+    """Site ids of these sources."""
 
     rows: int
     """Rows that they trained on together."""
@@ -68,10 +68,10 @@ class RoundLine(TypedDict, total=False):
     """Mean loss on the target's test rows."""
 
     metrics: dict[str, float]
-    """The task's other figures on the target's test rows, by name."""
+    """The task's figures on the target's test rows, by name."""
 
     evaluated: Literal["personal"]
-    """Present where accuracy, loss and metrics are of a model of the target's own, which `model_digest` does not name."""
+    """Present where accuracy, loss and metrics are of the target's own model, which `model_digest` does not name."""
 
     mean_beta: float | None
     """Mean of the sources' β, weighted by rows; null where the rule has none."""
@@ -192,37 +192,55 @@ class NormCap(TypedDict):
     """The norm cap of a run's settings. What it did to a part, only that part's source knows."""
 
     kappa: float
+    """How much squared norm the other parts have at least, over that of each."""
+
     granularity: str
+    """What it holds for: `layer` or `model`."""
 
 
 class TargetReleases(TypedDict):
-    """How often the target's update g_T left the target: headers in all, and those that each source was named in.
-
-    ``updates`` counts what differed among them: a second attempt of a round sends the same update again. ``noise`` is
-    what the releases carried, ``none`` or the name of a mechanism.
-    """
+    """How often the target's update left the target."""
 
     headers: int
+    """Headers that carried it."""
+
     updates: int
+    """How many different updates were among them: a second attempt of a round sends the same one again."""
+
     recipients: dict[str, int]
+    """Source to number of headers that it was named in."""
+
     noise: str
+    """What the releases carried: `none`, or the name of a mechanism."""
 
 
 class PrivacySpent(TypedDict):
     """What the target's rows have cost, over all rounds and runs that its ledger knows, and what they may cost."""
 
     epsilon: float
+    """Epsilon spent so far."""
+
     limit: float
+    """Epsilon that may be spent."""
+
     delta: float
+    """The probability that both leave out."""
+
     accountant: str
+    """How epsilon is added up."""
 
 
 class Spread(TypedDict):
-    """Of figures of several rounds."""
+    """A figure over several rounds."""
 
     smallest: float
+    """The smallest."""
+
     median: float
+    """The median."""
+
     largest: float
+    """The largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
