@@ -37,6 +37,13 @@ exclude_patterns = [".*", "docs/_*", "build", "dist", "runs", "kits", "securefda
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+default_role = "py:obj"  # the code writes names in single backticks
+
 html_theme = "furo"
 html_title = "securefda"
 html_static_path = ["_static"]
