@@ -6,12 +6,15 @@ Markdown pages become pages of the manual; any other file is copied into it.
 
 from __future__ import annotations
 
+import inspect
 import sys
+from enum import Enum
 from pathlib import Path, PurePosixPath
 
 from docutils import nodes
 from sphinx.addnodes import download_reference, pending_xref
 from sphinx.application import Sphinx
+from sphinx.util.inspect import stringify_signature
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -38,11 +41,12 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 default_role = "py:obj"  # the code writes names in single backticks
+
+maximum_signature_line_length = 80
 
 html_theme = "furo"
 html_title = "securefda"
@@ -62,6 +66,23 @@ def _folders_are_named(app: Sphinx, doctree: nodes.document) -> None:
             link.replace_self(link.children)
 
 
+def _types_as_written(
+    _app: Sphinx, what: str, _name: str, found: object, _options: object, shown: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """A signature with its types as the code spells them: Sphinx would write out what stands behind ``ArrayLike``."""
+    if not shown or not callable(found):
+        return shown, returns
+    if isinstance(found, type) and issubclass(found, Enum):
+        return "", None
+    signature = inspect.signature(found)
+    parameters = list(signature.parameters.values())
+    if what == "method" and parameters and parameters[0].name == "self":
+        parameters = parameters[1:]
+    signature = signature.replace(parameters=parameters)
+    return stringify_signature(signature, show_return_annotation=what != "class"), None
+
+
 def setup(app: Sphinx) -> None:
     """Sphinx calls this when it reads the configuration."""
     app.connect("doctree-read", _folders_are_named)
+    app.connect("autodoc-process-signature", _types_as_written)
