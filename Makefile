@@ -22,7 +22,7 @@ test-deep: $(READY)
 	@$(BIN)/python tests/deep.py
 
 docs: $(READY)
-	@$(BIN)/python -m sphinx -q -W --keep-going -c docs . docs/_build/html
+	@$(BIN)/python -m sphinx -q -E -W --keep-going -c docs . docs/_build/html
 	@echo "the manual: docs/_build/html/index.html"
 
 lint: $(READY)

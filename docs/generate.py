@@ -66,7 +66,7 @@ def descriptions(owner: type) -> Mapping[str, str]:
     """Field name -> its text, of a class and its bases: below the field, or under "Attributes:" of the class."""
     found: dict[str, str] = {}
     for cls in reversed(owner.__mro__):
-        if not cls.__module__.startswith("securefda"):
+        if cls.__module__.partition(".")[0] in ("builtins", "abc", "enum", "pydantic", "typing"):
             continue
         for entry in re.finditer(
             r"(?m)^    ([a-z_, ]+): ((?:.+\n?(?:     .*\n?)*))", _attributes(inspect.getdoc(cls) or "")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -16,6 +19,7 @@ from tutorial_runner import read_blocks
 from typer.exceptions import TyperException
 
 from securefda.cli.app import app
+from securefda.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
@@ -24,6 +28,15 @@ _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _FENCED = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1", flags=re.DOTALL | re.MULTILINE)
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - {"runs", "kits"}
+
+
+class Described(Settings):
+    """For the generator: a table with one key that is explained and one that is not."""
+
+    key: int = 0
+    """a ``key`` that the file explains"""
+
+    silent: int = 0
 
 
 def missing_links(page: Path, text: str) -> Iterator[str]:
@@ -122,12 +135,33 @@ class TestPage:
     def test_every_command_line_parses(self, page: Path) -> None:
         assert list(wrong_commands(page)) == []
 
+    def test_what_its_python_imports_of_securefda_is_there(self, page: Path) -> None:
+        trees = [ast.parse(block.text) for block in read_blocks(page) if block.language == "python"]
+        imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        own = [
+            (node.module, alias.name) for node in imports for alias in node.names if "securefda" in (node.module or "")
+        ]
+        assert [pair for pair in own if not hasattr(importlib.import_module(pair[0]), pair[1])] == []
+
 
 def test_reference_pages_are_in_step_with_the_code() -> None:
     done = subprocess.run(
         [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_setting_without_a_description_is_refused() -> None:
+    spec = importlib.util.spec_from_file_location("manual_generator", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    assert generator.described(Described, "key") == "A `key` that the file explains."
+    with pytest.raises(LookupError, match=r"Described\.silent has no description"):
+        generator.described(Described, "silent")
+    with pytest.raises(LookupError, match=r"Described\.silent has no description"):
+        list(generator.setting_rows(Described))
 
 
 def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
