@@ -81,7 +81,7 @@ def typed_commands(script: str) -> Iterator[list[str]]:
             while word and re.fullmatch(r"\w+=.*", word[0]):
                 word = word[1:]
             if word and Path(word[0]).name == "securefda":
-                yield word[1:]
+                yield [re.sub(r"\$\w+", "1", argument) for argument in word[1:]]  # variables of the shell: any value
             word = ["(redirected to)"] if token in ("<", ">", ">>") else []
 
 
