@@ -1,6 +1,7 @@
 # make demo         set up, then the main job: five sources and a target as separate processes, masked updates
 # make test         set up, then all tests
 # make test-deep    the same tests with their long forms; commits the result
+# make docs         the manual, as HTML in docs/_build/html
 # make lint         what CI checks beside the tests
 # make lock         renew requirements.lock from pyproject.toml
 
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-deep lint lock clean
+.PHONY: demo test test-deep docs lint lock clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -20,6 +21,10 @@ test: $(READY)
 test-deep: $(READY)
 	@$(BIN)/python tests/deep.py
 
+docs: $(READY)
+	@$(BIN)/python -m sphinx -q -E -W --keep-going -c docs . docs/_build/html
+	@echo "the manual: docs/_build/html/index.html"
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -29,6 +34,7 @@ lint: $(READY)
 	$(BIN)/python tests/vectors/generate.py --check
 	$(BIN)/python -m threat_model.generate --check
 	$(BIN)/python benchmarks/tables.py --check
+	$(BIN)/python docs/generate.py --check
 	$(BIN)/python tests/deep.py --check
 
 $(READY): requirements.lock pyproject.toml
@@ -52,4 +58,4 @@ lock:
 	rm -rf $(VENV).lock
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) docs/_build build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -17,14 +17,31 @@ class ExitCode(IntEnum):
     """Exit codes of every command and process."""
 
     OK = 0
+    """Done."""
+
     FAILED = 1
+    """Failed, for a reason that has no code of its own, or interrupted."""
+
     CONNECTION = 2
+    """No connection, a peer that is not the one in the roster, or one that breaks the protocol."""
+
     CONFIG = 4
+    """Wrong arguments, configuration or data."""
+
     POLICY = 10
+    """Refused by a site's policy."""
+
     BUDGET = 11
+    """A privacy budget is spent, or its ledger is missing or in doubt."""
+
     QUORUM = 12
+    """Too few sources are left, or did not come in time."""
+
     AUDIT = 13
+    """An audit log, its evidence, or several logs together did not verify."""
+
     CERTIFICATE = 14
+    """A certificate is expired, not yet valid, of another federation, or has the wrong name."""
 
 
 class SecureFdaError(Exception):

@@ -30,16 +30,19 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run stands when a line is written.
-
-    ``run`` is the run id, empty until it is known; ``round`` counts from 1 and is 0 outside rounds; ``phase`` and
-    ``peer`` (a site id) are empty where there is none.
-    """
+    """Where a run stands when a line is written."""
 
     run: str = ""
+    """Id of the run; empty until it is known."""
+
     round: int = 0
+    """Number of the round, from 1; 0 outside rounds."""
+
     phase: str = ""
+    """Phase of the round; empty where there is none."""
+
     peer: str = ""
+    """Site id of the peer that the line is about; empty where there is none."""
 
 
 class OperationalLog:

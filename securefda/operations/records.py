@@ -30,78 +30,139 @@ RunStatus = Literal["finished", "failed", "interrupted"]
 
 
 class SeenLine(TypedDict):
-    """What the aggregator learnt in a round of one set of sources: of their updates the sum, or the one update.
-
-    ``rows`` is how many they trained on together; ``loss`` and ``accuracy`` are the means over these rows, None where a
-    single source's policy keeps its own, and of everybody in a round in which one of them has none to give.
-    """
+    """What the aggregator learnt in a round of one set of sources: of their updates the sum, or the one update."""
 
     level: str
+    """Level of visibility at which these sources were served."""
+
     members: list[str]
+    """Site ids of these sources."""
+
     rows: int
+    """Rows that they trained on together."""
+
     loss: float | None
+    """Mean loss over these rows; null where a single source's policy keeps its own, and where a site trains with
+    noise."""
+
     accuracy: float | None
+    """Mean accuracy over these rows; null likewise."""
 
 
 class RoundLine(TypedDict, total=False):
     """One line of ``metrics.jsonl``, written by the aggregator when a round ends.
 
-    ``seconds`` maps phase to wall-clock seconds and ``bytes_up``/``bytes_down`` source to bytes as seen by the
-    aggregator. ``mean_beta`` is the sample-weighted mean, 1 - w/n. ``refused`` maps source to policy key or check,
-    ``levels`` maps participant to what the aggregator was to see of it, and ``seen`` is what it did see.
-    ``target_update_to`` names the sources that were sent g_T, ``target_cosine`` is that of g_T and the update of the
-    model, and ``delta_errors`` maps rule to estimated error, in squared units of the parameters, where the rule of the
-    next round is chosen by it. ``target_epsilon`` is what the target's rows have cost with this round, where it trains
-    with DP-SGD. ``evaluated`` is there where accuracy, loss and metrics are those of a model of the target's own, which
-    ``model_digest`` does not name. ``emptied`` are the layers in which the sum of those at
-    ``sum`` is zero. A lost round keeps the last model and has no accuracy.
+    A lost round keeps the last model and has no accuracy.
     """
 
     round: Required[int]
+    """Number of the round, from 1."""
+
     rule: str
+    """Rule of the round."""
+
     accuracy: float
+    """Accuracy on the target's test rows, from 0 to 1."""
+
     loss: float
+    """Mean loss on the target's test rows."""
+
     metrics: dict[str, float]
+    """The task's figures on the target's test rows, by name."""
+
     evaluated: Literal["personal"]
+    """Present where accuracy, loss and metrics are of the target's own model, which `model_digest` does not name."""
+
     mean_beta: float | None
+    """Mean of the sources' β, weighted by rows; null where the rule has none."""
+
     target_cosine: float | None
+    """Cosine of the target's update and the update of the model."""
+
     delta_errors: dict[str, float]
+    """Rule to estimated error, in squared units of the parameters, where the rule of the next round is chosen by it."""
+
     target_epsilon: float
+    """What the target's rows have cost with this round, where the target trains with noise."""
+
     survivors: list[str]
+    """Site ids of the sources whose updates count in the round."""
+
     levels: dict[str, str]
+    """Source to the level of visibility at which it was to be served."""
+
     seen: list[SeenLine]
+    """What the aggregator did see."""
+
     emptied: list[str]
+    """Layers in which the sum of the sources at `sum` is zero."""
+
     target_update_to: list[str]
+    """Sources that were sent the target's update."""
+
     dropped: list[str]
+    """Sources that were lost on the way."""
+
     refused: dict[str, str]
+    """Source to the policy key or check for which it refused the round."""
+
     attempts: int
+    """Attempts that the round took."""
+
     seconds: dict[str, float]
+    """Phase to wall-clock seconds."""
+
     bytes_up: dict[str, int]
+    """Source to bytes that the aggregator received from it."""
+
     bytes_down: dict[str, int]
+    """Source to bytes that the aggregator sent to it."""
+
     model_digest: str
+    """SHA-256 of the model after the round, in hex."""
+
     status: Literal["finished", "lost"]
+    """How the round ended."""
 
 
 class SiteLine(TypedDict, total=False):
-    """One line of a source's own ``metrics.jsonl``; it stays at that source.
-
-    ``loss`` is the mean over the round's training rows, None with DP-SGD; ``clipped`` is the number of coordinates that
-    the clip changed, ``capped`` and ``zeroed`` the number of layers that the norm cap scaled down, and to nothing. A
-    line with ``refused`` is of a header that this site's policy refused: the key, what was asked and what is allowed.
-    """
+    """One line of a source's own ``metrics.jsonl``; it stays at that source."""
 
     round: Required[int]
+    """Number of the round, from 1."""
+
     attempt: int
+    """Number of the attempt at the round."""
+
     level: str
+    """Level of visibility at which the source was served."""
+
     rule: str
+    """Rule of the round."""
+
     capped: int
+    """Layers of its part that the norm cap scaled down."""
+
     zeroed: int
+    """Layers of its part that the norm cap set to zero."""
+
     refused: dict[str, str]
+    """Present where this site's policy refused the header: the key, what was asked and what is allowed."""
+
     beta: float | None
+    """The source's β; null where the rule has none."""
+
     samples: int
+    """Rows that the source trained on."""
+
     loss: float | None
+    """Mean loss over the round's training rows; null with noise."""
+
     clipped: int
+    """Coordinates that the clip changed."""
+
     epsilon: float
+    """What the source's rows have cost with this round, where it trains with noise."""
 
 
 def refused_line(refusal: PolicyRefusal, header: Signed[Header]) -> SiteLine:
@@ -131,92 +192,137 @@ class NormCap(TypedDict):
     """The norm cap of a run's settings. What it did to a part, only that part's source knows."""
 
     kappa: float
+    """How much squared norm the other parts have at least, over that of each."""
+
     granularity: str
+    """What it holds for: `layer` or `model`."""
 
 
 class TargetReleases(TypedDict):
-    """How often the target's update g_T left the target: headers in all, and those that each source was named in.
-
-    ``updates`` counts what differed among them: a second attempt of a round sends the same update again. ``noise`` is
-    what the releases carried, ``none`` or the name of a mechanism.
-    """
+    """How often the target's update left the target."""
 
     headers: int
+    """Headers that carried it."""
+
     updates: int
+    """How many different updates were among them: a second attempt of a round sends the same one again."""
+
     recipients: dict[str, int]
+    """Source to number of headers that it was named in."""
+
     noise: str
+    """What the releases carried: `none`, or the name of a mechanism."""
 
 
 class PrivacySpent(TypedDict):
     """What the target's rows have cost, over all rounds and runs that its ledger knows, and what they may cost."""
 
     epsilon: float
+    """Epsilon spent so far."""
+
     limit: float
+    """Epsilon that may be spent."""
+
     delta: float
+    """The probability that both leave out."""
+
     accountant: str
+    """How epsilon is added up."""
 
 
 class Spread(TypedDict):
-    """Of figures of several rounds."""
+    """A figure over several rounds."""
 
     smallest: float
+    """The smallest."""
+
     median: float
+    """The median."""
+
     largest: float
+    """The largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run came to: the contents of ``summary.json``.
-
-    Attributes:
-        run_id: 32 hex digits.
-        task: its factory, ``package.module:Class``.
-        strategy: the strategy's settings by kebab-case key.
-        visibility: source id -> the level of the round in which the aggregator was to see most of it; for a source that
-            no round had, what the settings permit.
-        norm_cap: the norm cap of the run; None where there is none.
-        target_releases: how often g_T was sent to sources.
-        target_privacy: what the target's rows have cost; None where it trains without noise.
-        target_cosine: of g_T and the update of the model, over the finished rounds that had both; None without one.
-        rounds_by_rule: rule -> finished rounds.
-        rounds: finished rounds; ``rounds_planned`` were asked for and ``rounds_lost`` given up.
-        target_accuracy: mean over the last five finished rounds, in [0, 1]; None without a finished round.
-        final_accuracy: of the last finished round.
-        evaluated: whose accuracy these are: ``personal``, of a model of the target's own, or ``global``.
-        seconds_by_phase: median over rounds, seconds.
-        bytes_up: source id -> bytes to the aggregator over the whole run; ``bytes_down`` the other way.
-        refusals: source id -> policy key or check -> number of rounds.
-        dropped: source id -> number of rounds in which it was dropped.
-        model_digest: SHA-256 of the final model, hex; empty without one.
-        status: how the run ended; ``error`` says why, where it did not finish.
-        versions: software name -> version.
-    """
+    """What a run came to: the contents of ``summary.json``."""
 
     run_id: str
+    """Id of the run, 32 hex digits."""
+
     task: str
+    """The task's factory, `package.module:Class`."""
+
     strategy: Mapping[str, Any]
+    """The strategy's settings, by kebab-case key."""
+
     visibility: Mapping[str, str]
+    """Source to the level of the round in which the aggregator was to see most of it; for a source that no round had,
+    what the settings permit."""
+
     norm_cap: NormCap | None
+    """The norm cap of the run; null where there is none."""
+
     target_releases: TargetReleases
+    """How often the target's update was sent to sources, and with what noise."""
+
     target_privacy: PrivacySpent | None
+    """What the target's rows have cost; null where the target trains without noise."""
+
     target_cosine: Spread | None
+    """Smallest, median and largest cosine of the target's update and the update of the model, over the finished rounds
+    that had both."""
+
     rounds_by_rule: Mapping[str, int]
+    """Rule to number of finished rounds."""
+
     rounds: int
+    """Number of finished rounds."""
+
     rounds_planned: int
+    """Number of rounds that were asked for."""
+
     rounds_lost: int
+    """Number of rounds that were given up."""
+
     target_accuracy: float | None
+    """Mean accuracy over the last five finished rounds, from 0 to 1; null without a finished round."""
+
     final_accuracy: float | None
+    """Accuracy of the last finished round."""
+
     seconds_by_phase: Mapping[str, float]
+    """Phase to median seconds over the finished rounds."""
+
     bytes_up: Mapping[str, int]
+    """Source to bytes that it sent to the aggregator in the whole run."""
+
     bytes_down: Mapping[str, int]
+    """Source to bytes that the aggregator sent to it in the whole run."""
+
     refusals: Mapping[str, Mapping[str, int]]
+    """Source to policy key or check to number of rounds refused for it."""
+
     dropped: Mapping[str, int]
+    """Source to number of rounds in which it was lost."""
+
     model_digest: str
+    """SHA-256 of the final model, in hex; empty without one."""
+
     status: RunStatus
+    """How the run ended."""
+
     evaluated: Literal["global", "personal"] = "global"
+    """Whose accuracy these are: `personal`, of a model of the target's own, or `global`."""
+
     error: Mapping[str, str] | None = None
+    """Code, message and hint of the error that ended the run; null where it finished."""
+
     versions: Mapping[str, str] = field(default_factory=dict)
+    """Software to its version."""
+
     schema_version: int = SCHEMA_VERSION
+    """Version of this form."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, ready for a JSON encoder."""

@@ -67,8 +67,13 @@ class FederationSection(Settings):
     """Who takes part: one target site, which runs the aggregator, and the source sites in roster order."""
 
     name: SiteId
+    """Name of the federation; certificates and rosters carry it."""
+
     target: SiteId = "target"
+    """Site id of the target, which runs the aggregator."""
+
     sources: Annotated[tuple[SiteId, ...], Field(strict=False, min_length=1)]
+    """Site ids of the sources, in the order of the roster; at least one."""
 
     @model_validator(mode="after")
     def _sites_differ(self) -> Self:
@@ -84,37 +89,89 @@ class TaskSection(Settings):
     """What is learnt: the task class, the folder of its data files, and options handed to it as they are."""
 
     factory: Annotated[str, AfterValidator(_factory)]
+    """The class of the task, as `package.module:Class`; the same at every site."""
+
     data_dir: OptionalSettingsPath = None
+    """Folder of the site's data files; empty where the task needs none."""
+
     options: Annotated[Mapping[str, Any], Field(strict=False)] = Field(default_factory=dict)
+    """Options of the task itself, handed to it as they are; the task checks them."""
 
 
 class StrategySection(Settings):
     """How updates become the next model: fields and bounds of ``securefda.rules.strategy.Strategy``."""
 
     rule: str = "fedgp_auto"
+    """How updates become the next model."""
+
     beta: float = 0.5
+    """Weight of a source under `fedda` and `fedgp`, from 0 to 1; other rules ignore it."""
+
     projection: str = "orthogonal"
+    """Form of the projection under the FedGP rules."""
+
     filter: bool = True
+    """Whether FedGP leaves out a source in each layer in which its update points against the target's."""
+
     align: bool = True
+    """Whether the FedDA and FedGP rules align a source's update with the target's number of steps and learning rate."""
+
     estimator: str = "mean-field"
+    """How auto-β estimates the variance of the target's update; `exact` needs the target's single steps."""
+
     rounds: int = 20
+    """Rounds of the run, at least 1."""
+
     warm_up_rounds: int = 2
+    """Rounds of `source_only` before the rule begins; fewer than `rounds`."""
+
     lr_after_warm_up: float = 1.0
+    """Factor of every site's learning rate after warm-up, above 0 and at most 1."""
+
     finetune_rounds: int = 0
+    """Rounds at the end of `finetune_offline` in which the target trains alone; fewer than `rounds`."""
+
     server_optimizer: str = "none"
+    """Optimizer with which the aggregator moves the model, where a round is a mean of updates."""
+
     server_learning_rate: float = 0.0
+    """Learning rate of that optimizer; 0 takes the usual one, 1 for momentum and 0.01 for Adam."""
+
     server_momentum: float = 0.9
+    """Share of the past that the optimizer keeps, at least 0 and below 1; Adam's first β."""
+
     server_second_momentum: float = 0.99
+    """Adam's second β, at least 0 and below 1."""
+
     server_epsilon: float = 1e-3
+    """What Adam adds to its divisor, above 0."""
+
     reptile_rounds: int = 0
+    """Rounds of Reptile at the end of `personalized_fedavg`; fewer than `rounds`."""
+
     reptile_learning_rate: float = 0.01
+    """Learning rate of Adam in the rounds of Reptile, above 0."""
+
     personal_epochs: int = 1
+    """Epochs in which the target trains its own model, under `ditto` and `personalized_fedavg`; at least 1."""
+
     ditto_lambda: float = 0.1
+    """How strongly `ditto` draws the target's own model to the common one, at least 0."""
+
     apfl_alpha: float = 0.5
+    """Share of the target's own model in the mixture of `apfl`, from 0 to 1."""
+
     apfl_adaptive: bool = False
+    """Whether `apfl` moves that share by its gradient in each round."""
+
     knn_neighbours: int = 10
+    """How many of the target's nearest rows `knn_per` asks, at least 1."""
+
     knn_weight: float = 0.5
+    """Weight of their answer in `knn_per`, from 0 to 1; the model has the rest."""
+
     knn_scale: float = 1.0
+    """Distance over which the weight of a neighbour falls by the factor e, above 0."""
 
     @model_validator(mode="after")
     def _the_rules_accept_it(self) -> Self:
@@ -126,26 +183,48 @@ class NoiseSection(Settings):
     """DP-SGD of one side, as ``securefda.training.NoiseSettings``; a noise multiplier of 0 means plain training."""
 
     noise_multiplier: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of the noise over `max-grad-norm`; 0 trains without noise."""
+
     max_grad_norm: Positive = 1.0
+    """Norm to which the gradient of each row is scaled down."""
+
     ghost_clipping: bool = False
+    """Whether to find these norms without holding every row's gradient: less memory, a second backward pass."""
 
 
 class TrainingSection(Settings):
-    """Local training of one side; the fields are those of ``securefda.training.TrainingSettings``.
-
-    ``personal_layers`` and ``head_epochs`` are of strategy fedrep.
-    """
+    """Local training of one side; the fields are those of ``securefda.training.TrainingSettings``."""
 
     optimizer: Literal["adam", "sgd"] = "adam"
+    """Optimizer of local training; its state begins anew in every round."""
+
     learning_rate: Positive = 0.001
+    """Learning rate before the factor of the round."""
+
     batch_size: Count = 16
+    """Rows of a step; with noise, the expected number."""
+
     epochs: Count = 1
+    """Passes over the site's rows in a round."""
+
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of `sgd`; 0 with `adam`."""
+
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """L2 penalty that is added to the gradient."""
+
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to train; `auto` takes CUDA, then MPS, then the CPU."""
+
     threads: Natural = 0
+    """CPU threads of one step; 0 takes as many as the step is worth."""
+
     personal_layers: Natural = 0
+    """How many of the last parameter tensors stay at the site under `fedrep`; 0 under every other rule."""
+
     head_epochs: Count = 10
+    """Passes over the rows in which `fedrep` trains these, before the `epochs` of the others."""
+
     dp: NoiseSection = NoiseSection()
 
     @model_validator(mode="after")
@@ -167,31 +246,47 @@ class BudgetSection(Settings):
     """What a data set's privacy may cost over all rounds and runs; what a policy says under ``[dp]``."""
 
     target_epsilon: Positive = 8.0
+    """The most that a data set's rounds with noise may cost."""
+
     target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """The probability that this epsilon leaves out; keep it well below one over the number of rows."""
+
     accountant: Literal["rdp", "prv"] = "rdp"
+    """How epsilon is added up."""
 
 
 class PrivacySection(Settings):
-    """The level the aggregator asks for in its headers, and the two numbers of every site's policy.
+    """What the aggregator asks for in its headers. Where one file makes all policies, they permit exactly this.
 
-    ``site_visibility`` is what the policies of single sites permit where one file makes all of them; the others permit
-    ``visibility``, and nobody is asked for more than that, whatever it permits. ``norm_cap_kappa`` is kappa of the norm
-    cap at ``sum``, 0 for none; ``norm_cap_granularity``, what it holds for. ``norm_reports`` is what policies say of
-    norm reports where one file makes all of them.
-    ``budget`` is that of the target's rows and, where one file makes all policies, of every source's.
-    ``cohort_size``, for visibility ``cohort`` alone, is the fewest members of a cohort when it forms; 0 means one more
-    than the ``min_others + max_colluders + 1`` over which its sum may be opened, so that a cohort can lose one source.
+    No source is asked for more than ``visibility``, whatever its policy permits. ``budget`` is that of the target's
+    rows and, where one file makes all policies, of every source's. ``cohort_size`` concerns visibility ``cohort``
+    alone; its default is one more than the sources over which a sum may open, so that a cohort can lose one.
     """
 
     visibility: Level = "sum"
+    """The most that the aggregator asks to see of an update: a sum over all, a sum over a cohort, or the update."""
+
     min_others: Count = 2
+    """How many other sources that a site trusts a sum must contain at least."""
+
     max_colluders: Natural = 0
+    """How many other sources may collude with the aggregator, beyond `min-others`."""
+
     cohort_size: Natural = 0
+    """Fewest members of a cohort when it forms; 0 means `min-others + max-colluders + 2`."""
+
     norm_cap_kappa: Annotated[float, Field(ge=0)] = 1.0
+    """The norm cap: how much squared norm the other parts of a sum have at least, over that of each; 0 for no cap."""
+
     norm_cap_granularity: Literal["layer", "model"] = "layer"
+    """Whether the norm cap holds in each layer or for the model as a whole."""
+
     norm_reports: Literal["hidden", "colluders-may-see"] = "hidden"
+    """What the policies of all sources say of norm reports where some sources may collude."""
+
     budget: BudgetSection = BudgetSection()
     site_visibility: Annotated[Mapping[str, Level], Field(strict=False)] = Field(default_factory=dict)
+    """Site id = the most that the policy of this source permits; other sources permit `visibility`."""
 
     def permitted(self, site: str) -> Level:
         """The most that the policy of this source permits."""
@@ -221,30 +316,53 @@ class PrivacySection(Settings):
 
 
 class SessionSection(Settings):
-    """The masking session. ``threshold`` 0 means the default formula; ``clip`` is a bound on absolute coordinates."""
+    """The masking session."""
 
     threshold: Natural = 0
+    """How many sources must survive for a sum to open; 0 takes the default, more than two thirds."""
+
     modulus_bits: Literal[32, 64] = 32
+    """Width of the ring in which masked inputs are added."""
+
     clip: Positive = 1.0
+    """The largest absolute coordinate that a source contributes."""
+
     max_samples: Count = 1000
+    """Number of rows up to which weights count; at least the rows of the largest source."""
+
     attempts: Count = 2
+    """How often a round is tried, each time with new keys, after sources were lost."""
 
 
 class TransportSection(Settings):
-    """Address, sizes in bytes and deadlines in seconds of the network.
-
-    ``idle_deadline_s`` is a source's: how long between rounds the aggregator may live and yet say nothing.
-    """
+    """Address, sizes and deadlines of the network."""
 
     listen: Address = "127.0.0.1:0"
+    """Address on which the aggregator listens, `host:port`; port 0 takes any free one."""
+
     chunk_bytes: Annotated[int, Field(ge=1024)] = 1_048_576
+    """Size of the pieces in which large messages travel."""
+
     max_message_bytes: Annotated[int, Field(ge=65_536)] = 4_194_304
+    """The largest message on a connection."""
+
     heartbeat_s: Positive = 5.0
+    """Time between two signs of life; a peer that is silent for three of them counts as lost."""
+
     join_deadline_s: Positive = 60.0
+    """How long the aggregator waits for the sources before the first round."""
+
     training_deadline_s: Positive = 600.0
+    """How long a source may train in a round."""
+
     phase_deadline_s: Positive = 30.0
+    """How long one step of the masking session may take."""
+
     reconnect_deadline_s: Positive = 60.0
+    """How long a source tries to reach the aggregator again."""
+
     idle_deadline_s: Positive = 86_400.0
+    """How long the aggregator may live and send nothing between rounds before a source leaves."""
 
     @model_validator(mode="after")
     def _a_chunk_fits_a_message(self) -> Self:
@@ -260,30 +378,41 @@ class ProcessSection(Settings):
     Data split and first model follow from ``seed``. The order of batches and what layers draw follow from a secret in
     the kit's ``local``; with ``repeatable_training`` from ``seed`` as well, so that two runs are alike: for studies,
     since everybody who knows the seed can then repeat the training. Training with noise takes neither.
-
-    ``data_set`` names the rows that the site trains on: with DP-SGD all that is trained on them is charged to the
-    ledger of this name, in the kit's ``local/ledgers``.
     """
 
     kit: SettingsPath
+    """The site's startup kit: the folder with `startup/` and `local/`."""
+
     out: SettingsPath = Path("run")
+    """The site's run folder: state, results and logs. A process that is started again resumes the run in it."""
+
     seed: Natural = 0
+    """Seed of the data split and the first model; the same at every site."""
+
     repeatable_training: bool = False
+    """Whether batches follow from the seed too, which every site knows: for studies only."""
+
     data_set: SiteId = DEFAULT_DATA_SET
+    """Name of the rows that the site trains on; a ledger in `KIT/local/ledgers` counts what they have cost."""
 
 
 class LoggingSection(Settings):
-    """Operational logs: what the console shows and more, for whoever looks after the process. Both are off by default.
-
-    ``file`` is plain text and ``json_file`` one JSON object a line; a relative name is taken from the site's run
-    folder. A file that would grow beyond ``max_bytes`` is put aside as ``NAME.1``, and so on; ``backups`` are kept.
-    """
+    """Operational logs: what the console shows and more, for the site's operator. Both are off by default."""
 
     file: Annotated[str, AfterValidator(_text_log)] = ""
+    """Log in plain text, ending in `.log`; empty for none. A relative name lies in the run folder."""
+
     json_file: Annotated[str, AfterValidator(_json_log)] = ""
+    """Log with one JSON object a line, ending in `.jsonl`; empty for none."""
+
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level that is logged."""
+
     max_bytes: Annotated[int, Field(ge=65_536)] = 10_000_000
+    """A log that would grow beyond this is put aside as `NAME.1`, and so on."""
+
     backups: Annotated[int, Field(ge=1, le=1000)] = 5
+    """How many of those are kept."""
 
     @property
     def is_on(self) -> bool:
@@ -292,6 +421,7 @@ class LoggingSection(Settings):
 
 
 class MetricsSection(Settings):
-    """Metrics for Prometheus on ``port`` of 127.0.0.1 and no other address; 0 for none."""
+    """Metrics for Prometheus, on 127.0.0.1 and no other address."""
 
     port: Annotated[int, Field(ge=0, le=MAX_PORT)] = 0
+    """Port of 127.0.0.1 on which the process serves metrics for Prometheus; 0 for none."""

@@ -120,8 +120,8 @@ class DpPolicy(Settings):
         required: whether this site trains by DP-SGD or not at all.
         unit: what an epsilon is of: one row of the training data, added or removed.
         target_epsilon: the most that may be spent, at ``target_delta``.
-        target_delta: of that epsilon; it should be well below one over the number of rows.
-        accountant: ``"rdp"`` or ``"prv"``, see :func:`securefda.privacy.accountants.epsilon`.
+        target_delta: the probability that epsilon leaves out; keep it well below one over the number of rows.
+        accountant: how epsilon is added up; ``"prv"`` is slower, and tighter for larger epsilons.
         max_grad_norm: largest clip norm of a row's gradient that this site's own settings may ask for.
     """
 
@@ -142,13 +142,13 @@ class WorkLimits(Settings):
     """How much work a header may ask for, and for how long it may keep this site waiting.
 
     Attributes:
-        model_bytes_max: largest model, in bytes of float32.
+        model_bytes_max: largest model, at 4 bytes a parameter.
         learning_rate_max: largest effective learning rate that the target may publish; updates are scaled with it.
         learning_rate_min: smallest such rate; a tiny one rounds all but the largest update away.
         model_step: how far a finished round may move the model, and the target's update reach, in units of how far
             this site's own training moves each group of layers.
-        training_deadline_s_max: longest time that a header may give for training, seconds.
-        phase_deadline_s_max: longest time that it may give for one step of the session, seconds.
+        training_deadline_s_max: longest time that a header may give for training.
+        phase_deadline_s_max: longest time that it may give for one step of the session.
     """
 
     model_bytes_max: Count = 1 << 30
@@ -201,7 +201,11 @@ class ReleaseLimits(Settings):
 
 
 class MetadataPolicy(Settings):
-    """What may leave in clear beside an update at ``individual``; at other levels these travel inside sums alone."""
+    """What may leave in clear beside an update at ``individual``; at other levels these travel inside sums alone.
+
+    Attributes:
+        may_leave: which figures of the training rows these are; ``samples`` is the number of rows.
+    """
 
     may_leave: Annotated[tuple[Literal["samples", "loss", "accuracy"], ...], Field(strict=False)] = ()
 
@@ -214,7 +218,7 @@ class SourcePolicy(Settings):
         min_others: least number of trusted others in a sum, after ``max_colluders`` of them are taken as colluders.
         max_colluders: number of other sources that may collude with the aggregator.
         trusted_peers: site ids that count towards ``min_others``; empty for the whole roster.
-        allowed_rules: rules this site takes part in; none unless listed. :data:`SELECTION` is one of them.
+        allowed_rules: rules this site takes part in; none unless listed. ``"auto"``: it hands in estimated errors.
         allowed_tasks: task factories this site trains for; empty for the one that its own settings name.
         architectures: SHA-256 of permitted models, hex; empty for the one that this site builds itself.
         norm_cap: the norm cap of a sum.

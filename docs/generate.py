@@ -1,0 +1,550 @@
+"""Write the reference pages of the manual from the code, or with --check fail where a page differs from it.
+
+The text beside each setting, field and code is the docstring that stands there in the code: the string below the field,
+or its entry under "Attributes:". A field without one is an error.
+
+Run as ``python docs/generate.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum, StrEnum
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import typer.main  # noqa: E402
+from pydantic import AfterValidator, BeforeValidator  # noqa: E402
+from pydantic.fields import FieldInfo  # noqa: E402
+
+import securefda  # noqa: E402
+from securefda.cli.app import app  # noqa: E402
+from securefda.errors import ExitCode, SecureFdaError  # noqa: E402
+from securefda.operations.logs import OperationalLog, Place  # noqa: E402
+from securefda.operations.metrics import SourceMetrics, TargetMetrics  # noqa: E402
+from securefda.operations.records import (  # noqa: E402
+    NormCap,
+    PrivacySpent,
+    RoundLine,
+    SeenLine,
+    SiteLine,
+    Spread,
+    Summary,
+    TargetReleases,
+)
+from securefda.rules.strategy import Rule, Strategy  # noqa: E402
+from securefda.settings import Settings, kebab_case, known_keys  # noqa: E402
+from securefda.site.config import AggregatorConfig, FederationConfig, LoggingSection, SourceConfig  # noqa: E402
+from securefda.site.config.sections import StrategySection  # noqa: E402
+from securefda.site.endpoints import Endpoints  # noqa: E402
+from securefda.site.policy import NAMED_POLICIES, SourcePolicy  # noqa: E402
+
+FOLDER = Path(__file__).resolve().parent / "reference"
+NOTE = "<!-- `python docs/generate.py` writes this page from the code; edit the code. -->"
+
+
+# Texts of the code
+
+
+@cache
+def descriptions(owner: type) -> Mapping[str, str]:
+    """Field name -> its text, of a class and its bases: below the field, or under "Attributes:" of the class."""
+    found: dict[str, str] = {}
+    for cls in reversed(owner.__mro__):
+        if cls.__module__.partition(".")[0] in ("builtins", "abc", "enum", "pydantic", "typing"):
+            continue
+        for entry in re.finditer(
+            r"(?m)^    ([a-z_, ]+): ((?:.+\n?(?:     .*\n?)*))", _attributes(inspect.getdoc(cls) or "")
+        ):
+            found |= dict.fromkeys(entry[1].split(", "), " ".join(entry[2].split()))
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            name = _assigned(field)
+            if name and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[name] = " ".join(str(text.value.value).split())
+    return found
+
+
+def _attributes(doc: str) -> str:
+    return doc.partition("Attributes:\n")[2].partition("\n\n")[0]
+
+
+def _assigned(statement: ast.stmt) -> str | None:
+    target = statement.target if isinstance(statement, ast.AnnAssign) else None
+    if isinstance(statement, ast.Assign):
+        target = statement.targets[0] if isinstance(statement.targets[0], ast.Name) else None
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def described(owner: type, field: str, spelled: Callable[[str], str] = str) -> str:
+    """The text of one field as a sentence in Markdown; ``spelled`` turns names in code font into those of the file.
+
+    Raises:
+        LookupError: the code says nothing of it.
+    """
+    text = descriptions(owner).get(field)
+    if not text:
+        raise LookupError(f"{owner.__module__}.{owner.__qualname__}.{field} has no description")
+    return _sentence(markdown(text, spelled))
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "`.")) else f"{text}."
+
+
+def markdown(text: str, spelled: Callable[[str], str] = str) -> str:
+    """A docstring's text in reStructuredText as Markdown: roles and double backticks become code."""
+    text = re.sub(r":\w+:`~?\.?([^`]+)`", lambda role: f"`{role[1].rpartition('.')[2]}`", text).replace("``", "`")
+    return re.sub(r"`([a-z_]+)`", lambda code: f"`{spelled(code[1])}`", text)
+
+
+def summary_of(owner: type) -> str:
+    """The first paragraph of a class's docstring."""
+    return markdown(" ".join((inspect.getdoc(owner) or "").partition("\n\n")[0].split()))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") or " " for cell in line) + " |" for line in lines)
+
+
+def page(title: str, *parts: str) -> str:
+    """A whole page."""
+    return "\n\n".join([NOTE, f"# {title}", *(part.strip("\n") for part in parts if part)]) + "\n"
+
+
+# Values
+
+_FORMS = {
+    "_site_id": "site id",
+    "_address": "`host:port`",
+    "_factory": "`package.module:Class`",
+    "_text_log": "file name",
+    "_json_log": "file name",
+    "_rule": "rule",
+    "_digest": "SHA-256, hex",
+    "_beside_the_file": "path",
+    "_first_models": '`"task"`, or a list of SHA-256, hex',
+}
+"""What the validators of single values let through."""
+
+
+def values(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """What a key takes, in words."""
+    for item in metadata:
+        if isinstance(item, AfterValidator | BeforeValidator):
+            return _FORMS[getattr(item.func, "__name__", "")]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        extra = [part for item in arguments[1:] for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        return values(arguments[0], extra)
+    if origin is Literal:
+        return ", ".join(f"`{toml(choice)}`" for choice in arguments)
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return ", ".join(f'`"{choice}"`' for choice in annotation)
+    if origin is tuple:
+        return f"list of: {values(arguments[0])}"
+    if origin is not None and issubclass(origin, Mapping):
+        return "table" if arguments[1] is Any else f"table of: {values(arguments[1])}"
+    if annotation is bool:
+        return "`true`, `false`"
+    if annotation in (int, float):
+        return ("whole number" if annotation is int else "number") + _range(metadata)
+    if annotation is str:
+        return "text"
+    raise TypeError(f"no words for {annotation}")
+
+
+def _range(metadata: Sequence[Any]) -> str:
+    bounds = {
+        name: getattr(item, name) for item in metadata for name in ("gt", "ge", "lt", "le") if hasattr(item, name)
+    }
+    signs = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    return "".join(f", {signs[name]} {bound}" for name, bound in bounds.items())
+
+
+def toml(value: object) -> str:
+    """A value as it stands in a file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return '""'
+    if isinstance(value, str | Path):
+        return json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return "{}" if value == {} else repr(value)
+
+
+def unit(key: str) -> str:
+    """The unit that a key carries in its name, after a comma."""
+    units = {"s": "seconds", "bytes": "bytes", "bits": "bits"}
+    return "".join(f", {units[part]}" for part in key.split("-") if part in units)
+
+
+def setting_rows(owner: type[Settings]) -> Iterator[tuple[str, str, str, str]]:
+    """Key, values with their unit, default and text of every value in a table of settings, without the tables in it."""
+    hints = get_type_hints(Strategy) if owner is StrategySection else {}
+    for name, field in owner.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            continue
+        choices = hints.get(name)
+        chosen = choices if isinstance(choices, type) and issubclass(choices, StrEnum) else field.annotation
+        default = "required" if field.is_required() else f"`{toml(field.get_default(call_default_factory=True))}`"
+        key = kebab_case(name)
+        yield f"`{key}`", values(chosen, field.metadata) + unit(key), default, described(owner, name, _as_key)
+
+
+def _as_key(word: str) -> str:
+    return kebab_case(word) if kebab_case(word) in _KEYS else word
+
+
+_KEYS = {key.rpartition(".")[2] for model in (FederationConfig, SourcePolicy) for key in known_keys(model)}
+SETTING_HEAD = ("key", "values", "default", "what it means")
+
+
+# Pages
+
+
+def configuration() -> str:
+    """Every key of the three configuration files, by table."""
+    files = {
+        "a federation's file": FederationConfig,
+        "the aggregator's settings": AggregatorConfig,
+        "a source's settings": SourceConfig,
+    }
+    sections: dict[type[Settings], dict[str, list[str]]] = {}
+    for file, model in files.items():
+        for name, owner in _tables(model):
+            sections.setdefault(owner, {}).setdefault(name, []).append(file)
+    parts = []
+    for owner, names in sections.items():
+        where = "; ".join(f"`[{name}]` in {_listed(in_files)}" for name, in_files in names.items())
+        parts += [f"## {_listed([f'[{name}]' for name in names])}", summary_of(owner), f"Where: {where}."]
+        parts.append(table(SETTING_HEAD, setting_rows(owner)))
+    renamed = table(("old key", "now"), [(f"`{old}`", f"`{new}`") for old, new in FederationConfig.renamed.items()])
+    endpoints = [
+        ("`address`", "`host:port`", described(Endpoints, "aggregator")),
+        ("`server-name`", "host name or IP address", described(Endpoints, "server_name")),
+    ]
+    return page(
+        "Configuration",
+        """\
+Three files share these tables:
+
+- a **federation's file** describes a whole federation. `securefda run`, `simulate` and `federation init` read it;
+- the **aggregator's settings** are `KIT/local/settings.toml` at the target, which `securefda aggregator start` reads;
+- a **source's settings** are `KIT/local/settings.toml` at a source, which `securefda source start` reads.
+
+A flag goes before an environment variable, and that before the file. `--set strategy.rounds=3` and
+`SECUREFDA_STRATEGY_ROUNDS=3` both set `rounds` in `[strategy]`. A relative path in a file is relative to the folder
+of that file. An unknown key is an error that names the nearest known one.
+
+What a source permits is in its signed policy: see [policy](policy.md).""",
+        *parts,
+        "## endpoints.toml of a kit",
+        "The federation's authority writes `KIT/startup/endpoints.toml` and signs it. You do not edit it.",
+        table(("key in `[aggregator]`", "values", "what it means"), endpoints),
+        "## Renamed keys",
+        "A file with an old key is refused with an error that names the new one.",
+        renamed,
+    )
+
+
+def _tables(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, type[Settings]]]:
+    """Dotted name and class of every table of a file that holds values of its own."""
+    for name, field in model.model_fields.items():
+        owner = field.annotation
+        if isinstance(owner, type) and issubclass(owner, Settings):
+            dotted = prefix + kebab_case(name)
+            if any(True for _ in setting_rows(owner)):
+                yield dotted, owner
+            yield from _tables(owner, f"{dotted}.")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def policy() -> str:
+    """Every key of policy.toml, its values in the three templates, and their texts."""
+    parts = [table(SETTING_HEAD, setting_rows(SourcePolicy))]
+    for name, owner in _tables(SourcePolicy):
+        parts += [f"### [{name}]", summary_of(owner), table(SETTING_HEAD, setting_rows(owner))]
+    rows = []
+    for key in known_keys(SourcePolicy):
+        chosen = [_at(named.policy, key) for named in NAMED_POLICIES.values()]
+        rows.append(
+            (
+                f"`{key}`",
+                *(
+                    ", ".join(f"`{toml(one)}`" for one in value) or "`[]`"
+                    if isinstance(value, tuple)
+                    else f"`{toml(value)}`"
+                    for value in chosen
+                ),
+            )
+        )
+    texts = []
+    for name, named in NAMED_POLICIES.items():
+        texts += [f"### {name}", f"```toml\n{named.text('SITE').rstrip()}\n```"]
+    rules = ", ".join(f"`{rule}`" for rule in Rule)
+    return page(
+        "Policy",
+        """\
+`KIT/local/policy.toml` says what may leave a source. The source compares every header with it before it trains, and
+refuses what it does not permit. `securefda policy explain KIT` says in words what yours permits, and
+`securefda policy check KIT FEDERATION.toml` whether it permits a run. After each edit, sign it with
+`securefda policy sign KIT`: no process starts with a policy that its site did not sign.""",
+        "## Keys",
+        *parts,
+        f"The rules are {rules}.",
+        "## The three templates",
+        "`securefda policy template NAME` prints one of these, with the reason of each value.",
+        table(("key", *(f"`{name}`" for name in NAMED_POLICIES)), rows),
+        *texts,
+    )
+
+
+def _at(settings: object, key: str) -> object:
+    for part in key.split("."):
+        settings = getattr(settings, part.replace("-", "_"))
+    return settings
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    root = typer.main.get_command(app)
+    parts = []
+    for path, command in leaves(root, ()):
+        name = " ".join(("securefda", *path))
+        arguments = [item for item in command.params if not item.opts[0].startswith("-")]
+        usage = " ".join([name, *(item.metavar or item.name.upper() for item in arguments), "[OPTIONS]"])
+        parts += [f"## {name}", markdown(" ".join((command.help or "").split())), f"```text\n{usage}\n```"]
+        rows = [_parameter(item) for item in command.params if not getattr(item, "hidden", False)]
+        if rows:
+            parts.append(table(("argument or option", "values", "default", "what it means"), rows))
+    return page(
+        "Commands",
+        """\
+`securefda COMMAND --help` prints the same. Results go to stdout, all else to stderr. With `--format json` a command
+prints one envelope: `{schema_version, status, exit_code, data}`, or `error_code`, `message` and `hint` in place of
+`data` where it fails. [Exit codes](exit-codes.md) lists what `exit_code` and `error_code` can be.""",
+        *parts,
+    )
+
+
+def leaves(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, with its words after ``securefda``."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+        return
+    for name, one in inner.items():
+        yield from leaves(one, (*path, name))
+
+
+def _parameter(item: Any) -> tuple[str, str, str, str]:
+    kind = item.type_descriptor.annotation
+    parts = [part for part in get_args(kind) if part is not NoneType] if get_origin(kind) is not None else [kind]
+    base = parts[0]
+    if getattr(item, "is_bool_flag", False):
+        name, taken = ", ".join(f"`{one}`" for one in (*item.opts, *item.secondary_opts)), ""
+    elif item.opts[0].startswith("-"):
+        name = ", ".join(f"`{one}`" for one in item.opts)
+        taken = f"`{item.metavar}`" if item.metavar else ""
+    else:
+        name, taken = f"`{item.metavar or item.name.upper()}`", ""
+    if not taken and not getattr(item, "is_bool_flag", False):
+        if issubclass(base, Enum):
+            taken = ", ".join(f"`{choice.value}`" for choice in base)
+        else:
+            words = {int: "whole number", float: "number", str: "text", Path: "path"}
+            taken = words[base]
+            taken += f", at least {item.min}" if item.min is not None else ""
+            taken += f", at most {item.max}" if item.max is not None else ""
+    if getattr(item, "multiple", False):
+        taken += "; more than once"
+    default = item.default.value if isinstance(item.default, Enum) else item.default
+    shown = "required" if item.required else "" if default in (None, [], (), False, "") else f"`{default}`"
+    return name, taken, shown, markdown(item.help or "")
+
+
+def exit_codes() -> str:
+    """Exit codes, and which errors end a command with each."""
+    for module in pkgutil.walk_packages(securefda.__path__, "securefda."):
+        if not module.name.startswith("securefda.examples") and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    errors: dict[str, type[SecureFdaError]] = {}
+    left: list[type[SecureFdaError]] = [SecureFdaError]
+    while left:
+        error = left.pop()
+        if error.__module__.startswith("securefda."):
+            errors[error.__name__] = error
+        left += error.__subclasses__()
+    codes = [(f"`{code.value}`", f"`{code.name}`", described(ExitCode, code.name)) for code in ExitCode]
+    rows = [(f"`{name}`", _code(error), summary_of(error)) for name, error in sorted(errors.items())]
+    return page(
+        "Exit codes and error codes",
+        "Every command and every process ends with one of these codes.",
+        table(("code", "name", "meaning"), codes),
+        "## Error codes",
+        """\
+With `--format json` the envelope of an error carries `error_code`. An error has one message and, where you can do
+something, a hint. Errors of a peer name the check that failed; [the protocol](protocol.md) defines these checks.""",
+        table(("error code", "exit code", "when"), rows),
+        "*As found*: these errors stand for others, and end with the exit code of the first of them.",
+    )
+
+
+def _code(error: type[SecureFdaError]) -> str:
+    return "as found" if "self.exit_code =" in inspect.getsource(error) else f"`{int(error.exit_code)}`"
+
+
+def metrics() -> str:
+    """Metrics for Prometheus, fields of the logs, and of the records of a run."""
+    return page(
+        "Metrics, logs and records of a run",
+        "## Metrics for Prometheus",
+        """\
+Off unless `port` in `[metrics]` is set; then served on 127.0.0.1 and no other address. Counters begin at zero with each
+process. No metric carries a loss, an accuracy, a β or a row count.""",
+        table(("metric", "type", "labels", "served by", "what it counts"), _metric_rows()),
+        "## Fields of the operational log",
+        "The file `json-file` of `[logging]` holds one JSON object a line. `file` holds the same as plain text.",
+        table(("field", "what it holds"), _log_rows()),
+        "## metrics.jsonl of the target",
+        summary_of(RoundLine) + " A field that does not apply to a round is left out.",
+        table(("field", "type", "what it holds"), _field_rows(RoundLine)),
+        "Each entry of `seen`:",
+        table(("field", "type", "what it holds"), _field_rows(SeenLine)),
+        "## metrics.jsonl of a source",
+        summary_of(SiteLine),
+        table(("field", "type", "what it holds"), _field_rows(SiteLine)),
+        "## summary.json",
+        summary_of(Summary),
+        table(("field", "type", "what it holds"), _field_rows(Summary)),
+        *(
+            part
+            for name, owner in (
+                ("norm_cap", NormCap),
+                ("target_releases", TargetReleases),
+                ("target_privacy", PrivacySpent),
+                ("target_cosine", Spread),
+            )
+            for part in (f"`{name}`:", table(("field", "type", "what it holds"), _field_rows(owner)))
+        ),
+    )
+
+
+def _metric_rows() -> Iterator[tuple[str, ...]]:
+    """Metrics as a process serves them: both kinds, after one round that moves every one of them."""
+    target, source = TargetMetrics(), SourceMetrics()
+    sites = {"source-1": 1}
+    target.round_finished(
+        RoundLine(
+            round=1, status="finished", target_epsilon=1.0, attempts=1, seconds={"training": 1.0},
+            refused={"source-1": "key"}, bytes_up=sites, bytes_down=sites,
+        )
+    )  # fmt: skip
+    source.round_finished(SiteLine(round=1, epsilon=1.0))
+    for each in (target, source):
+        each.alarm("CHECK")
+        each.abort("CHECK")
+        each.refusal("key")
+    kept: dict[str, tuple[str, str, str, list[str]]] = {}
+    for owner, registry in (("target", target.registry), ("sources", source.registry)):
+        for metric in registry.collect():
+            name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+            labels = sorted({label for sample in metric.samples for label in sample.labels} - {"le"})
+            shown = ", ".join(f"`{label}`" for label in labels)
+            kept.setdefault(name, (metric.type, shown, metric.documentation, []))[3].append(owner)
+    for name, (kind, labels, text, owners) in kept.items():
+        yield f"`{name}`", kind, labels, _listed(owners), text
+
+
+def _log_rows() -> Iterator[tuple[str, str]]:
+    """Fields of a line that is written here and now."""
+    texts = {
+        "time": "When it was written: RFC 3339, UTC, milliseconds.",
+        "level": "`debug`, `info`, `warning` or `error`.",
+        "site": "Id of the site whose process wrote it.",
+        "message": "One line of text, at most 2000 characters; what does not print is escaped.",
+    }
+    with TemporaryDirectory() as folder:
+        log = OperationalLog(LoggingSection(json_file="site.jsonl"), Path(folder), "source-1", print)
+        log.write("info", "a line", Place())
+        log.close()
+        line = json.loads((Path(folder) / "site.jsonl").read_text(encoding="utf-8"))
+    for field in line:
+        yield f"`{field}`", texts[field] if field in texts else described(Place, field)
+
+
+def _field_rows(owner: type) -> Iterator[tuple[str, str, str]]:
+    for name, annotation in get_type_hints(owner).items():
+        yield f"`{name}`", json_type(annotation), described(owner, name)
+
+
+def json_type(annotation: Any) -> str:
+    """What an annotation is in JSON."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Required, NotRequired, Annotated):
+        return json_type(arguments[0])
+    if origin in (Union, UnionType):
+        return " or ".join(json_type(part) for part in arguments)
+    if origin is Literal:
+        return ", ".join(f"`{json.dumps(choice)}`" for choice in arguments)
+    if origin is list:
+        return f"array of {json_type(arguments[0])}s"
+    if origin is not None or (isinstance(annotation, type) and hasattr(annotation, "__required_keys__")):
+        return "object"
+    return {str: "string", int: "integer", float: "number", NoneType: "null", bool: "boolean"}[annotation]
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "configuration.md": configuration,
+    "policy.md": policy,
+    "commands.md": commands,
+    "exit-codes.md": exit_codes,
+    "metrics.md": metrics,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is stale")
+    check = parser.parse_args(arguments).check
+    stale = []
+    for name, make in PAGES.items():
+        path, wanted = FOLDER / name, make()
+        if not path.exists() or path.read_text(encoding="utf-8") != wanted:
+            stale.append(path.relative_to(ROOT).as_posix())
+            if not check:
+                path.write_text(wanted, encoding="utf-8")
+    if check and stale:
+        print(f"stale: {', '.join(stale)}; run python docs/generate.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""The README and the manual: each link leads somewhere, each file and each command in them exists, none is stale."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from tutorial_runner import read_blocks
+from typer.exceptions import TyperException
+
+from securefda.cli.app import app
+from securefda.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
+BUILT = ("docs/_build/",)
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_FENCED = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1", flags=re.DOTALL | re.MULTILINE)
+FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - {"runs", "kits"}
+
+
+class Described(Settings):
+    """For the generator: a table with one key that is explained and one that is not."""
+
+    key: int = 0
+    """a ``key`` that the file explains"""
+
+    silent: int = 0
+
+
+def missing_links(page: Path, text: str) -> Iterator[str]:
+    """Relative links of a page to a file that is not there, or to a heading that its page does not have."""
+    for link in _LINK.findall(_FENCED.sub("", text)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target.read_text())):
+            yield link
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of the headings of a page, as GitHub and MyST make them."""
+    found: set[str] = set()
+    for title in re.findall(r"^#+ +(.*?)\s*$", _FENCED.sub("", text), flags=re.MULTILINE):
+        plain = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        found.add(next(name for n in range(1000) if (name := f"{plain}-{n}" if n else plain) not in found))
+    return found
+
+
+def missing_files(text: str) -> Iterator[str]:
+    """Paths in code font that begin with a folder of the repository and are not there."""
+    for code in _CODE.findall(_FENCED.sub("", text)):
+        path, _, _ = code.partition(":")
+        named = re.fullmatch(r"[\w.-]+(/[\w.-]+)+/?", path) and path.split("/")[0] in FOLDERS
+        if named and not (ROOT / path).exists() and not path.startswith(BUILT):
+            yield code
+
+
+def typed_commands(script: str) -> Iterator[list[str]]:
+    """Arguments of each ``securefda`` that a block of sh calls."""
+    for line in script.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars="|&;<>()")
+        lexer.whitespace_split = True
+        word: list[str] = []
+        for token in [*lexer, ";"]:
+            if not re.fullmatch(r"[|&;<>()]+", token):
+                word.append(token)
+                continue
+            while word and re.fullmatch(r"\w+=.*", word[0]):
+                word = word[1:]
+            if word and Path(word[0]).name == "securefda":
+                yield [re.sub(r"\$\w+", "1", argument) for argument in word[1:]]  # variables of the shell: any value
+            word = ["(redirected to)"] if token in ("<", ">", ">>") else []
+
+
+def fault(arguments: list[str], *, whole: bool) -> str | None:
+    """What the command's own parser says against these arguments; ``whole`` false lets required ones be missing."""
+    command: Any = typer.main.get_command(app)
+    name = ["securefda"]
+    while hasattr(command, "commands"):
+        if not arguments or arguments[0].startswith("-"):
+            return None if whole is False or arguments[:1] in (["--help"], ["--version"]) else "names no command"
+        if arguments[0] not in command.commands:
+            return f"{' '.join(name)} has no command {arguments[0]}"
+        command, name, arguments = command.commands[arguments[0]], [*name, arguments[0]], arguments[1:]
+    if arguments == ["--help"]:
+        return None
+    if not whole:
+        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        unknown = [word for word in arguments if word.startswith("--") and word.partition("=")[0] not in options]
+        return f"{' '.join(name)} has no option {unknown[0]}" if unknown and unknown != ["--help"] else None
+    try:
+        command.make_context(" ".join(name), list(arguments))
+    except TyperException as error:
+        return error.format_message()
+    return None
+
+
+def wrong_commands(page: Path) -> Iterator[str]:
+    """Command lines of a page, in its blocks and in code font, that the parser refuses."""
+    for block in read_blocks(page):
+        for arguments in typed_commands(block.text) if block.language == "sh" else ():
+            if why := fault(arguments, whole=True):
+                yield f"line {block.line}: securefda {' '.join(arguments)}: {why}"
+    for code in _CODE.findall(_FENCED.sub("", page.read_text(encoding="utf-8"))):
+        words = code.split()
+        # `securefda COMMAND --help` is a form and no command; `audit verify|show` stands for several.
+        if words[0] == "securefda" and re.fullmatch(r"[a-z]+", words[1] if len(words) > 1 else ""):
+            for choice in words[2].split("|") if len(words) > 2 and "|" in words[2] else [None]:
+                arguments = words[1:] if choice is None else [words[1], choice, *words[3:]]
+                if why := fault([word for word in arguments if not re.fullmatch(r"[A-Z.]+|…", word)], whole=False):
+                    yield f"{code}: {why}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+class TestPage:
+    def test_every_relative_link_leads_to_a_file_and_its_heading(self, page: Path) -> None:
+        assert list(missing_links(page, page.read_text(encoding="utf-8"))) == []
+
+    def test_every_file_that_it_names_is_there(self, page: Path) -> None:
+        assert list(missing_files(page.read_text(encoding="utf-8"))) == []
+
+    def test_every_command_line_parses(self, page: Path) -> None:
+        assert list(wrong_commands(page)) == []
+
+    def test_what_its_python_imports_of_securefda_is_there(self, page: Path) -> None:
+        trees = [ast.parse(block.text) for block in read_blocks(page) if block.language == "python"]
+        imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        own = [
+            (node.module, alias.name) for node in imports for alias in node.names if "securefda" in (node.module or "")
+        ]
+        assert [pair for pair in own if not hasattr(importlib.import_module(pair[0]), pair[1])] == []
+
+
+def test_reference_pages_are_in_step_with_the_code() -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_setting_without_a_description_is_refused() -> None:
+    spec = importlib.util.spec_from_file_location("manual_generator", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    assert generator.described(Described, "key") == "A `key` that the file explains."
+    with pytest.raises(LookupError, match=r"Described\.silent has no description"):
+        generator.described(Described, "silent")
+    with pytest.raises(LookupError, match=r"Described\.silent has no description"):
+        list(generator.setting_rows(Described))
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    (tmp_path / "other.md").write_text("# A heading: `code`\n")
+    good = "[a](other.md) [b](other.md#a-heading-code) [c](https://example.org/x) [d](#own)\n\n# Own\n"
+    page.write_text(good)
+    assert list(missing_links(page, good)) == []
+    bad = "[a](none.md) ![b](none.svg) [c](other.md#none) [d](#none)\n"
+    assert list(missing_links(page, bad)) == ["none.md", "none.svg", "other.md#none", "#none"]
+
+
+def test_files_that_are_gone_are_found() -> None:
+    text = "`securefda/cli/app.py`, `docs/_build/html`, `kits/clinic`, `securefda/none.py`, `docs/none/`, `a/b`"
+    assert list(missing_files(text)) == ["securefda/none.py", "docs/none/"]
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ("securefda policy explain KIT", [["policy", "explain", "KIT"]]),
+        ("$ A=b .venv/bin/securefda demo --seed 1   # seconds", [["demo", "--seed", "1"]]),
+        ("securefda demo > log && securefda threats | less &", [["demo"], ["threats"]]),
+        ("securefda policy \\\n  explain KIT", [["policy", "explain", "KIT"]]),
+        ("echo securefda demo; make demo", []),
+    ],
+)
+def test_commands_are_found_in_a_script(line: str, arguments: list[list[str]]) -> None:
+    assert list(typed_commands(line)) == arguments
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "securefda none",
+        "securefda policy none KIT",
+        "securefda policy explain KIT --none",
+        "securefda policy explain",
+        "securefda demo --seed many",
+        "securefda policy",
+    ],
+)
+def test_commands_that_do_not_parse_are_found(block: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n```sh\n{block}\n```\n")
+    assert len(list(wrong_commands(page))) == 1
+
+
+@pytest.mark.parametrize("code", ["securefda none", "securefda policy explain --none", "securefda audit verify|none"])
+def test_commands_in_code_font_that_do_not_exist_are_found(code: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\nCall `{code}`, or `securefda audit verify|show`, or `securefda COMMAND --help`.\n")
+    assert len(list(wrong_commands(page))) == 1
