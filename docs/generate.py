@@ -33,6 +33,16 @@ from pydantic import AfterValidator, BeforeValidator  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
 import securefda  # noqa: E402
+from securefda.audit.records import (  # noqa: E402
+    EVENTS,
+    Decision,
+    Disclosure,
+    DpSpent,
+    Entry,
+    Field,
+    Record,
+    fields_of,
+)
 from securefda.cli.app import app  # noqa: E402
 from securefda.errors import ExitCode, SecureFdaError  # noqa: E402
 from securefda.operations.logs import OperationalLog, Place  # noqa: E402
@@ -519,12 +529,41 @@ def json_type(annotation: Any) -> str:
     return {str: "string", int: "integer", float: "number", NoneType: "null", bool: "boolean"}[annotation]
 
 
+def audit_records() -> str:
+    """Every field of an audit record, and every kind of event."""
+    head = ("field", "values", "what it means")
+    parts = [
+        "A record is one line of JSON in ASCII, with sorted keys and no blanks. All keys are always present: a field "
+        'that does not apply is `0`, `""` or `{}`. [What the logs prove](../explanation/audit-logs.md) says what '
+        "records are for. The last key, `v`, is the version of the format: 1.",
+        "## Fields",
+        table(head, map(_record_field, (*fields_of(Record), *fields_of(Entry)))),
+    ]
+    for title, part in (("decision", Decision), ("disclosure", Disclosure), ("dp", DpSpent)):
+        parts += [
+            f"### `{title}`",
+            summary_of(part).partition(" Raises ")[0],
+            table(head, map(_record_field, fields_of(part))),
+        ]
+    parts += ["## Kinds of events", "Each kind has exactly these keys in `facts`."]
+    for name, kind in EVENTS.items():
+        charged = " It also has `dp`." if kind.charges else ""
+        rows = [_record_field(fact) for fact in kind.facts]
+        parts += [f"### `{name}`", kind.means + charged, table(("fact", *head[1:]), rows) if rows else ""]
+    return page("Audit records", *parts)
+
+
+def _record_field(one: Field) -> tuple[str, str, str]:
+    return f"`{one.name}`", one.form.means + (", or empty" if one.optional else ""), one.means
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "policy.md": policy,
     "commands.md": commands,
     "exit-codes.md": exit_codes,
     "metrics.md": metrics,
+    "audit-records.md": audit_records,
 }
 
 
