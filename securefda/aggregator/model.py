@@ -94,8 +94,8 @@ class RunModel:
         self._store.begin_attempt(current.number, current.attempt, asked)
         self._account_for_target(current, header)
 
-    def opening(self, header: Signed[Header], index: int, current: CurrentRound) -> Parcel:
-        """The header with the model, and with g_T for whoever evaluates the rule."""
+    def header_for(self, header: Signed[Header], index: int, current: CurrentRound) -> Parcel:
+        """The header with the model, and with g_T for a source that evaluates the rule."""
         vectors: tuple[memoryview, ...] = (vector_to_wire(self.vector),)
         body = header.body
         if body.target and body.target.update_digest and current.target and body.level_of(index) is Visibility.SUM:

@@ -150,6 +150,11 @@ class CurrentRound:
     released_to: set[str] = field(default_factory=set)
     target_cosine: float | None = None
 
+    @property
+    def asked_at_sum(self) -> bool:
+        """Whether sources were at ``sum`` in the first attempt: the target's terms say so."""
+        return self.asked is not None and self.asked.at_sum
+
     def begin(self, header: Header, asked: Asked) -> None:
         """An attempt begins with this header."""
         self.attempt, self.metrics, self.asked = header.attempt, header.metrics, asked
