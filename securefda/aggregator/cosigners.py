@@ -1,4 +1,4 @@
-"""Which sources have cosigned the aggregator's newest checkpoint: only these can take part in an attempt."""
+"""Which sources have cosigned the aggregator's newest checkpoint. Only these can take part in an attempt."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A phase is frozen and holds what belongs to it alone. What is known of a round, and of an attempt at it, collects in
 the :class:`CurrentRound` and the :class:`Attempt` that its phases pass on. ``name`` is what operators read of a phase
-in which the run waits for sources; it is empty where nobody is waited for. ``began`` and ``deadline`` are times of the
+in which the run waits for sources, and is empty for others. ``began`` and ``deadline`` are times of the
 clock that the run is given, in seconds.
 """
 

@@ -22,8 +22,8 @@ from run_settings import run_settings
 from source_stores import store_at
 
 from securefda.aggregator.attempt import Attempt
+from securefda.aggregator.bootstrap import personal_of
 from securefda.aggregator.cosigners import CosignerTracker
-from securefda.aggregator.personal import personal_of
 from securefda.aggregator.phases import InAttempt, RoundPhase
 from securefda.aggregator.rounds import CurrentRound
 from securefda.aggregator.run import AggregatorRun
