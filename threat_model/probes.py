@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from securefda.aggregator.attempt import Attempt
+from securefda.aggregator.phases import InAttempt
 from securefda.audit.witness import Head, Witness, WitnessMemory
 from securefda.errors import FaultySourceError, ProtocolError
 from securefda.protocol.messages import Abort, Checkpoint, Cosigned, MissedResult, Parcel, Refusal, Send
@@ -92,14 +94,15 @@ class ProbedAggregator(WatchedAggregator):
     def receive(self, parcel: Parcel) -> list[Send]:
         """Probe, then go on as if nothing had been."""
         due = parcel.message
-        if self._attempt is not None and self._attempt.waiting_for == {due.sender}:
-            self.outcomes += [self._probe(due.type_name, replayed) for replayed in self._replay.instead_of(due)]
+        if isinstance(self.phase, InAttempt) and self.phase.attempt.waiting_for == {due.sender}:
+            attempt = self.phase.attempt
+            self.outcomes += [self._probe(attempt, due.type_name, one) for one in self._replay.instead_of(due)]
         return super().receive(parcel)
 
-    def _probe(self, due: str, replayed: Replayed) -> Outcome:
+    def _probe(self, under_way: Attempt, due: str, replayed: Replayed) -> Outcome:
         if isinstance(replayed.passed.message.body, Checkpoint | Cosigned):
-            return self._probe_witnesses(due, replayed)
-        attempt: Any = _copied(self._attempt)
+            return self._probe_cosigners(due, replayed)
+        attempt: Any = _copied(under_way)
         attempt._members = _copied(attempt._members)
         members, before = attempt._members, _progress(attempt)
         gone, alarms = set(members.gone), len(members.alarms)
@@ -111,15 +114,15 @@ class ProbedAggregator(WatchedAggregator):
             return Outcome(due, replayed, "refused", found[0].check)
         return Outcome(due, replayed, "ended" if sends or members.gone != gone else "ignored")
 
-    def _probe_witnesses(self, due: str, replayed: Replayed) -> Outcome:
-        witnesses = _copied(self._witnesses)
-        witnesses._witness, memory = forgetting(self._site.witness)
-        before = witnesses._witness.note
+    def _probe_cosigners(self, due: str, replayed: Replayed) -> Outcome:
+        cosigners = _copied(self._cosigners)
+        cosigners._witness, memory = forgetting(self._site.witness)
+        before = cosigners._witness.note
         try:
-            sends = witnesses.receive(replayed.passed.message)
+            sends = cosigners.receive(replayed.passed.message)
         except FaultySourceError as error:
             return Outcome(due, replayed, "refused", error.check)
-        if memory.is_changed or witnesses.vouching != self._witnesses.vouching or witnesses._witness.note != before:
+        if memory.is_changed or cosigners.cosigned != self._cosigners.cosigned or cosigners._witness.note != before:
             return Outcome(due, replayed, "accepted")
         return Outcome(due, replayed, "repeated" if sends else "ignored")
 

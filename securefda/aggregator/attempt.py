@@ -1,7 +1,7 @@
-"""One attempt at a round, seen from the aggregator: it ends with a sum over some sources, or with an error.
+"""What attempts at a round share: each ends with sums over some of its sources, or with an error.
 
-``MaskedAttempt`` drives the session of those at ``sum`` and ``cohort``, ``ClearAttempt`` collects the updates of those
-at ``individual``, and ``MixedAttempt`` does both. Here is what they share. All keep running sums and no update.
+``MaskedAttempt`` drives the session of the sources at ``sum`` and ``cohort``, ``ClearAttempt`` collects the updates of
+those at ``individual``, and ``MixedAttempt`` does both. All keep running sums and no update.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PartialSum:
         vector: V of the rules, or at ``cohort`` the sum of n_i g_i; float64 (m,).
         statistics: w, n and what else travels behind it, summed.
         members: roster indices in the sum.
-        reports: at ``individual``, what each member told beside its update.
+        reports: at ``individual``, what each member sent beside its update.
     """
 
     level: Visibility
@@ -107,11 +107,11 @@ class Attempt(Protocol):
         """A source went away."""
 
     def expire(self) -> list[Send]:
-        """The phase's deadline passed: go on with who answered."""
+        """The phase's deadline passed: go on with the sources that have answered."""
 
 
 class Members:
-    """Who of ``scope`` takes part in an attempt, who is gone and why."""
+    """Which sources of ``scope`` take part in an attempt, which are gone and why."""
 
     def __init__(self, session: AggregatorSession, scope: Iterable[int]) -> None:
         self._session = session
@@ -128,7 +128,7 @@ class Members:
         self.why.setdefault(index, why)
 
     def give_up_on(self, waiting: Iterable[int], step: Step) -> list[Send]:
-        """Sources did not answer before the deadline: they are told, since nothing more will come for them."""
+        """Sources did not answer before the deadline: each gets an abort, since nothing more will come for it."""
         late = sorted(waiting)
         for index in late:
             self.lose(index, "no answer in time")
@@ -161,7 +161,7 @@ class Members:
             self.why[index] = f"aborted at {step}: check {body.check} failed"
 
     def expel(self, index: int, error: FaultySourceError, step: Step) -> list[Send]:
-        """A source lied: nothing of its message is kept, and it is told which check found it."""
+        """A source lied: nothing of its message is kept, and its abort names the check that it failed."""
         self.gone.add(index)
         error.place = step.label
         self.alarms.append(error)
@@ -175,15 +175,9 @@ class Members:
         return Send(to, Parcel(message))
 
     def abort_all(self, step: Step, error: SecureFdaError) -> list[Send]:
-        """Tell every source that is still there that the attempt is over."""
-        check = getattr(error, "check", "QUORUM")
-        accused = self._accused(error)
-        alive = self._scope - self.gone
-        return [self.abort(index, step, check, accused) for index in sorted(alive)]
-
-    def _accused(self, error: SecureFdaError) -> int | None:
-        if isinstance(error, FaultySourceError) and error.check != "SHARE_COMMITMENT":  # it may be a holder that lied
-            for entry in self._session.roster.sources:
-                if entry.site_id == error.source_id:
-                    return entry.index
-        return None
+        """Tell every source that is not gone that the attempt is over."""
+        check, accused = getattr(error, "check", "QUORUM"), None
+        if isinstance(error, FaultySourceError) and check != "SHARE_COMMITMENT":  # there a holder may have lied
+            named = [one.index for one in self._session.roster.sources if one.site_id == error.source_id]
+            accused = named[0] if named else None
+        return [self.abort(index, step, check, accused) for index in sorted(self._scope - self.gone)]

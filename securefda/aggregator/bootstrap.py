@@ -1,4 +1,4 @@
-"""From the target's settings to the objects of its run."""
+"""Builds what a run of the target needs from its settings: site, run settings, model of its own, summary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import cast
 
-from securefda.aggregator.personal import personal_model
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import ByteCounts, RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
@@ -18,6 +17,7 @@ from securefda.errors import SecureFdaError
 from securefda.operations.records import RoundLine, RunStatus, Summary, summarise
 from securefda.protocol.messages import Granularity, Visibility
 from securefda.protocol.roster import Roster
+from securefda.rules import Rule, Strategy
 from securefda.site.config import (
     AggregatorConfig,
     FederationConfig,
@@ -25,7 +25,11 @@ from securefda.site.config import (
     strategy_of,
     training_settings,
 )
-from securefda.training import SecretSeed, require_steps
+from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, require_steps
+from securefda.training.mixture import Mixture
+from securefda.training.model_heads import OwnHead
+from securefda.training.neighbours import Neighbours
+from securefda.training.personal import Drawn, FineTuned
 
 
 def target_site(
@@ -36,24 +40,34 @@ def target_site(
     *,
     secret: SecretSeed | None,
 ) -> TargetSite:
-    """The target's side of a run. Training draws from ``secret``; None: from the run's seed, which everybody knows.
+    """The target's side of a run. Training draws from ``secret``; None: from the run's seed, which every site knows.
 
     Raises:
-        ConfigError, DataError, TrainingError: the task, its data or its model are unfit.
+        ConfigError, DataError, TrainingError: the task, its data or its model are unfit; under a strategy that has a
+            model of the target's own, also what :func:`personal_of` raises.
     """
     seed, site_id = config.aggregator.seed, member.site_id
+    strategy, training = strategy_of(config.strategy), training_settings(config.training)
     task = task_of(config.task, member.roster, seed)
-    rule = strategy_of(config.strategy).rule
-    data, test_data = target_rows(task, site_id, rule)
-    if rule.adapts:
-        require_steps(site_id, len(data), training_settings(config.training))
+    data, test_data = target_rows(task, site_id, strategy.rule)
+    if strategy.rule.adapts:
+        require_steps(site_id, len(data), training)
     budget = budget_of(config.privacy.budget)
     info = run_info(config.task.factory, config.strategy.rule)
     witness = witness_of(logs_folder(config.aggregator.kit.resolve()), member, store, info)
-    told = witness.journal.charged
     trainer, notes = trainer_at(
-        config.aggregator, config.training, member, task, data, secret=secret, budget=budget, told=told, memory=store
+        config.aggregator,
+        config.training,
+        member,
+        task,
+        data,
+        secret=secret,
+        budget=budget,
+        told=witness.journal.charged,
+        memory=store,
     )
+    own = strategy.rule.is_personal
+    rows = OwnRows(task, site_id, data, training, seed, secret) if own else None
     return TargetSite(
         signer=member.signer,
         roster=member.roster,
@@ -65,8 +79,30 @@ def target_site(
         witness=witness,
         notes=notes,
         trains_on=trainer.trains_on,
-        personal=personal_model(config, task, site_id, data, store, secret=secret),
+        personal=None if rows is None else personal_of(strategy, rows, store),
     )
+
+
+def personal_of(strategy: Strategy, rows: OwnRows, memory: PersonalMemory) -> PersonalModel | None:
+    """The model of the target's own that a strategy measures it with; None where that is the common model.
+
+    Raises:
+        TrainingError: it cannot be made of this task.
+        ConfigError: ``training.personal-layers``, all layers would stay at their site.
+    """
+    match strategy.rule:
+        case Rule.PERSONALIZED_FEDAVG:
+            return FineTuned(rows, strategy.personal_epochs)
+        case Rule.DITTO:
+            return Drawn(rows, memory, epochs=strategy.personal_epochs, strength=strategy.ditto_lambda)
+        case Rule.APFL:
+            return Mixture(rows, memory, alpha=strategy.apfl_alpha, adaptive=strategy.apfl_adaptive)
+        case Rule.KNN_PER:
+            numbers = strategy.knn_neighbours, strategy.knn_weight, strategy.knn_scale
+            return Neighbours(rows, neighbours=numbers[0], weight=numbers[1], scale=numbers[2])
+        case Rule.FEDREP:
+            return OwnHead(rows, memory)
+    return None
 
 
 def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:

@@ -17,7 +17,6 @@ from securefda.protocol.contribution import RoundTerms, clip_contribution, encod
 from securefda.protocol.masking import accumulate
 from securefda.protocol.messages import Abort, Parcel, Refusal, Send, Signed, Step, Update, Visibility
 from securefda.protocol.vectors import vector_from_wire
-from securefda.training import Vector
 
 
 class ClearAttempt:
@@ -64,7 +63,7 @@ class ClearAttempt:
 
     @property
     def may_have_released(self) -> bool:
-        """Always: an update in clear may leave as soon as the header is there."""
+        """Always: an update in clear may leave as soon as the header has arrived."""
         return True
 
     def expected_upload(self, index: int) -> int:
@@ -93,7 +92,7 @@ class ClearAttempt:
         return [] if self._outcome is not None else self._go_on()
 
     def expire(self) -> list[Send]:
-        """The deadline passed: who has not answered is gone."""
+        """The deadline passed: sources that have not answered are gone."""
         late = self._members.give_up_on(self.waiting_for, Step.MASKED_INPUT)
         return late if self._outcome is not None else late + self._go_on()
 
@@ -108,11 +107,7 @@ class ClearAttempt:
             raise FaultySourceError(name, "INPUT_DIGEST")
         if body.samples > header.max_samples:
             raise FaultySourceError(name, "INPUT_SAMPLES", f"{body.samples} of at most {header.max_samples}")
-        self._evaluate(name, vector_from_wire(vector), body)
-        self._answered[index] = body
-
-    def _evaluate(self, name: str, update: Vector, body: Update) -> None:
-        header = self.header.body
+        update = vector_from_wire(vector)
         if not np.all(np.isfinite(update)):
             raise FaultySourceError(name, "INPUT_FINITE", "the update holds NaN or infinity")
         try:
@@ -122,6 +117,7 @@ class ClearAttempt:
         clip_contribution(header, contribution)
         statistics = statistics_of(contribution, weight_of(header, body.samples), None)
         accumulate(self._total, encode_contribution(self._terms, contribution, statistics, self._units))
+        self._answered[index] = body
 
     def _go_on(self) -> list[Send]:
         if self.waiting_for:

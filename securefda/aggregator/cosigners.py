@@ -1,4 +1,4 @@
-"""Which sources have cosigned the aggregator's newest checkpoint: only these can take part in an attempt."""
+"""Which sources have cosigned the aggregator's newest checkpoint. Only these can take part in an attempt."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from securefda.protocol.checks import envelope_fault
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Send, Signed
 
 
-class Witnesses:
-    """The sources as witnesses of one run, by roster index.
+class CosignerTracker:
+    """Asks the sources of one run to cosign the aggregator's log, and keeps which have, by roster index.
 
-    ``vouching`` have cosigned the checkpoint that is shown now and shown their own; ``faulty`` have told two histories,
-    or signed what they should not, and are asked nothing more by this process.
+    Sources in ``cosigned`` have cosigned the checkpoint that is shown now and shown their own log. Those in ``faulty``
+    have shown two histories, or signed what they should not; this process asks them nothing more.
     """
 
     def __init__(self, site: TargetSite) -> None:
@@ -25,13 +25,13 @@ class Witnesses:
         self._asked: dict[int, int] = {}
         self._times_shown: Counter[int] = Counter()
         self._unanswered: Counter[int] = Counter()
-        self.vouching: set[int] = set()
+        self.cosigned: set[int] = set()
         self.faulty: set[int] = set()
 
     def renew(self, present: Iterable[int]) -> list[Send]:
         """Make a checkpoint and ask these sources to cosign it. Raises AuditError."""
         self._witness.renew()
-        self.vouching.clear()
+        self.cosigned.clear()
         self._have_shown.clear()
         self._times_shown.clear()
         asked = sorted(set(present) - self.faulty)
@@ -49,7 +49,7 @@ class Witnesses:
 
     def reported(self, index: int, known: int) -> None:
         """A new process of a source said how much of the aggregator's log it has cosigned."""
-        self.vouching.discard(index)
+        self.cosigned.discard(index)
         self._have_shown.discard(index)
         self._times_shown.pop(index, None)
         self._witness.hear(index, known)
@@ -73,7 +73,7 @@ class Witnesses:
             return self._answer(index, body)
         except CheckpointError as error:
             self.faulty.add(index)
-            self.vouching.discard(index)
+            self.cosigned.discard(index)
             raise FaultySourceError(self._site.name(index), error.check, error.detail) from error
 
     def _answer(self, index: int, body: Body) -> list[Send]:
@@ -95,5 +95,5 @@ class Witnesses:
         if isinstance(body, Cosigned) and self._witness.take(index, body):
             if index not in self._have_shown:
                 raise CheckpointError("CHECKPOINT_MISSING", "it cosigns without showing its own log")
-            self.vouching.add(index)
+            self.cosigned.add(index)
         return []

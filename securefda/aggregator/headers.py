@@ -1,4 +1,4 @@
-"""Who makes up an attempt, and the header that opens it."""
+"""Which sources make up an attempt and at which visibility, and the header that opens it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class SessionPlan:
     Attributes:
         levels: roster index of each participant -> what the aggregator sees of it.
         threshold: t of the masking session; 1 where there is none.
-        sum_quorum: fewest sources over which the sum opens; 0 where nobody is at ``sum``.
-        cohort_size: fewest members of a cohort; 0 where nobody is at ``cohort``.
+        sum_quorum: fewest sources over which the sum opens; 0 where no source is at ``sum``.
+        cohort_size: fewest members of a cohort; 0 where no source is at ``cohort``.
         cohort_quorum: fewest sources over which the sum of a cohort opens; 0 likewise.
         norm_cap: the norm cap of the sum, if there is one.
     """
@@ -76,15 +76,16 @@ class Planner:
 
         Args:
             permitted: roster index -> the most that the source's policy lets the aggregator see.
-            with_sum: some have to be at ``sum``: where nobody would be, all are.
+            with_sum: some have to be at ``sum``: where none would be, all are.
 
         Raises:
             ConfigError: there is none; it names the sites that cannot be served, or the strategy that serves none at
                 ``sum``.
         """
         if not permitted:
-            raise ConfigError("privacy.visibility", "no source is there")
-        asked, smallest = self.settings.visibility, self.settings.smallest_sum
+            raise ConfigError("privacy.visibility", "no source takes part")
+        settings = self.settings
+        asked, smallest = settings.visibility, settings.smallest_sum
         by_name = {self.names[index]: max(asked, level) for index, level in permitted.items()}
         levels = plan_levels(by_name, smallest)
         if with_sum and Visibility.SUM not in levels.values():
@@ -94,16 +95,22 @@ class Planner:
             sum(level is wanted for level in levels.values()) for wanted in (Visibility.SUM, Visibility.COHORT)
         )
         if of_sum:
-            require_no_step_updates(self.settings.strategy)
-        threshold = self._threshold(of_sum + in_cohorts)
-        sum_quorum = self._sum_quorum(of_sum, threshold) if in_cohorts else threshold
+            require_no_step_updates(settings.strategy)
+        threshold = sum_quorum = self._threshold(of_sum + in_cohorts)
+        if in_cohorts:  # two thirds of the members of the sum, as the threshold is of all, and at most that
+            sum_quorum = min(of_sum, threshold, max(2 * of_sum // 3 + 1, smallest))
+        norm_cap = None
+        if of_sum and settings.kappa:
+            norm_cap = NormCapTerms(
+                settings.kappa, sum_quorum - 1 - settings.max_colluders, settings.norm_cap_granularity
+            )
         return SessionPlan(
             levels=by_index,
             threshold=threshold,
             sum_quorum=sum_quorum if of_sum else 0,
-            cohort_size=min(self.settings.cohort_size, threshold, in_cohorts),
+            cohort_size=min(settings.cohort_size, threshold, in_cohorts),
             cohort_quorum=smallest if in_cohorts else 0,
-            norm_cap=self._norm_cap(sum_quorum) if of_sum else None,
+            norm_cap=norm_cap,
         )
 
     def _threshold(self, n: int) -> int:
@@ -120,18 +127,8 @@ class Planner:
             raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
         return threshold
 
-    def _sum_quorum(self, members: int, threshold: int) -> int:
-        """Of a sum beside cohorts: two thirds of its members, as the threshold is of all, and at most t."""
-        return min(members, threshold, max(2 * members // 3 + 1, self.settings.smallest_sum))
-
-    def _norm_cap(self, sum_quorum: int) -> NormCapTerms | None:
-        settings = self.settings
-        if settings.kappa == 0:
-            return None
-        return NormCapTerms(settings.kappa, sum_quorum - 1 - settings.max_colluders, settings.norm_cap_granularity)
-
     def error(self, present: Collection[int], why: ConfigError) -> QuorumLost:
-        """What ends a run in which too few sources report; it names those that are missing."""
+        """The error that ends a run in which too few sources report; it names those that are missing."""
         settings = self.settings
         needed = 1 if settings.visibility is Visibility.INDIVIDUAL else max(settings.smallest_sum, settings.threshold)
         have = [self.names[index] for index in sorted(present)]

@@ -132,7 +132,7 @@ class MaskedAttempt:
         return self.go_on()
 
     def expire(self) -> list[Send]:
-        """The phase's deadline passed: who has not answered is gone."""
+        """The phase's deadline passed: sources that have not answered are gone."""
         late = self._members.give_up_on(self.waiting_for, _PHASES[type(self._state)].step)
         return late + self.go_on()
 
@@ -157,7 +157,7 @@ class MaskedAttempt:
                 raise FaultySourceError(self._session.name(message.sender), "ORDER", message.type_name)
 
     def go_on(self) -> list[Send]:
-        """Close phases for as long as nobody is waited for, or too few can still answer."""
+        """Close phases for as long as no source is waited for, or too few can still answer."""
         sends: list[Send] = []
         while self._outcome is None:
             step = _PHASES[type(self._state)].step
@@ -172,7 +172,7 @@ class MaskedAttempt:
         return sends
 
     def _require_enough_left(self) -> None:
-        """End at once what cannot succeed; who has not answered yet is not to blame for it."""
+        """End at once what cannot succeed; sources that have not answered yet are not to blame for it."""
         able = set(self._state.received) | self.waiting_for
         if len(able) < self._session.threshold:
             have, missing = (
@@ -202,7 +202,18 @@ class MaskedAttempt:
                 self._state, consistency = steps.close_signatures(signatures)
                 return self._to_all(self._state.asked, consistency)
             case steps.CollectingUnmask() as unmask:
-                self._finish(steps.close_unmask(unmask))
+                opened = steps.close_unmask(unmask)
+                self.alarms.extend(opened.faults)
+                parts = tuple(
+                    PartialSum(
+                        self.header.body.level_of(min(one.survivors)),
+                        one.decoded.vector,
+                        decode_statistics(one.decoded.tail, self._units),
+                        one.survivors,
+                    )
+                    for one in opened.sums
+                )
+                self._outcome = RoundSum(parts, opened.sum_digest)
         return []
 
     def _give_up(self, members: set[int], step: Step) -> list[Send]:
@@ -212,17 +223,3 @@ class MaskedAttempt:
 
     def _to_all(self, members: Any, message: Signed[Body]) -> list[Send]:
         return [Send(index, Parcel(message)) for index in sorted(members) if index not in self._members.gone]
-
-    def _finish(self, opened: steps.Opened) -> None:
-        self.alarms.extend(opened.faults)
-        header = self.header.body
-        parts = tuple(
-            PartialSum(
-                header.level_of(min(one.survivors)),
-                one.decoded.vector,
-                decode_statistics(one.decoded.tail, self._units),
-                one.survivors,
-            )
-            for one in opened.sums
-        )
-        self._outcome = RoundSum(parts, opened.sum_digest)

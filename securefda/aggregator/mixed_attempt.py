@@ -32,7 +32,7 @@ def open_attempt(session: AggregatorSession, target: TargetRound | None, before_
 
 
 class MixedAttempt:
-    """Both at once. The session waits in R0 until every update in clear is there, or its time is over.
+    """Both at once. The session waits in R0 until every update in clear has arrived, or its time is over.
 
     Each part ends by itself. The attempt has a result where one of them has.
     """
@@ -75,7 +75,7 @@ class MixedAttempt:
     def phase(self) -> str:
         """Name of the phase that it waits in.
 
-        Until the updates in clear are there the session is in R0, or was lost in it; what it lost costs the others
+        Until the updates in clear have arrived the session is in R0, or was lost in it; what it lost costs the others
         none of the time that they have to train.
         """
         return self._masked.phase
@@ -95,7 +95,7 @@ class MixedAttempt:
 
     @property
     def may_have_released(self) -> bool:
-        """Always: an update in clear may leave as soon as the header is there."""
+        """Always: an update in clear may leave as soon as the header has arrived."""
         return True
 
     def expected_upload(self, index: int) -> int:
@@ -111,7 +111,7 @@ class MixedAttempt:
         return self._part_of(index).lose(index, why) + self._masked.go_on()
 
     def expire(self) -> list[Send]:
-        """The phase's deadline passed: go on with who answered. Of a part that is over nobody is late."""
+        """The deadline passed: go on with the sources that have answered. In a part that is over none is late."""
         sends = self._clear.expire() if self._clear.outcome is None else []
         return sends + (self._masked.expire() if self._masked.outcome is None else [])
 

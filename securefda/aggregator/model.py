@@ -1,4 +1,4 @@
-"""The model of a run at the aggregator: what the target adds to it, and what a round makes of it and leaves behind."""
+"""The model of a run at the aggregator: the target trains it, each round changes it, and it is stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from securefda.operations.progress import Reporter
 from securefda.protocol.messages import Header, Parcel, Result, Signed, Visibility
 from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import ServerState, server_step
-from securefda.training import Evaluation, Vector
+from securefda.training import Vector
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -92,10 +92,15 @@ class RunModel:
         """Write down that an attempt begins, and what of the target leaves with its header."""
         current.begin(header, asked)
         self._store.begin_attempt(current.number, current.attempt, asked)
-        self._account_for_target(current, header)
+        if header.target is not None and header.target.update_digest:
+            recipients = [self._site.name(index) for index in header.at(Visibility.SUM)]
+            digest = header.target.update_digest.hex()
+            release = TargetRelease(current.number, current.attempt, digest, recipients, self._settings.target_noise)
+            self._store.release_target(release)
+            current.released_to |= set(recipients)
 
-    def opening(self, header: Signed[Header], index: int, current: CurrentRound) -> Parcel:
-        """The header with the model, and with g_T for whoever evaluates the rule."""
+    def header_for(self, header: Signed[Header], index: int, current: CurrentRound) -> Parcel:
+        """The header with the model, and with g_T for a source that evaluates the rule."""
         vectors: tuple[memoryview, ...] = (vector_to_wire(self.vector),)
         body = header.body
         if body.target and body.target.update_digest and current.target and body.level_of(index) is Visibility.SUM:
@@ -112,7 +117,7 @@ class RunModel:
         """What the model becomes by the sum that an attempt gave. Nothing is changed yet.
 
         Raises:
-            ValueError: a source lied about its part; who contributed what is hidden, so nobody can be named.
+            ValueError: a source lied about its part; which source is hidden, so none can be named.
         """
         began = self._site.clock()
         total, server = total_of(header, current.target, outcome), self._server
@@ -125,7 +130,7 @@ class RunModel:
         return Change(total, vector, server)
 
     def take(self, current: CurrentRound, header: Signed[Header], outcome: RoundSum, change: Change) -> Signed[Result]:
-        """Finish a round with what its attempt gave; the result is for whoever took part."""
+        """Finish a round with what its attempt gave; the result is for the sources in its sums."""
         self.vector, self._server = change.vector, change.server
         body = Result(outcome.digest, outcome.count, sha256(vector_to_wire(self.vector)).digest())
         result = self._site.signer.sign(header.envelope.session_id, header.digest(), body)
@@ -141,15 +146,6 @@ class RunModel:
         self._store.lose_round(dict(line))
         self._reporter.round_finished(line)
 
-    def _account_for_target(self, current: CurrentRound, header: Header) -> None:
-        if header.target is None or not header.target.update_digest:
-            return
-        recipients = [self._site.name(index) for index in header.at(Visibility.SUM)]
-        digest = header.target.update_digest.hex()
-        release = TargetRelease(current.number, current.attempt, digest, recipients, self._settings.target_noise)
-        self._store.release_target(release)
-        current.released_to |= set(recipients)
-
     def _record(
         self,
         current: CurrentRound,
@@ -158,22 +154,18 @@ class RunModel:
         total: RoundTotal | None = None,
         kept: KeptResult | None = None,
     ) -> None:
-        began = self._site.clock()
-        evaluation = self._evaluation(current)
-        current.spent("evaluate", self._site.clock() - began)
+        site, began = self._site, self._site.clock()
+        if site.personal is None:
+            evaluation = site.trainer.evaluate(self.vector, site.test_data)
+        else:  # the target is measured with the model of its own
+            evaluation = site.personal.evaluate(self.vector, self._run_id.hex(), current.number, site.test_data)
+        current.spent("evaluate", site.clock() - began)
         line = current.finished_line(
-            self._site, self.vector, participants, outcome=outcome, total=total, max_samples=self._settings.max_samples
+            site, self.vector, participants, outcome=outcome, total=total, max_samples=self._settings.max_samples
         )
         line["accuracy"] = evaluation.metrics["accuracy"]
         line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
-        if self._site.personal is not None:
+        if site.personal is not None:
             line["evaluated"] = "personal"
         self._store.finish_round(dict(line), self.vector, self._result_digest, self._server, kept)
         self._reporter.round_finished(line)
-
-    def _evaluation(self, current: CurrentRound) -> Evaluation:
-        """Of the target's own model where there is one, else of the common one."""
-        site = self._site
-        if site.personal is None:
-            return site.trainer.evaluate(self.vector, site.test_data)
-        return site.personal.evaluate(self.vector, self._run_id.hex(), current.number, site.test_data)

@@ -64,14 +64,16 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
         for note in (*about_secret, *site.notes, *([TERMS] if site.notes else [])):
             watch.note(note)
         run = AggregatorRun(site, settings, store, recording)
-        _catch_up(recording, run, store, settings.config_digest)
+        if store.position(settings.config_digest) is not None:  # refuse a folder of another run before it changes
+            recording.model_bytes = lambda: model_file(run.layers, store.model())
+            recording.catch_up(cast(list[RoundLine], store.records()))
         recording.model_bytes = lambda: model_file(run.layers, run.model)
         try:
             with closing(site.witness.journal) as journal:
                 recorder = MessageRecorder(journal, kit.roster, member.index, run=run.run_id, then=meter)
-                run_until_told(_Service(config, kit, run, recorder, watch).serve())
+                run_until_told(_serve(config, kit, run, recorder, watch))
         except BaseException as error:
-            if run.opened or not store.records():  # one that could not even listen leaves a run's folder as it is
+            if run.opened or not store.records():  # a process that could not listen leaves the folder of a run as it is
                 folder.write_summary(summary_of(config, run, store, kit.roster, error))
             raise
         summary = summary_of(config, run, store, kit.roster, None)
@@ -79,48 +81,33 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
         return summary
 
 
-def _catch_up(recording: RecordingReporter, run: AggregatorRun, store: AggregatorStore, config_digest: bytes) -> None:
-    """Refuse a folder of another run before anything in it changes; complete what a killed process left of this one."""
-    if store.position(config_digest) is not None:
-        recording.model_bytes = lambda: model_file(run.layers, store.model())
-        recording.catch_up(cast(list[RoundLine], store.records()))
+async def _serve(
+    config: AggregatorConfig, kit: Kit, run: AggregatorRun, recorder: MessageRecorder, watch: TargetWatch
+) -> None:
+    """Listen and serve until the run is done.
 
-
-class _Service:
-    """The run, the server and their loop."""
-
-    def __init__(
-        self, config: AggregatorConfig, kit: Kit, run: AggregatorRun, recorder: MessageRecorder, reporter: TargetWatch
-    ) -> None:
-        self._run = run
-        self._kit = kit
-        self._reporter = reporter
-        self._server = AggregatorServer(
-            config.transport.listen,
-            credentials_of(kit),
-            partial(source_of_pin, kit),
-            run_id=bytes.fromhex(run.run_id),
-            settings=transport_settings(config.transport),
-            observer=recorder,
-        )
-        reporter.follow(lambda: run.run_id, self._server.connected)
-
-    async def serve(self) -> None:
-        """Serve until the run is done.
-
-        Raises:
-            SecureFdaError: why the run ended early.
-        """
-        address = await self._server.start()
-        self._reporter.note(f"aggregator {self._kit.site_id} listens on {address}")
-        grace = FINISHED_GRACE_S
-        try:
-            await RunDriver(self._run, self._server, self._kit.roster, self._reporter).drive()
-        except asyncio.CancelledError:
-            grace = INTERRUPTED_GRACE_S
-            raise
-        finally:
-            await self._server.stop(grace)
+    Raises:
+        SecureFdaError: why the run ended early.
+    """
+    server = AggregatorServer(
+        config.transport.listen,
+        credentials_of(kit),
+        partial(source_of_pin, kit),
+        run_id=bytes.fromhex(run.run_id),
+        settings=transport_settings(config.transport),
+        observer=recorder,
+    )
+    watch.follow(lambda: run.run_id, server.connected)
+    address = await server.start()
+    watch.note(f"aggregator {kit.site_id} listens on {address}")
+    grace = FINISHED_GRACE_S
+    try:
+        await RunDriver(run, server, kit.roster, watch).drive()
+    except asyncio.CancelledError:
+        grace = INTERRUPTED_GRACE_S
+        raise
+    finally:
+        await server.stop(grace)
 
 
 class RunDriver:
@@ -128,7 +115,7 @@ class RunDriver:
 
     Args:
         run: not yet opened; its clock is ``time.monotonic``.
-        server: started; whoever started it stops it.
+        server: started; the caller stops it.
         roster: of the federation.
         reporter: hears who comes, goes and misbehaves.
     """
@@ -139,7 +126,7 @@ class RunDriver:
         self._roster = roster
         self._reporter = reporter
         self._reported: set[int] = set()
-        """Sources of which the run has heard a :class:`Join` of the process that is there now."""
+        """Sources of which the run has received a :class:`Join` from the process that is connected now."""
 
     async def drive(self) -> None:
         """Open the run and serve until it is done.
@@ -173,7 +160,7 @@ class RunDriver:
             case Joined(site=site, resumed=resumed) if site in self._reported:
                 if resumed:
                     return partial(self._run.returned, site)
-                # The run speaks with a process that is no more; the new one reports before it is told anything.
+                # The process that the run spoke with is gone; the new one joins before anything is sent to it.
                 self._reported.discard(site)
                 return self._gone(site, "a new process of it has connected", self._run.replaced)
             case Misbehaved(site=site, check=check, detail=detail):
@@ -183,9 +170,9 @@ class RunDriver:
                     return partial(self._run.misbehaved, site, check, detail)
         return list
 
-    def _gone(self, site: int, why: str, tell: Callable[[int, str], list[Send]]) -> Callable[[], list[Send]]:
+    def _gone(self, site: int, why: str, report: Callable[[int, str], list[Send]]) -> Callable[[], list[Send]]:
         self._reporter.note(f"{self._roster.by_index(site).site_id}: {why}")
-        return partial(tell, site, why)
+        return partial(report, site, why)
 
     async def _step(self, work: Callable[[], list[Send]]) -> None:
         """Let the run react, then allow the uploads that it expects, then send what it says."""
@@ -196,7 +183,7 @@ class RunDriver:
 
     async def _send(self, sends: list[Send]) -> None:
         if any(send.parcel.vectors for send in sends):
-            self._server.drop_attachments()  # a new header: whoever has not taken the one before need not any more
+            self._server.drop_attachments()  # a new header: the vectors of the last one are not needed any more
         for entry in self._roster.sources:
             self._server.expect_upload(entry.index, self._run.expected_upload(entry.index))
         connected = self._server.connected()

@@ -1,4 +1,4 @@
-"""The last result at the aggregator, and the receipts that sources gave for it: what a source that was away goes by."""
+"""The last result of a run with the receipts that sources gave for it; a source that missed it is shown both."""
 
 from __future__ import annotations
 

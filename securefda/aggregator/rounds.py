@@ -1,6 +1,6 @@
-"""The round that a run is in: what was done for it so far, and the line that is written when it ends.
+"""A round at the aggregator: what was done for it so far, the update that its sums amount to, and its record.
 
-From the sums that an attempt opened to V, w and n of the round's rule.
+The sums that an attempt opened become V, w and n of the round's rule, and these the update of the model.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> R
     Raises:
         ValueError: a sum is not what honest parts give.
     """
-    total, terms = _Total(header), RoundTerms.of(header)
+    total, terms = ContributionSum(header.n_params), RoundTerms.of(header)
+    errors = DeltaErrors(0.0, 0.0, 0.0)
     for part in outcome.parts:
         if not part.statistics.samples > 0:
             raise ValueError("a sum has no samples")
@@ -72,30 +73,14 @@ def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> R
             samples = part.statistics.samples
             contribution = evaluate_at_target(terms, target, part.vector / samples)
             clip_contribution(header, contribution)
-            total.sum.add(contribution, samples)
-            total.add_errors(contribution.errors, samples)
+            total.add(contribution, samples)
+            found = contribution.errors and contribution.errors.times(samples)
         else:
-            total.sum.add_sum(part.vector, part.statistics.kept, part.statistics.samples)
-            total.add_errors(part.statistics.errors, 1.0)
-    return total.finished()
-
-
-class _Total:
-    """Running total over the parts of a round."""
-
-    def __init__(self, header: Header) -> None:
-        self.sum = ContributionSum(header.n_params)
-        self._errors = DeltaErrors(0.0, 0.0, 0.0) if header.rule.select else None
-
-    def add_errors(self, errors: DeltaErrors | None, weight: float) -> None:
-        """Add errors ``weight`` times."""
-        if self._errors is not None and errors is not None:
-            self._errors = self._errors.plus(errors.times(weight))
-
-    def finished(self) -> RoundTotal:
-        samples = self.sum.samples
-        errors = None if self._errors is None or not samples > 0 else self._errors.times(1 / samples)
-        return RoundTotal(self.sum.vector, self.sum.kept, samples, errors)
+            total.add_sum(part.vector, part.statistics.kept, part.statistics.samples)
+            found = part.statistics.errors
+        errors = errors.plus(found) if found else errors
+    mean_errors = errors.times(1 / total.samples) if header.rule.select and total.samples > 0 else None
+    return RoundTotal(total.vector, total.kept, total.samples, mean_errors)
 
 
 def update_of(rule: Rule, total: RoundTotal, target: TargetRound | None, max_samples: int) -> Vector64:
@@ -150,13 +135,18 @@ class CurrentRound:
     released_to: set[str] = field(default_factory=set)
     target_cosine: float | None = None
 
+    @property
+    def asked_at_sum(self) -> bool:
+        """Whether sources were at ``sum`` in the first attempt: the target's terms say so."""
+        return self.asked is not None and self.asked.at_sum
+
     def begin(self, header: Header, asked: Asked) -> None:
         """An attempt begins with this header."""
         self.attempt, self.metrics, self.asked = header.attempt, header.metrics, asked
         self.levels = dict(zip(header.participants, header.levels, strict=True))
 
     def cosine_with_target(self, update: Vector64) -> float | None:
-        """How far the update that everybody gets to know shows g_T; None where there is no g_T."""
+        """How far the update, which every site gets to know, shows g_T; None where there is no g_T."""
         return None if self.target is None else cosine(self.target.result.update, update)
 
     def spent(self, phase: str, seconds: float) -> None:
@@ -229,18 +219,18 @@ def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, metrics: bool
 
     Without ``metrics`` there is no loss and no accuracy, whatever stands in their places.
     """
-    level, figures = part.level.label, part.statistics
+    level, statistics = part.level.label, part.statistics
     if part.level is Visibility.INDIVIDUAL:
-        for index, told in sorted(part.reports.items()):
-            seen = (told.loss, told.accuracy) if metrics else (None, None)
-            yield SeenLine(level=level, members=[site.name(index)], rows=told.samples, loss=seen[0], accuracy=seen[1])
+        for index, report in sorted(part.reports.items()):
+            loss, accuracy = (report.loss, report.accuracy) if metrics else (None, None)
+            yield SeenLine(level=level, members=[site.name(index)], rows=report.samples, loss=loss, accuracy=accuracy)
         return
     yield SeenLine(
         level=level,
         members=[site.name(index) for index in sorted(part.members)],
-        rows=round(figures.samples * max_samples),
-        loss=figures.loss / figures.samples if metrics else None,
-        accuracy=figures.accuracy / figures.samples if metrics else None,
+        rows=round(statistics.samples * max_samples),
+        loss=statistics.loss / statistics.samples if metrics else None,
+        accuracy=statistics.accuracy / statistics.samples if metrics else None,
     )
 
 

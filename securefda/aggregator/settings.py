@@ -1,4 +1,4 @@
-"""What stays the same during a whole run, at the aggregator: the target's own things, and how the run goes."""
+"""What stays the same during a whole run at the aggregator: the target's site, and the settings of the run."""
 
 from __future__ import annotations
 

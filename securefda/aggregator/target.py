@@ -38,7 +38,7 @@ def train_target(
     """Train the target for a round, or return None where the round's rule uses nothing of it.
 
     Memory is O(m), but for a rule that needs every single step: that takes B vectors more. A ledger, where the target
-    has one, is told run and attempt.
+    has one, notes run and attempt.
 
     Raises:
         TrainingError: fewer than two steps where the rule estimates a variance, or a loss that is not finite.

@@ -21,8 +21,13 @@ from securefda.transport.wire import decode_signed, encode_signed
 class AggregatorEndpoint(Protocol):
     """What the network needs of an aggregator, honest or not."""
 
-    done: bool
-    deadline: float | None
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`expire` is due, in seconds of the network's clock; None for never."""
 
     @property
     def run_id(self) -> str:

@@ -30,6 +30,7 @@ from session_sites import (
 
 from securefda.aggregator.attempt import Attempt, PartialSum, RoundSum
 from securefda.aggregator.masked_attempt import MaskedAttempt
+from securefda.aggregator.phases import InAttempt
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
@@ -146,13 +147,14 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
     @property
     def attempt(self) -> MaskedAttempt | None:
         """The attempt in progress."""
-        return self.run._attempt  # type: ignore[return-value]  # there are no others at these levels
+        phase = self.run.phase
+        return phase.attempt if isinstance(phase, InAttempt) else None  # type: ignore[return-value]  # no other kind here
 
     def at_target(self, act: Callable[[], list[Send]]) -> None:
         """The aggregator does something, and is judged by it."""
         attempt, finished = self.attempt, len(self.finished)
         super().at_target(act)
-        false = self.run._witnesses.faulty - self.liars.keys() - self.bent
+        false = self.run._cosigners.faulty - self.liars.keys() - self.bent
         must(not false, f"honest sources {sorted(false)} are accused for what they sign of logs")
         if attempt is not None and attempt.outcome is not None:
             self._over.add(attempt.header.envelope.session_id)

@@ -251,7 +251,7 @@ def test_sum_is_that_of_all_parts_scaled_to_the_caps_of_a_row_that_is_not_true(c
 
 
 def none_accused(net: SessionNetwork) -> bool:
-    return not any(source.alarms for source in net.sources.values()) and not net.run._witnesses.faulty
+    return not any(source.alarms for source in net.sources.values()) and not net.run._cosigners.faulty
 
 
 def test_a_source_that_is_shown_two_checkpoints_before_it_answers_accuses_nobody() -> None:
@@ -261,7 +261,7 @@ def test_a_source_that_is_shown_two_checkpoints_before_it_answers_accuses_nobody
         assert [len(queue) for queue in net.down.values()] == [2, 2, 2]
         net.finish()
         assert none_accused(net)
-        assert net.run._witnesses.vouching == set(net.indices)
+        assert net.run._cosigners.cosigned == set(net.indices)
 
 
 def test_a_source_that_is_shown_one_checkpoint_twice_takes_part_in_every_round() -> None:

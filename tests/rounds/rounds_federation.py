@@ -21,8 +21,11 @@ from rounds_tasks import Points
 from run_settings import run_settings
 from source_stores import store_at
 
-from securefda.aggregator.cosigners import Witnesses
-from securefda.aggregator.personal import personal_of
+from securefda.aggregator.attempt import Attempt
+from securefda.aggregator.bootstrap import personal_of
+from securefda.aggregator.cosigners import CosignerTracker
+from securefda.aggregator.phases import InAttempt, RoundPhase
+from securefda.aggregator.rounds import CurrentRound
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import TargetSite
 from securefda.aggregator.store import AggregatorStore
@@ -214,6 +217,16 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
         """The aggregator."""
         return self.aggregator
 
+    @property
+    def round_in_progress(self) -> CurrentRound | None:
+        """The aggregator's; None between rounds."""
+        return self.run.phase.current if isinstance(self.run.phase, RoundPhase) else None
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The attempt that is under way."""
+        return self.run.phase.attempt if isinstance(self.run.phase, InAttempt) else None
+
     def start_aggregator(self) -> None:
         """A new process of the aggregator, in the folder of the old one."""
         self.run._site.witness.journal.close()
@@ -271,7 +284,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
         store = AggregatorStore(self.folder / f"target-{run}.sqlite")
         witness = self.witness_of(TARGET, store)
         witness.journal.begin(run)
-        witnesses = Witnesses(replace(self.run._site, witness=witness))
+        witnesses = CosignerTracker(replace(self.run._site, witness=witness))
         for index, source in self.sources.items():
             source.join(run)
             for answer in source.handle(witness.show(index)):

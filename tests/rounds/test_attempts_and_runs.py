@@ -21,6 +21,7 @@ from rounds_federation import (
 )
 from rounds_liars import KEPT, SAMPLES, Liar
 
+from securefda.aggregator.phases import Closing
 from securefda.aggregator.run import MOST_LOST_IN_A_ROW
 from securefda.audit.reading import find_logs, open_log
 from securefda.errors import ConfigError, QuorumLost, SecureFdaError
@@ -282,7 +283,7 @@ def test_a_lie_in_the_tail_loses_the_round_and_not_the_run(
     assert federation.statuses == ["lost"]
     assert np.array_equal(federation.run.model, before)
     assert alarm in federation.watch.text
-    kept = {type(one) for one in reached_from(federation.run._last_loss)}
+    kept = {type(one) for one in reached_from(federation.run._progress.losses)}
     assert not kept & {np.ndarray}, "the error holds on to the round's vectors"
     check = "RANGE" if "RANGE" in alarm else "SUM"
     told = {to: message.body for _, to, message in federation.passed if isinstance(message.body, Abort)}
@@ -338,7 +339,7 @@ def test_a_later_attempt_asks_for_the_same_though_fewer_sources_are_there(
     """One that permits the sum alone takes all there. Without it the others could be cohorts, and would refuse."""
     federation = build(5, rounds=1, visibility=Visibility.COHORT, permits={1: Visibility.SUM}, rule=rule)
     until(federation.open(), TARGET, Advertise)
-    assert set(federation.run._round.levels.values()) == {Visibility.SUM}  # type: ignore[union-attr]
+    assert set(federation.round_in_progress.levels.values()) == {Visibility.SUM}  # type: ignore[union-attr]
     federation.reached -= {1, 2}
     if restart:
         federation.restart_aggregator()
@@ -356,7 +357,7 @@ def test_a_round_whose_second_attempt_would_ask_for_something_else_is_lost_and_n
 ) -> None:
     federation = build(4, rounds=2)
     until(federation.open(), TARGET, Advertise)
-    current = federation.run._round
+    current = federation.round_in_progress
     assert current is not None
     assert current.asked is not None
     current.asked = replace(current.asked, terms=b"x" * 32)  # as if the target's training had not given the same again
@@ -418,7 +419,7 @@ def test_a_replaced_source_hears_the_last_word(build: Callable[..., Federation])
     federation = build(3, rounds=1)
     until(federation.open(), VICTIM, Result)
     until(federation, VICTIM, Checkpoint)
-    assert federation.run._closing
+    assert isinstance(federation.run.phase, Closing)
     assert federation.run.replaced(VICTIM, "it is new") == []
     federation.deliver_all()
     assert not federation.run.done

@@ -124,10 +124,10 @@ def test_a_cohort_that_loses_too_many_is_given_up_and_told_so_while_the_others_f
 
     def lossy(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
         if isinstance(message.body, MaskedInput) and not lost:
-            cohorts = federation.run._attempt._state.totals  # type: ignore[union-attr]
+            cohorts = federation.attempt._state.totals  # type: ignore[union-attr]
             given_up.update(next((cohort for cohort in cohorts if sender in cohort and len(cohort) == 4), ()))
             lost.update(sorted(given_up)[:2])
-        in_round_1 = federation.run._round is not None and federation.run._round.number == 1
+        in_round_1 = federation.round_in_progress is not None and federation.round_in_progress.number == 1
         return None if in_round_1 and sender in lost and isinstance(message.body, MaskedInput) else message
 
     federation = Federation(tmp_path, 13, visibility=Visibility.COHORT, rule="source_only", rounds=2)

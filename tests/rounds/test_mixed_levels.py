@@ -144,7 +144,7 @@ def test_a_round_of_which_both_parts_are_lost_is_lost(tmp_path: Path) -> None:
     federation = mixed(tmp_path, 6, TWO_LEVELS, rule="fedda_auto", rounds=2)
 
     def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
-        first = federation.run._round is not None and federation.run._round.number == 1
+        first = federation.round_in_progress is not None and federation.round_in_progress.number == 1
         return None if first and sender in (1, 2, 3, 4) and isinstance(message.body, (Update, Advertise)) else message
 
     federation.link = link

@@ -55,7 +55,7 @@ def losing(federation: PrivateFederation, kind: type, *, attempts: int = 1) -> C
     """A link that loses what source 1 says of this kind in the first attempts of round 1."""
 
     def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
-        current = federation.run._round
+        current = federation.round_in_progress
         lost = current is not None and current.number == 1 and current.attempt <= attempts
         return None if lost and sender == 1 and isinstance(message.body, kind) else message
 
@@ -294,7 +294,11 @@ def test_sources_that_saw_a_round_which_the_target_gave_up_are_charged_for_what_
     federation = build(rounds=3)
 
     def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
-        if isinstance(message.body, MaskedInput) and federation.run._round and federation.run._round.number == 2:
+        if (
+            isinstance(message.body, MaskedInput)
+            and federation.round_in_progress
+            and federation.round_in_progress.number == 2
+        ):
             raise Killed
         return message
 

@@ -69,7 +69,7 @@ def test_those_that_a_lost_session_gave_up_on_are_not_called_late(tmp_path: Path
     refusal = federation.sources[2]._site.signer.sign(
         header.envelope.session_id, header.digest(), Refusal("min-others")
     )
-    attempt = federation.run._attempt
+    attempt = federation.attempt
     assert attempt is not None
     federation.post(federation.run.receive(Parcel(refusal)))
     federation.post(federation.run.expire())

@@ -128,7 +128,7 @@ def test_the_errors_of_a_lost_round_do_not_count(tmp_path: Path) -> None:
     federation = build(tmp_path, n=3, rounds=3)
 
     def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
-        current = federation.run._round
+        current = federation.round_in_progress
         lost = current is not None and current.number == 2 and sender == 1 and isinstance(message.body, MaskedInput)
         return None if lost else message
 

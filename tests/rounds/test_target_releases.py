@@ -66,7 +66,7 @@ def test_a_second_attempt_is_a_second_release_of_the_same_update(tmp_path: Path)
     federation = Federation(tmp_path, rule="fedgp_auto", rounds=1)
 
     def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
-        current = federation.run._round
+        current = federation.round_in_progress
         first = current is not None and current.attempt == 1
         return None if first and sender == 1 and isinstance(message.body, Advertise) else message
 
@@ -84,7 +84,7 @@ def test_a_lost_round_released_it_all_the_same(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rule="fedgp_auto", rounds=2)
 
     def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
-        first = federation.run._round is not None and federation.run._round.number == 1
+        first = federation.round_in_progress is not None and federation.round_in_progress.number == 1
         return None if first and sender == 1 and isinstance(message.body, MaskedInput) else message
 
     federation.link = link

@@ -163,7 +163,7 @@ def test_cosignature_that_is_none_makes_a_source_faulty(federation: Federation) 
     federation.run.receive(outside(ME, Cosigned(head_of(checkpoint.note).size, line)))
 
     assert f"{site_id(ME)} fails check COSIGNATURE" in federation.watch.text
-    assert ME not in federation.run._witnesses.vouching
+    assert ME not in federation.run._cosigners.cosigned
 
 
 def test_source_that_cosigns_without_showing_its_own_log_is_faulty(federation: Federation) -> None:
@@ -179,7 +179,7 @@ def test_source_that_cosigns_without_showing_its_own_log_is_faulty(federation: F
 
 def test_a_faulty_source_that_joins_anew_or_comes_back_is_asked_nothing_more(federation: Federation) -> None:
     federation.open()
-    federation.run._witnesses.faulty.add(ME)
+    federation.run._cosigners.faulty.add(ME)
     joins = federation.run.receive(federation.source(ME).join(federation.run.run_id))
     federation.run.left(ME)
     assert not [send for send in joins + federation.run.returned(ME) if send.to == ME]
@@ -290,7 +290,7 @@ def test_source_that_was_busy_for_rounds_and_then_answers_all_that_it_was_asked_
             held.clear()
 
     assert busy["over"]
-    assert federation.run._witnesses.faulty == set()
+    assert federation.run._cosigners.faulty == set()
     assert not [note for note in federation.watch.notes if "alarm" in note]
     assert federation.statuses == ["finished"] * 12
     assert len(federation.watch.records[ME]) >= 12 - MOST_SHOWN - 4

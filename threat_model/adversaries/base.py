@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 
-from securefda.aggregator.cosigners import Witnesses
+from securefda.aggregator.cosigners import CosignerTracker
 from securefda.aggregator.headers import Place, Planner, SessionPlan, make_header
 from securefda.aggregator.target import TargetRound, train_target
 from securefda.errors import FaultySourceError
@@ -81,7 +81,7 @@ class MaliciousAggregator(Opens):
         self.seat, self.signer, self.roster = seat, seat.site.signer, seat.site.roster
         self.colluders = {i: one for i, one in seat.colluders.items() if isinstance(one, ColludingSource)}
         self.run = draw(seat.site.random_bytes, RUN_ID_BYTES)
-        self.witness, self.witnesses = seat.site.witness, Witnesses(seat.site)
+        self.witness, self.witnesses = seat.site.witness, CosignerTracker(seat.site)
         self.instance = 0
         self.model: Vector = seat.site.trainer.initial_model()
         self.target: TargetRound | None = None
@@ -165,7 +165,7 @@ class MaliciousAggregator(Opens):
         count = len(view.survivors.body.survivors) if view.survivors else len(self.heard.updates)
         return Result(b"", count, sha256(vector_to_wire(self.model)).digest())
 
-    def witnesses_of(self, index: int) -> Witnesses:  # noqa: ARG002 - for overriding
+    def witnesses_of(self, index: int) -> CosignerTracker:  # noqa: ARG002 - for overriding
         """Those of the log that a source is shown: there is one."""
         return self.witnesses
 
@@ -191,7 +191,7 @@ class MaliciousAggregator(Opens):
 
     def ready(self) -> bool:
         """Whether to begin now: the first attempt, when all sources have joined and cosigned the checkpoint."""
-        return not self.sessions and set(self.joined) == self.seat.site.sources == self.witnesses.vouching
+        return not self.sessions and set(self.joined) == self.seat.site.sources == self.witnesses.cosigned
 
     def receive(self, parcel: Parcel) -> list[Send]:
         """Keep a message, and go on when every answer that is waited for is here."""

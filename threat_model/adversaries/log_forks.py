@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from securefda.aggregator.cosigners import Witnesses
+from securefda.aggregator.cosigners import CosignerTracker
 from securefda.aggregator.settings import TargetSite
 from securefda.audit import notes
 from securefda.audit.journal import RunInfo
@@ -55,19 +55,19 @@ class SplitsLog(MaliciousAggregator):
         super().__init__(seat)
         self.second, self._header = second, header
         self._other = another_history(seat.site, hidden, self.run_id, 3)
-        self._others = Witnesses(replace(seat.site, witness=self._other))
+        self._others = CosignerTracker(replace(seat.site, witness=self._other))
 
     def close(self) -> None:
         """Close the second history."""
         self._other.journal.close()
 
-    def witnesses_of(self, index: int) -> Witnesses:
+    def witnesses_of(self, index: int) -> CosignerTracker:
         """Of the history that it is shown."""
         return self._others if index in self.second else self.witnesses
 
     def ready(self) -> bool:
         """When everybody has cosigned one of them."""
-        cosigned = self.witnesses.vouching | self._others.vouching
+        cosigned = self.witnesses.cosigned | self._others.cosigned
         return not self.sessions and set(self.joined) == self.seat.site.sources == cosigned
 
     def header_for(self, index: int) -> Header | None:
@@ -118,7 +118,7 @@ class ForksLater(MaliciousAggregator):
         if self.way in {"old", "bare"}:
             return self.witnesses.renew(self.joined)
         self.witness = self._other_log()
-        self.witnesses = Witnesses(replace(self.seat.site, witness=self.witness))
+        self.witnesses = CosignerTracker(replace(self.seat.site, witness=self.witness))
         for index in self.joined:
             self.witnesses.reported(index, 0 if self.way == "unheard" else min(known, self.witness.size))
         return [self.witnesses.ask(index) for index in sorted(self.joined)]
@@ -140,7 +140,7 @@ class ForksLater(MaliciousAggregator):
     def ready(self) -> bool:
         """Also for the second round, when everybody has cosigned again."""
         again = len(self.sessions) == 1 and self._goes_on
-        return super().ready() or (again and self.witnesses.vouching == self.seat.site.sources)
+        return super().ready() or (again and self.witnesses.cosigned == self.seat.site.sources)
 
     def expire(self) -> list[Send]:
         """Nobody cosigns: the header goes out all the same."""

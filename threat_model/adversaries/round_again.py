@@ -87,7 +87,7 @@ class RoundAgain(MaliciousAggregator):
         if not self.sessions:
             return super().ready()
         waits = self.done and len(self.sessions) == 1 and not self._missing
-        return waits and self.witnesses.vouching == self.seat.site.sources
+        return waits and self.witnesses.cosigned == self.seat.site.sources
 
     def attack(self) -> Vector64 | None:
         """What the sums differ by; None where one of them was not to be had."""

@@ -81,7 +81,7 @@ class RunAfterRun(AsksInManyRuns):
         if not self.sessions:
             return super().ready()
         is_asked = self.heard.header.run_id == self.run
-        return not is_asked and not self._missing and self.witnesses.vouching == self.seat.site.sources
+        return not is_asked and not self._missing and self.witnesses.cosigned == self.seat.site.sources
 
     def receive(self, parcel: Parcel) -> list[Send]:
         """As always; who joins is back."""
