@@ -10,7 +10,7 @@ from pathlib import Path
 
 from securefda.state_file import StateFile
 
-_SCHEMA_VERSION = 9
+_SCHEMA_VERSION = 10
 
 _COMMON_TABLES = """
 CREATE TABLE cosigned (origin TEXT PRIMARY KEY, size INTEGER NOT NULL, root BLOB NOT NULL);

@@ -19,7 +19,7 @@ from securefda.protocol.messages import Header, Parcel, Signed, Visibility
 from securefda.protocol.vectors import Vector
 from securefda.rules import alignment_factor
 from securefda.site.policy.verdict import check_metrics
-from securefda.source.model_bound import Course, Missed, Origin, TrainedFrom, course_of, origin_of, require_initial
+from securefda.source.model_bound import Course, Missed, Origin, course_of, origin_of, require_initial
 from securefda.source.site import SourceSite
 from securefda.training.trainer import Planned
 
@@ -90,9 +90,7 @@ def accept_header(
     origin = origin_of(body, site.store.known(body.run_id), missed, own_index=own_index, limits=site.limits)
     model, target_update = checked_vectors(body, level, parcel)
 
-    before = site.store.trained_from(body.run_id)
-    if before is None:
-        before = TrainedFrom(0, site.trainer.initial_model(), ())
+    before = site.store.trained_from(body.run_id, site.trainer.initial_model)
     if origin.number == 0:
         own_first = before.model if not before.units else site.trainer.initial_model()
         require_initial(body, model, own_first, site.models.initial)

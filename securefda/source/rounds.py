@@ -153,7 +153,7 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
     record, metrics = site_line(header, accepted.level, result), metrics_of(header, result)
     update = aligned_update(header, result)
     units = accepted.course.after(result.update)
-    site.store.remember_trained(header.run_id, accepted.course.number, accepted.model, units)
+    site.store.remember_trained(header.run_id, accepted.course.number, accepted.model, header.model_digest, units)
     if accepted.level is Visibility.INDIVIDUAL:
         return _release_in_clear(site, accepted.header, update, record, metrics)
 

@@ -109,8 +109,11 @@ class RunBook(StateFile):
         self._may_begin_one_more = self._may_begin_one_more and not is_one_more
 
     def result_accepted(self, run_id: bytes, round_number: int) -> None:
-        """Write down that a round came to a result. It pays for one that did not, the oldest: not for all of them."""
-        with self._transaction() as database:
+        """Write down that a round came to a result. It pays for one that did not, the oldest: not for all of them.
+
+        A power cut can undo it until the next attempt begins. Then one round more than there was counts as unfinished.
+        """
+        with self._transaction(durable=False) as database:
             own = "DELETE FROM unfinished WHERE (run_id, round, for_good) = (?, ?, 0)"
             database.execute(own, (run_id, round_number))
             oldest = "DELETE FROM unfinished WHERE rowid = (SELECT min(rowid) FROM unfinished WHERE for_good = 0)"

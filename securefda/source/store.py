@@ -6,6 +6,10 @@ and only the owner can read the file. Every change is on disk before the call re
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +24,6 @@ from securefda.source.run_book import RunBook
 from securefda.state_file import ReleaseMarker
 from securefda.training import Vector
 
-_PIECE = 1 << 16
-"""Bytes of a model that are read or written at once: as one value it would be copied as a whole, in memory."""
-
 _TABLES = """
 CREATE TABLE origin (id INTEGER PRIMARY KEY CHECK (id = 0), file_number TEXT NOT NULL);
 CREATE TABLE positions (
@@ -31,8 +32,7 @@ CREATE TABLE positions (
     digest BLOB NOT NULL, answered INTEGER NOT NULL
 );
 CREATE TABLE trained (
-    id INTEGER PRIMARY KEY, run_id BLOB NOT NULL UNIQUE, number INTEGER NOT NULL, units BLOB NOT NULL,
-    model BLOB NOT NULL
+    run_id BLOB PRIMARY KEY, number INTEGER NOT NULL, units BLOB NOT NULL, model_digest BLOB NOT NULL
 );
 CREATE TABLE fuses (run_id BLOB NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (run_id, round));
 CREATE TABLE results (
@@ -54,10 +54,9 @@ class SourceStore(RunStore):
         CopiedProcess: from every method but ``close``, in a copy of the process that opened the file.
     """
 
-    _page_bytes = 65536  # a model of 4 MB is written in 10 ms, and in pages of 4 KB in 80
-
     def __init__(self, path: Path, runs: RunBook) -> None:
         self._runs, self._marker = runs, ReleaseMarker(path)
+        self._intact: set[Path] = set()  # files of models that this process has written, or has compared
         super().__init__(path, _TABLES)
 
     def close(self) -> None:
@@ -150,42 +149,75 @@ class SourceStore(RunStore):
             ).fetchone()
         return Known(taken and TakenResult(*taken), accepted and AcceptedHeader(*accepted))
 
-    def trained_from(self, run_id: bytes) -> TrainedFrom | None:
-        """The model that this site trained from last in the run; None before it has."""
+    def trained_from(self, run_id: bytes, first: Callable[[], Vector]) -> TrainedFrom:
+        """The model that this site trained from last in the run, mapped from its file.
+
+        Before it has, and where a power cut took the file, that is the run's first model, which ``first`` gives: what
+        comes next is then bounded over all results since.
+        """
         self._process.require_original()
         with self._clear_errors():
-            query = "SELECT id, number, units, length(model) FROM trained WHERE run_id = ?"
+            query = "SELECT number, units, model_digest FROM trained WHERE run_id = ?"
             row = self._database.execute(query, (run_id,)).fetchone()
-            if row is None:
-                return None
-            model = np.zeros(row[3] // 4, "<f4")
-            place = model.data.cast("B")
-            with self._database.blobopen("trained", "model", row[0], readonly=True) as blob:
-                for start in range(0, len(place), _PIECE):
-                    place[start : start + _PIECE] = blob.read(_PIECE)
-        return TrainedFrom(row[1], model.astype(np.float32, copy=False), tuple(np.frombuffer(row[2], "<f8").tolist()))
+        if row is None:
+            return TrainedFrom(0, first(), ())
+        number, units, digest = row
+        model, measured = self._kept_model(digest), tuple(np.frombuffer(units, "<f8").tolist())
+        return TrainedFrom(0, first(), measured) if model is None else TrainedFrom(number, model, measured)
 
-    def remember_trained(self, run_id: bytes, number: int, model: Vector, units: Units) -> None:
+    def _kept_model(self, digest: bytes) -> Vector | None:
+        """None where the file is missing or is not what was written: a power cut can do that."""
+        file = self._model_file(digest)
+        try:
+            model = np.memmap(file, "<f4", mode="r")
+        except (OSError, ValueError):  # ValueError: it is empty
+            return None
+        if file not in self._intact and sha256(model.data).digest() != digest:
+            return None
+        self._intact.add(file)
+        return model
+
+    def _model_file(self, digest: bytes) -> Path:
+        return self._path.with_name(f"{self._path.name}.model-{digest.hex()[:16]}")
+
+    def remember_trained(self, run_id: bytes, number: int, model: Vector, digest: bytes, units: Units) -> None:
         """Remember what was trained from, and the largest units; on the disk before the next fuse is burnt.
 
-        A power cut before that can undo it; then nothing of this training has left.
+        The model has a file of its own, which only a power cut can take away: it is not forced to the disk. The file
+        is complete before it is named here, and the one before it goes only afterwards.
+
+        Args:
+            run_id: 16 bytes.
+            number: of the model.
+            model: float32 ``(n_params,)``.
+            digest: SHA-256 of its little-endian bytes.
+            units: see :class:`TrainedFrom`.
         """
-        measured = np.array(units, dtype="<f8").tobytes()
+        file, before = self._model_file(digest), self._model_files()
+        with self._clear_errors():
+            if file not in self._intact:
+                descriptor = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "wb") as opened:
+                    opened.write(np.ascontiguousarray(model, dtype="<f4").data)
+                self._intact.add(file)
         with self._transaction(durable=False) as database:
-            known = database.execute("SELECT number FROM trained WHERE run_id = ?", (run_id,)).fetchone()
-            if known == (number,):
-                database.execute("UPDATE trained SET units = ? WHERE run_id = ?", (measured, run_id))
-                return
-            data = np.ascontiguousarray(model, dtype="<f4").data.cast("B")
-            database.execute("DELETE FROM trained WHERE run_id = ?", (run_id,))
-            query = "INSERT INTO trained (run_id, number, units, model) VALUES (?, ?, ?, zeroblob(?))"
-            row = database.execute(query, (run_id, number, measured, len(data))).lastrowid
-            with database.blobopen("trained", "model", row or 0) as blob:
-                for start in range(0, len(data), _PIECE):
-                    blob.write(data[start : start + _PIECE])
+            row = (run_id, number, np.array(units, dtype="<f8").tobytes(), digest)
+            database.execute("INSERT OR REPLACE INTO trained VALUES (?, ?, ?, ?)", row)
+        for old in before - self._model_files():
+            self._intact.discard(old)
+            with suppress(FileNotFoundError), self._clear_errors():
+                old.unlink()
+
+    def _model_files(self) -> set[Path]:
+        with self._clear_errors():
+            digests = self._database.execute("SELECT model_digest FROM trained").fetchall()
+        return {self._model_file(digest) for (digest,) in digests}
 
     def accept_header(self, header: Signed[Header], number: int = 0) -> None:
         """Remember a header, so that neither it nor an earlier position nor another run is ever accepted again.
+
+        The session is on the disk when this returns. A power cut can undo the position until the fuse is burnt: then
+        no update of the round has left, and a new session may ask for the round again.
 
         ``number`` is that of its model, see :mod:`securefda.source.model_bound`.
 
@@ -194,7 +226,7 @@ class SourceStore(RunStore):
         """
         body = header.body
         self._runs.begin_attempt(header, self._file_number)
-        with self._transaction() as database:
+        with self._transaction(durable=False) as database:
             place = (body.run_id, body.round, body.attempt, round_terms(body))
             model = (number, body.previous_result_digest, body.model_digest)
             row = (*place, *model, header.envelope.session_id, header.digest(), False)

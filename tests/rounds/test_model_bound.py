@@ -89,7 +89,8 @@ def test_first_model_other_than_the_tasks_is_refused_and_nothing_changes(federat
     assert "model.initial in policy.toml" in str(alarm)
     assert "\n" not in str(alarm)
     assert known_of(federation) == Known()
-    assert federation.stores[ME].trained_from(bytes.fromhex(federation.run.run_id)) is None
+    run = bytes.fromhex(federation.run.run_id)
+    assert federation.stores[ME].trained_from(run, trainer_of(N, ME).initial_model).units == ()
     (answer,) = federation.sources[ME].handle(header)  # the position is free still
     assert isinstance(answer.message.body, Advertise)
 

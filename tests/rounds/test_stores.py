@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from securefda.protocol.messages import (
 from securefda.protocol.transcript import round_terms
 from securefda.source.model_bound import AcceptedHeader, Known, TakenResult
 from securefda.source.store import SourceStore
+from securefda.training import Vector
 
 RUN, OTHER_RUN = bytes(16), b"x" * 16
 SESSION, OTHER_SESSION = bytes(32), b"s" * 32
@@ -98,23 +100,55 @@ def test_positions_sessions_fuses_and_results_survive_a_restart(tmp_path: Path) 
     again.close()
 
 
+FIRST = np.zeros(6, dtype=np.float32)
+
+
+def remember(store: SourceStore, run: bytes, number: int, model: Vector, units: tuple[float, ...]) -> None:
+    store.remember_trained(run, number, model, sha256(model.tobytes()).digest(), units)
+
+
+def trained_from(store: SourceStore, run: bytes) -> tuple[int, list[float], tuple[float, ...]]:
+    found = store.trained_from(run, lambda: FIRST)
+    return found.number, found.model.tolist(), found.units
+
+
+def model_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("s.sqlite.model-*"))
+
+
 def test_what_was_trained_from_survives_a_restart_and_is_replaced(tmp_path: Path) -> None:
     store = store_at(tmp_path / "s.sqlite")
-    assert store.trained_from(RUN) is None
-    store.remember_trained(RUN, 0, MODEL, (1.5,))
-    store.remember_trained(RUN, 0, MODEL + 9, (2.5,))  # the same number is the same model
-    store.remember_trained(OTHER_RUN, 3, MODEL, (0.5,))
+    assert trained_from(store, RUN) == (0, FIRST.tolist(), ())
+    remember(store, RUN, 0, MODEL, (1.5,))
+    remember(store, RUN, 0, MODEL, (2.5,))  # a second attempt of a round
+    remember(store, OTHER_RUN, 3, MODEL + 9, (0.5,))
+    assert trained_from(store, RUN) == (0, MODEL.tolist(), (2.5,))
     store.close()
     again = store_at(tmp_path / "s.sqlite")
-    for run, number, model, units in ((RUN, 0, MODEL, (2.5,)), (OTHER_RUN, 3, MODEL, (0.5,))):
-        found = again.trained_from(run)
-        assert found is not None
-        assert (found.number, found.units) == (number, units)
-        assert np.array_equal(found.model, model)
-    again.remember_trained(RUN, 2, MODEL + 1, (4.0,))
-    found = again.trained_from(RUN)
-    assert found is not None
-    assert (found.number, found.units, found.model.tolist()) == (2, (4.0,), (MODEL + 1).tolist())
+    assert trained_from(again, RUN) == (0, MODEL.tolist(), (2.5,))
+    assert trained_from(again, OTHER_RUN) == (3, (MODEL + 9).tolist(), (0.5,))
+    remember(again, RUN, 2, MODEL + 1, (4.0,))
+    assert trained_from(again, RUN) == (2, (MODEL + 1).tolist(), (4.0,))
+    assert len(model_files(tmp_path)) == 2  # one a run
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in model_files(tmp_path))
+    again.close()
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "torn", "changed"])
+def test_a_lost_model_is_replaced_by_the_first(tmp_path: Path, damage: str) -> None:
+    store = store_at(tmp_path / "s.sqlite")
+    remember(store, RUN, 2, MODEL, (1.5,))
+    store.close()
+    (file,) = model_files(tmp_path)
+    data = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes({"empty": b"", "torn": data[:-3], "changed": bytes(4) + data[4:-1] + b"x"}[damage])
+    again = store_at(tmp_path / "s.sqlite")
+    assert trained_from(again, RUN) == (0, FIRST.tolist(), (1.5,))
+    remember(again, RUN, 2, MODEL, (2.0,))
+    assert trained_from(again, RUN) == (2, MODEL.tolist(), (2.0,))
     again.close()
 
 
