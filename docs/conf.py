@@ -10,8 +10,10 @@ import inspect
 import sys
 from enum import Enum
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.addnodes import download_reference, pending_xref
 from sphinx.application import Sphinx
 from sphinx.util.inspect import stringify_signature
@@ -48,6 +50,7 @@ default_role = "py:obj"  # the code writes names in single backticks
 
 maximum_signature_line_length = 80
 
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "securefda"
 html_static_path = ["_static"]
@@ -82,7 +85,18 @@ def _types_as_written(
     return stringify_signature(signature, show_return_annotation=what != "class"), None
 
 
+def _inline_math(translator: Any, node: nodes.math) -> None:
+    translator.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def _block_math(translator: Any, node: nodes.math_block) -> None:
+    translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
     """Sphinx calls this when it reads the configuration."""
+    app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))  # the pages load nothing from afar
     app.connect("doctree-read", _folders_are_named)
     app.connect("autodoc-process-signature", _types_as_written)
