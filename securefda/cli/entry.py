@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typer import Abort
 from typer.exceptions import TyperException
 
-from securefda.cli.interrupt import RunInterruptedError
+from securefda.cli.options import RunInterruptedError
 from securefda.cli.output import print_error, wants_json
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import ConfigError
-from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent, delta_warning
+from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger import Ledger, Reservation, Sign, fingerprints_of
 from securefda.privacy.ledger_storage import DataSet, Head, LedgerError, RowMarkers, last_reset, ledgers_of
 from securefda.protocol.signatures import sign_bytes, signature_is_valid
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 LEDGERS = "ledgers"
 STATEMENT = "LedgerStatement"
 """Message type under which a site signs that it accepts or resets a ledger."""
-
-TERMS = f"epsilon is of {GUARANTEE}; it holds where {ASSUMPTIONS}"
-"""Shown to every operator to whom an epsilon is shown."""
 
 _FINGERPRINT = b"securefda/1/rows\0"
 
