@@ -10,7 +10,7 @@ is kept in the folder at once; the same request goes on where it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -104,7 +104,16 @@ def bench_accuracy(request: Request, out: Path, *, workers: int = 1, watcher: Wa
         SecureFdaError: the folder cannot be written; every run that finished is in it.
     """
     planned = plan(request)
-    _require_rows(planned)
+    # Load what every site trains on once for each target of a column: hundreds of runs would fail of one file.
+    seen = set()
+    for one in planned:
+        place = (one.key.data, one.key.column, one.key.target)
+        if place in seen:
+            continue
+        seen.add(place)
+        federation = one.job.config.federation
+        for site in (federation.target, *federation.sources):
+            rows_here(one.job.config, site, one.job.seed)
     with open_folder(out, request) as folder:
         failed = _measure(folder, planned, request.level, workers, watcher or NoWatcher())
         results = Results(request.definition, folder.finished(planned))
@@ -159,19 +168,6 @@ def _require_alike(
         if key not in apart_from and theirs.get(key) != own.get(key):
             why = f"{other} was measured with {json.dumps(theirs.get(key))}, this with {json.dumps(own.get(key))}"
             raise ConfigError(key, why, hint="levels are compared with all else alike")
-
-
-def _require_rows(planned: Iterable[Planned]) -> None:
-    """Load what every site trains on once for each target of a column: hundreds of runs would fail of one file."""
-    seen = set()
-    for one in planned:
-        place = (one.key.data, one.key.column, one.key.target)
-        if place in seen:
-            continue
-        seen.add(place)
-        federation = one.job.config.federation
-        for site in (federation.target, *federation.sources):
-            rows_here(one.job.config, site, one.job.seed)
 
 
 def _measure(

@@ -15,7 +15,7 @@ from typing import Any
 
 from securefda import __version__
 from securefda.bench.job import CLIP, Job
-from securefda.bench.processes import Parties, groups_of, parties
+from securefda.bench.processes import groups_of, parties
 from securefda.bench.session import (
     SessionCosts,
     keystream_add_gb_per_s,
@@ -116,17 +116,13 @@ def _measure(job: Job, repeats: int, processes: int) -> _Measured:
     with parties(job, processes) if processes else nullcontext() as running:
         for _ in range(repeats):
             if running is not None:
-                _measure_rounds(job, running, measured)
+                measured.plain.append(_checked(job, running.round("individual"), job.sources, 0.0))
+                measured.masked.append(_checked(job, running.round("sum"), job.sources - job.dropped, _half_step(job)))
             session = measured_session(job)
             _check_sum(job, len(session.survivors), session.error, job.sources - job.dropped, _half_step(job))
             measured.sessions.append(session)
             measured.parts.extend(_part(job) for _ in range(PARTS_PER_ROUND))
     return measured
-
-
-def _measure_rounds(job: Job, running: Parties, measured: _Measured) -> None:
-    measured.plain.append(_checked(job, running.round("individual"), job.sources, 0.0))
-    measured.masked.append(_checked(job, running.round("sum"), job.sources - job.dropped, _half_step(job)))
 
 
 def _part(job: Job) -> Figures:

@@ -106,7 +106,16 @@ def show(
     found = standing_of(site, site.budget(), int(now().timestamp()))
     charges = charges_of(found.rows, found.budget) if rounds or plot is not None else None
     if plot is not None and charges is not None:
-        _draw_charges(plot, found, charges)
+        # Draw epsilon after every charge, and the limit, over the charges in order. Raises ConfigError
+        points, resets = [(0, 0.0)], [row.number for row in found.rows if row.kind == "reset"]
+        before = 0
+        for place, charge in enumerate(charges, start=1):
+            if any(before < reset < charge.row.number for reset in resets):
+                points.append((place - 1, 0.0))
+            points.append((place, charge.spent))
+            before = charge.row.number
+        limit = [(0, found.budget.epsilon), (max(1, len(charges)), found.budget.epsilon)]
+        _draw(plot, {"spent": points, "limit": limit}, found.budget.delta, f"{TERMS}. By {found.budget.accountant}.")
     listed = charges if rounds else None
     print_result(output, _show_json(found, charges, plot), _show_text(found, listed, plot))
 
@@ -471,19 +480,6 @@ def _show_text(found: Standing, charges: Sequence[Charge] | None, plot: Path | N
         parts.append("no round was charged yet")
     parts.append(_filled([_STATED, *(f"warning: {line}" for line in found.warnings)]))
     return "\n\n".join([*parts, *([] if plot is None else [f"drawn: {plot}"])])
-
-
-def _draw_charges(path: Path, found: Standing, charges: Sequence[Charge]) -> None:
-    """Draw epsilon after every charge, and the limit, over the charges in order. Raises ConfigError."""
-    points, resets = [(0, 0.0)], [row.number for row in found.rows if row.kind == "reset"]
-    before = 0
-    for place, charge in enumerate(charges, start=1):
-        if any(before < reset < charge.row.number for reset in resets):
-            points.append((place - 1, 0.0))
-        points.append((place, charge.spent))
-        before = charge.row.number
-    limit = [(0, found.budget.epsilon), (max(1, len(charges)), found.budget.epsilon)]
-    _draw(path, {"spent": points, "limit": limit}, found.budget.delta, f"{TERMS}. By {found.budget.accountant}.")
 
 
 def _require_new(plot: Path | None) -> None:

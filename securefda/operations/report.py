@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -81,8 +81,8 @@ def cosine_sentence(rounds: Sequence[RoundLine]) -> str:
     values = [cosine for line in rounds if (cosine := line.get("target_cosine")) is not None]
     if not values:
         return ""
-    told = any(line.get("target_update_to") for line in rounds)
-    who = "Sources at sum saw g_T, and everybody" if told else "g_T itself stayed at the target; everybody"
+    was_sent = any(line.get("target_update_to") for line in rounds)
+    who = "Sources at sum saw g_T, and everybody" if was_sent else "g_T itself stayed at the target; everybody"
     middle = median(values)
     seen = (
         f"{who} sees how the model changes: nearly parallel to it (median cosine {middle:.2f}), so hiding g_T would "
@@ -101,8 +101,15 @@ def _trained_chart(rounds: Sequence[RoundLine]) -> Chart | None:
 
     lines: dict[str, list[tuple[int, float]]] = {}
     for line in rounds:
-        for figure, mean in _means(line).items():
-            lines.setdefault(figure, []).append((line["round"], mean))
+        summed = [seen for seen in line.get("seen", []) if seen["level"] != "individual"]
+        by_figure = {
+            "loss": [(seen["rows"], loss) for seen in summed if (loss := seen.get("loss")) is not None],
+            "accuracy": [(seen["rows"], share) for seen in summed if (share := seen.get("accuracy")) is not None],
+        }
+        for figure, values in by_figure.items():
+            if total := sum(rows for rows, _ in values):
+                mean = sum(rows * value for rows, value in values) / total
+                lines.setdefault(figure, []).append((line["round"], mean))
     if not lines:
         return None
     caption = (
@@ -110,21 +117,6 @@ def _trained_chart(rounds: Sequence[RoundLine]) -> Chart | None:
         "source's own figure reached the aggregator."
     )
     return Chart("Training at the sources", caption, lines_figure(lines, "loss, accuracy", "trained"))
-
-
-def _means(line: RoundLine) -> dict[str, float]:
-    """Mean loss and accuracy by rows over everyone under masks."""
-    summed = [seen for seen in line.get("seen", []) if seen["level"] != "individual"]
-    told = {
-        "loss": [(seen["rows"], loss) for seen in summed if (loss := seen.get("loss")) is not None],
-        "accuracy": [(seen["rows"], share) for seen in summed if (share := seen.get("accuracy")) is not None],
-    }
-    totals = {figure: sum(rows for rows, _ in values) for figure, values in told.items()}
-    return {
-        figure: sum(rows * value for rows, value in values) / totals[figure]
-        for figure, values in told.items()
-        if totals[figure]
-    }
 
 
 def _cosine_chart(rounds: Sequence[RoundLine]) -> Chart | None:
@@ -227,14 +219,16 @@ def render_report(record: RunRecord) -> str:
     )
     rounds = list({line["round"]: line for line in record.rounds}.values())
     summary = record.summary or {}
+    rule = summary.get("strategy", {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
+    task = str(summary.get("task", "")).rpartition(":")[2]
     return environment.get_template(_TEMPLATE).render(
-        title=_title(summary, rounds),
+        title=" on ".join(part for part in (rule, task) if part) or "Run",
         ended=_ended(record.summary),
         error=summary.get("error"),
         verdict=verdict(summary) if summary.get("visibility") else (),
         facts=_facts(summary),
         tiles=_tiles(summary, rounds),
-        charts=_charts(record, rounds),
+        charts=[*run_charts(record, rounds), *level_charts(rounds)] if rounds else [],
         seen=seen_rows(rounds),
         rows=[_row(line) for line in rounds],
     )
@@ -251,12 +245,6 @@ def _unit(count: float) -> tuple[int, str]:
     while count >= 1024 ** (power + 1) and power + 1 < len(_UNITS):
         power += 1
     return 1024**power, _UNITS[power]
-
-
-def _title(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> str:
-    rule = summary.get("strategy", {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
-    task = str(summary.get("task", "")).rpartition(":")[2]
-    return " on ".join(part for part in (rule, task) if part) or "Run"
 
 
 def _ended(summary: Mapping[str, Any] | None) -> str:
@@ -317,27 +305,32 @@ def _accuracies(rounds: Sequence[RoundLine]) -> list[tuple[int, float]]:
     ]
 
 
-def _charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
-    if not rounds:
-        return []
-    makers: tuple[Callable[[RunRecord, Sequence[RoundLine]], Chart | None], ...] = (
-        _accuracy_chart,
-        beta_chart,
-        _seconds_chart,
-        _bytes_chart,
-    )
-    return [*(chart for maker in makers if (chart := maker(record, rounds))), *level_charts(rounds)]
+def run_charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
+    """Accuracy, β, seconds and bytes over the rounds, as far as these rounds have them."""
+    from securefda.operations.figures import accuracy_figure, bytes_figure, seconds_figure
 
-
-def _accuracy_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
-    from securefda.operations.figures import accuracy_figure
-
-    points = _accuracies(rounds)
-    if not points:
-        return None
-    own = " The model is one of the target's own, not the common one." if any("evaluated" in r for r in rounds) else ""
-    caption = f"On the target's test split; dots mark the last {min(REPORTED_ROUNDS, len(points))} rounds.{own}"
-    return Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS))
+    charts = []
+    if points := _accuracies(rounds):
+        own = any("evaluated" in line for line in rounds)
+        model = " The model is one of the target's own, not the common one." if own else ""
+        caption = f"On the target's test split; dots mark the last {min(REPORTED_ROUNDS, len(points))} rounds.{model}"
+        charts.append(Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS)))
+    if beta := beta_chart(record, rounds):
+        charts.append(beta)
+    names = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}))
+    phases = {name: [line.get("seconds", {}).get(name, 0.0) for line in rounds] for name in names}
+    phases = {name: seconds for name, seconds in phases.items() if any(seconds)}
+    if phases:
+        figure = seconds_figure([line["round"] for line in rounds], phases)
+        charts.append(Chart("Seconds by phase", "Wall clock at the aggregator.", figure))
+    up = _total(line.get("bytes_up", {}) for line in rounds)
+    down = _total(line.get("bytes_down", {}) for line in rounds)
+    if sites := sorted({*up, *down}, key=_natural):
+        ups, downs = ([counts[site] for site in sites] for counts in (up, down))
+        scale, unit = _unit(max(*ups, *downs))
+        figure = bytes_figure(sites, [count / scale for count in ups], [count / scale for count in downs], unit)
+        charts.append(Chart("Bytes per source", "Over the whole run, as the aggregator counted them.", figure))
+    return charts
 
 
 def beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
@@ -361,32 +354,6 @@ def beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
     return Chart("Mean β", caption, beta_figure({"mean": mean}))
 
 
-def _seconds_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
-    from securefda.operations.figures import seconds_figure
-
-    names = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}))
-    phases = {name: [line.get("seconds", {}).get(name, 0.0) for line in rounds] for name in names}
-    phases = {name: seconds for name, seconds in phases.items() if any(seconds)}
-    if not phases:
-        return None
-    figure = seconds_figure([line["round"] for line in rounds], phases)
-    return Chart("Seconds by phase", "Wall clock at the aggregator.", figure)
-
-
-def _bytes_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
-    from securefda.operations.figures import bytes_figure
-
-    up = _total(line.get("bytes_up", {}) for line in rounds)
-    down = _total(line.get("bytes_down", {}) for line in rounds)
-    sites = sorted({*up, *down}, key=_natural)
-    if not sites:
-        return None
-    ups, downs = ([counts[site] for site in sites] for counts in (up, down))
-    scale, unit = _unit(max(*ups, *downs))
-    figure = bytes_figure(sites, [count / scale for count in ups], [count / scale for count in downs], unit)
-    return Chart("Bytes per source", "Over the whole run, as the aggregator counted them.", figure)
-
-
 def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
     total: Counter[str] = Counter()
     for count in counts:
@@ -406,7 +373,8 @@ def _row(line: RoundLine) -> dict[str, str]:
     if line.get("attempts", 1) > 1:
         remarks.append(f"{line['attempts']} attempts")
     if cohorts := [seen["members"] for seen in line.get("seen", []) if seen["level"] == "cohort"]:
-        remarks.append(f"cohorts of {_listed(str(len(members)) for members in cohorts)}")
+        *first, last = (str(len(members)) for members in cohorts)
+        remarks.append(f"cohorts of {', '.join(first)} and {last}" if first else f"cohorts of {last}")
     if emptied := line.get("emptied"):
         remarks.append(f"emptied {listed(emptied, 3)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
@@ -421,11 +389,6 @@ def _row(line: RoundLine) -> dict[str, str]:
         "seconds": f"{sum(line.get('seconds', {}).values()):.2f}",
         "remarks": ", ".join(remarks),
     }
-
-
-def _listed(parts: Iterable[str]) -> str:
-    *first, last = parts
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _number(value: float | None, places: int) -> str:

@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from securefda.errors import ConfigError
 from securefda.protocol.roster import Roster, RosterEntry, SignedRoster, check_name, sign_roster
 from securefda.site.authority import CA_FILE, Authority, Identity, load_signing_key, private_pem
@@ -262,7 +260,14 @@ def _change(
     policy_text: SiteText | None = None,
     settings_text: SiteText | None = None,
 ) -> Enrolment:
-    keys = _keys_at_hand(store, roster)
+    # Signing keys of those members whose kits have not left the folder yet
+    keys = {}
+    for entry in roster.entries:
+        path = store.startup(entry.site_id) / SIGNING_KEY_FILE
+        if path.exists():
+            key = load_signing_key(str(path), read_file(path))
+            if key.public_key().public_bytes_raw() == entry.signing_key:
+                keys[entry.site_id] = key
     if identity is not None:
         keys[identity.site.site_id] = identity.signing_key
     signed = sign_roster(roster, store.authority.roster_key, keys)
@@ -272,18 +277,6 @@ def _change(
         _publish(store, signed, roster)
     fingerprint = store.authority.ca.fingerprint
     return Enrolment(store.root, roster, fingerprint, signed.missing_signatures(roster))
-
-
-def _keys_at_hand(store: _Store, roster: Roster) -> dict[str, Ed25519PrivateKey]:
-    """Signing keys of those members whose kits have not left the folder yet."""
-    keys = {}
-    for entry in roster.entries:
-        path = store.startup(entry.site_id) / SIGNING_KEY_FILE
-        if path.exists():
-            key = load_signing_key(str(path), read_file(path))
-            if key.public_key().public_bytes_raw() == entry.signing_key:
-                keys[entry.site_id] = key
-    return keys
 
 
 def _write_identity(
