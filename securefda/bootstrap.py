@@ -204,7 +204,7 @@ def trainer_at(
 
     known = data()
     key = member.signing_key.public_key().public_bytes_raw()
-    account = PrivacyAccount(Ledger(file, known), known, budget, key, told=partial(told, budget))
+    account = PrivacyAccount(Ledger(file, known), known, budget, key, on_charge=partial(told, budget))
     trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account)
     round_ahead = trainer.event("the-next", 1, 0)
     account.require(round_ahead)

@@ -36,7 +36,7 @@ COMPARED_POINTS = 1.0
 
 
 class Watcher(Protocol):
-    """Whoever shows how far it is."""
+    """What shows how far it is."""
 
     def begin(self, finished: int, total: int) -> None:
         """So many of all runs have finished before."""
@@ -96,7 +96,7 @@ def bench_accuracy(request: Request, out: Path, *, workers: int = 1, watcher: Wa
         request: what to measure.
         out: folder, new or of the same settings.
         workers: how many runs beside each other, each in a process with one torch thread.
-        watcher: is told of every run.
+        watcher: hears of every run.
 
     Raises:
         ConfigError: a setting is wrong, or the folder was made with other settings or is in use.

@@ -64,7 +64,7 @@ def pairs(option: str, values: list[str]) -> dict[str, list[str]]:
 
 
 class RunInterruptedError(SecureFdaError):
-    """Somebody pressed Ctrl-C, or asked the process to end."""
+    """Ctrl-C was pressed, or the process was asked to end."""
 
 
 @contextmanager

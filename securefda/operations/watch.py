@@ -98,7 +98,7 @@ class TargetWatch:
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """A round begins."""
-        if self._metrics is not None:  # first: whoever reads the line finds the metrics so
+        if self._metrics is not None:  # first: a reader of the line finds the metrics so
             self._metrics.round_started(round_number)
             self._metrics.planned(rounds)
         self._shown.round_started(round_number, rounds)

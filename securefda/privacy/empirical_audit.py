@@ -1,7 +1,7 @@
 """What a training run gave away of its rows, measured: a lower bound of epsilon from one run with canaries. Pure.
 
 The audit of Steinke, Nasr, Jagielski 2023 ("Privacy Auditing with One (1) Training Run"). Each of m canaries is in the
-data or not, by a fair coin of its own. Whoever audits sees what training gave out, guesses the coins of r canaries, at
+data or not, by a fair coin of its own. The auditor sees what training gave out, guesses the coins of r canaries, at
 both ends of a score, and abstains from the others. If training is (epsilon, delta)-differentially private, many right
 guesses are improbable; where they came nonetheless, it is not.
 
@@ -17,8 +17,8 @@ E[F] <= 2 m delta that sum is largest where all weight is on one i: 2 m delta ma
 P[v > B >= v - i] / i. This is Theorem 3.1 of the paper, and what its Appendix D computes.
 
 What must hold, and this module cannot check: the coins are fair and independent, nothing of the data but the canaries
-depends on them, and the number of guesses was fixed before the run. That each coin decides whether a row is there,
-and not which row is there, makes the bound one of the same neighbouring relation as the ledger's epsilon.
+depends on them, and the number of guesses was fixed before the run. That each coin decides whether a row is used,
+and not which row is used, makes the bound one of the same neighbouring relation as the ledger's epsilon.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ processes may use one ledger: each change reads all rows, decides and writes und
 spend the last of a budget.
 
 A ledger in doubt refuses: changed, shortened, older than it was, a copy, of other data. The chain of
-rows and the markers beside the file (:mod:`securefda.privacy.ledger_storage`) find this. Against somebody who can
+rows and the markers beside the file (:mod:`securefda.privacy.ledger_storage`) find this. Against anyone who can
 rewrite both there is the head that an audit log recorded.
 """
 
@@ -27,8 +27,8 @@ from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger_storage import (
     ACCEPT,
-    MEND_CHAIN,
-    MEND_SIGNATURE,
+    HINT_CHAIN,
+    HINT_SIGNATURE,
     NO_ROWS,
     DataSet,
     Doubt,
@@ -264,7 +264,7 @@ class Ledger:
         )
         if pairs and (last := pairs[-1][1]).number in unsigned:
             what = f"row {last.number} ({last.kind}) is not signed with this site's key"
-            raise LedgerError(self._path, what, hint=MEND_SIGNATURE)
+            raise LedgerError(self._path, what, hint=HINT_SIGNATURE)
         return unsigned
 
     def _by_the_sites_word(self, kind: Kind, reason: str, sign: Sign, now: int) -> Head:
@@ -320,7 +320,7 @@ def _stored_rows(path: Path, database: sqlite3.Connection) -> tuple[Row, ...]:
     try:
         return read_chain(stored)
     except ValueError as error:
-        raise LedgerError(path, str(error), hint=MEND_CHAIN) from error
+        raise LedgerError(path, str(error), hint=HINT_CHAIN) from error
 
 
 def _before_and_after(past: Sequence[DpEvent], event: DpEvent, budget: Budget) -> tuple[float, float]:
@@ -337,7 +337,7 @@ def _said(ledger: str, before: Row, row: Row) -> bytes:
 def _signature(row: Row) -> bytes:
     try:
         return bytes.fromhex(row.fields["signature"])
-    except (TypeError, ValueError):  # whoever wrote this row anew did not write hex
+    except (TypeError, ValueError):  # the writer of a forged row did not write hex
         return b""
 
 

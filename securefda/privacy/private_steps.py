@@ -1,6 +1,6 @@
 """A step of DP-SGD by Opacus: the clipped gradients of the rows it is given, their noise, and the move.
 
-Whoever sends the model chooses its weights, so nothing here may depend on them being reasonable. A row whose gradient
+The sender of the model chooses its weights, so nothing here may depend on them being reasonable. A row whose gradient
 is not finite counts as one without gradient: an error would tell of it. And with ghost clipping, whose sum is made in
 a second pass, that pass must give the very gradients that the first one measured: see :func:`_ghost_backward`.
 """
@@ -24,7 +24,7 @@ from securefda.privacy.noise import NoiseSource, take_noise_from
 from securefda.tasks import Samples, Task
 from securefda.training.settings import NoiseSettings, TrainingSettings
 
-_MEND = "look at the site's data, or lower training.learning-rate"
+_HINT = "look at the site's data, or lower training.learning-rate"
 _NO_GHOST = "set training.dp.ghost-clipping = false"
 _INSTEAD = {
     "BatchNorm": "torch.nn.GroupNorm",
@@ -62,7 +62,7 @@ def steps_of(
             try:
                 optimizer.step()
             except ValueError as error:  # of the noise, which no row can bring about: their sum is bounded
-                raise TrainingError(f"training stopped at a step: {error}", hint=_MEND) from None
+                raise TrainingError(f"training stopped at a step: {error}", hint=_HINT) from None
 
         yield step
 

@@ -1,8 +1,8 @@
 """Enrolment: making a federation's files and changing who belongs to it.
 
 Layout below the federation's folder: ``ca/`` (the CA's keys and its copies of what it signed) and one startup kit
-per site, ``SITE/startup`` and ``SITE/local``. Each change makes the next roster epoch, which nobody can use before
-every member has signed it. Members whose signing key still lies below the folder sign at once; the others sign at
+per site, ``SITE/startup`` and ``SITE/local``. Each change makes the next roster epoch, which is of no use before
+every member has signed it. Members whose signing key is still below the folder sign at once; the others sign at
 home with :func:`countersign`, and :func:`merge_signatures` collects what they return. For a kit that has left,
 ``SITE/startup`` then holds the public files only, to be copied over those that the site has.
 """

@@ -312,7 +312,7 @@ def _check_hashes(folder: Path, files: Mapping[str, FileContent], manifest: Mani
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """A policy file and, where it lies in a startup kit, the kit of the site that owns it."""
+    """A policy file and, where it is in a startup kit, the kit of the site that owns it."""
 
     path: Path
     kit: Kit | None

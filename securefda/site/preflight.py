@@ -361,7 +361,7 @@ def check_levels(paths: Sequence[Path], now: datetime, env: Mapping[str, str]) -
     """Whether there is a level for each source that the policies of all agree with.
 
     Levels are planned only where the kits of all sources are among ``paths``, with the target's own settings if its
-    kit is there too, else for an aggregator that asks for all that is permitted.
+    kit is among them, else for an aggregator that asks for all that is permitted.
 
     Args:
         paths: startup kits of one federation.

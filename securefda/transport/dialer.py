@@ -194,7 +194,7 @@ class Dialer:
         Raises:
             CertificateError: the aggregator's certificate, or this site's, does not hold.
             AuthenticationError: the aggregator is not the roster's, or it does not accept this site.
-            ConnectionFailed: it is not there; :class:`HungUp` where it is there and the call still failed.
+            ConnectionFailed: there is no answer; :class:`HungUp` where it answered and the call still failed.
             ProtocolError: its welcome is malformed.
         """
         endpoint = self._endpoint

@@ -263,7 +263,7 @@ async def _write(
 
 
 async def _wrote(context: Context, site: Site, response: pb.UploadResponse | pb.DownloadResponse) -> bool:
-    """Write; False where the stream broke, which its source will mend with a new one."""
+    """Write; False where the stream broke, which its source will replace with a new one."""
     with contextlib.suppress(grpc.aio.BaseError):
         await _write(context, site, response)
         return True
@@ -276,7 +276,7 @@ class AggregatorServer:
     A source is known by the public key of its TLS certificate, and may send messages of its own roster index only.
     A connection that breaks and comes back within the same process of the source loses and repeats no message; a new
     process of the source begins anew (``Joined`` with ``resumed`` false). Messages for the old one are discarded, and
-    whatever is sent before :meth:`receive` has told of the new one is for the old one.
+    whatever is sent before :meth:`receive` has announced the new one is for the old one.
 
     Args:
         listen: ``host:port``; port 0 picks a free one.
@@ -342,7 +342,7 @@ class AggregatorServer:
         message leaves at once where its source is connected, else when it is back. A vector is held once, however many
         messages name it, until every source it was sent to has taken its message; it must not be changed meanwhile.
 
-        Messages for a process that a new one has replaced are left out, and shown to nobody. So are those for a source
+        Messages for a process that a new one has replaced are left out, and not shown. So are those for a source
         that takes nothing: when more than ``settings.max_untaken_bytes`` wait for it, it is hung up on and has left.
 
         Args:

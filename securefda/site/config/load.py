@@ -158,7 +158,7 @@ class SourceConfig(Settings):
 
 
 def _require_large_sums(privacy: PrivacySection, session: SessionSection) -> None:
-    """As many sources as the threshold says may make up a sum, whoever else is lost."""
+    """As many sources as the threshold says may make up a sum, whichever others are lost."""
     if 0 < session.threshold < privacy.smallest_sum:
         smallest = f"min-others + max-colluders + 1 = {privacy.smallest_sum}"
         why = f"{session.threshold} is below {smallest}, the smallest sum that may open"

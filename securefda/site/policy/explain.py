@@ -48,7 +48,7 @@ def _bound(policy: SourcePolicy) -> str:
     return (
         f"over all rounds and runs of a data set together, at most epsilon = {dp.target_epsilon:g} at delta = "
         f"{dp.target_delta:g} of each row, added or removed. {_odds(dp.target_epsilon)} This holds against the "
-        "aggregator, every other site and whoever gets the model, also if all of them work together, at every level."
+        "aggregator, every other site and any holder of the model, also if all of them work together, at every level."
     )
 
 
@@ -277,7 +277,7 @@ def _models(facts: _Facts) -> str:
 
 def _hidden(facts: _Facts) -> tuple[str, ...]:
     policy, site = facts.policy, facts.site
-    without = "only where it trains with noise is there a bound of that, as said below."
+    without = "that has a bound only where it trains with noise, as said below."
     bounds = "what they tell of one row is bounded, as said below." if policy.dp.required else without
     always = (
         f"Rows, files or anything else of {site} that is not named above: there is no message for it. This does "
@@ -342,7 +342,7 @@ def _target_pays(facts: _Facts) -> tuple[str, ...]:
 def _assumptions(facts: _Facts) -> tuple[str, ...]:
     policy, site = facts.policy, facts.site
     common = (
-        f"{site}'s own machine and signing key are in nobody else's hands; its process runs with the policy that "
+        f"{site}'s own machine and signing key are in no other hands; its process runs with the policy that "
         "the site signed.",
         budget_assumption(site),
     )

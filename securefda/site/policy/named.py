@@ -21,7 +21,7 @@ _OWN_TASK = "-> empty: the task is chosen in this site's own settings, not by th
 _OWN_MODEL = "-> empty: a header with another model than the one that this site's own task builds is refused anyway."
 _SIZES = """\
 -> at least the rows of the largest site, so that all sites of a federation can hold the same value."""
-_FIRST = "-> the task's own: a model that somebody brings is agreed on first, and its digest listed here."
+_FIRST = "-> the task's own: a model from elsewhere is agreed on first, and its digest listed here."
 _UNIT = "-> the only one there is: where a patient has several rows, divide the epsilon by their number."
 _RDP = "-> rdp: quick, and not much above prv: 1.00 for 0.92 over 20 rounds on 300 rows with a noise multiplier of 4.3."
 
@@ -95,8 +95,8 @@ noise multiplier of 2.4 for it; securefda budget plan says it for other numbers.
         "release.max-attempts": """\
 -> one: a round that is lost stays lost, and no second session of it shows who answers how fast.""",
         "release.max-rounds": "-> as many as training usually needs.",
-        "release.max-runs": "-> none by itself: somebody at this site has agreed to every run.",
-        "release.max-unfinished": "-> three: a network fails once or twice in a row, and then somebody should look.",
+        "release.max-runs": "-> none by itself: a person at this site has agreed to every run.",
+        "release.max-unfinished": "-> three: a network fails once or twice in a row, and then a person should look.",
         "metadata.may-leave": "-> nothing leaves in clear.",
     },
 )
@@ -128,8 +128,8 @@ _CLINICAL = NamedPolicy(
 hospitals on, set 1.""",
         "trusted-peers": "-> empty: the hospitals of the roster are known to each other by name and legal entity.",
         "allowed-rules": """\
--> every rule that runs inside the sources, where the aggregator needs the sum alone. Should a target be reckoned with
-that makes its update up, leave source_only, fedavg and fedda: in the others it chooses what a sum tells.""",
+-> every rule that runs inside the sources, where the aggregator needs the sum alone. Where a target may
+make its update up, leave source_only, fedavg and fedda: in the others it chooses what a sum tells.""",
         "allowed-tasks": _OWN_TASK,
         "architectures": _OWN_MODEL,
         "norm-cap.kappa": "-> the others have half of all squared norms; with three hospitals 2 is the most.",
@@ -161,10 +161,10 @@ adding up beyond that. Lower it when you set dp.required.""",
         "limits.training-deadline-s-max": "-> a day: training shares its machine with the clinic's own work.",
         "limits.phase-deadline-s-max": "-> an hour.",
         "release.max-attempts": "-> a second one, since hospital networks drop connections.",
-        "release.max-rounds": "-> several times what training needs; beyond that somebody should ask what for.",
+        "release.max-rounds": "-> several times what training needs; beyond that, ask what for.",
         "release.max-runs": "-> one a day: a second one is started by people who have spoken with each other.",
-        "release.max-unfinished": "-> three: a network fails once or twice in a row, and then somebody should look.",
-        "metadata.may-leave": "-> nothing leaves in clear; row counts are in sums, losses too where nobody adds noise.",
+        "release.max-unfinished": "-> three: a network fails once or twice in a row, and then a person should look.",
+        "metadata.may-leave": "-> nothing leaves in clear; sums hold row counts, and losses if no source adds noise.",
     },
 )
 
@@ -191,14 +191,14 @@ _RESEARCH = NamedPolicy(
         "max-visibility": "-> rows that are public, or synthetic: the aggregator may look at every update.",
         "min-others": "-> one: where a header asks for sums, they need not hide anything.",
         "max-colluders": "-> none, for the same reason.",
-        "trusted-peers": "-> empty: nobody has anything to learn here.",
+        "trusted-peers": "-> empty: there is nothing to learn here.",
         "allowed-rules": "-> all of them, to compare them.",
         "allowed-tasks": _OWN_TASK,
         "architectures": _OWN_MODEL,
         "norm-cap.kappa": "-> no norm cap: it would change the results that are to be compared.",
         "norm-cap.granularity": "-> without kappa this asks for nothing.",
         "norm-cap.unfiltered-projection": "-> without kappa nothing is claimed that it could break.",
-        "norm-cap.reports": "-> without kappa there are none, unless a header has them; then nobody is reckoned with.",
+        "norm-cap.reports": "-> without kappa there are none, unless a header has them; colluders are not considered.",
         "quantisation.modulus-bits-min": "-> both rings, to compare them.",
         "quantisation.clip-min": "-> wide, so that experiments may look for their own clip.",
         "quantisation.n-max": "-> the most that a session can have.",

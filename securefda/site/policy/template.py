@@ -73,7 +73,7 @@ since it does not depend on them, no header finds out how many there are.""",
     "quantisation.max-samples-max": "",
     "dp.required": """\
 Whether this site trains by DP-SGD or not at all. How much noise it adds is in its own settings, [training.dp]. Noise
-bounds what all that leaves, but for the number of rows, can tell of one row, whoever looks and however many work
+bounds what all that leaves, but for the number of rows, can tell of one row, to any reader, however many work
 together. Training without noise, which false permits, is bounded by nothing and counted nowhere.""",
     "dp.unit": """\
 What the bound is of. "sample": one row of the training data, added or removed; two rows of one patient are two.""",
