@@ -60,7 +60,10 @@ def run_beside(planned: Iterable[Planned], count: int, scratch: Path, done: Done
                     future = ended.get()
                     error = future.exception()
                     broken |= isinstance(error, BrokenProcessPool)
-                    done(under_way.pop(future), future.result() if error is None else _failed(error))
+                    why = f"{type(error).__name__}: {error}"
+                    if isinstance(error, BrokenProcessPool):
+                        why = "its process ended, or one beside it did; out of memory?"
+                    done(under_way.pop(future), future.result() if error is None else Failed(why))
 
 
 def _submit(
@@ -77,12 +80,6 @@ def _submit(
         return future
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _failed(error: BaseException) -> Failed:
-    if isinstance(error, BrokenProcessPool):
-        return Failed("its process ended, or one beside it did; out of memory?")
-    return Failed(f"{type(error).__name__}: {error}")
 
 
 def _run(job: Job, scratch: Path) -> RunResult | Failed:

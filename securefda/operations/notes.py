@@ -55,17 +55,13 @@ def read_note(text: str, peers: Mapping[str, str]) -> Remark:
         peers: how notes name a peer -> its site id.
     """
     if text.startswith(_ALARMS):
-        return _alarm(text, peers)
+        if found := _ABORT.match(text):
+            return Remark("error", peers.get(found["peer"], ""), abort=found["check"])
+        if found := _ALARM.match(text):
+            return Remark("error", peers.get(found["peer"], ""), alarm=found["check"])
+        return Remark("error", alarm="SUM" if _LIE.match(text) else UNNAMED)
     for level, form in _OTHERS:
         found = form.match(text)
         if found and found["peer"] in peers:
             return Remark(level, peers[found["peer"]])
     return Remark("warning" if _LOST.match(text) else "info")
-
-
-def _alarm(text: str, peers: Mapping[str, str]) -> Remark:
-    if found := _ABORT.match(text):
-        return Remark("error", peers.get(found["peer"], ""), abort=found["check"])
-    if found := _ALARM.match(text):
-        return Remark("error", peers.get(found["peer"], ""), alarm=found["check"])
-    return Remark("error", alarm="SUM" if _LIE.match(text) else UNNAMED)

@@ -260,7 +260,15 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
     check_site_certificate(certificate_name, certificate, ca, manifest.site_id, now)
     signed_roster = SignedRoster.from_bytes(files[ROSTER_FILE].data)
     roster = signed_roster.verify(ca.roster_key)
-    entry = _own_entry(folder, roster, manifest)
+    name = str(folder / ROSTER_FILE)
+    if roster.federation_id != manifest.federation_id:
+        raise CertificateError(f"{name}: is of federation {roster.federation_id}, not {manifest.federation_id}")
+    if roster.digest() != manifest.roster_digest:
+        raise ConfigError(name, f"is not the roster of this kit (epoch {roster.epoch} / {manifest.epoch})", hint=_FETCH)
+    try:
+        entry = roster.by_id(manifest.site_id)
+    except KeyError:
+        raise ConfigError(name, f"does not list {manifest.site_id}", hint=_FETCH) from None
     check_entry_dates(entry, now)
     if tls_pin(certificate) != entry.tls_pin:
         raise ConfigError(
@@ -273,7 +281,10 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
     signing_key = load_signing_key(name, files[SIGNING_KEY_FILE])
     if signing_key.public_key().public_bytes_raw() != entry.signing_key:
         raise ConfigError(name, f"is not the signing key of {entry.site_id}", hint=_FETCH)
-    _check_hashes(folder, files, manifest)
+    listed = dict(manifest.files)
+    for file in LISTED_FILES:
+        if listed.get(file) != hashlib.sha256(files[file].data).hexdigest():
+            raise ConfigError(str(folder / file), f"was changed after the CA signed {KIT_FILE}", hint=_FETCH)
     endpoints = Endpoints.from_toml(files[ENDPOINTS_FILE].data)
     if entry.role == "target":
         check_server_name(certificate_name, certificate, ca, endpoints.server_name, now)
@@ -289,25 +300,6 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
         signing_key=signing_key,
         tls_key_pem=Secret(files[TLS_KEY_FILE].data),
     )
-
-
-def _own_entry(folder: Path, roster: Roster, manifest: Manifest) -> RosterEntry:
-    name = str(folder / ROSTER_FILE)
-    if roster.federation_id != manifest.federation_id:
-        raise CertificateError(f"{name}: is of federation {roster.federation_id}, not {manifest.federation_id}")
-    if roster.digest() != manifest.roster_digest:
-        raise ConfigError(name, f"is not the roster of this kit (epoch {roster.epoch} / {manifest.epoch})", hint=_FETCH)
-    try:
-        return roster.by_id(manifest.site_id)
-    except KeyError:
-        raise ConfigError(name, f"does not list {manifest.site_id}", hint=_FETCH) from None
-
-
-def _check_hashes(folder: Path, files: Mapping[str, FileContent], manifest: Manifest) -> None:
-    listed = dict(manifest.files)
-    for name in LISTED_FILES:
-        if listed.get(name) != hashlib.sha256(files[name].data).hexdigest():
-            raise ConfigError(str(folder / name), f"was changed after the CA signed {KIT_FILE}", hint=_FETCH)
 
 
 @dataclass(frozen=True, slots=True)

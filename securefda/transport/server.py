@@ -124,7 +124,10 @@ class FederationServicer(FederationServiceServicer):
             ended = Ended(f"the stream broke: {error}")
         finally:
             if site.stop is stop:
-                self._stream_ended(site, ended, pace)
+                if ended.deliberate or ended.silent:
+                    self._table.lose(site, ended.why)
+                else:
+                    site.lose_in(pace.silence_s, lambda: self._table.lose(site, ended.why))
         if site.instance_id != first.hello.instance_id:
             raise Refused(grpc.StatusCode.ALREADY_EXISTS, "another process of this site has connected")
 
@@ -145,12 +148,6 @@ class FederationServicer(FederationServiceServicer):
             site.start_anew(hello.instance_id)
             self._table.events.put(Joined(site.index, site.instance_id, resumed=False))
         return pace
-
-    def _stream_ended(self, site: Site, ended: Ended, pace: Pace) -> None:
-        if ended.deliberate or ended.silent:
-            self._table.lose(site, ended.why)
-        else:
-            site.lose_in(pace.silence_s, lambda: self._table.lose(site, ended.why))
 
     async def _accept(self, site: Site, link: Link, delivery: pb.Delivery) -> None:
         if delivery.attachment_bytes:
