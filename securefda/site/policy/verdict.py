@@ -274,14 +274,17 @@ def _check_visibility(policy: SourcePolicy, header: Header, own_index: int, limi
             f"threshold {header.threshold} of {n}",
             f"{lowest} to {n} with max-colluders = {policy.max_colluders}",
         )
-    if level is not Visibility.SUM:
+    if level is Visibility.SUM:
+        _check_trusted(policy, header, own_index, limits)
+        _check_norm_cap(policy, header, own_index, limits)
+
+
+def _check_trusted(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
+    if limits is None:
         return
-    if limits is not None:
-        others = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
-        if others < limits.min_others:
-            asked = f"a sum with {max(0, others)} trusted others"
-            raise _refusal("trusted-peers", asked, f"at least {policy.min_others}")
-    _check_norm_cap(policy, header, own_index, limits)
+    others = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
+    if others < limits.min_others:
+        raise _refusal("trusted-peers", f"a sum with {max(0, others)} trusted others", f"at least {policy.min_others}")
 
 
 def _check_norm_cap(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
