@@ -41,9 +41,51 @@ class Chart:
 
 
 def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
-    """The figures for which these rounds have something to show."""
-    makers = (_trained_chart, _cosine_chart, _errors_chart, _privacy_chart)
-    return [chart for maker in makers if (chart := maker(rounds))]
+    """Training at the sources, g_T, estimated errors and the target's privacy, as far as these rounds have them."""
+    from securefda.operations.figures import lines_figure
+
+    charts = []
+    trained: dict[str, list[tuple[int, float]]] = {}
+    errors: dict[str, list[tuple[int, float]]] = {}
+    for line in rounds:
+        summed = [seen for seen in line.get("seen", []) if seen["level"] != "individual"]
+        by_figure = {
+            "loss": [(seen["rows"], loss) for seen in summed if (loss := seen.get("loss")) is not None],
+            "accuracy": [(seen["rows"], share) for seen in summed if (share := seen.get("accuracy")) is not None],
+        }
+        for figure, values in by_figure.items():
+            if total := sum(rows for rows, _ in values):
+                mean = sum(rows * value for rows, value in values) / total
+                trained.setdefault(figure, []).append((line["round"], mean))
+        for rule, error in line.get("delta_errors", {}).items():
+            errors.setdefault(rule, []).append((line["round"], error))
+    if trained:
+        caption = (
+            "Shown as sums: mean over the training rows of all sources under masks, summed inside the masked vector. "
+            "No source's own figure reached the aggregator."
+        )
+        svg = lines_figure(trained, "loss, accuracy", "trained")
+        charts.append(Chart("Training at the sources", caption, svg))
+    if cosines := [(line["round"], cosine) for line in rounds if (cosine := line.get("target_cosine")) is not None]:
+        lowest = min(value for _, value in cosines)
+        limits = (-0.03 if lowest >= 0 else -1.03, 1.03)  # a line that is nearly 1 all along shall look like it
+        svg = lines_figure({"cosine": cosines}, "cosine", "cosine", limits=limits)
+        charts.append(Chart("g_T and the published change of the model", cosine_sentence(rounds), svg))
+    if errors:
+        used = Counter(line.get("rule", "") for line in rounds if line.get("status") == "finished")
+        counts = ", ".join(f"{rule} in {count}" for rule, count in used.most_common())
+        caption = f"The rule with the smallest one is that of the next round. Rounds: {counts}."
+        svg = lines_figure(errors, "squared error", "errors", logarithmic=True)
+        charts.append(Chart("Estimated errors", caption, svg))
+    spent = [(line["round"], line["target_epsilon"]) for line in rounds if line.get("target_epsilon") is not None]
+    if spent:
+        caption = (
+            "Of one row of the target, added or removed, over all rounds and runs that its ledger knows. A source's "
+            "own epsilon is known to that source alone: securefda budget show."
+        )
+        svg = lines_figure({"epsilon": spent}, "epsilon", "epsilon")
+        charts.append(Chart("Privacy that the target has spent", caption, svg))
+    return charts
 
 
 def seen_rows(rounds: Sequence[RoundLine]) -> list[dict[str, str]]:
@@ -95,58 +137,6 @@ def cosine_sentence(rounds: Sequence[RoundLine]) -> str:
     return f"{seen} Neither carries noise, and only noise at the target would bound what they tell of its rows."
 
 
-def _trained_chart(rounds: Sequence[RoundLine]) -> Chart | None:
-    """Loss and accuracy at the sources, of those that the aggregator only knows as sums."""
-    from securefda.operations.figures import lines_figure
-
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for line in rounds:
-        summed = [seen for seen in line.get("seen", []) if seen["level"] != "individual"]
-        by_figure = {
-            "loss": [(seen["rows"], loss) for seen in summed if (loss := seen.get("loss")) is not None],
-            "accuracy": [(seen["rows"], share) for seen in summed if (share := seen.get("accuracy")) is not None],
-        }
-        for figure, values in by_figure.items():
-            if total := sum(rows for rows, _ in values):
-                mean = sum(rows * value for rows, value in values) / total
-                lines.setdefault(figure, []).append((line["round"], mean))
-    if not lines:
-        return None
-    caption = (
-        "Shown as sums: mean over the training rows of all sources under masks, summed inside the masked vector. No "
-        "source's own figure reached the aggregator."
-    )
-    return Chart("Training at the sources", caption, lines_figure(lines, "loss, accuracy", "trained"))
-
-
-def _cosine_chart(rounds: Sequence[RoundLine]) -> Chart | None:
-    from securefda.operations.figures import lines_figure
-
-    points = [(line["round"], cosine) for line in rounds if (cosine := line.get("target_cosine")) is not None]
-    if not points:
-        return None
-    lowest = min(value for _, value in points)
-    limits = (-0.03 if lowest >= 0 else -1.03, 1.03)  # a line that is nearly 1 all along shall look like it
-    figure = lines_figure({"cosine": points}, "cosine", "cosine", limits=limits)
-    return Chart("g_T and the published change of the model", cosine_sentence(rounds), figure)
-
-
-def _errors_chart(rounds: Sequence[RoundLine]) -> Chart | None:
-    """Estimated errors per rule, of strategy auto."""
-    from securefda.operations.figures import lines_figure
-
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for line in rounds:
-        for rule, error in line.get("delta_errors", {}).items():
-            lines.setdefault(rule, []).append((line["round"], error))
-    if not lines:
-        return None
-    used = Counter(line.get("rule", "") for line in rounds if line.get("status") == "finished")
-    counts = ", ".join(f"{rule} in {count}" for rule, count in used.most_common())
-    caption = f"The rule with the smallest one is that of the next round. Rounds: {counts}."
-    return Chart("Estimated errors", caption, lines_figure(lines, "squared error", "errors", logarithmic=True))
-
-
 def _ranges(numbers: Sequence[int]) -> str:
     """``1-4, 7`` for 1, 2, 3, 4, 7; many separate ones are only counted."""
     ordered = sorted(set(numbers))
@@ -155,20 +145,6 @@ def _ranges(numbers: Sequence[int]) -> str:
     if len(starts) > 4:
         return f"{len(ordered)} rounds"
     return ", ".join(f"{start}–{end}" if end > start else f"{start}" for start, end in zip(starts, ends, strict=True))
-
-
-def _privacy_chart(rounds: Sequence[RoundLine]) -> Chart | None:
-    """What the target's rows have cost after each round."""
-    from securefda.operations.figures import lines_figure
-
-    points = [(line["round"], line["target_epsilon"]) for line in rounds if line.get("target_epsilon") is not None]
-    if not points:
-        return None
-    caption = (
-        "Of one row of the target, added or removed, over all rounds and runs that its ledger knows. A source's own "
-        "epsilon is known to that source alone: securefda budget show."
-    )
-    return Chart("Privacy that the target has spent", caption, lines_figure({"epsilon": points}, "epsilon", "epsilon"))
 
 
 _TEMPLATE = "report.html.j2"
