@@ -43,27 +43,31 @@ def run_beside(planned: Iterable[Planned], count: int, scratch: Path, done: Done
     waiting = deque(planned)
     while waiting:
         with _processes(min(count, len(waiting))) as pool:
-            # Until nothing waits, or a process has died: then what was under way has failed and the pool is gone.
-            under_way: dict[Future[RunResult | Failed], Planned] = {}
-            # Not concurrent.futures.wait: where a signal interrupts that, it can keep the locks that the pool needs.
-            ended: SimpleQueue[Future[RunResult | Failed]] = SimpleQueue()
-            broken = False
-            while under_way or (waiting and not broken):
-                # No more than run at once: a dying process then takes with it what it was at, and not the queue.
-                while waiting and len(under_way) < count and not broken:
-                    try:
-                        under_way[_submit(pool, waiting[0].job, scratch, ended)] = waiting[0]
-                        waiting.popleft()
-                    except BrokenProcessPool:
-                        broken = True
-                if under_way:
-                    future = ended.get()
-                    error = future.exception()
-                    broken |= isinstance(error, BrokenProcessPool)
-                    why = f"{type(error).__name__}: {error}"
-                    if isinstance(error, BrokenProcessPool):
-                        why = "its process ended, or one beside it did; out of memory?"
-                    done(under_way.pop(future), future.result() if error is None else Failed(why))
+            _feed(pool, waiting, count, scratch, done)
+
+
+def _feed(pool: ProcessPoolExecutor, waiting: deque[Planned], count: int, scratch: Path, done: Done) -> None:
+    """Until nothing waits, or a process has died: then what was under way has failed and the pool is gone."""
+    under_way: dict[Future[RunResult | Failed], Planned] = {}
+    # Not concurrent.futures.wait: where a signal interrupts that, it can keep the locks that the pool needs.
+    ended: SimpleQueue[Future[RunResult | Failed]] = SimpleQueue()
+    broken = False
+    while under_way or (waiting and not broken):
+        # No more than run at once: a dying process then takes with it what it was at, and not the queue.
+        while waiting and len(under_way) < count and not broken:
+            try:
+                under_way[_submit(pool, waiting[0].job, scratch, ended)] = waiting[0]
+                waiting.popleft()
+            except BrokenProcessPool:
+                broken = True
+        if under_way:
+            future = ended.get()
+            error = future.exception()
+            broken |= isinstance(error, BrokenProcessPool)
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, BrokenProcessPool):
+                why = "its process ended, or one beside it did; out of memory?"
+            done(under_way.pop(future), future.result() if error is None else Failed(why))
 
 
 def _submit(

@@ -106,7 +106,7 @@ def show(
     found = standing_of(site, site.budget(), int(now().timestamp()))
     charges = charges_of(found.rows, found.budget) if rounds or plot is not None else None
     if plot is not None and charges is not None:
-        # Draw epsilon after every charge, and the limit, over the charges in order. Raises ConfigError
+        # Epsilon after every charge, from zero again after a reset, and the limit, over the charges in order.
         points, resets = [(0, 0.0)], [row.number for row in found.rows if row.kind == "reset"]
         before = 0
         for place, charge in enumerate(charges, start=1):

@@ -50,7 +50,7 @@ def inspect(
     print_result(
         output,
         {
-            key: (list(value) if isinstance(value, tuple) else value if isinstance(value, int | str) else str(value))
+            key: list(value) if isinstance(value, tuple) else value if isinstance(value, int | str) else str(value)
             for key, value in summary.items()
         },
         aligned(rows),

@@ -77,7 +77,7 @@ def p_value(guesses: int, correct: int, canaries: int, epsilon: float, delta: fl
         raise ValueError(f"epsilon must be at least 0 and delta in [0, 1), not {epsilon!r} and {delta!r}")
     if correct == 0:
         return 1.0
-    # Probabilities of 0, ..., ``trials`` successes, each of probability e^epsilon / (1 + e^epsilon)
+    # Probabilities of 0, ..., ``guesses`` right ones, each of probability e^epsilon / (1 + e^epsilon)
     counts = np.arange(guesses + 1)
     factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, guesses + 1)))])
     choices = factorials[-1] - factorials - factorials[::-1]

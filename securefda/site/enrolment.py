@@ -299,8 +299,8 @@ def _write_local(file: Path, site_id: str, content: SiteText | None) -> bytes | 
     """Write a file of the site's own and return its bytes, unless there is nothing to write.
 
     A file that exists is left alone: enrolling a site again, or giving it new keys, must not touch its policy. Its
-    signature is then by the old key, and the site itself signs again, once it has looked at what it signs: whoever
-    stole the old key could have put another policy there.
+    signature is then by the old key, and the site itself signs again, once it has looked at what it signs: the thief
+    of an old key could have put another policy there.
     """
     if content is None or file.exists():
         return None
