@@ -26,10 +26,14 @@ from securefda.site.config import (
     FederationConfig,
     SourceConfig,
     TaskSection,
+    budget_of,
     strategy_of,
     training_settings,
 )
 from securefda.site.config.sections import DEFAULT_DATA_SET, ProcessSection, TrainingSection
+from securefda.site.drawing import REPEATABLE
+from securefda.site.kit import Kit
+from securefda.site.policy import load_signed_policy
 from securefda.site.privacy_account import (
     PrivacyAccount,
     data_set_of,
@@ -41,6 +45,7 @@ from securefda.site.privacy_account import (
 from securefda.tasks import Samples, Task, TaskSettings, load_task, task_code
 from securefda.training import PersonalMemory, SecretSeed
 from securefda.training.trainer import SiteTrainer
+from securefda.transport.wire import encode
 
 Encode = Callable[[Envelope[Body]], bytes]
 
@@ -199,7 +204,7 @@ def trainer_at(
 
     known = data()
     key = member.signing_key.public_key().public_bytes_raw()
-    account = PrivacyAccount(Ledger(file, known), known, budget, key, told=partial(told, budget))
+    account = PrivacyAccount(Ledger(file, known), known, budget, key, on_charge=partial(told, budget))
     trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account)
     round_ahead = trainer.event("the-next", 1, 0)
     account.require(round_ahead)
@@ -238,3 +243,25 @@ def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) 
         make_ledger(file, data_set_of(site, DEFAULT_DATA_SET, rows_here(config, site, seed)), now=int(time.time()))
     noisy = config.training.target.dp.noise_multiplier or config.training.source.dp.noise_multiplier
     return (LEDGERS_OF_A_FOLDER,) if noisy else ()
+
+
+def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
+    """Check that a site could train: its rows are there, the model takes them, and with noise a round is paid for.
+
+    Returns:
+        One line that says so.
+
+    Raises:
+        ConfigError, DataError, LedgerError, BudgetExhausted, TrainingError: as :func:`trainer_at`.
+    """
+    if isinstance(config, AggregatorConfig):
+        process, budget = config.aggregator, budget_of(config.privacy.budget)
+    else:
+        process, budget = config.source, load_signed_policy(kit).dp.budget
+    task = task_of(config.task, kit.roster, process.seed)
+    rows = training_rows(task, kit.site_id)
+    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    _, notes = trainer_at(process, config.training, member, task, rows, secret=None, budget=budget)
+    if process.repeatable_training and not config.training.dp.noise_multiplier:
+        notes = (*notes, REPEATABLE)
+    return "; ".join([f"{config.task.factory}: {len(rows)} training rows at {kit.site_id}", *notes])

@@ -1,4 +1,4 @@
-"""Every error that securefda raises on purpose: who is to blame, which key or check, and how to mend it.
+"""Every error that securefda raises on purpose: who is to blame, which key or check, and how to fix it.
 
 An error carries one line (``str(error)``), a hint and the exit code of the process that it ends. No message
 of this module ever holds a secret, a vector or a value of a data row.
@@ -49,7 +49,7 @@ class SecureFdaError(Exception):
 
     Args:
         message: what went wrong and where, one line.
-        hint: how to mend it, one line; empty where there is nothing to do.
+        hint: how to fix it, one line; empty where there is nothing to do.
     """
 
     exit_code = ExitCode.FAILED
@@ -90,7 +90,7 @@ class ConnectionFailed(SecureFdaError):
 
 
 class AuthenticationError(SecureFdaError):
-    """The peer is there, but it is not who the roster says, or it refuses who we are."""
+    """The peer answers, but it is not who the roster says, or it refuses who we are."""
 
     exit_code = ExitCode.CONNECTION
 
@@ -172,7 +172,7 @@ class BudgetExhausted(SecureFdaError):
 class ProtocolError(SecureFdaError):
     """A peer broke the protocol. ``check`` is the stable name of the check that found it.
 
-    ``place`` is the round and the phase, where whoever caught the error knew them.
+    ``place`` is the round and the phase, where the code that caught the error knew them.
     """
 
     exit_code = ExitCode.CONNECTION
@@ -191,7 +191,7 @@ class FaultyAggregatorError(ProtocolError):
     """What the aggregator sent does not pass a check: an honest one never sends it. The session is dead.
 
     ``suspect`` is the roster index of a source that may have done it in its place; an honest aggregator knows. Without
-    ``blames`` nobody is accused: this site does not go along, and others may have brought it about.
+    ``blames`` no site is accused: this site does not go along, and others may have brought it about.
     """
 
     def __init__(self, check: str, detail: str = "", *, suspect: int | None = None, blames: bool = True) -> None:

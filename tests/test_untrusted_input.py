@@ -28,8 +28,8 @@ from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
 from securefda.audit.records import Record, RecordError
 from securefda.bench import processes, suite_folder
 from securefda.bench.job import Job
-from securefda.cli import budget_site, main
-from securefda.cli.threat_register import load_last_run, load_register
+from securefda.bootstrap import rows_of_site
+from securefda.cli import main
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.local import launcher
 from securefda.operations.progress import SilentReporter
@@ -38,6 +38,7 @@ from securefda.parse import MAX_NESTING, BeyondBounds, json_value, toml_table
 from securefda.privacy.ledger import Ledger, fingerprints_of
 from securefda.privacy.ledger_storage import DataSet, LedgerError, _digest
 from securefda.protocol.roster import Roster, SignedRoster
+from securefda.site.budget import load_site
 from securefda.site.config import aggregator_toml, kit_settings_toml, load_aggregator, load_federation
 from securefda.site.endpoints import Address, Endpoints, SiteSpec
 from securefda.site.enrolment import init_federation
@@ -46,6 +47,7 @@ from securefda.site.kit import load_kit
 from securefda.site.policy import load_policy
 from securefda.site.policy.model import parse_policy
 from securefda.site.roster_memory import check_not_older
+from securefda.threat_register import load_last_run, load_register
 
 PACKAGE = Path(securefda.__file__).parent
 PARSERS = {
@@ -224,13 +226,11 @@ READERS = {
     "site.policy.model.parse_policy": TomlReader(
         lambda folder, data: parse_policy(data, folder / "site.policy.toml"), b"min-others = 2"
     ),
-    "cli.budget_site._config": TomlReader(
-        in_file("source.toml", lambda file: budget_site._config(file, [], {})), b"[source]\nkit = 'x'"
+    "site.budget.load_site": TomlReader(
+        in_file("source.toml", lambda file: load_site(file, [], {}, NOW, rows_of_site)), b"[source]\nkit = 'x'"
     ),
-    "cli.threat_register.load_register": TomlReader(
-        in_file("threats.toml", lambda file: load_register(file.parent)), b""
-    ),
-    "cli.threat_register.load_last_run": Reader(
+    "threat_register.load_register": TomlReader(in_file("threats.toml", lambda file: load_register(file.parent)), b""),
+    "threat_register.load_last_run": Reader(
         in_file(".last-run.json", lambda file: load_last_run(file.parent)), b'{"tests":{"x":@}}'
     ),
     "site.endpoints.Endpoints.from_toml": TomlReader(

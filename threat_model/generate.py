@@ -12,7 +12,7 @@ from os.path import relpath
 from pathlib import Path, PurePosixPath
 from typing import get_args
 
-from securefda.cli.threat_register import Level, Register, Threat
+from securefda.threat_register import Level, Register, Threat
 from threat_model.register import FOLDER, ROOT, files_by_threat, register
 
 README = FOLDER / "README.md"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from securefda.cli.threat_register import LAST_RUN_FILE, LastRun, RecordedTest, load_last_run, load_register
 from securefda.errors import ConfigError
+from securefda.threat_register import LAST_RUN_FILE, LastRun, RecordedTest, load_last_run, load_register
 from threat_model.register import CONTROL_MARK, MACHINERY_MARK, MARKS, THREAT_MARK, misnamed, unshown
 
 _THREATS, _KIND = "threats", "threat-kind"

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from securefda.cli.threat_register import Kind, LastRun, Register, load_register, unproven, verdict
+from securefda.threat_register import Kind, LastRun, Register, load_register, unproven, verdict
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent

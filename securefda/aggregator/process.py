@@ -25,12 +25,12 @@ from securefda.operations.progress import Reporter
 from securefda.operations.recording import RecordingReporter, model_file
 from securefda.operations.records import RoundLine, Summary
 from securefda.operations.run_folder import RunFolder
+from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Join, Send
 from securefda.protocol.roster import Roster
 from securefda.site.config import AggregatorConfig
 from securefda.site.drawing import secret_of_site
 from securefda.site.kit import Kit, load_kit, use_kit
-from securefda.site.privacy_account import TERMS
 from securefda.transport.event_loop import in_thread, run_until_told
 from securefda.transport.events import Event, Joined, Left, Misbehaved, Received
 from securefda.transport.observer import TrafficMeter

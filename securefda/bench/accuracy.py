@@ -10,29 +10,33 @@ is kept in the folder at once; the same request goes on where it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from securefda.bench.federated import RunResult
 from securefda.bench.job import this_machine
-from securefda.bench.plan import Planned, Request, plan
+from securefda.bench.plan import Planned, Request, level_keys, plan
 from securefda.bench.plots import write_plots
 from securefda.bench.pool import Failed, run_beside
 from securefda.bench.results import Results, RunKey
-from securefda.bench.suite_folder import SuiteFolder, open_folder, result_line
+from securefda.bench.suite_folder import SuiteFolder, open_folder, read_folder, result_line, settings_of
+from securefda.bench.suites import compare_levels
 from securefda.bench.tables import tables
 from securefda.bootstrap import rows_here
+from securefda.errors import ConfigError
 from securefda.operations.records import software_versions
 from securefda.operations.run_folder import replace_file
 
 RESULTS_FILE, TABLE_FILE = "results.json", "table.md"
 SCHEMA_VERSION = 1
+COMPARED_POINTS = 1.0
+"""How far the means of two levels may be apart."""
 
 
 class Watcher(Protocol):
-    """Whoever shows how far it is."""
+    """What shows how far it is."""
 
     def begin(self, finished: int, total: int) -> None:
         """So many of all runs have finished before."""
@@ -76,6 +80,15 @@ class Accuracy:
     misses: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two levels of a suite: rule -> points above the other one, and a line for each that is too far off."""
+
+    other: Path
+    differences: Sequence[tuple[str, float]]
+    misses: Sequence[str]
+
+
 def bench_accuracy(request: Request, out: Path, *, workers: int = 1, watcher: Watcher | None = None) -> Accuracy:
     """Run what the folder lacks, then write ``results.json``, ``table.md`` and the plots.
 
@@ -83,7 +96,7 @@ def bench_accuracy(request: Request, out: Path, *, workers: int = 1, watcher: Wa
         request: what to measure.
         out: folder, new or of the same settings.
         workers: how many runs beside each other, each in a process with one torch thread.
-        watcher: is told of every run.
+        watcher: hears of every run.
 
     Raises:
         ConfigError: a setting is wrong, or the folder was made with other settings or is in use.
@@ -91,7 +104,16 @@ def bench_accuracy(request: Request, out: Path, *, workers: int = 1, watcher: Wa
         SecureFdaError: the folder cannot be written; every run that finished is in it.
     """
     planned = plan(request)
-    _require_rows(planned)
+    # Load what every site trains on once for each target of a column: hundreds of runs would fail of one file.
+    seen = set()
+    for one in planned:
+        place = (one.key.data, one.key.column, one.key.target)
+        if place in seen:
+            continue
+        seen.add(place)
+        federation = one.job.config.federation
+        for site in (federation.target, *federation.sources):
+            rows_here(one.job.config, site, one.job.seed)
     with open_folder(out, request) as folder:
         failed = _measure(folder, planned, request.level, workers, watcher or NoWatcher())
         results = Results(request.definition, folder.finished(planned))
@@ -109,17 +131,43 @@ def misses_of(request: Request, results: Results) -> list[str]:
     return [line for bar in request.definition.bars for line in bar.misses(judged)]
 
 
-def _require_rows(planned: Iterable[Planned]) -> None:
-    """Load what every site trains on once for each target of a column: hundreds of runs would fail of one file."""
-    seen = set()
-    for one in planned:
-        place = (one.key.data, one.key.column, one.key.target)
-        if place in seen:
-            continue
-        seen.add(place)
-        federation = one.job.config.federation
-        for site in (federation.target, *federation.sources):
-            rows_here(one.job.config, site, one.job.seed)
+def at_another_level(request: Request, other: Path) -> Results:
+    """The runs of a folder of the same suite and, but for the level, of the settings that are asked for.
+
+    Raises:
+        ConfigError: the folder holds no suite, another one, the same level, or one with other settings or data.
+    """
+    theirs, results = read_folder(other)
+    own = settings_of(request)
+    if theirs["suite"] != own["suite"]:
+        raise ConfigError("--compare", f"{other} holds suite {theirs['suite']}", hint=f"not {own['suite']}")
+    if theirs["level"] == own["level"]:
+        raise ConfigError("--compare", f"{other} is at level {theirs['level']} too", hint="name another one's folder")
+    _require_alike(other, {"release": theirs["release"]}, {"release": own["release"]})
+    for data, settings in own["federations"].items():
+        if data in theirs["federations"]:
+            of_level = {*level_keys(data, own["level"]), *level_keys(data, theirs["level"])}
+            _require_alike(other, theirs["federations"][data], settings, apart_from=of_level)
+    for data, files in own["files"].items():
+        _require_alike(other, theirs["files"].get(data, files), files)
+    return results
+
+
+def compared(done: Accuracy, other: Path, results: Results) -> Comparison:
+    """Compare what was measured with the runs of another folder (`at_another_level`), with every seed asked for."""
+    request = done.request
+    own, theirs = (one.complete(range(request.seeds), request.data_sets) for one in (done.results, results))
+    misses, differences = compare_levels(own, theirs, COMPARED_POINTS, request.used_rules)
+    return Comparison(other, differences, misses)
+
+
+def _require_alike(
+    other: Path, theirs: Mapping[str, Any], own: Mapping[str, Any], apart_from: Collection[str] = ()
+) -> None:
+    for key in dict.fromkeys((*own, *theirs)):
+        if key not in apart_from and theirs.get(key) != own.get(key):
+            why = f"{other} was measured with {json.dumps(theirs.get(key))}, this with {json.dumps(own.get(key))}"
+            raise ConfigError(key, why, hint="levels are compared with all else alike")
 
 
 def _measure(

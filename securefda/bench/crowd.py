@@ -122,7 +122,7 @@ class CrowdProcess:
     def answers(self, messages: Mapping[int, bytes], buffer: bytearray) -> Iterator[tuple[int, bytes, memoryview]]:
         """Hand a message to each of some sources; yields what each answers, with its masked input or nothing.
 
-        A masked input lies in ``buffer`` and is overwritten by the next.
+        A masked input is in ``buffer`` and is overwritten by the next.
 
         Raises:
             SecureFdaError: the process ended; it has said why on stderr.

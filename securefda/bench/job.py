@@ -135,7 +135,7 @@ class Job:
 
     @property
     def usual_repeats(self) -> int:
-        """How often such a session is measured where nobody says: what takes minutes once."""
+        """How often such a session is measured by default: what takes minutes once."""
         return 5 if self.sources * self.params <= MOST_IN_PROCESSES // 4 else 3 if self.fits_processes else 1
 
     @property

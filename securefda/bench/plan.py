@@ -25,7 +25,7 @@ Flat = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What somebody wants measured.
+    """What is to be measured.
 
     Attributes:
         suite: its name.

@@ -6,7 +6,7 @@ How the plots of studies look.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -91,20 +91,17 @@ def _over_x(suite: Suite, results: Results) -> Figure | None:
                     elinewidth=0.8,
                     **_look(rule),
                 )
-        _x_axis(axes, [column.x for column in columns if column.x is not None])
+        # Numbers of rows go over more than a decade; of a shift or a weight there is a zero, or nearly one
+        values = [column.x for column in columns if column.x is not None]
+        if min(values, default=0.0) > 0 and max(values) / min(values) >= _WIDE_RANGE:
+            axes.set_xscale("log")
+            axes.minorticks_off()
+        axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.set_title(data if len(results.data) > 1 else "", loc="left")
         axes.set_xlabel(suite.axis)
     for axes in panels[::_ACROSS]:
         axes.set_ylabel("target accuracy, %")
     return _with_legend(figure, panels)
-
-
-def _x_axis(axes: Axes, values: list[float]) -> None:
-    """Numbers of rows go over more than a decade; of a shift or a weight there is a zero, or nearly one."""
-    if min(values, default=0.0) > 0 and max(values) / min(values) >= _WIDE_RANGE:
-        axes.set_xscale("log")
-        axes.minorticks_off()
-    axes.set_xticks(values, [f"{value:g}" for value in values])
 
 
 def _by_column(suite: Suite, results: Results) -> Figure | None:
@@ -144,28 +141,29 @@ def _betas(suite: Suite, results: Results) -> Figure | None:
     grid = figure.subplots(len(rules), len(columns), squeeze=False)
     for rule, row in zip(rules, grid, strict=True):
         for column, axes in zip(columns, row, strict=True):
-            _beta_lines(axes, results.betas(rule, column))
+            lines = results.betas(rule, column)
+            named = len(lines) <= _NAMED_SOURCES
+            for place, (source, points) in enumerate(lines.items()):
+                if points:
+                    rounds, betas = zip(*points, strict=True)
+                    width = 1.4 if named else 0.7
+                    axes.plot(
+                        rounds,
+                        betas,
+                        color=_COLOURS[place % len(_COLOURS)],
+                        linewidth=width,
+                        label=source if named else None,
+                    )
+            axes.set_ylim(0, 1.05)
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+            if named and lines:
+                axes.legend(fontsize=7, frameon=True, framealpha=0.8, edgecolor="none")
             axes.set_title(f"{rule}, {column.name}", loc="left", fontsize=8)
         row[0].set_ylabel("β")
     for axes in grid[-1]:
         axes.set_xlabel("round")
     figure.suptitle(f"{suite.title}: weight of each source", x=0.01, ha="left")
     return figure
-
-
-def _beta_lines(axes: Axes, lines: Mapping[str, list[tuple[int, float]]]) -> None:
-    named = len(lines) <= _NAMED_SOURCES
-    for place, (source, points) in enumerate(lines.items()):
-        if points:
-            rounds, betas = zip(*points, strict=True)
-            width = 1.4 if named else 0.7
-            axes.plot(
-                rounds, betas, color=_COLOURS[place % len(_COLOURS)], linewidth=width, label=source if named else None
-            )
-    axes.set_ylim(0, 1.05)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    if named and lines:
-        axes.legend(fontsize=7, frameon=True, framealpha=0.8, edgecolor="none")
 
 
 def _selection(suite: Suite, results: Results) -> Figure | None:

@@ -47,13 +47,13 @@ def run_beside(planned: Iterable[Planned], count: int, scratch: Path, done: Done
 
 
 def _feed(pool: ProcessPoolExecutor, waiting: deque[Planned], count: int, scratch: Path, done: Done) -> None:
-    """Until nothing waits, or until a process has died: then what was under way has failed and the pool is gone."""
+    """Until nothing waits, or a process has died: then what was under way has failed and the pool is gone."""
     under_way: dict[Future[RunResult | Failed], Planned] = {}
-    # Not concurrent.futures.wait: where a signal interrupts that, it can keep the locks which the pool needs to end.
+    # Not concurrent.futures.wait: where a signal interrupts that, it can keep the locks that the pool needs.
     ended: SimpleQueue[Future[RunResult | Failed]] = SimpleQueue()
     broken = False
     while under_way or (waiting and not broken):
-        # No more than are run at once: what a dying process takes with it is then what it was at, not the queue.
+        # No more than run at once: a dying process then takes with it what it was at, and not the queue.
         while waiting and len(under_way) < count and not broken:
             try:
                 under_way[_submit(pool, waiting[0].job, scratch, ended)] = waiting[0]
@@ -64,7 +64,10 @@ def _feed(pool: ProcessPoolExecutor, waiting: deque[Planned], count: int, scratc
             future = ended.get()
             error = future.exception()
             broken |= isinstance(error, BrokenProcessPool)
-            done(under_way.pop(future), future.result() if error is None else _failed(error))
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, BrokenProcessPool):
+                why = "its process ended, or one beside it did; out of memory?"
+            done(under_way.pop(future), future.result() if error is None else Failed(why))
 
 
 def _submit(
@@ -81,12 +84,6 @@ def _submit(
         return future
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _failed(error: BaseException) -> Failed:
-    if isinstance(error, BrokenProcessPool):
-        return Failed("its process ended, or one beside it did; out of memory?")
-    return Failed(f"{type(error).__name__}: {error}")
 
 
 def _run(job: Job, scratch: Path) -> RunResult | Failed:

@@ -45,7 +45,7 @@ class LineWatcher:
         self._began, self._here = time.monotonic(), 0
 
     def begin(self, finished: int, total: int) -> None:
-        """Say what is there already."""
+        """Say what has finished before."""
         self._done, self._total = finished, total
         if finished:
             self._write(f"{finished} of {total} runs have finished before")

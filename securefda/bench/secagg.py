@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -15,7 +15,7 @@ from typing import Any
 
 from securefda import __version__
 from securefda.bench.job import CLIP, Job
-from securefda.bench.processes import Parties, groups_of, parties
+from securefda.bench.processes import groups_of, parties
 from securefda.bench.session import (
     SessionCosts,
     keystream_add_gb_per_s,
@@ -98,7 +98,15 @@ def bench_secagg(job: Job, *, repeats: int | None = None, processes: int | None 
         "load_before": load_before,
     }
     rounds = _rounds(job.params, measured) if count else {}
-    return setting | _parts(job, measured) | session_figures(measured.sessions) | rounds | _versions()
+    versions = {"securefda": __version__, "python": platform.python_version()}
+    versions |= {name: metadata.version(name) for name in _LIBRARIES}
+    return (
+        setting
+        | _parts(job, measured)
+        | session_figures(measured.sessions)
+        | rounds
+        | {f"version_{name}": version for name, version in versions.items()}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +124,13 @@ def _measure(job: Job, repeats: int, processes: int) -> _Measured:
     with parties(job, processes) if processes else nullcontext() as running:
         for _ in range(repeats):
             if running is not None:
-                _measure_rounds(job, running, measured)
+                measured.plain.append(_checked(job, running.round("individual"), job.sources, 0.0))
+                measured.masked.append(_checked(job, running.round("sum"), job.sources - job.dropped, _half_step(job)))
             session = measured_session(job)
             _check_sum(job, len(session.survivors), session.error, job.sources - job.dropped, _half_step(job))
             measured.sessions.append(session)
             measured.parts.extend(_part(job) for _ in range(PARTS_PER_ROUND))
     return measured
-
-
-def _measure_rounds(job: Job, running: Parties, measured: _Measured) -> None:
-    measured.plain.append(_checked(job, running.round("individual"), job.sources, 0.0))
-    measured.masked.append(_checked(job, running.round("sum"), job.sources - job.dropped, _half_step(job)))
 
 
 def _part(job: Job) -> Figures:
@@ -169,35 +173,25 @@ def _parts(job: Job, measured: _Measured) -> Figures:
 def _rounds(params: int, measured: _Measured) -> Figures:
     plain, masked = measured.plain, measured.masked
     session_s, plain_s = (median(figures["seconds"] for figures in rounds) for rounds in (masked, plain))
+    names = [name for name in masked[0]["phases"] if name not in ("join", "train_target")]
+    known = [seconds for figures in masked if (seconds := figures["source_cpu_seconds"]) is not None]
     return {
         "session_s": session_s,
-        **_phases(masked),
+        **{f"phase_{_slug(name)}_s": median(one["phases"][name] for one in masked) for name in names},
+        **{
+            f"aggregator_process_cpu_{_slug(name)}_s": median(one["cpu_seconds"].get(name, 0.0) for one in masked)
+            for name in names
+        },
         "plain_round_s": plain_s,
         "session_over_plain_round": session_s / plain_s,
         "aggregator_process_cpu_s": median(sum(figures["cpu_seconds"].values()) for figures in masked),
-        "source_process_cpu_s": _median_known(figures["source_cpu_seconds"] for figures in masked),
+        "source_process_cpu_s": median(known) if known else None,
         "masked_upload_bytes_per_parameter": median(figures["upload_bytes"] for figures in masked) / params,
         "plain_upload_bytes_per_parameter": median(figures["upload_bytes"] for figures in plain) / params,
         "aggregator_peak_growth_mb": _megabytes(masked),
         "aggregator_peak_growth_plain_mb": _megabytes(plain),
         "largest_error_of_the_mean": max(figures["error"] for figures in masked),
     }
-
-
-def _phases(masked: list[Figures]) -> Figures:
-    """Time by the aggregator's clock and its own processor time, phase by phase."""
-    names = [name for name in masked[0]["phases"] if name not in ("join", "train_target")]
-    seconds = {f"phase_{_slug(name)}_s": median(one["phases"][name] for one in masked) for name in names}
-    cpu = {
-        f"aggregator_process_cpu_{_slug(name)}_s": median(one["cpu_seconds"].get(name, 0.0) for one in masked)
-        for name in names
-    }
-    return seconds | cpu
-
-
-def _median_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 def _slug(name: str) -> str:
@@ -207,9 +201,3 @@ def _slug(name: str) -> str:
 def _megabytes(rounds: list[Figures]) -> float | None:
     growths = [figures["peak_growth_bytes"] for figures in rounds]
     return None if None in growths else max(growths) / 1e6
-
-
-def _versions() -> Figures:
-    versions = {"securefda": __version__, "python": platform.python_version()}
-    versions |= {name: metadata.version(name) for name in _LIBRARIES}
-    return {f"version_{name}": version for name, version in versions.items()}

@@ -1,7 +1,7 @@
 """The folder of a suite: one line for every finished run, and what all of them were run with.
 
-``settings.json`` is written before the first run, ``runs.jsonl`` grows by a line when a run has finished. Whoever
-measures holds a lock, so that two processes never add to one folder.
+``settings.json`` is written before the first run, ``runs.jsonl`` grows by a line when a run has finished. The process
+that measures holds a lock, so that two processes never add to one folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ SETTINGS_FILE = "settings.json"
 RUNS_FILE = "runs.jsonl"
 _LOCK_FILE = ".lock"
 _SCRATCH = "scratch"
-_BLOCK = 1 << 20
 _DIGITS = 6  # significant ones: estimated errors can be tiny
 _ANOTHER = "name another folder with --out"
 
@@ -134,10 +133,6 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
 
 
-def _key_of(line: Mapping[str, Any]) -> RunKey:
-    return RunKey(line["data"], line["column"], line["target"], line["rule"], line["seed"])
-
-
 def settings_of(request: Request) -> dict[str, Any]:
     """What must be the same for all runs of a folder, with the digests of the data files."""
     common = common_settings(request)
@@ -153,18 +148,15 @@ def settings_of(request: Request) -> dict[str, Any]:
 
 def _digests(folder: Path) -> dict[str, str]:
     """File name -> SHA-256, of the files of a data set; folders below are not theirs."""
+    digests = {}
     try:
-        return {file.name: _sha256(file) for file in sorted(folder.iterdir()) if file.is_file()}
+        for file in sorted(folder.iterdir()):
+            if file.is_file():
+                with file.open("rb") as stream:
+                    digests[file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError("--data-dir", f"{error.filename}: {error.strerror}") from error
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+    return digests
 
 
 def _keep_settings(file: Path, asked: dict[str, Any]) -> None:
@@ -213,7 +205,7 @@ def _runs(file: Path) -> Iterator[tuple[RunKey, str, RunResult]]:
     for number, text in enumerate(whole, start=1):
         line = _object(file, number, text)
         try:
-            key = _key_of(line)
+            key = RunKey(line["data"], line["column"], line["target"], line["rule"], line["seed"])
             hash(key)  # a list in it has none
             yield key, line["digest"], result_from(line)
         except (KeyError, TypeError, AttributeError) as error:

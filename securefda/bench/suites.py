@@ -215,7 +215,7 @@ class Column:
         name: heading.
         settings: beside the example's.
         targets: who is the target; the empty name for the example's own.
-        x: where it lies on a plot over x; ``y`` is a second axis, of a grid.
+        x: its place on a plot over x; ``y`` is a second axis, of a grid.
     """
 
     data: str

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 
 from securefda.bench.results import BySeed, Results
-from securefda.bench.suites import MEAN, Column, Published, SelectionHolds, Suite, judgements
+from securefda.bench.suites import MEAN, Published, SelectionHolds, Suite, judgements
 from securefda.operations.records import REPORTED_ROUNDS
 
 _WIDE = 8
@@ -17,7 +17,12 @@ _NOTHING = "–"
 
 def tables(suite: Suite, results: Results, level: str) -> str:
     """All tables of a suite, one for each of its data sets, with what is to be known about them."""
-    parts = [f"# {suite.title}, visibility {level}", _explained(results)]
+    seeds = ", ".join(map(str, results.seeds)) or "none"
+    explained = (
+        f"Percent on the target's test rows, mean over the last {REPORTED_ROUNDS} rounds, then mean ± standard "
+        f"deviation over seeds ({seeds}). In square brackets: how many seeds, where some are missing."
+    )
+    parts = [f"# {suite.title}, visibility {level}", explained]
     for data in results.data:
         published = suite.published.get(data)
         parts.append(f"## {data}{f', {suite.axis}' if suite.axis else ''}")
@@ -25,7 +30,15 @@ def tables(suite: Suite, results: Results, level: str) -> str:
             parts.append(f"In brackets: the paper, {published.where}.")
         parts.append(_table(suite, results, data, published))
         if suite.losses:
-            parts += ["Loss on the target's test rows:", _losses(results, data)]
+            columns = results.columns_of(data)
+            rows = {
+                rule: [
+                    _spread_text(results.losses_by_seed(rule, column), results, lambda value: f"{value:.3g}")
+                    for column in columns
+                ]
+                for rule in results.rules
+            }
+            parts += ["Loss on the target's test rows:", _markdown([column.name for column in columns], rows)]
         if chosen := _chosen(results, data):
             parts.append(chosen)
     if "selection" in suite.plots and (judged := _selection(results)):
@@ -33,28 +46,21 @@ def tables(suite: Suite, results: Results, level: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _explained(results: Results) -> str:
-    seeds = ", ".join(map(str, results.seeds)) or "none"
-    return (
-        f"Percent on the target's test rows, mean over the last {REPORTED_ROUNDS} rounds, then mean ± standard "
-        f"deviation over seeds ({seeds}). In square brackets: how many seeds, where some are missing."
-    )
-
-
 def _table(suite: Suite, results: Results, data: str, published: Published | None) -> str:
     columns = results.columns_of(data)
     names = [column.name for column in columns]
-    rows = {rule: [_accuracy(results, rule, column, published) for column in columns] for rule in results.rules}
+    rows = {
+        rule: [
+            _cell(results.by_seed(rule, column), results, _figure(published, rule, column.name)) for column in columns
+        ]
+        for rule in results.rules
+    }
     if suite.averaged:
         names.append(MEAN)
         for rule, cells in rows.items():
             average = results.average_by_seed(rule, columns)
             cells.append(_cell(average, results, _figure(published, rule, MEAN)))
     return _markdown(names, rows)
-
-
-def _accuracy(results: Results, rule: str, column: Column, published: Published | None) -> str:
-    return _cell(results.by_seed(rule, column), results, _figure(published, rule, column.name))
 
 
 def _figure(published: Published | None, rule: str, column: str) -> float | None:
@@ -64,19 +70,6 @@ def _figure(published: Published | None, rule: str, column: str) -> float | None
 def _cell(values: BySeed, results: Results, published: float | None) -> str:
     beside = "" if published is None else f" ({published:.1f})"
     return f"{_spread_text(values, results, lambda value: f'{value:.1f}')}{beside}"
-
-
-def _losses(results: Results, data: str) -> str:
-    columns = results.columns_of(data)
-    rows = {
-        rule: [_spread_text(results.losses_by_seed(rule, column), results, _digits) for column in columns]
-        for rule in results.rules
-    }
-    return _markdown([column.name for column in columns], rows)
-
-
-def _digits(value: float) -> str:
-    return f"{value:.3g}"
 
 
 def _spread_text(values: BySeed, results: Results, text: Callable[[float], str]) -> str:

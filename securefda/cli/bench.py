@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securefda.cli.interrupt import RunInterruptedError, interruptible
-from securefda.cli.options import OutputFormat, Overrides
-from securefda.cli.output import Format, print_result
+from securefda.cli.options import OutputFormat, Overrides, RunInterruptedError, interruptible
+from securefda.cli.output import Format, print_error, print_result
+from securefda.errors import SecureFdaError
 from securefda.text import aligned
 
 if TYPE_CHECKING:
-    from securefda.bench.job import Job
+    from securefda.bench.accuracy import Accuracy, Comparison
 
 app = typer.Typer(help="Measure on this machine.")
 
@@ -32,6 +32,14 @@ _COLUMNS = {
     "session_s": "session of processes, s",
 }
 """Of a cell of a grid, as text; JSON has every figure."""
+
+
+class RunsFailed(SecureFdaError):
+    """Some runs of a suite gave nothing."""
+
+
+class BarsMissed(SecureFdaError):
+    """A suite's figures are not what they have to be."""
 
 
 @app.callback()
@@ -74,13 +82,15 @@ def secagg(
         began = time.monotonic()
         cells.append(bench_secagg(job, repeats=repeats, processes=processes))
         if len(jobs) > 1:
-            _tell(job, time.monotonic() - began)
+            sys.stderr.write(f"measured N = {job.sources}, m = {job.params} in {time.monotonic() - began:.0f} s\n")
+            sys.stderr.flush()
     if len(jobs) == 1:
         print_result(
             output, cells[0], aligned([(key.replace("_", " "), _text(value)) for key, value in cells[0].items()])
         )
     else:
-        print_result(output, {"cells": cells}, aligned([list(_COLUMNS.values()), *map(_row, cells)]))
+        rows = [[_text(cell.get(name, "-")) for name in _COLUMNS] for cell in cells]
+        print_result(output, {"cells": cells}, aligned([list(_COLUMNS.values()), *rows]))
 
 
 @app.command("accuracy")
@@ -112,10 +122,9 @@ def accuracy(
     output: OutputFormat = Format.TXT,
 ) -> int:
     """Measure the target's accuracy under every rule of a suite. Goes on where it was, in the same folder."""
-    from securefda.bench.accuracy import bench_accuracy
+    from securefda.bench.accuracy import at_another_level, bench_accuracy, compared
     from securefda.bench.plan import Request
     from securefda.bench.progress import console_watcher
-    from securefda.cli.bench_accuracy import at_another_level, compared, print_accuracy
 
     request = Request(suite, level, seeds, _names(rules), _names(data), data_dir, overrides, os.environ)
     folder = out or Path("runs") / f"accuracy-{suite}-{level}"
@@ -126,7 +135,42 @@ def accuracy(
     except RunInterruptedError as error:
         hint = f"every finished run is in {folder}; the same command goes on"
         raise RunInterruptedError(str(error), hint=hint) from None
-    return print_accuracy(output, done, None if other is None else compared(done, *other), check=check)
+    return _print_accuracy(output, done, None if other is None else compared(done, *other), check=check)
+
+
+def _print_accuracy(output: Format, done: Accuracy, comparison: Comparison | None, *, check: bool) -> int:
+    """Print tables and requirements; return 1 where a run failed or, with ``check``, a requirement does not hold."""
+    from securefda.bench.accuracy import TABLE_FILE, means
+
+    misses = [*done.misses, *(comparison.misses if comparison else ())]
+    data: dict[str, Any] = {
+        "out": str(done.out),
+        "suite": done.request.suite,
+        "level": done.request.level,
+        "seeds": done.results.seeds,
+        "means": means(done.results),
+        "misses": misses,
+        "failed": {str(key): why for key, why in done.failed.items()},
+        "differences": dict(comparison.differences) if comparison else {},
+    }
+    error: SecureFdaError | None = None
+    if done.failed:
+        key, why = next(iter(done.failed.items()))
+        what = f"{len(done.failed)} {'run' if len(done.failed) == 1 else 'runs'} failed, first {key}: {why}"
+        error = RunsFailed(what, hint="the same command tries again what failed, and nothing else")
+    elif misses and check:
+        error = BarsMissed(f"{len(misses)} {'requirement does' if len(misses) == 1 else 'requirements do'} not hold")
+    if output is Format.JSON and error is not None:
+        return print_error(error, as_json=True, data=data)
+    parts = [(done.out / TABLE_FILE).read_text().rstrip("\n")]
+    if comparison is not None:
+        rows = [["rule", f"points above {comparison.other}"]]
+        rows += [[rule, f"{difference:+.2f}"] for rule, difference in comparison.differences]
+        parts.append(aligned(rows))
+    if done.request.definition.bars or comparison is not None:
+        parts.append("\n".join(misses) or "Every requirement holds.")
+    print_result(output, data, "\n\n".join([*parts, f"in {done.out}"]))
+    return 0 if error is None else print_error(error, as_json=False)
 
 
 def _names(text: str) -> list[str]:
@@ -141,16 +185,6 @@ def _numbers(option: str, text: str, *, least: int) -> list[int]:
     if min(numbers) < least:
         raise typer.BadParameter(f"{min(numbers)} is not in the range x>={least}", param_hint=option)
     return numbers
-
-
-def _tell(job: Job, seconds: float) -> None:
-    """A grid takes minutes."""
-    sys.stderr.write(f"measured N = {job.sources}, m = {job.params} in {seconds:.0f} s\n")
-    sys.stderr.flush()
-
-
-def _row(cell: dict[str, Any]) -> list[str]:
-    return [_text(cell.get(name, "-")) for name in _COLUMNS]
 
 
 def _text(value: object) -> str:

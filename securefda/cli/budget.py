@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +16,18 @@ import typer
 from securefda.cli.options import OutputFormat, Overrides, now
 from securefda.cli.output import Format, print_result
 from securefda.errors import ConfigError
-from securefda.privacy.events import ACCOUNTANTS
+from securefda.privacy.events import ACCOUNTANTS, ASSUMPTIONS, GUARANTEE, TERMS
+from securefda.text import aligned, printable
 
 if TYPE_CHECKING:
-    from securefda.cli.budget_site import BudgetSite
+    from securefda.operations.figures import Series
+    from securefda.privacy.events import Budget
     from securefda.privacy.ledger_storage import Row
+    from securefda.privacy.planning import Plan, PlanRequest
+    from securefda.protocol.roster import Roster
+    from securefda.site.budget import BudgetSite, Charge, Standing
+    from securefda.site.config import AggregatorConfig, SourceConfig
+    from securefda.tasks import Samples
 
 app = typer.Typer(help="A site's budget of differential privacy: its ledger, what is spent, and plans.")
 
@@ -25,6 +35,28 @@ _MOST_ROUNDS = 10_000
 """Epsilon is computed after every round."""
 
 _RESET_MEANS = "so rows that trained before lose the protection that their epsilon stated"
+
+_OPTIONS = {
+    "samples": "--samples",
+    "batch-size": "--batch",
+    "epochs": "--epochs",
+    "rounds": "--rounds",
+    "dp.target-epsilon": "--epsilon",
+    "dp.target-delta": "--delta",
+    "dp.noise-multiplier": "--noise",
+    "dp.accountant": "--accountant",
+}
+"""What the planner calls a value -> what it is called here."""
+
+_SETTINGS = {"batch-size": "training.batch-size", "epochs": "training.epochs"}
+"""Likewise, where a site's settings gave it."""
+
+_SPENDS_NOTHING = "A plan spends nothing; training charges each round to the ledger of its rows before the first step."
+_UNCOUNTED = "What the rows have cost already is not counted here; --config FILE counts it."
+_STATED = f"{TERMS[0].upper()}{TERMS[1:]}."
+_MOST_ROWS = 11
+_WIDTH = 100
+_SVG_START = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 
 ConfigFile = Annotated[
     Path, typer.Option("--config", metavar="FILE", help="The site's settings file: source.toml or aggregator.toml.")
@@ -44,7 +76,7 @@ def init(config: ConfigFile, overrides: Overrides = [], output: OutputFormat = F
 
     Right only for rows on which nothing was trained before: the ledger counts from now on.
     """
-    from securefda.cli.budget_show import show_json, show_text, standing_of
+    from securefda.site.budget import standing_of
     from securefda.site.privacy_account import make_ledger
 
     site = _site(config, overrides)
@@ -52,7 +84,7 @@ def init(config: ConfigFile, overrides: Overrides = [], output: OutputFormat = F
     make_ledger(site.file, site.data, now=time)
     found = standing_of(site, budget, time)
     made = f"made the privacy ledger of data set {site.data.name} of {site.data.site_id}; it counts from now on"
-    print_result(output, show_json(found, None, None), f"{made}\n\n{show_text(found, None, None)}")
+    print_result(output, _show_json(found, None, None), f"{made}\n\n{_show_text(found, None, None)}")
 
 
 @app.command("show")
@@ -67,17 +99,25 @@ def show(
 
     All is computed anew from the ledger's rows, by the accountant and for the delta of the budget as it is now.
     """
-    from securefda.cli.budget_show import charges_of, draw_charges, show_json, show_text, standing_of
-    from securefda.cli.budget_site import require_new
+    from securefda.site.budget import charges_of, standing_of
 
-    require_new(plot)
+    _require_new(plot)
     site = _site(config, overrides)
     found = standing_of(site, site.budget(), int(now().timestamp()))
     charges = charges_of(found.rows, found.budget) if rounds or plot is not None else None
     if plot is not None and charges is not None:
-        draw_charges(plot, found, charges)
+        # Epsilon after every charge, from zero again after a reset, and the limit, over the charges in order.
+        points, resets = [(0, 0.0)], [row.number for row in found.rows if row.kind == "reset"]
+        before = 0
+        for place, charge in enumerate(charges, start=1):
+            if any(before < reset < charge.row.number for reset in resets):
+                points.append((place - 1, 0.0))
+            points.append((place, charge.spent))
+            before = charge.row.number
+        limit = [(0, found.budget.epsilon), (max(1, len(charges)), found.budget.epsilon)]
+        _draw(plot, {"spent": points, "limit": limit}, found.budget.delta, f"{TERMS}. By {found.budget.accountant}.")
     listed = charges if rounds else None
-    print_result(output, show_json(found, charges, plot), show_text(found, listed, plot))
+    print_result(output, _show_json(found, charges, plot), _show_text(found, listed, plot))
 
 
 @app.command("accept")
@@ -150,10 +190,9 @@ def plan(
     Every epsilon is of one row that is added or removed, with batches drawn by Poisson sampling at one over the
     batches of an epoch.
     """
-    from securefda.cli.budget_plan import draw_plan, plan_json, plan_text
-    from securefda.cli.budget_site import require_new
+    from securefda.privacy.planning import plan_for
 
-    require_new(plot)
+    _require_new(plot)
     given: dict[str, Any] = {
         "rounds": rounds,
         "samples": samples,
@@ -164,61 +203,322 @@ def plan(
         "dp.target-delta": delta,
         "dp.accountant": accountant,
     }
-    question, found = _planned(given, config, overrides)
-    if plot is not None:
-        draw_plan(plot, found, question)
-    data = plan_json(found, question, given) | {"plot": None if plot is None else str(plot)}
-    print_result(output, data, plan_text(found, question, given, plot))
-
-
-def _planned(given: dict[str, Any], config: Path | None, overrides: list[str]) -> tuple[Any, Any]:
-    from securefda.cli.budget_plan import options_named, planned, question_of_options, question_of_site
-
     if config is None:
         if overrides:
             raise ConfigError("--set", "is of a site's settings", hint="name them with --config FILE")
-        with options_named(given):
-            question = question_of_options(given)
-            return question, planned(question)
-    site = _site(config, overrides)
-    budget = site.budget()
-    with options_named(given):
-        question = question_of_site(given, site, budget)
-        return question, planned(question)
+        site = budget = None
+    else:
+        site = _site(config, overrides)
+        budget = site.budget()
+    with _options_named(given):
+        request = _request(given) if site is None or budget is None else _request_of_site(given, site, budget)
+        found = plan_for(request)
+    warnings = [line.partition(":") for line in found.warnings]
+    named = [f"{_name(key, given)}:{why}" for key, _, why in warnings]
+    data_set = "" if site is None else site.data.name
+    notes = [_SPENDS_NOTHING] if data_set else [_SPENDS_NOTHING, _UNCOUNTED]
+    if plot is not None:
+        _draw(plot, {"epsilon": list(enumerate(found.curve))}, found.delta, f"{TERMS}. {' '.join(notes)}")
+    data = _plan_json(found, request, data_set) | {
+        "note": " ".join(notes),
+        "warnings": named,
+        "plot": None if plot is None else str(plot),
+    }
+    said = [_STATED, *notes, *(f"warning: {line}" for line in named)]
+    drawn = [] if plot is None else [f"drawn: {plot}"]
+    print_result(output, data, "\n\n".join([_plan_text(found, request, data_set), _filled(said), *drawn]))
+
+
+def _request(given: Mapping[str, Any]) -> PlanRequest:
+    """What the options ask. Raises ConfigError: one is missing or out of bounds."""
+    from securefda.privacy.planning import PlanRequest, Schedule
+
+    for key in ("samples", "batch-size", "dp.target-delta"):
+        if given[key] is None:
+            hint = "give it, or name a site's settings with --config FILE"
+            raise ConfigError("arguments", f"missing option '{_OPTIONS[key]}'", hint=hint)
+    epochs, epsilon, noise = given["epochs"], given["dp.target-epsilon"], given["dp.noise-multiplier"]
+    schedule = Schedule(given["samples"], given["batch-size"], 1 if epochs is None else epochs, given["rounds"])
+    _require_one(epsilon, noise)
+    return PlanRequest(schedule, epsilon, noise, given["dp.target-delta"], given["dp.accountant"] or "rdp")
+
+
+def _request_of_site(given: Mapping[str, Any], site: BudgetSite, budget: Budget) -> PlanRequest:
+    """What the options ask of a site: its rows, its past, and for what was not given its settings and its ``budget``.
+
+    Raises:
+        ConfigError: an option is out of bounds, or contradicts the site; the ledger is of other rows.
+        LedgerError: the ledger is in doubt.
+    """
+    from securefda.privacy.planning import PlanRequest, Schedule
+
+    if given["samples"] is not None:
+        raise ConfigError("--samples", "is what --config says already", hint="leave one of the two out")
+    training, batch, epochs = site.config.training, given["batch-size"], given["epochs"]
+    epsilon, delta, noise = given["dp.target-epsilon"], given["dp.target-delta"], given["dp.noise-multiplier"]
+    if epsilon is None and noise is None:
+        epsilon = budget.epsilon
+    schedule = Schedule(
+        site.data.samples,
+        training.batch_size if batch is None else batch,
+        training.epochs if epochs is None else epochs,
+        given["rounds"],
+    )
+    _require_one(epsilon, noise)
+    delta = budget.delta if delta is None else delta
+    return PlanRequest(schedule, epsilon, noise, delta, given["dp.accountant"] or budget.accountant, site.past())
+
+
+def _require_one(epsilon: float | None, noise: float | None) -> None:
+    if (epsilon is None) == (noise is None):
+        why = "one of the two is needed" if epsilon is None else "only one of the two can be given"
+        hint = "--epsilon asks for the noise multiplier, --noise for the epsilon"
+        raise ConfigError("--epsilon, --noise", why, hint=hint)
+
+
+@contextmanager
+def _options_named(given: Mapping[str, Any]) -> Iterator[None]:
+    """Name the option, where the planner names a value that was given by one by the key it has in a policy."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(_name(error.key, given), error.why, hint=error.hint) from error
+
+
+def _name(key: str, given: Mapping[str, Any]) -> str:
+    return (_SETTINGS if given.get(key) is None else _OPTIONS).get(key, key)
+
+
+def _plan_json(found: Plan, request: PlanRequest, data_set: str) -> dict[str, Any]:
+    schedule = request.schedule
+    return {
+        "noise_multiplier": found.noise_multiplier,
+        "sampling_rate": found.sampling_rate,
+        "steps_per_round": found.steps_per_round,
+        "steps": found.steps_per_round * schedule.rounds,
+        "epsilon": found.epsilon,
+        "target_epsilon": request.epsilon,
+        "delta": found.delta,
+        "accountant": found.accountant,
+        "samples": schedule.samples,
+        "batch": schedule.batch_size,
+        "epochs": schedule.epochs,
+        "rounds": schedule.rounds,
+        "data_set": data_set or None,
+        "past_epsilon": found.curve[0],
+        "past_charges": len(request.past),
+        "mean_epsilon_per_round": (found.epsilon - found.curve[0]) / schedule.rounds,
+        "epsilon_of_round": list(found.cost_per_round),
+        "epsilon_after_round": list(found.curve),
+        "guarantee": GUARANTEE,
+        "assumptions": ASSUMPTIONS,
+    }
+
+
+def _plan_text(found: Plan, request: PlanRequest, data_set: str) -> str:
+    """What a plan costs, and its curve, or some of its rounds, the first and the last among them."""
+    rounds, past = request.schedule.rounds, found.curve[0]
+    asked = "" if request.epsilon is None else f" (asked for: at most {request.epsilon:g})"
+    before = f"{_up(past)} at delta {found.delta:g}, by {len(request.past)} charged rounds"
+    rows = [
+        *([("data set", f"{data_set}, {request.schedule.samples} rows")] if data_set else []),
+        ("noise multiplier", str(found.noise_multiplier)),
+        ("sampling rate", f"{found.sampling_rate:.6g} = 1/{round(1 / found.sampling_rate)}"),
+        ("steps", f"{found.steps_per_round} per round, {found.steps_per_round * rounds} in all"),
+        *([("epsilon before", before)] if data_set else []),
+        ("epsilon", f"{_up(found.epsilon)} at delta {found.delta:g} after {rounds} rounds{asked}"),
+        ("epsilon per round", f"{_up((found.epsilon - past) / rounds)} on average"),
+        ("accountant", found.accountant),
+    ]
+    shown = sorted({1 + round(place * (rounds - 1) / (_MOST_ROWS - 1)) for place in range(_MOST_ROWS)})
+    curve = [(str(number), _up(found.curve[number]), _up(found.cost_per_round[number - 1])) for number in shown]
+    return f"{aligned(rows)}\n\n{aligned([('after round', 'epsilon', 'of this round'), *curve])}"
 
 
 def _site(config: Path, overrides: list[str]) -> BudgetSite:
-    from securefda.cli.budget_site import load_site
+    from securefda.site.budget import load_site
 
-    return load_site(config, overrides, os.environ, now())
+    def rows_of(config: AggregatorConfig | SourceConfig, roster: Roster, site_id: str) -> Samples:
+        from securefda.bootstrap import rows_of_site  # with torch, for which no wrong file should have to wait
+
+        return rows_of_site(config, roster, site_id)
+
+    return load_site(config, overrides, os.environ, now(), rows_of)
 
 
 def _signed(site: BudgetSite, kind: str, reason: str) -> tuple[Row, ...]:
-    """Write the site's word into its ledger; returns the rows with it."""
+    """Write the site's statement into its ledger; returns the rows with it."""
     from securefda.site.privacy_account import require_one_ledger, signer_of
 
     sign, ledger = signer_of(site.kit.signing_key), site.ledger
     if site.file.exists():
         require_one_ledger(site.file, site.data)
-    with _reason_named():
+    try:
         (ledger.accept if kind == "accepted" else ledger.reset)(reason, sign, now=int(now().timestamp()))
+    except ConfigError as error:
+        raise ConfigError("--reason" if error.key == "reason" else error.key, error.why, hint=error.hint) from error
     return ledger.rows()
 
 
-@contextmanager
-def _reason_named() -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError("--reason" if error.key == "reason" else error.key, error.why, hint=error.hint) from error
-
-
 def _print_statement(output: Format, site: BudgetSite, rows: tuple[Row, ...], text: str) -> None:
-    from securefda.cli.budget_show import statements_of
-    from securefda.cli.budget_site import filled
+    from securefda.site.budget import statements_of
 
     said = statements_of(rows)[-1]
     lines = [f"{site.data.name} of {site.data.site_id}: {text}", f"signed by {site.data.site_id} as row {said['row']}"]
     lines += [f"overruled: {line}" for line in said["overruled"]]
     data = {"site": site.data.site_id, "data_set": site.data.name, "ledger": str(site.file)} | said
-    print_result(output, data, filled(lines))
+    print_result(output, data, _filled(lines))
+
+
+def _show_json(found: Standing, charges: Sequence[Charge] | None, plot: Path | None) -> dict[str, Any]:
+    """``charges`` is None where they were not asked for."""
+    from securefda.site.budget import MOST_ROUNDS, counts_of, statements_of
+
+    data, budget, ahead = found.site.data, found.budget, found.ahead
+    next_round = (
+        None
+        if ahead is None
+        else {
+            "noise_multiplier": ahead.noise_multiplier,
+            "sampling_rate": ahead.sampling_rate,
+            "steps": ahead.steps,
+            "max_grad_norm": ahead.max_grad_norm,
+            "epsilon": _finite(ahead.spent - found.spent),
+            "spent_after": _finite(ahead.spent),
+            "rounds_left": ahead.rounds,
+            "rounds_left_or_more": ahead.rounds == MOST_ROUNDS,
+        }
+    )
+    listed = (
+        None
+        if charges is None
+        else [
+            {
+                "row": charge.row.number,
+                "time": charge.row.time,
+                "run": charge.event.run_id,
+                "round": charge.event.round,
+                "attempt": charge.event.attempt,
+                "noise_multiplier": charge.event.noise_multiplier,
+                "sampling_rate": charge.event.sampling_rate,
+                "steps": charge.event.steps,
+                "max_grad_norm": charge.event.max_grad_norm,
+                "state": charge.state,
+                "counts": charge.counts,
+                "spent_after": _finite(charge.spent),
+            }
+            for charge in charges
+        ]
+    )
+    return {
+        "site": data.site_id,
+        "data_set": data.name,
+        "samples": data.samples,
+        "fingerprint": data.fingerprint,
+        "ledger": str(found.site.file),
+        "accountant": budget.accountant,
+        "delta": budget.delta,
+        "limit": budget.epsilon,
+        "spent": _finite(found.spent),
+        "left": _finite(found.left),
+        "rounds": counts_of(found.rows),
+        "next_round": next_round,
+        "statements": statements_of(found.rows),
+        "spent_as_if_never_reset": _finite(found.spent_as_if_never_reset),
+        "charges": listed,
+        "plot": None if plot is None else str(plot),
+        "guarantee": GUARANTEE,
+        "assumptions": ASSUMPTIONS,
+        "warnings": list(found.warnings),
+    }
+
+
+def _show_text(found: Standing, charges: Sequence[Charge] | None, plot: Path | None) -> str:
+    from securefda.privacy.ledger_storage import last_reset
+    from securefda.site.budget import MOST_ROUNDS, counts_of, statements_of, utc
+
+    data, budget, counts, ahead = found.site.data, found.budget, counts_of(found.rows), found.ahead
+    how = f": {counts['finished']} finished, {counts['unfinished']} interrupted or under way"
+    rows = [
+        ("data set", f"{data.name} of {data.site_id}, {data.samples} rows, fingerprint {data.fingerprint[:12]}"),
+        ("ledger", str(found.site.file)),
+        ("accountant", budget.accountant),
+        ("delta", f"{budget.delta:g}"),
+        ("limit", f"epsilon {budget.epsilon:g}"),
+        ("spent", f"epsilon {_up(found.spent)}"),
+        ("left", f"epsilon {_down(found.left)}"),
+        ("rounds charged", f"{counts['charged']}{how if counts['charged'] else ''}"),
+    ]
+    if ahead is not None:
+        noise, rate = f"noise multiplier {ahead.noise_multiplier:g}", f"sampling rate {ahead.sampling_rate:.4g}"
+        more = f"epsilon {_up(ahead.spent - found.spent)} more: {ahead.steps} steps, {noise}, {rate}"
+        rows.append(("next round as set", f"{more}, clip norm {ahead.max_grad_norm:g}"))
+        rows.append(("rounds left as set", f"{ahead.rounds}{' or more' if ahead.rounds == MOST_ROUNDS else ''}"))
+    for said in statements_of(found.rows):
+        overruled = "".join(f"; found then: {line}" for line in said["overruled"])
+        rows.append((said["kind"], printable(f"{utc(said['time'])}, row {said['row']}: {said['reason']}{overruled}")))
+    if last_reset(found.rows):
+        rows.append(("without any reset", f"epsilon {_up(found.spent_as_if_never_reset)} would be spent"))
+    parts = [aligned(rows)]
+    for run, of_run in groupby(charges or (), key=lambda charge: charge.event.run_id):
+        table = [("row", "time", "round", "attempt", "steps", "noise", "state", "epsilon spent")]
+        table += [
+            (
+                str(charge.row.number),
+                utc(charge.row.time),
+                str(charge.event.round),
+                str(charge.event.attempt),
+                str(charge.event.steps),
+                f"{charge.event.noise_multiplier:g}",
+                charge.state if charge.counts else f"{charge.state}, before the reset",
+                _up(charge.spent),
+            )
+            for charge in of_run
+        ]
+        parts.append(f"run {run}\n{aligned(table)}")
+    if charges is not None and not charges:
+        parts.append("no round was charged yet")
+    parts.append(_filled([_STATED, *(f"warning: {line}" for line in found.warnings)]))
+    return "\n\n".join([*parts, *([] if plot is None else [f"drawn: {plot}"])])
+
+
+def _require_new(plot: Path | None) -> None:
+    """Refuse, before any work, to draw over a file. Raises ConfigError."""
+    if plot is not None and plot.exists():
+        raise ConfigError("--plot", f"{plot} exists already", hint="name a new file, or remove that one")
+
+
+def _draw(path: Path, lines: Series, delta: float, about: str) -> None:
+    """Write the curves of epsilon over the rounds as an SVG by itself, with ``about`` in it.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    from securefda.operations.figures import lines_figure
+    from securefda.site.files import write_file, writing_errors
+
+    svg = lines_figure(lines, f"epsilon at delta {delta:g},\none row added or removed", "budget")
+    # A figure of the report takes names and colours from its page; a file has to bring them.
+    start = f'{_SVG_START} style="background: #fff; color: #000"'
+    opening, end, rest = svg.replace("<svg", start, 1).partition(">")
+    with writing_errors(path):
+        write_file(path, f"{opening}{end}<desc>{about}</desc>{rest}".encode(), 0o644)
+
+
+def _up(epsilon: float) -> str:
+    """Four decimals, rounded up: what is printed of an upper bound is one."""
+    return f"{math.ceil(epsilon * 10_000) / 10_000:.4f}" if math.isfinite(epsilon) else "not finite"
+
+
+def _down(epsilon: float) -> str:
+    """Four decimals, rounded down: for what is left."""
+    return f"{math.floor(epsilon * 10_000) / 10_000:.4f}"
+
+
+def _finite(epsilon: float) -> float | None:
+    """What JSON can say of an epsilon; None where none is known."""
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def _filled(lines: Iterable[str]) -> str:
+    return "\n".join(textwrap.fill(line, _WIDTH, break_long_words=False) for line in lines)

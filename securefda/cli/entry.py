@@ -1,4 +1,4 @@
-"""From arguments to an exit code: every error that a user can cause is one line and its mend, never a traceback."""
+"""From arguments to an exit code: every error that a user can cause is one line and a hint, never a traceback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typer import Abort
 from typer.exceptions import TyperException
 
-from securefda.cli.interrupt import RunInterruptedError
+from securefda.cli.options import RunInterruptedError
 from securefda.cli.output import print_error, wants_json
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, Abort):
         return print_error(RunInterruptedError("interrupted"), as_json=as_json)
     except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter must not fail again when it flushes at exit.
+        # The reader of our output has gone; the interpreter must not fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
 

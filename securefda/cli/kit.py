@@ -47,8 +47,11 @@ def inspect(
         for key, value in summary.items()
         if value
     ]
-    print_result(output, {key: _plain(value) for key, value in summary.items()}, aligned(rows))
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value if isinstance(value, int | str) else str(value)
+    print_result(
+        output,
+        {
+            key: list(value) if isinstance(value, tuple) else value if isinstance(value, int | str) else str(value)
+            for key, value in summary.items()
+        },
+        aligned(rows),
+    )

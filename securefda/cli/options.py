@@ -1,7 +1,10 @@
-"""Options that several commands share."""
+"""What several commands share: options, the run folder, and what Ctrl-C or SIGTERM does to a run."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +12,7 @@ from typing import Annotated
 import typer
 
 from securefda.cli.output import Format
-from securefda.errors import ConfigError
+from securefda.errors import ConfigError, SecureFdaError
 
 FederationFile = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation's configuration.")]
 Kit = Annotated[Path, typer.Argument(metavar="KIT", help="The startup kit of a site.")]
@@ -58,3 +61,19 @@ def pairs(option: str, values: list[str]) -> dict[str, list[str]]:
             raise ConfigError(f"{option} {text}", "is not SITE=VALUE")
         found.setdefault(site, []).append(value)
     return found
+
+
+class RunInterruptedError(SecureFdaError):
+    """Ctrl-C was pressed, or the process was asked to end."""
+
+
+@contextmanager
+def interruptible(out: Path) -> Iterator[None]:
+    """Make Ctrl-C or SIGTERM during a run an error that says what is left of it."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RunInterruptedError("interrupted", hint=f"every finished round is in {out}") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

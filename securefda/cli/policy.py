@@ -10,11 +10,11 @@ import typer
 
 from securefda.cli.options import Kit, OutputFormat, now
 from securefda.cli.output import Format, print_error, print_result
-from securefda.errors import ConfigError, SecureFdaError
+from securefda.errors import ConfigError, PolicyRefusal, SecureFdaError
 from securefda.text import aligned
 
 if TYPE_CHECKING:
-    from securefda.cli.policies import Owned
+    from securefda.local.policy_check import Verdict
     from securefda.site.policy import Explanation
 
 app = typer.Typer(help="Explain, check, sign and start a site's policy.")
@@ -35,45 +35,83 @@ def check(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Compare policies with the header that a run would open with, or with one that came; exit code 10 on a refusal."""
-    from securefda.cli.policies import exit_error, verdicts_on
+    from securefda.local.policy_check import PolicyCheckError, verdicts_on
 
     verdicts, levels = verdicts_on(policies, asked, site, os.environ, now())
-    data: dict[str, Any] = {"asked": str(asked), "levels": levels, "policies": [found.as_json() for found in verdicts]}
-    table = aligned([row for verdict in verdicts for row in verdict.rows()])
-    error = exit_error(verdicts)
-    if error is None:
+    data: dict[str, Any] = {"asked": str(asked), "levels": levels, "policies": list(map(_verdict_json, verdicts))}
+    table = aligned([row for verdict in verdicts for row in _verdict_rows(verdict)])
+    errors = [PolicyCheckError(verdict.site, verdict.error) for verdict in verdicts if verdict.error is not None]
+    if not errors:
         if len(verdicts) > 1:
             table += "\nserved together: " + ", ".join(f"{name} at {level}" for name, level in levels.items())
         print_result(output, data, table)
         return
     if output is Format.TXT:
         typer.echo(table)
-    raise typer.Exit(print_error(error, as_json=output is Format.JSON, data=data))
+    raise typer.Exit(print_error(errors[0], as_json=output is Format.JSON, data=data))
+
+
+def _verdict_json(verdict: Verdict) -> dict[str, Any]:
+    common = {"site": verdict.site, "policy": str(verdict.path), "signed": verdict.signed}
+    match verdict.error:
+        case None:
+            return common | {"verdict": "permitted", "level": verdict.level}
+        case PolicyRefusal() as refusal:
+            asked = {"key": refusal.key, "asked": str(refusal.asked), "allowed": str(refusal.allowed)}
+            return common | {"verdict": "refused"} | asked | {"hint": refusal.hint}
+        case error:
+            key = error.key if isinstance(error, ConfigError) else ""
+            return common | {"verdict": "unusable", "key": key, "message": str(error), "hint": error.hint}
+
+
+def _verdict_rows(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """Site, verdict and why."""
+    error = verdict.error
+    if error is None:
+        unsigned = "" if verdict.signed else "; its signature was not checked, name the kit for that"
+        return [(verdict.site, "permitted", f"at level {verdict.level}{unsigned}")]
+    if isinstance(error, PolicyRefusal):
+        row = (verdict.site, "refused", f"{error.key}: asked {error.asked}, allowed {error.allowed}")
+    else:
+        row = (verdict.site, "unusable", str(error))
+    return [row, ("", "", f"-> {error.hint}")] if error.hint else [row]
 
 
 @app.command("explain")
 def explain(
     policy: Annotated[Path, typer.Argument(metavar="POLICY", help=_POLICY_HELP)],
     federation: Annotated[
-        Path | None, typer.Argument(metavar="[FEDERATION.toml]", help="For N where the policy lies in no kit.")
+        Path | None, typer.Argument(metavar="[FEDERATION.toml]", help="For N where the policy is in no kit.")
     ] = None,
-    site: Annotated[str, typer.Option("--site", help="Whose policy.toml it is, where it lies in no kit.")] = "",
+    site: Annotated[str, typer.Option("--site", help="Whose policy.toml it is, where it is in no kit.")] = "",
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Say in words what the aggregator can and cannot learn under a policy, signed or not."""
-    from securefda.cli.policies import Owned, naming
+    from securefda.site.config import load_federation
+    from securefda.site.kit import PolicyFile, naming
     from securefda.site.policy import explain as in_words
-    from securefda.site.policy import load_policy, require_satisfiable
+    from securefda.site.policy import load_policy, load_signed_policy, require_satisfiable
 
-    owned = Owned.at(policy, now())
-    name = owned.kit.site_id if owned.kit else site or "this site"
-    sources = _sources(owned, federation)
+    file = PolicyFile.at(policy, now())
+    name = file.kit.site_id if file.kit else site or "this site"
+    sources: tuple[str, ...] = ()
+    if federation is not None:
+        sources = load_federation(federation, (), os.environ).federation.sources
+    elif file.kit is not None:
+        sources = tuple(entry.site_id for entry in file.kit.roster.sources)
     with naming(name):
-        found = load_policy(owned.path)
+        found = load_policy(file.path)
     if sources and name in sources:
         require_satisfiable(found, name, sources)
-    words, signature = in_words(found, name, len(sources) or None), _signature(owned)
-    data = {"policy": str(owned.path), "site": name, "sources": len(sources) or None, "signature": signature}
+    words = in_words(found, name, len(sources) or None)
+    signature = "not checked; name the kit for that"
+    if file.kit is not None:
+        try:
+            load_signed_policy(file.kit)
+            signature = f"right, by {file.kit.site_id}"
+        except SecureFdaError as error:
+            signature = str(error)
+    data = {"policy": str(file.path), "site": name, "sources": len(sources) or None, "signature": signature}
     print_result(output, data | _as_json(words), f"{words.text()}\n\nSignature: {signature}")
 
 
@@ -106,9 +144,8 @@ def sign(kit: Kit, output: OutputFormat = Format.TXT) -> None:
     """Sign KIT/local/policy.toml as its site, and show what is signed; no process starts with an unsigned one."""
     from hashlib import sha256
 
-    from securefda.cli.policies import naming
     from securefda.site.files import read_file, writing_errors
-    from securefda.site.kit import POLICY_FILE, load_kit
+    from securefda.site.kit import POLICY_FILE, load_kit, naming
     from securefda.site.policy import explain as in_words
     from securefda.site.policy import parse_policy, require_satisfiable
     from securefda.site.policy.signed import write_policy_signature
@@ -126,28 +163,6 @@ def sign(kit: Kit, output: OutputFormat = Format.TXT) -> None:
     data = {"site": own.site_id, "federation": own.federation_id, "policy": str(file), "sha256": digest}
     text = f"{words.text()}\n\n{own.site_id} signed {file} for {own.federation_id}\nSHA-256 {digest}"
     print_result(output, data | _as_json(words), text)
-
-
-def _sources(owned: Owned, federation: Path | None) -> tuple[str, ...]:
-    """Ids of all sources: of the file that was named, else of the kit's roster; none where neither is there."""
-    if federation is not None:
-        from securefda.site.config import load_federation
-
-        return load_federation(federation, (), os.environ).federation.sources
-    return () if owned.kit is None else tuple(entry.site_id for entry in owned.kit.roster.sources)
-
-
-def _signature(owned: Owned) -> str:
-    """What is to be said of the signature."""
-    from securefda.site.policy import load_signed_policy
-
-    if owned.kit is None:
-        return "not looked at; name the kit for that"
-    try:
-        load_signed_policy(owned.kit)
-    except SecureFdaError as error:
-        return str(error)
-    return f"right, by {owned.kit.site_id}"
 
 
 def _as_json(words: Explanation) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from securefda.cli.interrupt import interruptible
-from securefda.cli.options import OutputFormat, Overrides
+from securefda.cli.options import OutputFormat, Overrides, interruptible
 from securefda.cli.output import Format, print_result
 
 aggregator = typer.Typer(help="The target's process.")

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from securefda.cli.interrupt import interruptible
-from securefda.cli.options import FederationFile, OutputFormat, Overrides, Seed, default_out, require_fresh
+from securefda.cli.options import (
+    FederationFile,
+    OutputFormat,
+    Overrides,
+    Seed,
+    default_out,
+    interruptible,
+    require_fresh,
+)
 from securefda.cli.output import Format, print_result
 
 if TYPE_CHECKING:

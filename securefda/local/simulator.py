@@ -21,10 +21,10 @@ from securefda.operations.progress import Reporter
 from securefda.operations.recording import RecordingReporter, model_file
 from securefda.operations.records import SiteLine, Summary, refused_line
 from securefda.operations.run_folder import SITES_FOLDER, RunFolder
+from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Body, Header, Parcel, Signed
 from securefda.protocol.roster import Roster
 from securefda.site.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig, site_policy
-from securefda.site.privacy_account import TERMS
 from securefda.site.throwaway import throwaway_roster
 from securefda.source.bootstrap import source_site
 from securefda.source.run import SourceRounds

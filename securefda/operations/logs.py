@@ -129,7 +129,7 @@ class _OwnFile(RotatingFileHandler):
 
 
 def _owners_alone(path: str, flags: int) -> int:
-    """An opener. A FIFO that nobody reads must not hold the process up, hence O_NONBLOCK."""
+    """An opener. A FIFO without a reader must not hold the process up, hence O_NONBLOCK."""
     descriptor = os.open(path, flags | os.O_NONBLOCK, OWNER_ONLY)
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,8 +1,8 @@
 """Metrics for Prometheus, on a port of 127.0.0.1 that a site turns on.
 
 They count what the site's own ``metrics.jsonl`` and console say and disclose no more: no loss, accuracy, beta or row
-count, and no figure of a single message. Whoever can open a port of this machine can read them; they are sent nowhere.
-Counters begin at zero with each process.
+count, and no figure of a single message. Anyone who can open a port of this machine can read them; they
+are sent nowhere. Counters begin at zero with each process.
 """
 
 from __future__ import annotations

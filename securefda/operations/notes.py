@@ -1,7 +1,7 @@
 """What the notes of a run say, read for a log's fields and for counters: of whom, how grave, which check.
 
 A note is one line for people, made by this package. Its wording decides only how it is filed: a note that no form fits
-is filed as information about nobody, and none is left out.
+is filed as information about no site, and none is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PEER = r"(?P<peer>[a-z0-9][a-z0-9-]*)"
 _CHECK = r"(?P<check>[A-Z0-9_]+)"
 _ABORT = re.compile(rf"alarm: (?:source )?{_PEER} aborted at [a-z ]+: check {_CHECK} failed")
 _ALARM = re.compile(rf"alarm: (?:source )?{_PEER} fails check {_CHECK}")
-_LIE = re.compile(r"alarm: a source lied about its part")  # who contributed what is hidden, so that nobody is named
+_LIE = re.compile(r"alarm: a source lied about its part")  # who contributed what is hidden, so that no site is named
 _ALARMS = "alarm: "
 _OTHERS: tuple[tuple[Level, re.Pattern[str]], ...] = (
     ("info", re.compile(rf"{_PEER} (?:joined |is back$|runs securefda )")),
@@ -55,17 +55,13 @@ def read_note(text: str, peers: Mapping[str, str]) -> Remark:
         peers: how notes name a peer -> its site id.
     """
     if text.startswith(_ALARMS):
-        return _alarm(text, peers)
+        if found := _ABORT.match(text):
+            return Remark("error", peers.get(found["peer"], ""), abort=found["check"])
+        if found := _ALARM.match(text):
+            return Remark("error", peers.get(found["peer"], ""), alarm=found["check"])
+        return Remark("error", alarm="SUM" if _LIE.match(text) else UNNAMED)
     for level, form in _OTHERS:
         found = form.match(text)
         if found and found["peer"] in peers:
             return Remark(level, peers[found["peer"]])
     return Remark("warning" if _LOST.match(text) else "info")
-
-
-def _alarm(text: str, peers: Mapping[str, str]) -> Remark:
-    if found := _ABORT.match(text):
-        return Remark("error", peers.get(found["peer"], ""), abort=found["check"])
-    if found := _ALARM.match(text):
-        return Remark("error", peers.get(found["peer"], ""), alarm=found["check"])
-    return Remark("error", alarm="SUM" if _LIE.match(text) else UNNAMED)

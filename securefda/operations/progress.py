@@ -1,4 +1,4 @@
-"""How a run tells whoever watches where it stands."""
+"""How a run reports where it stands."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SilentReporter:
 
 
 class SourceReporter(Protocol):
-    """Told what happens at a source, for its operator."""
+    """Hears what happens at a source, for its operator."""
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
         """A header was accepted."""
@@ -52,7 +52,7 @@ class SourceReporter(Protocol):
         """A result was accepted; ``record`` has the round, beta, samples, loss and clipped coordinates."""
 
     def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
-        """The policy refused a header; the aggregator is told the key alone."""
+        """The policy refused a header; the aggregator hears the key alone."""
 
     def alarm(self, error: SecureFdaError) -> None:
         """A check failed; the source goes on with the next header."""

@@ -23,7 +23,7 @@ def model_file(layers: LayerTable, model: Vector) -> bytes:
 class RecordingReporter:
     """Writes each round to the run folder, then tells the reporter that shows it.
 
-    ``model_bytes`` gives the model file after the round; whoever composes the run sets it.
+    ``model_bytes`` gives the model file after the round; the run's bootstrap sets it.
     """
 
     def __init__(self, folder: RunFolder, shown: Reporter) -> None:

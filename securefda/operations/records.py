@@ -357,22 +357,40 @@ def summarise(
     rounds = list({line["round"]: line for line in lines}.values())
     finished = [line for line in rounds if line.get("status") == "finished"]
     accuracies = [line["accuracy"] for line in finished if "accuracy" in line]
+    cosines = [cosine for line in finished if (cosine := line.get("target_cosine")) is not None]
+    spread = Spread(smallest=min(cosines), median=median(cosines), largest=max(cosines)) if cosines else None
+    phases = dict.fromkeys(phase for line in finished for phase in line.get("seconds", {}))
+    spent = None
+    if target_budget is not None:
+        spent = PrivacySpent(
+            epsilon=max((line["target_epsilon"] for line in rounds if "target_epsilon" in line), default=0.0),
+            limit=target_budget.epsilon,
+            delta=target_budget.delta,
+            accountant=target_budget.accountant,
+        )
     return Summary(
         run_id=run_id,
         task=task,
         strategy=dict(strategy),
         visibility={**visibility, **_most_seen(rounds)},
         norm_cap=NormCap(kappa=kappa, granularity=granularity) if kappa else None,
-        target_releases=_release_totals(releases),
-        target_privacy=None if target_budget is None else _spent(rounds, target_budget),
-        target_cosine=_spread([cosine for line in finished if (cosine := line.get("target_cosine")) is not None]),
+        target_releases=TargetReleases(
+            headers=len(releases),
+            updates=len({release.update_digest for release in releases}),
+            recipients=dict(sorted(Counter(site for release in releases for site in release.recipients).items())),
+            noise=", ".join(sorted({release.noise for release in releases})) or "none",
+        ),
+        target_privacy=spent,
+        target_cosine=spread,
         rounds_by_rule=dict(Counter(line.get("rule", "") for line in finished)),
         rounds=len(finished),
         rounds_planned=rounds_planned,
         rounds_lost=len(rounds) - len(finished),
         target_accuracy=fmean(accuracies[-REPORTED_ROUNDS:]) if accuracies else None,
         final_accuracy=accuracies[-1] if accuracies else None,
-        seconds_by_phase=_median_seconds(finished),
+        seconds_by_phase={
+            phase: median(line.get("seconds", {}).get(phase, 0.0) for line in finished) for phase in phases
+        },
         bytes_up=_total([line.get("bytes_up", {}) for line in rounds]),
         bytes_down=_total([line.get("bytes_down", {}) for line in rounds]),
         refusals=_count_refusals(rounds),
@@ -399,29 +417,6 @@ def _most_seen(rounds: Iterable[RoundLine]) -> dict[str, str]:
             level = Visibility[label.upper()]
             least[site] = min(level, least.get(site, level))
     return {site: level.label for site, level in least.items()}
-
-
-def _release_totals(releases: Sequence[Release]) -> TargetReleases:
-    return TargetReleases(
-        headers=len(releases),
-        updates=len({release.update_digest for release in releases}),
-        recipients=dict(sorted(Counter(site for release in releases for site in release.recipients).items())),
-        noise=", ".join(sorted({release.noise for release in releases})) or "none",
-    )
-
-
-def _spent(rounds: Sequence[RoundLine], budget: Budget) -> PrivacySpent:
-    spent = max((line["target_epsilon"] for line in rounds if "target_epsilon" in line), default=0.0)
-    return PrivacySpent(epsilon=spent, limit=budget.epsilon, delta=budget.delta, accountant=budget.accountant)
-
-
-def _spread(values: Sequence[float]) -> Spread | None:
-    return Spread(smallest=min(values), median=median(values), largest=max(values)) if values else None
-
-
-def _median_seconds(rounds: Sequence[RoundLine]) -> dict[str, float]:
-    phases = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}))
-    return {phase: median(line.get("seconds", {}).get(phase, 0.0) for line in rounds) for phase in phases}
 
 
 def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

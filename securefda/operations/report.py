@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,9 +41,51 @@ class Chart:
 
 
 def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
-    """The figures for which these rounds have something to show."""
-    makers = (_trained_chart, _cosine_chart, _errors_chart, _privacy_chart)
-    return [chart for maker in makers if (chart := maker(rounds))]
+    """Training at the sources, g_T, estimated errors and the target's privacy, as far as these rounds have them."""
+    from securefda.operations.figures import lines_figure
+
+    charts = []
+    trained: dict[str, list[tuple[int, float]]] = {}
+    errors: dict[str, list[tuple[int, float]]] = {}
+    for line in rounds:
+        summed = [seen for seen in line.get("seen", []) if seen["level"] != "individual"]
+        by_figure = {
+            "loss": [(seen["rows"], loss) for seen in summed if (loss := seen.get("loss")) is not None],
+            "accuracy": [(seen["rows"], share) for seen in summed if (share := seen.get("accuracy")) is not None],
+        }
+        for figure, values in by_figure.items():
+            if total := sum(rows for rows, _ in values):
+                mean = sum(rows * value for rows, value in values) / total
+                trained.setdefault(figure, []).append((line["round"], mean))
+        for rule, error in line.get("delta_errors", {}).items():
+            errors.setdefault(rule, []).append((line["round"], error))
+    if trained:
+        caption = (
+            "Shown as sums: mean over the training rows of all sources under masks, summed inside the masked vector. "
+            "No source's own figure reached the aggregator."
+        )
+        svg = lines_figure(trained, "loss, accuracy", "trained")
+        charts.append(Chart("Training at the sources", caption, svg))
+    if cosines := [(line["round"], cosine) for line in rounds if (cosine := line.get("target_cosine")) is not None]:
+        lowest = min(value for _, value in cosines)
+        limits = (-0.03 if lowest >= 0 else -1.03, 1.03)  # a line that is nearly 1 all along shall look like it
+        svg = lines_figure({"cosine": cosines}, "cosine", "cosine", limits=limits)
+        charts.append(Chart("g_T and the published change of the model", cosine_sentence(rounds), svg))
+    if errors:
+        used = Counter(line.get("rule", "") for line in rounds if line.get("status") == "finished")
+        counts = ", ".join(f"{rule} in {count}" for rule, count in used.most_common())
+        caption = f"The rule with the smallest one is that of the next round. Rounds: {counts}."
+        svg = lines_figure(errors, "squared error", "errors", logarithmic=True)
+        charts.append(Chart("Estimated errors", caption, svg))
+    spent = [(line["round"], line["target_epsilon"]) for line in rounds if line.get("target_epsilon") is not None]
+    if spent:
+        caption = (
+            "Of one row of the target, added or removed, over all rounds and runs that its ledger knows. A source's "
+            "own epsilon is known to that source alone: securefda budget show."
+        )
+        svg = lines_figure({"epsilon": spent}, "epsilon", "epsilon")
+        charts.append(Chart("Privacy that the target has spent", caption, svg))
+    return charts
 
 
 def seen_rows(rounds: Sequence[RoundLine]) -> list[dict[str, str]]:
@@ -81,8 +123,8 @@ def cosine_sentence(rounds: Sequence[RoundLine]) -> str:
     values = [cosine for line in rounds if (cosine := line.get("target_cosine")) is not None]
     if not values:
         return ""
-    told = any(line.get("target_update_to") for line in rounds)
-    who = "Sources at sum saw g_T, and everybody" if told else "g_T itself stayed at the target; everybody"
+    was_sent = any(line.get("target_update_to") for line in rounds)
+    who = "Sources at sum saw g_T, and everybody" if was_sent else "g_T itself stayed at the target; everybody"
     middle = median(values)
     seen = (
         f"{who} sees how the model changes: nearly parallel to it (median cosine {middle:.2f}), so hiding g_T would "
@@ -95,66 +137,6 @@ def cosine_sentence(rounds: Sequence[RoundLine]) -> str:
     return f"{seen} Neither carries noise, and only noise at the target would bound what they tell of its rows."
 
 
-def _trained_chart(rounds: Sequence[RoundLine]) -> Chart | None:
-    """Loss and accuracy at the sources, of those that the aggregator only knows as sums."""
-    from securefda.operations.figures import lines_figure
-
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for line in rounds:
-        for figure, mean in _means(line).items():
-            lines.setdefault(figure, []).append((line["round"], mean))
-    if not lines:
-        return None
-    caption = (
-        "Shown as sums: mean over the training rows of all sources under masks, summed inside the masked vector. No "
-        "source's own figure reached the aggregator."
-    )
-    return Chart("Training at the sources", caption, lines_figure(lines, "loss, accuracy", "trained"))
-
-
-def _means(line: RoundLine) -> dict[str, float]:
-    """Mean loss and accuracy by rows over everyone under masks."""
-    summed = [seen for seen in line.get("seen", []) if seen["level"] != "individual"]
-    told = {
-        "loss": [(seen["rows"], loss) for seen in summed if (loss := seen.get("loss")) is not None],
-        "accuracy": [(seen["rows"], share) for seen in summed if (share := seen.get("accuracy")) is not None],
-    }
-    totals = {figure: sum(rows for rows, _ in values) for figure, values in told.items()}
-    return {
-        figure: sum(rows * value for rows, value in values) / totals[figure]
-        for figure, values in told.items()
-        if totals[figure]
-    }
-
-
-def _cosine_chart(rounds: Sequence[RoundLine]) -> Chart | None:
-    from securefda.operations.figures import lines_figure
-
-    points = [(line["round"], cosine) for line in rounds if (cosine := line.get("target_cosine")) is not None]
-    if not points:
-        return None
-    lowest = min(value for _, value in points)
-    limits = (-0.03 if lowest >= 0 else -1.03, 1.03)  # a line that is nearly 1 all along shall look like it
-    figure = lines_figure({"cosine": points}, "cosine", "cosine", limits=limits)
-    return Chart("g_T and the published change of the model", cosine_sentence(rounds), figure)
-
-
-def _errors_chart(rounds: Sequence[RoundLine]) -> Chart | None:
-    """Estimated errors per rule, of strategy auto."""
-    from securefda.operations.figures import lines_figure
-
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for line in rounds:
-        for rule, error in line.get("delta_errors", {}).items():
-            lines.setdefault(rule, []).append((line["round"], error))
-    if not lines:
-        return None
-    used = Counter(line.get("rule", "") for line in rounds if line.get("status") == "finished")
-    counts = ", ".join(f"{rule} in {count}" for rule, count in used.most_common())
-    caption = f"The rule with the smallest one is that of the next round. Rounds: {counts}."
-    return Chart("Estimated errors", caption, lines_figure(lines, "squared error", "errors", logarithmic=True))
-
-
 def _ranges(numbers: Sequence[int]) -> str:
     """``1-4, 7`` for 1, 2, 3, 4, 7; many separate ones are only counted."""
     ordered = sorted(set(numbers))
@@ -163,20 +145,6 @@ def _ranges(numbers: Sequence[int]) -> str:
     if len(starts) > 4:
         return f"{len(ordered)} rounds"
     return ", ".join(f"{start}–{end}" if end > start else f"{start}" for start, end in zip(starts, ends, strict=True))
-
-
-def _privacy_chart(rounds: Sequence[RoundLine]) -> Chart | None:
-    """What the target's rows have cost after each round."""
-    from securefda.operations.figures import lines_figure
-
-    points = [(line["round"], line["target_epsilon"]) for line in rounds if line.get("target_epsilon") is not None]
-    if not points:
-        return None
-    caption = (
-        "Of one row of the target, added or removed, over all rounds and runs that its ledger knows. A source's own "
-        "epsilon is known to that source alone: securefda budget show."
-    )
-    return Chart("Privacy that the target has spent", caption, lines_figure({"epsilon": points}, "epsilon", "epsilon"))
 
 
 _TEMPLATE = "report.html.j2"
@@ -227,14 +195,16 @@ def render_report(record: RunRecord) -> str:
     )
     rounds = list({line["round"]: line for line in record.rounds}.values())
     summary = record.summary or {}
+    rule = summary.get("strategy", {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
+    task = str(summary.get("task", "")).rpartition(":")[2]
     return environment.get_template(_TEMPLATE).render(
-        title=_title(summary, rounds),
+        title=" on ".join(part for part in (rule, task) if part) or "Run",
         ended=_ended(record.summary),
         error=summary.get("error"),
         verdict=verdict(summary) if summary.get("visibility") else (),
         facts=_facts(summary),
         tiles=_tiles(summary, rounds),
-        charts=_charts(record, rounds),
+        charts=[*run_charts(record, rounds), *level_charts(rounds)] if rounds else [],
         seen=seen_rows(rounds),
         rows=[_row(line) for line in rounds],
     )
@@ -251,12 +221,6 @@ def _unit(count: float) -> tuple[int, str]:
     while count >= 1024 ** (power + 1) and power + 1 < len(_UNITS):
         power += 1
     return 1024**power, _UNITS[power]
-
-
-def _title(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> str:
-    rule = summary.get("strategy", {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
-    task = str(summary.get("task", "")).rpartition(":")[2]
-    return " on ".join(part for part in (rule, task) if part) or "Run"
 
 
 def _ended(summary: Mapping[str, Any] | None) -> str:
@@ -317,27 +281,32 @@ def _accuracies(rounds: Sequence[RoundLine]) -> list[tuple[int, float]]:
     ]
 
 
-def _charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
-    if not rounds:
-        return []
-    makers: tuple[Callable[[RunRecord, Sequence[RoundLine]], Chart | None], ...] = (
-        _accuracy_chart,
-        beta_chart,
-        _seconds_chart,
-        _bytes_chart,
-    )
-    return [*(chart for maker in makers if (chart := maker(record, rounds))), *level_charts(rounds)]
+def run_charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
+    """Accuracy, β, seconds and bytes over the rounds, as far as these rounds have them."""
+    from securefda.operations.figures import accuracy_figure, bytes_figure, seconds_figure
 
-
-def _accuracy_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
-    from securefda.operations.figures import accuracy_figure
-
-    points = _accuracies(rounds)
-    if not points:
-        return None
-    own = " The model is one of the target's own, not the common one." if any("evaluated" in r for r in rounds) else ""
-    caption = f"On the target's test split; dots mark the last {min(REPORTED_ROUNDS, len(points))} rounds.{own}"
-    return Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS))
+    charts = []
+    if points := _accuracies(rounds):
+        own = any("evaluated" in line for line in rounds)
+        model = " The model is one of the target's own, not the common one." if own else ""
+        caption = f"On the target's test split; dots mark the last {min(REPORTED_ROUNDS, len(points))} rounds.{model}"
+        charts.append(Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS)))
+    if beta := beta_chart(record, rounds):
+        charts.append(beta)
+    names = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}))
+    phases = {name: [line.get("seconds", {}).get(name, 0.0) for line in rounds] for name in names}
+    phases = {name: seconds for name, seconds in phases.items() if any(seconds)}
+    if phases:
+        figure = seconds_figure([line["round"] for line in rounds], phases)
+        charts.append(Chart("Seconds by phase", "Wall clock at the aggregator.", figure))
+    up = _total(line.get("bytes_up", {}) for line in rounds)
+    down = _total(line.get("bytes_down", {}) for line in rounds)
+    if sites := sorted({*up, *down}, key=_natural):
+        ups, downs = ([counts[site] for site in sites] for counts in (up, down))
+        scale, unit = _unit(max(*ups, *downs))
+        figure = bytes_figure(sites, [count / scale for count in ups], [count / scale for count in downs], unit)
+        charts.append(Chart("Bytes per source", "Over the whole run, as the aggregator counted them.", figure))
+    return charts
 
 
 def beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
@@ -361,32 +330,6 @@ def beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
     return Chart("Mean β", caption, beta_figure({"mean": mean}))
 
 
-def _seconds_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
-    from securefda.operations.figures import seconds_figure
-
-    names = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}))
-    phases = {name: [line.get("seconds", {}).get(name, 0.0) for line in rounds] for name in names}
-    phases = {name: seconds for name, seconds in phases.items() if any(seconds)}
-    if not phases:
-        return None
-    figure = seconds_figure([line["round"] for line in rounds], phases)
-    return Chart("Seconds by phase", "Wall clock at the aggregator.", figure)
-
-
-def _bytes_chart(_record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
-    from securefda.operations.figures import bytes_figure
-
-    up = _total(line.get("bytes_up", {}) for line in rounds)
-    down = _total(line.get("bytes_down", {}) for line in rounds)
-    sites = sorted({*up, *down}, key=_natural)
-    if not sites:
-        return None
-    ups, downs = ([counts[site] for site in sites] for counts in (up, down))
-    scale, unit = _unit(max(*ups, *downs))
-    figure = bytes_figure(sites, [count / scale for count in ups], [count / scale for count in downs], unit)
-    return Chart("Bytes per source", "Over the whole run, as the aggregator counted them.", figure)
-
-
 def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
     total: Counter[str] = Counter()
     for count in counts:
@@ -406,7 +349,8 @@ def _row(line: RoundLine) -> dict[str, str]:
     if line.get("attempts", 1) > 1:
         remarks.append(f"{line['attempts']} attempts")
     if cohorts := [seen["members"] for seen in line.get("seen", []) if seen["level"] == "cohort"]:
-        remarks.append(f"cohorts of {_listed(str(len(members)) for members in cohorts)}")
+        *first, last = (str(len(members)) for members in cohorts)
+        remarks.append(f"cohorts of {', '.join(first)} and {last}" if first else f"cohorts of {last}")
     if emptied := line.get("emptied"):
         remarks.append(f"emptied {listed(emptied, 3)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
@@ -421,11 +365,6 @@ def _row(line: RoundLine) -> dict[str, str]:
         "seconds": f"{sum(line.get('seconds', {}).values()):.2f}",
         "remarks": ", ".join(remarks),
     }
-
-
-def _listed(parts: Iterable[str]) -> str:
-    *first, last = parts
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _number(value: float | None, places: int) -> str:

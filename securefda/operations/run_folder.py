@@ -129,7 +129,7 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """
     data = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
     with _explaining(path), path.open("ab", buffering=0) as file:
-        whole = _whole_length(path)
+        whole = path.read_bytes().rfind(b"\n") + 1 if path.is_file() else 0
         if whole < file.tell():
             file.truncate(whole)
         try:
@@ -163,11 +163,6 @@ def _explaining(path: Path) -> Iterator[None]:
             raise SecureFdaError(f"{path}: the disk is full", hint=hint) from error
         hint = "name another folder with --out"
         raise SecureFdaError(f"{path}: cannot be written: {error.strerror}", hint=hint) from error
-
-
-def _whole_length(path: Path) -> int:
-    """Length of the file up to and with its last line end, in bytes; 0 for what is no regular file."""
-    return path.read_bytes().rfind(b"\n") + 1 if path.is_file() else 0
 
 
 def _finite(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from securefda.operations.records import NormCap, PrivacySpent, Summary, TargetReleases
@@ -14,11 +14,12 @@ _NAMED = 10
 
 def run_text(summary: Summary, folder: Path) -> str:
     """A few aligned lines on one run."""
+    lost, cosine, rules = summary.rounds_lost, summary.target_cosine, summary.rounds_by_rule
     rows = [
         ("target accuracy", f"{percent(summary.target_accuracy)} (mean of the last rounds, at most 5)"),
         *([("measured", "a model of the target's own, not the common one")] if summary.evaluated == "personal" else []),
         ("final accuracy", percent(summary.final_accuracy)),
-        ("rounds", f"{summary.rounds} of {summary.rounds_planned}" + _lost(summary)),
+        ("rounds", f"{summary.rounds} of {summary.rounds_planned}{f', {lost} lost' if lost else ''}"),
         ("seconds per round", f"{sum(summary.seconds_by_phase.values()):.2f}"),
         ("bytes up", f"{sum(summary.bytes_up.values()):,}"),
         ("bytes down", f"{sum(summary.bytes_down.values()):,}"),
@@ -26,15 +27,8 @@ def run_text(summary: Summary, folder: Path) -> str:
     rows.extend((f"dropped {site}", f"in {count} rounds") for site, count in summary.dropped.items())
     for site, keys in summary.refusals.items():
         rows.extend((f"refused by {site}", f"{key} in {count} rounds") for key, count in keys.items())
-    rows.extend((name, text) for name, text in _privacy_rows(summary) if text)
-    rows.append(("report", str(folder / REPORT_FILE)))
-    return aligned(rows)
-
-
-def _privacy_rows(summary: Summary) -> list[tuple[str, str]]:
-    cosine, rules = summary.target_cosine, summary.rounds_by_rule
     spread = f"median {cosine['median']:.2f}, {cosine['smallest']:.2f} to {cosine['largest']:.2f}" if cosine else ""
-    return [
+    privacy = [
         ("rounds by rule", ", ".join(f"{rule} {count}" for rule, count in rules.items()) if len(rules) > 1 else ""),
         ("levels", levels_text(summary.visibility)),
         ("norm cap", norm_cap_text(summary.norm_cap) if summary.norm_cap else ""),
@@ -42,6 +36,9 @@ def _privacy_rows(summary: Summary) -> list[tuple[str, str]]:
         ("cosine of g_T and update", spread),
         ("target's privacy", spent_text(summary.target_privacy) if summary.target_privacy else ""),
     ]
+    rows.extend((name, text) for name, text in privacy if text)
+    rows.append(("report", str(folder / REPORT_FILE)))
+    return aligned(rows)
 
 
 def levels_text(visibility: Mapping[str, str]) -> str:
@@ -49,7 +46,11 @@ def levels_text(visibility: Mapping[str, str]) -> str:
     by_level: dict[str, list[str]] = {}
     for site, level in visibility.items():
         by_level.setdefault(level, []).append(site)
-    return "; ".join(f"{level}: {_some(sites)}" for level, sites in by_level.items())
+    parts = []
+    for level, sites in by_level.items():
+        more = f" and {len(sites) - _NAMED} more" if len(sites) > _NAMED else ""
+        parts.append(f"{level}: {', '.join(sites[:_NAMED])}{more}")
+    return "; ".join(parts)
 
 
 def norm_cap_text(norm_cap: NormCap) -> str:
@@ -74,11 +75,6 @@ def spent_text(privacy: PrivacySpent) -> str:
     )
 
 
-def _some(names: Sequence[str]) -> str:
-    named = ", ".join(names[:_NAMED])
-    return named if len(names) <= _NAMED else f"{named} and {len(names) - _NAMED} more"
-
-
 def comparison_text(summaries: Mapping[str, Summary]) -> str:
     """A table of several runs on the same data and seed, one line each."""
     rows = [("rule", "target accuracy", "final accuracy", "rounds", "bytes per source")]
@@ -94,7 +90,3 @@ def comparison_text(summaries: Mapping[str, Summary]) -> str:
 def percent(value: float | None) -> str:
     """A fraction in percent, or a dash where there is none."""
     return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def _lost(summary: Summary) -> str:
-    return f", {summary.rounds_lost} lost" if summary.rounds_lost else ""

@@ -21,12 +21,12 @@ def verdict(summary: Mapping[str, Any]) -> tuple[str, str]:
     """
     levels: Mapping[str, str] = summary["visibility"]
     strategy, norm_cap = summary.get("strategy", {}), summary.get("norm_cap")
-    told = tuple((summary.get("target_releases") or {}).get("recipients", {}))
+    sent_to = tuple((summary.get("target_releases") or {}).get("recipients", {}))
     rule, filtered = str(strategy.get("rule", "")), bool(strategy.get("filter", True))
     return (
         protected(levels, rule, norm_cap=norm_cap),
         unprotected(
-            levels, rule, told=told, filtered=filtered, norm_cap=norm_cap, privacy=summary.get("target_privacy")
+            levels, rule, sent_to=sent_to, filtered=filtered, norm_cap=norm_cap, privacy=summary.get("target_privacy")
         ),
     )
 
@@ -47,9 +47,13 @@ def protected(levels: Mapping[str, str], rule: str, *, norm_cap: Mapping[str, An
             "Protected: training data never left its site; but each source's update went to the aggregator in clear "
             "inside mutual TLS, which keeps out only others on the network."
         )
+    summed, in_cohorts = _at(levels, "sum"), _at(levels, "cohort")
+    opened = "one weighted sum per cohort and round" if in_cohorts else "one weighted sum per round"
+    if summed and in_cohorts:
+        opened = f"in each round one weighted sum of {_names(summed)} and one per cohort of {_names(in_cohorts)}"
     return (
         f"Protected: training data never left its site, and the update of {_who(masked, levels)} left it only "
-        f"under masks, so that the aggregator, which runs at the target, could open {_sums(levels)} and "
+        f"under masks, so that the aggregator, which runs at the target, could open {opened} and "
         f"no single update{'' if len(masked) == len(levels) else ' of theirs'}; row counts, losses and accuracies went "
         "the same way. Sources that collude with it, up to the max-colluders of the policies, can only take their own "
         f"terms out of a sum.{_bounded(levels, norm_cap)}"
@@ -60,7 +64,7 @@ def unprotected(
     levels: Mapping[str, str],
     rule: str,
     *,
-    told: Sequence[str] = (),
+    sent_to: Sequence[str] = (),
     filtered: bool = True,
     norm_cap: Mapping[str, Any] | None = None,
     privacy: Mapping[str, Any] | None = None,
@@ -70,7 +74,7 @@ def unprotected(
     Args:
         levels: as for `protected`, and so are ``rule`` and ``norm_cap``.
         rule: of the strategy.
-        told: sources that were sent the target's own update.
+        sent_to: sources that were sent the target's own update.
         filtered: ``strategy.filter``.
         norm_cap: the norm cap.
         privacy: what the target's rows have cost, as in ``summary.json``; None where it trained without noise.
@@ -87,9 +91,9 @@ def unprotected(
             "cohorts are drawn anew in every round, so the sums of many rounds together can tell more of one source "
             "than one sum does"
         )
-    if told:
-        verb = "saw" if len(told) == len(levels) else "alone saw"
-        parts.append(f"{_sources(told, levels)} {verb} the target's own update, from which they evaluate the rule")
+    if sent_to:
+        who = "the sources saw" if len(sent_to) == len(levels) else f"{_names(sent_to)} alone saw"
+        parts.append(f"{who} the target's own update, from which they evaluate the rule")
     if _at(levels, "sum"):
         parts.append(_of_the_sum(rule, filtered, norm_cap))
     if privacy is None:
@@ -147,23 +151,12 @@ def _of_the_sum(rule: str, filtered: bool, norm_cap: Mapping[str, Any] | None) -
     return shown
 
 
-def _sums(levels: Mapping[str, str]) -> str:
-    summed, in_cohorts = _at(levels, "sum"), _at(levels, "cohort")
-    if summed and in_cohorts:
-        return f"in each round one weighted sum of {_names(summed)} and one per cohort of {_names(in_cohorts)}"
-    return "one weighted sum per cohort and round" if in_cohorts else "one weighted sum per round"
-
-
 def _at(levels: Mapping[str, str], *wanted: str) -> list[str]:
     return [site for site, level in levels.items() if level in wanted]
 
 
 def _who(sites: Sequence[str], levels: Mapping[str, str]) -> str:
     return "every source" if len(sites) == len(levels) else _names(sites)
-
-
-def _sources(sites: Sequence[str], levels: Mapping[str, str]) -> str:
-    return "the sources" if len(sites) == len(levels) else _names(sites)
 
 
 def _names(sites: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ from securefda.site.config import LoggingSection, MetricsSection
 
 if TYPE_CHECKING:
     from securefda.operations.logs import OperationalLog
-    from securefda.operations.metrics import RunMetrics, SourceMetrics, TargetMetrics
+    from securefda.operations.metrics import SourceMetrics, TargetMetrics
 
 _NO_WORD = "no error of this package"
 _PHASES: Mapping[type, str] = {
@@ -98,7 +98,7 @@ class TargetWatch:
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """A round begins."""
-        if self._metrics is not None:  # first: whoever reads the line finds the metrics so
+        if self._metrics is not None:  # first: a reader of the line finds the metrics so
             self._metrics.round_started(round_number)
             self._metrics.planned(rounds)
         self._shown.round_started(round_number, rounds)
@@ -202,16 +202,12 @@ class _SourceRounds:
         self._book.write("warning" if isinstance(error, PolicyRefusal) else "error", str(error), self._target)
         self._book.phase = ""
         if self._metrics is not None:
-            _count(self._metrics, error)
-
-
-def _count(metrics: RunMetrics, error: SecureFdaError) -> None:
-    if isinstance(error, PolicyRefusal):
-        metrics.refusal(error.key)
-    elif isinstance(error, FaultyAggregatorError):
-        metrics.alarm(error.check)
-    elif isinstance(error, ProtocolError):
-        metrics.abort(error.check)
+            if isinstance(error, PolicyRefusal):
+                self._metrics.refusal(error.key)
+            elif isinstance(error, FaultyAggregatorError):
+                self._metrics.alarm(error.check)
+            elif isinstance(error, ProtocolError):
+                self._metrics.abort(error.check)
 
 
 @contextmanager

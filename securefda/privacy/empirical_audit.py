@@ -1,7 +1,7 @@
 """What a training run gave away of its rows, measured: a lower bound of epsilon from one run with canaries. Pure.
 
 The audit of Steinke, Nasr, Jagielski 2023 ("Privacy Auditing with One (1) Training Run"). Each of m canaries is in the
-data or not, by a fair coin of its own. Whoever audits sees what training gave out, guesses the coins of r canaries, at
+data or not, by a fair coin of its own. The auditor sees what training gave out, guesses the coins of r canaries, at
 both ends of a score, and abstains from the others. If training is (epsilon, delta)-differentially private, many right
 guesses are improbable; where they came nonetheless, it is not.
 
@@ -17,8 +17,8 @@ E[F] <= 2 m delta that sum is largest where all weight is on one i: 2 m delta ma
 P[v > B >= v - i] / i. This is Theorem 3.1 of the paper, and what its Appendix D computes.
 
 What must hold, and this module cannot check: the coins are fair and independent, nothing of the data but the canaries
-depends on them, and the number of guesses was fixed before the run. That each coin decides whether a row is there,
-and not which row is there, makes the bound one of the same neighbouring relation as the ledger's epsilon.
+depends on them, and the number of guesses was fixed before the run. That each coin decides whether a row is used,
+and not which row is used, makes the bound one of the same neighbouring relation as the ledger's epsilon.
 """
 
 from __future__ import annotations
@@ -77,7 +77,12 @@ def p_value(guesses: int, correct: int, canaries: int, epsilon: float, delta: fl
         raise ValueError(f"epsilon must be at least 0 and delta in [0, 1), not {epsilon!r} and {delta!r}")
     if correct == 0:
         return 1.0
-    law = _binomial(guesses, epsilon)
+    # Probabilities of 0, ..., ``guesses`` right ones, each of probability e^epsilon / (1 + e^epsilon)
+    counts = np.arange(guesses + 1)
+    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, guesses + 1)))])
+    choices = factorials[-1] - factorials - factorials[::-1]
+    success, failure = -math.log1p(math.exp(-epsilon)), -epsilon - math.log1p(math.exp(-epsilon))
+    law: NDArray[np.float64] = np.exp(choices + counts * success + (guesses - counts) * failure)
     at_least = float(law[correct:].sum())
     just_below = np.cumsum(law[:correct][::-1])  # P[v > B >= v - i] for i = 1, ..., v; no larger i gives more
     excess = float(np.max(just_below / np.arange(1, correct + 1)))
@@ -109,13 +114,3 @@ def correct_guesses(scores: NDArray[np.float64], included: NDArray[np.bool_], pe
     wrong_low = np.count_nonzero(included[order[:per_side]])
     right_high = np.count_nonzero(included[order[len(order) - per_side :]])
     return int(per_side - wrong_low + right_high)
-
-
-def _binomial(trials: int, epsilon: float) -> NDArray[np.float64]:
-    """Probabilities of 0, ..., ``trials`` successes, each of probability e^epsilon / (1 + e^epsilon)."""
-    counts = np.arange(trials + 1)
-    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
-    choices = factorials[-1] - factorials - factorials[::-1]
-    success, failure = -math.log1p(math.exp(-epsilon)), -epsilon - math.log1p(math.exp(-epsilon))
-    law: NDArray[np.float64] = np.exp(choices + counts * success + (trials - counts) * failure)
-    return law

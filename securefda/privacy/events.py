@@ -23,6 +23,9 @@ ASSUMPTIONS = (
 )
 """Likewise: what an epsilon rests on."""
 
+TERMS = f"epsilon is of {GUARANTEE}; it holds where {ASSUMPTIONS}"
+"""Shown to every operator to whom an epsilon is shown."""
+
 _RUN_ID = re.compile(r"[!-~]{1,128}")
 _MAX_STEPS = 10**9
 

@@ -6,7 +6,7 @@ processes may use one ledger: each change reads all rows, decides and writes und
 spend the last of a budget.
 
 A ledger in doubt refuses: changed, shortened, older than it was, a copy, of other data. The chain of
-rows and the markers beside the file (:mod:`securefda.privacy.ledger_storage`) find this. Against somebody who can
+rows and the markers beside the file (:mod:`securefda.privacy.ledger_storage`) find this. Against anyone who can
 rewrite both there is the head that an audit log recorded.
 """
 
@@ -27,8 +27,8 @@ from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger_storage import (
     ACCEPT,
-    MEND_CHAIN,
-    MEND_SIGNATURE,
+    HINT_CHAIN,
+    HINT_SIGNATURE,
     NO_ROWS,
     DataSet,
     Doubt,
@@ -191,8 +191,14 @@ class Ledger:
             state.check(self._known_head, self._data, now)
             row = state.open_reservation(reservation.number, reservation.event)
             state.append("committed", now, {"of": row.number, "steps": steps})
-            for why, event in _still_to_charge(state.rows, row, reservation.event, steps):
-                state.append("charged", now, {"of": row.number, "why": why, "event": event_fields(event)})
+            event = reservation.event
+            late = []  # what the round was not charged for since the last reset
+            if steps > event.steps:
+                late.append(("more steps than reserved", replace(event, steps=steps - event.steps)))
+            if row.number < last_reset(state.rows):
+                late.append(("finished after a reset", event))
+            for why, charge in late:
+                state.append("charged", now, {"of": row.number, "why": why, "event": event_fields(charge)})
         if steps > reservation.event.steps:
             raise TrainingError(
                 f"round {reservation.event.round} took {steps} noisy steps where {reservation.event.steps} were paid "
@@ -212,14 +218,14 @@ class Ledger:
             sign: signs a statement with the site's key.
             now: Unix time in seconds.
         """
-        return self._by_the_sites_word("accepted", reason, sign, now)
+        return self._by_statement("accepted", reason, sign, now)
 
     def reset(self, reason: str, sign: Sign, *, now: int) -> Head:
         """As :meth:`accept`, and nothing counts as spent any more: rows that trained before lose their protection.
 
         It goes on with a file that lacks rows, too, and says for ever how many.
         """
-        return self._by_the_sites_word("reset", reason, sign, now)
+        return self._by_statement("reset", reason, sign, now)
 
     def rows(self) -> tuple[Row, ...]:
         """All rows, checked."""
@@ -264,10 +270,10 @@ class Ledger:
         )
         if pairs and (last := pairs[-1][1]).number in unsigned:
             what = f"row {last.number} ({last.kind}) is not signed with this site's key"
-            raise LedgerError(self._path, what, hint=MEND_SIGNATURE)
+            raise LedgerError(self._path, what, hint=HINT_SIGNATURE)
         return unsigned
 
-    def _by_the_sites_word(self, kind: Kind, reason: str, sign: Sign, now: int) -> Head:
+    def _by_statement(self, kind: Kind, reason: str, sign: Sign, now: int) -> Head:
         if not 1 <= len(reason.strip()) <= _MAX_REASON:
             raise ConfigError("reason", f"must be 1 to {_MAX_REASON} characters, which stay in the ledger for ever")
         with self._changing(overrule=True) as state:
@@ -320,7 +326,7 @@ def _stored_rows(path: Path, database: sqlite3.Connection) -> tuple[Row, ...]:
     try:
         return read_chain(stored)
     except ValueError as error:
-        raise LedgerError(path, str(error), hint=MEND_CHAIN) from error
+        raise LedgerError(path, str(error), hint=HINT_CHAIN) from error
 
 
 def _before_and_after(past: Sequence[DpEvent], event: DpEvent, budget: Budget) -> tuple[float, float]:
@@ -337,16 +343,8 @@ def _said(ledger: str, before: Row, row: Row) -> bytes:
 def _signature(row: Row) -> bytes:
     try:
         return bytes.fromhex(row.fields["signature"])
-    except (TypeError, ValueError):  # whoever wrote this row anew did not write hex
+    except (TypeError, ValueError):  # the writer of a forged row did not write hex
         return b""
-
-
-def _still_to_charge(rows: Sequence[Row], row: Row, event: DpEvent, steps: int) -> Iterator[tuple[str, DpEvent]]:
-    """What a finished round has not been charged for since the last reset, and why."""
-    if steps > event.steps:
-        yield "more steps than reserved", replace(event, steps=steps - event.steps)
-    if row.number < last_reset(rows):
-        yield "finished after a reset", event
 
 
 @contextmanager
@@ -354,7 +352,11 @@ def _connection(path: Path, wait_s: float) -> Iterator[tuple[sqlite3.Connection,
     """The file, opened for one call, and its number."""
     with _ONE_AT_A_TIME[0], _clear_errors(path, wait_s):
         if not path.is_file():
-            raise _missing(path)
+            highest = RowMarkers(path).highest() if path.parent.is_dir() else None
+            if highest is None or highest[0] == 0:
+                hint = "a data set that was never trained on gets one with: securefda budget init --config FILE"
+                raise LedgerError(path, "is missing", hint=hint)
+            raise LedgerError(path, f"was deleted after {highest[0]} rows", hint=_PUT_BACK)
         number = number_of(path)
         uri = f"{path.resolve().as_uri()}?mode=rw"
         database = sqlite3.connect(uri, uri=True, timeout=wait_s, isolation_level=None)
@@ -364,14 +366,6 @@ def _connection(path: Path, wait_s: float) -> Iterator[tuple[sqlite3.Connection,
             yield database, number
         finally:
             database.close()
-
-
-def _missing(path: Path) -> LedgerError:
-    highest = RowMarkers(path).highest() if path.parent.is_dir() else None
-    if highest is None or highest[0] == 0:
-        hint = "a data set that was never trained on gets one with: securefda budget init --config FILE"
-        return LedgerError(path, "is missing", hint=hint)
-    return LedgerError(path, f"was deleted after {highest[0]} rows", hint=_PUT_BACK)
 
 
 @contextmanager

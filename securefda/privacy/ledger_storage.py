@@ -1,8 +1,8 @@
-"""What lies around a ledger's file, and tells a copy, an old backup or a deleted one from the ledger itself.
+"""What surrounds a ledger's file, and tells a copy, an old backup or a deleted one from the ledger itself.
 
 The file system's own number of the file is written into the ledger: a copy is another file. The number of rows, and
 the digest of the last, stand in the *name* of an empty file beside it: copying an old folder over a newer one brings
-back old rows, and cannot take away a newer name. Whoever can delete names in the folder can undo this; the head that
+back old rows, and cannot take away a newer name. Anyone who can delete names in the folder can undo this; the head that
 an audit log recorded finds that too.
 
 The rows of a ledger, each of which hashes the one before it. Pure: no disk, no clock.
@@ -50,7 +50,7 @@ _SIGNED_LABEL = b"securefda/1/dp-ledger-statement\0"
 
 
 class LedgerError(SecureFdaError):
-    """A ledger is missing, unreadable, changed or older than it was: nobody knows what was spent, so nothing trains.
+    """A ledger is missing, unreadable, changed or older than it was: what was spent is unknown, so nothing trains.
 
     ``file`` is the ledger, ``what`` is what was found.
     """
@@ -216,7 +216,7 @@ def _parse_row(number: int, body: str, digest: bytes) -> Row:
         row = Row(number, kind, time, fields, digest)
         _ = row.event
     except (ValueError, KeyError, TypeError, AttributeError, SecureFdaError) as error:
-        raise ValueError(f"row {number} was written by another release, or by somebody else") from error
+        raise ValueError(f"row {number} was written by another release, or by another hand") from error
     return row
 
 
@@ -233,11 +233,11 @@ CLOCK_SLACK_S = 300
 
 ACCEPT = "securefda budget accept --config FILE --reason WHY"
 RESET = "securefda budget reset --config FILE --reason WHY --yes"
-MEND = f"put the newest ledger back; where this is it: {ACCEPT}, which keeps what is spent"
-MEND_ROWS = f"put the newest ledger back; where it is lost, nobody knows what was spent, and what is left is: {RESET}"
-MEND_CHAIN = "put the newest ledger back; where there is none, keep this one as evidence: nobody knows what was spent"
-MEND_SIGNATURE = f"if the site renewed its keys since: {ACCEPT}; if not, somebody else wrote it: keep it as evidence"
-_MEND_DATA = f"if this is meant: {ACCEPT}, which keeps what is spent; other rows need another data-set"
+HINT = f"put the newest ledger back; where this is it: {ACCEPT}, which keeps what is spent"
+HINT_ROWS = f"put the newest ledger back; where it is lost, what was spent is unknown, and what is left is: {RESET}"
+HINT_CHAIN = "put the newest ledger back; where there is none, keep this one as evidence: what was spent is unknown"
+HINT_SIGNATURE = f"if the site renewed its keys since: {ACCEPT}; if not, another hand wrote it: keep it as evidence"
+_HINT_DATA = f"if this is meant: {ACCEPT}, which keeps what is spent; other rows need another data-set"
 _BINDING: tuple[Kind, ...] = ("opened", "accepted", "reset")
 
 
@@ -259,19 +259,19 @@ class LedgerState:
     def check(self, known_head: Head | None, data: DataSet, now: int | None) -> None:
         """Refuse a ledger in doubt. Raises LedgerError, ConfigError."""
         if self.doubt:
-            raise LedgerError(self._path, self.doubt, hint=MEND_ROWS if self._lacks_rows else MEND)
+            raise LedgerError(self._path, self.doubt, hint=HINT_ROWS if self._lacks_rows else HINT)
         if known_head is not None and known_head.count > 0:
             digest = self.rows[known_head.count - 1].digest if known_head.count <= len(self.rows) else b""
             if digest != known_head.digest:
                 what = f"its row {known_head.count} is not the one that the audit log recorded"
-                raise LedgerError(self._path, what, hint=MEND_CHAIN)
+                raise LedgerError(self._path, what, hint=HINT_CHAIN)
         self.check_owner(data)
         then = self._bound
         if then["fingerprint"] != data.fingerprint or then["samples"] != data.samples:
             said = f"{_in_short(then['fingerprint'])} of {then['samples']} rows"
             why = f"data set {data.name} has changed since it was last used: fingerprint {said} then, "
             why += f"{_in_short(data.fingerprint)} of {data.samples} rows now"
-            raise ConfigError(str(self._path), why, hint=_MEND_DATA)
+            raise ConfigError(str(self._path), why, hint=_HINT_DATA)
         if now is not None and now < self.rows[-1].time - CLOCK_SLACK_S:
             why = f"says {_text(now)}, but the privacy ledger was written at {_text(self.rows[-1].time)}"
             raise ConfigError("clock", f"{why}: it was moved back", hint=f"set the clock; where it is right: {ACCEPT}")
@@ -283,7 +283,7 @@ class LedgerState:
             LedgerError: it does.
         """
         if self._lacks_rows:
-            raise LedgerError(self._path, self.doubt, hint=MEND_ROWS)
+            raise LedgerError(self._path, self.doubt, hint=HINT_ROWS)
 
     def check_owner(self, data: DataSet) -> None:
         """Refuse the ledger of another data set: this one's is not there.
@@ -334,7 +334,7 @@ def _text(time: int) -> str:
 
 _MODE = 0o600
 _MARKER = re.compile(r"(.+\.sqlite)\.rows-0*[1-9][0-9]*-[0-9a-f]{16}")
-"""Of a ledger that has rows, whether its file is there or not."""
+"""Of a ledger that has rows, whether its file exists or not."""
 
 
 def make_file(path: Path) -> None:
@@ -384,7 +384,7 @@ class RowMarkers:
     def doubt(self, highest: tuple[int, str] | None, rows: Sequence[Row]) -> Doubt:
         """Say what is wrong with rows that were read after ``highest`` was."""
         if highest is None:
-            return Doubt("lies here without its marker, so it may be an old copy")
+            return Doubt("is here without its marker, so it may be an old copy")
         count, digest = highest
         if count > len(rows):
             missing = f"it has {len(rows)} rows of {count}, {count - len(rows)} are missing"

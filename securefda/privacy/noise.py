@@ -1,6 +1,6 @@
 """Gaussian noise from AES-256-CTR, under a key that the operating system gives for each draw.
 
-torch's generators play no part: whoever knows or sets their seed learns nothing of this noise and changes nothing.
+torch's generators play no part: anyone who knows or sets their seed learns nothing of this noise and changes nothing.
 
 **Law.** Each value is half the sum of four standard normals (Holohan & Braghin, ESORICS 2021), computed in float64.
 They come from the Box-Muller transform, whose pair (r cos a, r sin a) goes to two *different* values: the sum of both
@@ -12,7 +12,7 @@ noise are simply added: where they nearly cancel, the low bits of the sum tell t
 2012; Jin et al. 2022). So the sum is made in float64 and rounded to a grid that only the standard deviation sets.
 
 What this is not: a proof of differential privacy in floating point, as a discrete Gaussian would allow; nor protection
-against whoever reads this process's memory, where noise and gradients both lie.
+against a reader of this process's memory, which holds noise and gradients.
 
 Opacus' DP-SGD step with noise from a :class:`NoiseSource`. Import it where training needs it: it imports Opacus.
 

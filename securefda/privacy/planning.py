@@ -9,10 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import Budget, DpEvent, delta_warning, require
+from securefda.privacy.events import Budget, DpEvent, delta_warning, require, require_accountant, require_delta
+
+_MOST_STEPS = 10**9
+"""Of one event of the accountants."""
 
 _UNIT = 0.001
 _LARGEST = 1_000_000
@@ -91,6 +95,50 @@ class Plan:
     def cost_per_round(self) -> tuple[float, ...]:
         """What each round adds to epsilon, shape ``(rounds,)``."""
         return tuple(after - before for before, after in zip(self.curve, self.curve[1:], strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is asked: the least noise for an epsilon, or the epsilon of a noise.
+
+    Attributes:
+        schedule: the rounds that are planned.
+        epsilon: the budget, where the noise is asked for, else None.
+        noise: the noise multiplier, where epsilon is asked for, else None.
+        delta: at which epsilon holds.
+        accountant: ``"rdp"`` or ``"prv"``.
+        past: rounds over the same data set that are charged already.
+
+    Raises:
+        ConfigError: ``rounds``, they make too many steps.
+    """
+
+    schedule: Schedule
+    epsilon: float | None
+    noise: float | None
+    delta: float
+    accountant: str
+    past: Sequence[DpEvent] = ()
+
+    def __post_init__(self) -> None:
+        steps = self.schedule.steps_per_round * self.schedule.rounds
+        if steps > _MOST_STEPS:
+            raise ConfigError("rounds", f"make {steps} steps, more than {_MOST_STEPS}", hint="plan fewer steps")
+
+
+def plan_for(request: PlanRequest) -> Plan:
+    """Answer a request. Raises ConfigError: a value is out of bounds, or no noise keeps the budget."""
+    if request.epsilon is not None:
+        budget = Budget(request.epsilon, request.delta, request.accountant)
+        return plan_noise(request.schedule, budget, past=request.past)
+    require_delta(request.delta)
+    require_accountant(request.accountant)
+    noise: Any = request.noise
+    found = plan_epsilon(request.schedule, noise, request.delta, accountant=request.accountant, past=request.past)
+    if not math.isfinite(found.epsilon):
+        why = f"with {noise!r} no finite epsilon is known"
+        raise ConfigError("dp.noise-multiplier", why, hint="0.5 to 10 are usual")
+    return found
 
 
 def plan_epsilon(

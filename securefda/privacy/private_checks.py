@@ -54,20 +54,7 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
 
 
 def _try_model(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> None:
-    _require_same_wherever(task, model, data)
-    _require_losses_agree(task, model, data)
-    for row in range(min(len(data), _PROBES)):
-        _require_own_gradient(task, model, Samples(data.features[[row]], data.labels[[row]]), settings)
-
-
-def _move(model: nn.Module) -> None:
-    with seeded_torch(1, torch.device("cpu")), torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=_MOVE)
-
-
-def _require_same_wherever(task: Task, model: nn.Module, data: Samples) -> None:
-    """The first row alone, among others, behind them, and beside copies of one of them."""
+    # The first row alone, among others, behind them, and beside copies of one of them
     features, labels = data.features[:_PROBES], data.labels[:_PROBES]
     order = list(range(len(features)))
     places = {"among others": order, "behind others": [*order[1:], 0], "beside copies": [0, *order[-1:] * 4]}
@@ -79,6 +66,15 @@ def _require_same_wherever(task: Task, model: nn.Module, data: Samples) -> None:
     moved = features[1:].flip(0) + (1 if features.is_floating_point() else 0)  # a whole number may be a word's
     others = torch.cat([features[:1], moved]), torch.cat([labels[:1], labels[1:].flip(0)])
     _require_same(model, _said_of(task, model, features, labels, 0), _said_of(task, model, *others, 0))
+    _require_losses_agree(task, model, data)
+    for row in range(min(len(data), _PROBES)):
+        _require_own_gradient(task, model, Samples(data.features[[row]], data.labels[[row]]), settings)
+
+
+def _move(model: nn.Module) -> None:
+    with seeded_torch(1, torch.device("cpu")), torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=_MOVE)
 
 
 def _require_same(model: nn.Module, one: Tensor, other: Tensor) -> None:

@@ -1,6 +1,6 @@
 """A step of DP-SGD by Opacus: the clipped gradients of the rows it is given, their noise, and the move.
 
-Whoever sends the model chooses its weights, so nothing here may depend on them being reasonable. A row whose gradient
+The sender of the model chooses its weights, so nothing here may depend on them being reasonable. A row whose gradient
 is not finite counts as one without gradient: an error would tell of it. And with ghost clipping, whose sum is made in
 a second pass, that pass must give the very gradients that the first one measured: see :func:`_ghost_backward`.
 """
@@ -24,7 +24,7 @@ from securefda.privacy.noise import NoiseSource, take_noise_from
 from securefda.tasks import Samples, Task
 from securefda.training.settings import NoiseSettings, TrainingSettings
 
-_MEND = "look at the site's data, or lower training.learning-rate"
+_HINT = "look at the site's data, or lower training.learning-rate"
 _NO_GHOST = "set training.dp.ghost-clipping = false"
 _INSTEAD = {
     "BatchNorm": "torch.nn.GroupNorm",
@@ -62,7 +62,7 @@ def steps_of(
             try:
                 optimizer.step()
             except ValueError as error:  # of the noise, which no row can bring about: their sum is bounded
-                raise TrainingError(f"training stopped at a step: {error}", hint=_MEND) from None
+                raise TrainingError(f"training stopped at a step: {error}", hint=_HINT) from None
 
         yield step
 
@@ -92,7 +92,13 @@ def optimizer_of(
             yield optimizer, backward
     finally:
         wrapped.cleanup()
-        _forget_rows(model)
+        # Remove what Opacus leaves behind: sums without noise, and rows where a step failed
+        for module in model.modules():
+            for name in ("activations", "max_batch_len"):
+                vars(module).pop(name, None)
+        for parameter in model.parameters():
+            vars(parameter).pop("summed_grad", None)
+            parameter.grad = None
 
 
 def unfit(model: nn.Module, error: Exception | None) -> TrainingError:
@@ -188,16 +194,6 @@ def _no_gradient(parameters: Iterable[Any], ghost: bool) -> None:
             parameter.grad_sample = torch.zeros((1, *parameter.shape), device=parameter.device)
 
 
-def _forget_rows(model: nn.Module) -> None:
-    """Remove what Opacus leaves behind: sums without noise, and rows where a step failed."""
-    for module in model.modules():
-        for name in ("activations", "max_batch_len"):
-            vars(module).pop(name, None)
-    for parameter in model.parameters():
-        vars(parameter).pop("summed_grad", None)
-        parameter.grad = None
-
-
 def _require_a_gradient_of_each(parameters: Iterable[Any], name: str, rows: int) -> None:
     """Refuse parts of rows that are clipped each by itself: the row would then move the sum by a multiple."""
     for parameter in parameters:
@@ -238,20 +234,16 @@ def _made_private(
         raise unfit(model, error) from error
     if dp.ghost_clipping:
         try:
-            _require_linear(model, wrapped)
+            for module in wrapped.iterate_submodules(model):
+                if type(module) is not nn.Linear:
+                    kind = type(module).__name__
+                    why = f"layer {kind} has parameters, and ghost clipping takes Linear alone"
+                    raise TrainingError(f"model {type(model).__name__}: {why}", hint=_NO_GHOST)
         except TrainingError:
             wrapped.cleanup()
             raise
         wrapped.NORM_SAMPLERS = {nn.Linear: _linear_norms}
     return wrapped, optimizer
-
-
-def _require_linear(model: nn.Module, wrapped: Any) -> None:
-    for module in wrapped.iterate_submodules(model):
-        if type(module) is not nn.Linear:
-            kind = type(module).__name__
-            why = f"model {type(model).__name__}: layer {kind} has parameters, and ghost clipping takes Linear alone"
-            raise TrainingError(why, hint=_NO_GHOST)
 
 
 def _torch_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:

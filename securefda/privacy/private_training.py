@@ -8,7 +8,7 @@ Everything that comes out of a round is computed from noisy gradients, the step 
 no training loss and no training accuracy.
 
 Each step draws every row by itself (Poisson sampling), with bits of the operating system. The sampling rate lowers
-epsilon only as long as nobody can tell which rows a step drew. Opacus' own sampler takes its bits from a generator of
+epsilon only as long as it is unknown which rows a step drew. Opacus' own sampler takes its bits from a generator of
 torch, whose 64-bit seed would be all that hides them.
 """
 

@@ -224,7 +224,7 @@ def check_server_name(
 
 
 def check_dates(name: str, certificate: x509.Certificate, now: datetime) -> None:
-    """Check that ``now`` lies in the certificate's validity. Raises CertificateError."""
+    """Check that ``now`` is within the certificate's validity. Raises CertificateError."""
     now = require_aware(now)
     if now < certificate.not_valid_before_utc:
         raise CertificateError(

@@ -45,7 +45,7 @@ class TrainingSecret:
         return Secret(HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=info).derive(self._key.reveal()))
 
 
-REPEATABLE = "repeatable-training is on: batches follow from the run's seed, and whoever knows it can repeat them"
+REPEATABLE = "repeatable-training is on: batches follow from the run's seed, and anyone who knows it can repeat them"
 
 
 def secret_of_site(

@@ -1,8 +1,8 @@
 """Enrolment: making a federation's files and changing who belongs to it.
 
 Layout below the federation's folder: ``ca/`` (the CA's keys and its copies of what it signed) and one startup kit
-per site, ``SITE/startup`` and ``SITE/local``. Each change makes the next roster epoch, which nobody can use before
-every member has signed it. Members whose signing key still lies below the folder sign at once; the others sign at
+per site, ``SITE/startup`` and ``SITE/local``. Each change makes the next roster epoch, which is of no use before
+every member has signed it. Members whose signing key is still below the folder sign at once; the others sign at
 home with :func:`countersign`, and :func:`merge_signatures` collects what they return. For a kit that has left,
 ``SITE/startup`` then holds the public files only, to be copied over those that the site has.
 """
@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import ConfigError
 from securefda.protocol.roster import Roster, RosterEntry, SignedRoster, check_name, sign_roster
@@ -262,7 +260,14 @@ def _change(
     policy_text: SiteText | None = None,
     settings_text: SiteText | None = None,
 ) -> Enrolment:
-    keys = _keys_at_hand(store, roster)
+    # Signing keys of those members whose kits have not left the folder yet
+    keys = {}
+    for entry in roster.entries:
+        path = store.startup(entry.site_id) / SIGNING_KEY_FILE
+        if path.exists():
+            key = load_signing_key(str(path), read_file(path))
+            if key.public_key().public_bytes_raw() == entry.signing_key:
+                keys[entry.site_id] = key
     if identity is not None:
         keys[identity.site.site_id] = identity.signing_key
     signed = sign_roster(roster, store.authority.roster_key, keys)
@@ -272,18 +277,6 @@ def _change(
         _publish(store, signed, roster)
     fingerprint = store.authority.ca.fingerprint
     return Enrolment(store.root, roster, fingerprint, signed.missing_signatures(roster))
-
-
-def _keys_at_hand(store: _Store, roster: Roster) -> dict[str, Ed25519PrivateKey]:
-    """Signing keys of those members whose kits have not left the folder yet."""
-    keys = {}
-    for entry in roster.entries:
-        path = store.startup(entry.site_id) / SIGNING_KEY_FILE
-        if path.exists():
-            key = load_signing_key(str(path), read_file(path))
-            if key.public_key().public_bytes_raw() == entry.signing_key:
-                keys[entry.site_id] = key
-    return keys
 
 
 def _write_identity(
@@ -306,8 +299,8 @@ def _write_local(file: Path, site_id: str, content: SiteText | None) -> bytes | 
     """Write a file of the site's own and return its bytes, unless there is nothing to write.
 
     A file that exists is left alone: enrolling a site again, or giving it new keys, must not touch its policy. Its
-    signature is then by the old key, and the site itself signs again, once it has looked at what it signs: whoever
-    stole the old key could have put another policy there.
+    signature is then by the old key, and the site itself signs again, once it has looked at what it signs: the thief
+    of an old key could have put another policy there.
     """
     if content is None or file.exists():
         return None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -35,7 +36,8 @@ from securefda.site.certificates import (
 )
 from securefda.site.endpoints import Endpoints
 from securefda.site.files import FileContent, read_file
-from securefda.site.policy.signed import read_signed_policy
+from securefda.site.policy.model import SourcePolicy, load_policy
+from securefda.site.policy.signed import load_signed_policy, read_signed_policy
 from securefda.site.roster_memory import check_not_older, remember
 from securefda.site.training_secret import read_training_secret
 
@@ -258,7 +260,15 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
     check_site_certificate(certificate_name, certificate, ca, manifest.site_id, now)
     signed_roster = SignedRoster.from_bytes(files[ROSTER_FILE].data)
     roster = signed_roster.verify(ca.roster_key)
-    entry = _own_entry(folder, roster, manifest)
+    name = str(folder / ROSTER_FILE)
+    if roster.federation_id != manifest.federation_id:
+        raise CertificateError(f"{name}: is of federation {roster.federation_id}, not {manifest.federation_id}")
+    if roster.digest() != manifest.roster_digest:
+        raise ConfigError(name, f"is not the roster of this kit (epoch {roster.epoch} / {manifest.epoch})", hint=_FETCH)
+    try:
+        entry = roster.by_id(manifest.site_id)
+    except KeyError:
+        raise ConfigError(name, f"does not list {manifest.site_id}", hint=_FETCH) from None
     check_entry_dates(entry, now)
     if tls_pin(certificate) != entry.tls_pin:
         raise ConfigError(
@@ -271,7 +281,10 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
     signing_key = load_signing_key(name, files[SIGNING_KEY_FILE])
     if signing_key.public_key().public_bytes_raw() != entry.signing_key:
         raise ConfigError(name, f"is not the signing key of {entry.site_id}", hint=_FETCH)
-    _check_hashes(folder, files, manifest)
+    listed = dict(manifest.files)
+    for file in LISTED_FILES:
+        if listed.get(file) != hashlib.sha256(files[file].data).hexdigest():
+            raise ConfigError(str(folder / file), f"was changed after the CA signed {KIT_FILE}", hint=_FETCH)
     endpoints = Endpoints.from_toml(files[ENDPOINTS_FILE].data)
     if entry.role == "target":
         check_server_name(certificate_name, certificate, ca, endpoints.server_name, now)
@@ -289,20 +302,43 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
     )
 
 
-def _own_entry(folder: Path, roster: Roster, manifest: Manifest) -> RosterEntry:
-    name = str(folder / ROSTER_FILE)
-    if roster.federation_id != manifest.federation_id:
-        raise CertificateError(f"{name}: is of federation {roster.federation_id}, not {manifest.federation_id}")
-    if roster.digest() != manifest.roster_digest:
-        raise ConfigError(name, f"is not the roster of this kit (epoch {roster.epoch} / {manifest.epoch})", hint=_FETCH)
+@dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """A policy file and, where it is in a startup kit, the kit of the site that owns it."""
+
+    path: Path
+    kit: Kit | None
+
+    @classmethod
+    def at(cls, path: Path, now: datetime) -> PolicyFile:
+        """The policy at ``path``: a kit's folder, the policy inside one, or a file by itself.
+
+        Raises:
+            ConfigError, CertificateError: the kit is unsound, or there is nothing at ``path``.
+        """
+        root = path if path.is_dir() else path.resolve().parent.parent
+        if not path.is_dir() and not (path.resolve().parent.name == LOCAL and (root / STARTUP).is_dir()):
+            return cls(path, None)
+        return cls(root / LOCAL / POLICY_FILE, load_kit(root, now))
+
+    def load(self) -> SourcePolicy:
+        """Read the policy; a kit's only as its site signed it.
+
+        Raises:
+            ConfigError: it is wrong, or not signed; the site is named where it is known.
+        """
+        if self.kit is None:
+            return load_policy(self.path)
+        with naming(self.kit.site_id):
+            return load_signed_policy(self.kit)
+
+
+@contextmanager
+def naming(site: str) -> Iterator[None]:
+    """Let an error of the block say whose policy it is about."""
     try:
-        return roster.by_id(manifest.site_id)
-    except KeyError:
-        raise ConfigError(name, f"does not list {manifest.site_id}", hint=_FETCH) from None
-
-
-def _check_hashes(folder: Path, files: Mapping[str, FileContent], manifest: Manifest) -> None:
-    listed = dict(manifest.files)
-    for name in LISTED_FILES:
-        if listed.get(name) != hashlib.sha256(files[name].data).hexdigest():
-            raise ConfigError(str(folder / name), f"was changed after the CA signed {KIT_FILE}", hint=_FETCH)
+        yield
+    except ConfigError as error:
+        if site in error.why:
+            raise
+        raise ConfigError(error.key, f"{error.why}, in the policy of {site}", hint=error.hint) from error

@@ -1,6 +1,6 @@
 """Everything that can be found wrong with a site before a run, found before the run.
 
-Is there an aggregator at that address, is it ours, and does it let us in? One TLS handshake tells.
+Is there an aggregator at that address, is it ours, and does it let us in? One TLS handshake answers all three.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -27,10 +27,26 @@ from securefda.errors import (
     ExitCode,
     SecureFdaError,
 )
+from securefda.protocol.messages import Visibility
 from securefda.protocol.roster import Role
 from securefda.site.certificates import identify_peer, require_aware
+from securefda.site.config import AggregatorConfig, SourceConfig, load_aggregator, load_source
 from securefda.site.endpoints import Address
-from securefda.site.kit import TLS_CERTIFICATE_FILE, TLS_KEY_FILE, Kit, load_kit
+from securefda.site.kit import (
+    SETTINGS_FILE,
+    TLS_CERTIFICATE_FILE,
+    TLS_KEY_FILE,
+    Kit,
+    PolicyFile,
+    load_kit,
+    naming,
+)
+from securefda.site.policy import check_task, check_training, load_signed_policy, require_satisfiable
+from securefda.site.policy.verdict import plan_levels
+
+Config = AggregatorConfig | SourceConfig
+"""Of a site's process."""
+
 
 # OpenSSL's X509_V_ERR_* codes, as ssl.SSLCertVerificationError.verify_code carries them.
 _NOT_YET_VALID, _EXPIRED = 9, 10
@@ -57,14 +73,20 @@ def shake_hands(kit: Kit, now: datetime, *, address: Address | None = None, time
         AuthenticationError: it is a site of ours but not the target, or it refuses this site's certificate.
     """
     address = address or kit.endpoints.aggregator
-    context = _client_context(kit)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(_SERVER_ALPN)
+    context.load_verify_locations(cadata=kit.ca.pem.decode("ascii"))
+    context.load_cert_chain(kit.startup / TLS_CERTIFICATE_FILE, kit.startup / TLS_KEY_FILE)
     try:
         with (
             socket.create_connection((address.host, address.port), timeout=timeout_s) as plain,
             context.wrap_socket(plain, server_hostname=kit.endpoints.server_name) as channel,
         ):
             peer = channel.getpeercert(binary_form=True) or b""
-            _check_peer(kit, peer, now)
+            entry = identify_peer(x509.load_der_x509_certificate(peer), kit.roster, now)
+            if entry.role != "target":
+                raise AuthenticationError(f"{entry.site_id} answers, a source, where the aggregator should be")
             _wait_for_welcome(channel, address)
     except ssl.SSLCertVerificationError as error:
         raise _verification_error(kit, address, error) from error
@@ -98,23 +120,13 @@ def check_port_free(address: Address) -> str:
             listener.bind(place)
             listener.listen()
     except OSError as error:
-        raise _port_error(address, error) from error
+        why, hint = f"cannot listen there ({error.strerror or error})", "name an address of this machine to listen at"
+        if error.errno == errno.EADDRINUSE:
+            why, hint = "the port is taken", "stop what listens there, or choose another port"
+        elif error.errno == errno.EACCES:
+            why, hint = "the port needs privileges", "choose a port above 1023"
+        raise ConfigError(f"address {address}", why, hint=hint) from error
     return f"{address} is free"
-
-
-def _client_context(kit: Kit) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.set_alpn_protocols(_SERVER_ALPN)
-    context.load_verify_locations(cadata=kit.ca.pem.decode("ascii"))
-    context.load_cert_chain(kit.startup / TLS_CERTIFICATE_FILE, kit.startup / TLS_KEY_FILE)
-    return context
-
-
-def _check_peer(kit: Kit, peer: bytes, now: datetime) -> None:
-    entry = identify_peer(x509.load_der_x509_certificate(peer), kit.roster, now)
-    if entry.role != "target":
-        raise AuthenticationError(f"{entry.site_id} answers, a source, where the aggregator should be")
 
 
 def _wait_for_welcome(channel: ssl.SSLSocket, address: Address) -> None:
@@ -155,19 +167,8 @@ def _verification_error(kit: Kit, address: Address, error: ssl.SSLCertVerificati
     )
 
 
-def _port_error(address: Address, error: OSError) -> ConfigError:
-    key = f"address {address}"
-    if error.errno == errno.EADDRINUSE:
-        return ConfigError(key, "the port is taken", hint="stop what listens there, or choose another port")
-    if error.errno == errno.EACCES:
-        return ConfigError(key, "the port needs privileges", hint="choose a port above 1023")
-    return ConfigError(
-        key, f"cannot listen there ({error.strerror or error})", hint="name an address of this machine to listen at"
-    )
-
-
 Probe = Callable[[], str]
-"""A check: returns one line that says what is fine, or raises SecureFdaError with the mend as its hint."""
+"""A check: returns one line that says what is fine, or raises SecureFdaError with a hint at the fix."""
 
 EXPIRY_WARNING = timedelta(days=30)
 MIN_FREE_BYTES = 1 << 30
@@ -188,14 +189,14 @@ class Finding:
     Attributes:
         check: stable name, for example ``"certificate"``.
         message: one line, what is fine or what is wrong.
-        mend: one line, how to put it right; ``""`` where there is nothing to do.
+        hint: one line, how to put it right; ``""`` where there is nothing to do.
         exit_code: what a run would end with; ``OK`` unless the level is ``FAIL``.
     """
 
     check: str
     level: Level
     message: str
-    mend: str = ""
+    hint: str = ""
     exit_code: ExitCode = ExitCode.OK
 
 
@@ -204,7 +205,7 @@ class Probes:
     """Checks that need more than this package knows; one that is None is left out.
 
     Attributes:
-        policy: does ``local/policy.toml`` parse.
+        policy: is ``local/policy.toml`` signed, and can this federation meet it.
         device: which device would train.
         data: is the task's data there and sound.
     """
@@ -250,8 +251,21 @@ def preflight(
     except SecureFdaError as error:
         findings = [_failed("kit", error)]
     else:
-        network = _network_finding(kit, now, address, timeout_s)
-        findings = [_kit_finding(kit), _expiry_finding(kit, now), network]
+        roster = kit.roster
+        line = f"{kit.role} {kit.site_id} of {roster.federation_id}, epoch {roster.epoch}, {len(roster.entries)} sites"
+        findings = [Finding("kit", Level.OK, f"{line}; signatures, keys and file modes are right")]
+        # The kit is valid now; warn of the first of site and CA certificates that soon is not.
+        end = min(kit.certificate.not_valid_after_utc, kit.ca.certificate.not_valid_after_utc)
+        left = end - require_aware(now)
+        line = f"valid until {end:%Y-%m-%d}, {left.days} days from now"
+        if left < EXPIRY_WARNING:
+            findings.append(Finding("certificate", Level.WARN, line, "ask for a new startup kit before then"))
+        else:
+            findings.append(Finding("certificate", Level.OK, line))
+        if kit.role == "target":
+            findings.append(_run("port", lambda: check_port_free(address or kit.endpoints.aggregator)))
+        else:
+            findings.append(_run("aggregator", lambda: shake_hands(kit, now, address=address, timeout_s=timeout_s)))
     findings.append(_run("disk", lambda: _check_disk(path, min_free_bytes)))
     for check, probe in (("policy", probes.policy), ("device", probes.device), ("data", probes.data)):
         if probe is not None:
@@ -277,28 +291,6 @@ def _failed(check: str, error: SecureFdaError) -> Finding:
     return Finding(check, Level.FAIL, str(error), error.hint, error.exit_code)
 
 
-def _kit_finding(kit: Kit) -> Finding:
-    roster = kit.roster
-    line = f"{kit.role} {kit.site_id} of {roster.federation_id}, epoch {roster.epoch}, {len(roster.entries)} sites"
-    return Finding("kit", Level.OK, f"{line}; signatures, keys and file modes are right")
-
-
-def _expiry_finding(kit: Kit, now: datetime) -> Finding:
-    """The kit is valid now; warn of the first of site and CA certificates that soon is not."""
-    end = min(kit.certificate.not_valid_after_utc, kit.ca.certificate.not_valid_after_utc)
-    left = end - require_aware(now)
-    line = f"valid until {end:%Y-%m-%d}, {left.days} days from now"
-    if left < EXPIRY_WARNING:
-        return Finding("certificate", Level.WARN, line, "ask for a new startup kit before then")
-    return Finding("certificate", Level.OK, line)
-
-
-def _network_finding(kit: Kit, now: datetime, address: Address | None, timeout_s: float) -> Finding:
-    if kit.role == "target":
-        return _run("port", lambda: check_port_free(address or kit.endpoints.aggregator))
-    return _run("aggregator", lambda: shake_hands(kit, now, address=address, timeout_s=timeout_s))
-
-
 def _check_disk(path: Path, min_free_bytes: int) -> str:
     folder = path / "local"
     try:
@@ -317,3 +309,82 @@ def _check_disk(path: Path, min_free_bytes: int) -> str:
 
 def _size(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB"
+
+
+def probes_of(
+    path: Path, settings: Path | None, now: datetime, env: Mapping[str, str], check_rows: Callable[[Kit, Config], str]
+) -> Probes:
+    """The checks of a site's own files and machine.
+
+    Args:
+        path: the kit's folder.
+        settings: of the site's process; None leaves out device and data.
+        now: current time, with a time zone.
+        env: the environment, for settings.
+        check_rows: whether the site could train on its rows.
+    """
+
+    def load(kit: Kit, file: Path) -> Config:
+        return (load_aggregator if kit.role == "target" else load_source)(file, (), env)
+
+    def policy_probe() -> str:
+        kit = load_kit(path, now)
+        with naming(kit.site_id):
+            policy = load_signed_policy(kit)
+            policy.session_limits(kit.roster)
+            if kit.role == "source":
+                require_satisfiable(policy, kit.site_id, tuple(entry.site_id for entry in kit.roster.sources))
+        if kit.role == "source" and settings is not None:
+            config = load(kit, settings)
+            check_task(policy, config.task.factory)
+            check_training(policy, config.training.dp.noise_multiplier, config.training.dp.max_grad_norm)
+        sums = f"min-others {policy.min_others}, max-colluders {policy.max_colluders}"
+        caps = f"kappa {policy.norm_cap.kappa:g} per {policy.norm_cap.granularity}"
+        return f"at most {policy.max_visibility}, {sums}, {caps}; signed by {kit.site_id}"
+
+    if settings is None:
+        return Probes(policy=policy_probe)
+
+    def device_probe() -> str:
+        from securefda.training import choose_device, describe_device  # noqa: PLC0415 - with torch
+
+        return describe_device(choose_device(load(load_kit(path, now), settings).training.device))
+
+    def data_probe() -> str:
+        kit = load_kit(path, now)
+        return check_rows(kit, load(kit, settings))
+
+    return Probes(policy_probe, device_probe, data_probe)
+
+
+def check_levels(paths: Sequence[Path], now: datetime, env: Mapping[str, str]) -> Finding:
+    """Whether there is a level for each source that the policies of all agree with.
+
+    Levels are planned only where the kits of all sources are among ``paths``, with the target's own settings if its
+    kit is among them, else for an aggregator that asks for all that is permitted.
+
+    Args:
+        paths: startup kits of one federation.
+        now: current time, with a time zone.
+        env: the environment, for the target's settings.
+    """
+    try:
+        files = [PolicyFile.at(path, now) for path in paths]
+        kits = [file.kit for file in files if file.kit is not None]
+        policies = {kit.site_id: file.load() for file, kit in zip(files, kits, strict=True) if kit.role == "source"}
+        sources = [entry.site_id for entry in kits[0].roster.sources]
+        absent = [site for site in sources if site not in policies]
+        if absent:
+            line = f"not checked: the policies of {', '.join(absent)} are not here"
+            return Finding("levels", Level.WARN, line, "name the kits of all sources")
+        asked, smallest = Visibility.INDIVIDUAL, 0
+        settings = [kit.local / SETTINGS_FILE for kit in kits if kit.role == "target"]
+        if settings and settings[0].exists():
+            privacy = load_aggregator(settings[0], (), env).privacy
+            asked, smallest = Visibility[privacy.visibility.upper()], privacy.smallest_sum
+        permitted = {site: max(asked, policies[site].visibility) for site in sources}
+        hidden = [policies[site].smallest_sum for site in sources if permitted[site] is not Visibility.INDIVIDUAL]
+        levels = plan_levels(permitted, max([smallest, *hidden]))
+    except SecureFdaError as error:
+        return _failed("levels", error)
+    return Finding("levels", Level.OK, ", ".join(f"{site} at {level.label}" for site, level in levels.items()))

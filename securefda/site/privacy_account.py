@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import ConfigError
-from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent, delta_warning
+from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger import Ledger, Reservation, Sign, fingerprints_of
 from securefda.privacy.ledger_storage import DataSet, Head, LedgerError, RowMarkers, last_reset, ledgers_of
 from securefda.protocol.signatures import sign_bytes, signature_is_valid
@@ -31,14 +31,11 @@ LEDGERS = "ledgers"
 STATEMENT = "LedgerStatement"
 """Message type under which a site signs that it accepts or resets a ledger."""
 
-TERMS = f"epsilon is of {GUARANTEE}; it holds where {ASSUMPTIONS}"
-"""Shown to every operator to whom an epsilon is shown."""
-
 _FINGERPRINT = b"securefda/1/rows\0"
 
 
 def ledger_file(kit: Path, data_set: str) -> Path:
-    """Where the ledger of a data set lies in a site's kit."""
+    """Where the ledger of a data set is in a site's kit."""
     return kit / LOCAL / LEDGERS / f"{data_set}.sqlite"
 
 
@@ -134,7 +131,7 @@ def check_statements(ledger: Ledger, public_key: bytes) -> tuple[int, ...]:
     return ledger.check_signatures(lambda said, signature: signature_is_valid(public_key, STATEMENT, said, signature))
 
 
-def _nobody(event: DpEvent, reservation: Reservation) -> None:
+def _no_log(event: DpEvent, reservation: Reservation) -> None:
     """Charges that go into no log."""
 
 
@@ -146,9 +143,9 @@ class PrivacyAccount:
         ledger: of the rows.
         data: the rows, as the ledger knows them.
         budget: what the site's policy lets them cost over all rounds and runs.
-        public_key: the site's, raw, 32 bytes: of whoever may accept or reset the ledger.
+        public_key: the site's, raw, 32 bytes: of the one who may accept or reset the ledger.
         unix_time: seconds.
-        told: hears of each charge, before the round trains.
+        on_charge: hears of each charge, before the round trains.
     """
 
     ledger: Ledger
@@ -156,7 +153,7 @@ class PrivacyAccount:
     budget: Budget
     public_key: bytes
     unix_time: Callable[[], float] = field(default=time.time, repr=False)
-    told: Callable[[DpEvent, Reservation], None] = field(default=_nobody, repr=False)
+    on_charge: Callable[[DpEvent, Reservation], None] = field(default=_no_log, repr=False)
 
     def require(self, event: DpEvent) -> None:
         """Check, before anything is promised to anybody, that one round like ``event`` is paid for.
@@ -176,7 +173,7 @@ class PrivacyAccount:
         """
         check_statements(self.ledger, self.public_key)
         reservation = self.ledger.reserve(event, self.budget, now=int(self.unix_time()))
-        self.told(event, reservation)
+        self.on_charge(event, reservation)
         return reservation
 
     def commit(self, reservation: Reservation, steps: int) -> Head:
@@ -222,13 +219,13 @@ def require_no_ledger_at(file: Path, name: str) -> None:
     """As :func:`require_unledgered`, of one file alone, whatever it holds: cheap enough for every round.
 
     Raises:
-        ConfigError: it is there, or was.
+        ConfigError: it exists, or did.
         LedgerError: its folder cannot be read.
     """
     with _readable(file):
         highest = RowMarkers(file).highest() if file.parent.is_dir() else None
-        is_there = file.exists()
-    if is_there:
+        exists = file.exists()
+    if exists:
         raise _belied(name, f"a privacy ledger ({file})", f'"{name}"')
     if highest is not None and highest[0] > 0:
         was = f"a privacy ledger ({file}), which was deleted after {highest[0]} rows,"

@@ -1,7 +1,7 @@
 """What a site remembers of the rosters that it has used, so that an old one cannot come back.
 
-A roster is changed because somebody has to go: a key was stolen, a site has left. Whoever puts the old ``startup/``
-back, by mistake or because someone asks for it, would let them in again. The memory lies in ``local/``, which is the
+A roster is changed because a site has to go: a key was stolen, a site has left. Putting the old ``startup/`` back, by
+mistake or because someone asks for it, would let it in again. The memory lies in ``local/``, which is the
 site's own and stays when ``startup/`` is replaced.
 """
 

@@ -21,7 +21,7 @@ def throwaway_roster(
     epoch: int = 1,
     entities: Mapping[str, str] | None = None,
 ) -> Roster:
-    """A roster that nobody signed, of sites without a certificate: no TLS key has the pins in it.
+    """A roster without a signature, of sites without a certificate: no TLS key has the pins in it.
 
     Args:
         federation_id: of the federation.

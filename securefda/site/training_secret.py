@@ -1,6 +1,6 @@
 """The secret from which a site's training draws its batches: 32 bytes in the half of the kit that is the site's own.
 
-The site makes it when it starts for the first time. Whoever makes the kits does not, for that is often the target, and
+The site makes it when it starts for the first time. The maker of the kits does not, for that is often the target, and
 the target is whom it is kept from. It stays when the site gets new keys, and no other site ever needs it: a site that
 has lost it makes another one.
 """

@@ -19,12 +19,12 @@ from securefda.operations import SourceWatch, watch_source
 from securefda.operations.progress import Reporter
 from securefda.operations.records import SiteLine, refused_line
 from securefda.operations.run_folder import METRICS_FILE, append_line, keep_refused
+from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Header, Parcel, Signed
 from securefda.site.config import SourceConfig
 from securefda.site.drawing import secret_of_site
 from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.policy import load_signed_policy
-from securefda.site.privacy_account import TERMS
 from securefda.source.bootstrap import source_site
 from securefda.source.patience import HINT
 from securefda.source.run import SourceRounds

@@ -1,4 +1,4 @@
-"""A source's end of the transport: one connection, dialled by the source, kept alive and mended by itself.
+"""A source's end of the transport: one connection, dialled by the source, kept alive and restored by itself.
 
 Vectors between a source and the aggregator: one attempt each, over the present connection.
 """
@@ -136,7 +136,7 @@ def _breaks_translated() -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # Nobody cancelled us: the control stream broke, and its channel was closed together with this call.
+        # No caller cancelled us: the control stream broke, and its channel was closed together with this call.
         raise HungUp("the connection was closed") from error
 
 
@@ -241,7 +241,7 @@ class SourceChannel:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Connect; keep trying for ``reconnect_deadline_s`` where nobody answers.
+        """Connect; keep trying for ``reconnect_deadline_s`` where there is no answer.
 
         Raises:
             ConnectionFailed: the aggregator is not there.

@@ -239,7 +239,7 @@ async def pump(
 
     Args:
         stream: opened, greetings exchanged.
-        link: rewound and told what the peer acknowledged.
+        link: rewound to what the peer acknowledged.
         pace: the one agreed with the peer.
         accept: gets each delivery in order, again only if it was cancelled; waiting in it holds the peer back.
         stop: ends the stream from this side, at once.

@@ -64,44 +64,26 @@ class Endpoint:
 def translated(error: grpc.aio.AioRpcError) -> SecureFdaError:
     """What a failed call means to a source. Only a :class:`HungUp` is worth another attempt."""
     detail = error.details() or "no reason given"
-    return _MEANINGS.get(error.code(), _hung_up)(detail)
-
-
-def _hung_up(detail: str) -> SecureFdaError:
-    return HungUp(f"the connection broke: {detail}")
-
-
-def _not_accepted(detail: str) -> SecureFdaError:
-    return AuthenticationError(
-        f"the aggregator refuses this site: {detail}",
-        hint="check that the roster at the aggregator has this site with its present certificate",
-    )
-
-
-def _replaced(detail: str) -> SecureFdaError:
-    return AuthenticationError(f"the aggregator hung up: {detail}", hint="run one source process per startup kit")
-
-
-def _too_much(detail: str) -> SecureFdaError:
-    if UNEXPECTED_LENGTH in detail:
-        return UploadRefusedError(detail)
-    return ConfigError("transport.max-message-bytes", detail, hint="use the same value at every site")
-
-
-def _malformed(detail: str) -> SecureFdaError:
-    return ProtocolError("WIRE", f"the aggregator refuses a message of this site: {detail}")
-
-
-_MEANINGS: dict[grpc.StatusCode, Callable[[str], SecureFdaError]] = {
-    grpc.StatusCode.UNAUTHENTICATED: _not_accepted,
-    grpc.StatusCode.PERMISSION_DENIED: _not_accepted,
-    grpc.StatusCode.ALREADY_EXISTS: _replaced,
-    grpc.StatusCode.NOT_FOUND: Withdrawn,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: _too_much,
-    grpc.StatusCode.INVALID_ARGUMENT: _malformed,
-    grpc.StatusCode.OUT_OF_RANGE: _malformed,
-    grpc.StatusCode.UNIMPLEMENTED: _malformed,
-}
+    meaning: SecureFdaError
+    match error.code():
+        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+            hint = "check that the roster at the aggregator has this site with its present certificate"
+            meaning = AuthenticationError(f"the aggregator refuses this site: {detail}", hint=hint)
+        case grpc.StatusCode.ALREADY_EXISTS:
+            hint = "run one source process per startup kit"
+            meaning = AuthenticationError(f"the aggregator hung up: {detail}", hint=hint)
+        case grpc.StatusCode.NOT_FOUND:
+            meaning = Withdrawn(detail)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if UNEXPECTED_LENGTH in detail:
+            meaning = UploadRefusedError(detail)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            hint = "use the same value at every site"
+            meaning = ConfigError("transport.max-message-bytes", detail, hint=hint)
+        case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE | grpc.StatusCode.UNIMPLEMENTED:
+            meaning = ProtocolError("WIRE", f"the aggregator refuses a message of this site: {detail}")
+        case _:
+            meaning = HungUp(f"the connection broke: {detail}")
+    return meaning
 
 
 class Connection:
@@ -194,7 +176,7 @@ class Dialer:
         Raises:
             CertificateError: the aggregator's certificate, or this site's, does not hold.
             AuthenticationError: the aggregator is not the roster's, or it does not accept this site.
-            ConnectionFailed: it is not there; :class:`HungUp` where it is there and the call still failed.
+            ConnectionFailed: there is no answer; :class:`HungUp` where it answered and the call still failed.
             ProtocolError: its welcome is malformed.
         """
         endpoint = self._endpoint

@@ -1,6 +1,6 @@
 """Running what takes long beside the event loop.
 
-The event loop of a process, and how the process is told to end.
+The event loop of a process, and how the process is asked to end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def run_until_told(serve: Coroutine[Any, Any, None]) -> None:
     """Run ``serve`` in an event loop of its own; Ctrl-C and SIGTERM cancel it, so that it can say goodbye.
 
     Raises:
-        KeyboardInterrupt: the process was told to end.
+        KeyboardInterrupt: the process was asked to end.
     """
     try:
         asyncio.run(_cancelled_by_sigterm(serve))
@@ -38,7 +38,7 @@ _NAME = "securefda-work"
 
 
 def work_goes_on() -> bool:
-    """Whether a thread of :func:`in_thread` still runs, though nobody waits for it any more."""
+    """Whether a thread of :func:`in_thread` still runs, though nothing waits for it any more."""
     return any(thread.name == _NAME for thread in threading.enumerate())
 
 
@@ -56,7 +56,7 @@ async def in_thread(work: Callable[[], ResultT]) -> ResultT:
             done.set_result(result)  # type: ignore[arg-type]  # None only where ResultT allows it
 
     def run() -> None:
-        with suppress(RuntimeError):  # of a loop that has closed meanwhile: nobody waits any more
+        with suppress(RuntimeError):  # of a loop that has closed meanwhile: nothing waits any more
             try:
                 result = work()
             except BaseException as error:  # noqa: BLE001 - it is raised again where the work was asked for

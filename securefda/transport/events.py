@@ -92,7 +92,7 @@ class EventQueue:
         self._changed.set()
 
     def new_process_waits(self, site: int) -> bool:
-        """Whether a new process of a site has connected and nobody has read that yet."""
+        """Whether a new process of a site has connected and that was not read yet."""
         return site in self._new_processes
 
     async def slot(self, site: int) -> None:
@@ -116,7 +116,7 @@ class EventQueue:
         """Wait for the next event.
 
         Raises:
-            BaseException: what :meth:`fail` was told; that comes before waiting events.
+            BaseException: what :meth:`fail` was given; that comes before waiting events.
         """
         while not self._events or self._failure is not None:
             if self._failure is not None:

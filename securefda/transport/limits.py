@@ -1,4 +1,4 @@
-"""Every limit of the transport, in one place, and what gRPC is told of them."""
+"""Every limit of the transport, in one place, and gRPC's options that follow from them."""
 
 from __future__ import annotations
 

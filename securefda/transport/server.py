@@ -124,7 +124,10 @@ class FederationServicer(FederationServiceServicer):
             ended = Ended(f"the stream broke: {error}")
         finally:
             if site.stop is stop:
-                self._stream_ended(site, ended, pace)
+                if ended.deliberate or ended.silent:
+                    self._table.lose(site, ended.why)
+                else:
+                    site.lose_in(pace.silence_s, lambda: self._table.lose(site, ended.why))
         if site.instance_id != first.hello.instance_id:
             raise Refused(grpc.StatusCode.ALREADY_EXISTS, "another process of this site has connected")
 
@@ -145,12 +148,6 @@ class FederationServicer(FederationServiceServicer):
             site.start_anew(hello.instance_id)
             self._table.events.put(Joined(site.index, site.instance_id, resumed=False))
         return pace
-
-    def _stream_ended(self, site: Site, ended: Ended, pace: Pace) -> None:
-        if ended.deliberate or ended.silent:
-            self._table.lose(site, ended.why)
-        else:
-            site.lose_in(pace.silence_s, lambda: self._table.lose(site, ended.why))
 
     async def _accept(self, site: Site, link: Link, delivery: pb.Delivery) -> None:
         if delivery.attachment_bytes:
@@ -263,7 +260,7 @@ async def _write(
 
 
 async def _wrote(context: Context, site: Site, response: pb.UploadResponse | pb.DownloadResponse) -> bool:
-    """Write; False where the stream broke, which its source will mend with a new one."""
+    """Write; False where the stream broke, which its source will replace with a new one."""
     with contextlib.suppress(grpc.aio.BaseError):
         await _write(context, site, response)
         return True
@@ -276,7 +273,7 @@ class AggregatorServer:
     A source is known by the public key of its TLS certificate, and may send messages of its own roster index only.
     A connection that breaks and comes back within the same process of the source loses and repeats no message; a new
     process of the source begins anew (``Joined`` with ``resumed`` false). Messages for the old one are discarded, and
-    whatever is sent before :meth:`receive` has told of the new one is for the old one.
+    whatever is sent before :meth:`receive` has announced the new one is for the old one.
 
     Args:
         listen: ``host:port``; port 0 picks a free one.
@@ -342,7 +339,7 @@ class AggregatorServer:
         message leaves at once where its source is connected, else when it is back. A vector is held once, however many
         messages name it, until every source it was sent to has taken its message; it must not be changed meanwhile.
 
-        Messages for a process that a new one has replaced are left out, and shown to nobody. So are those for a source
+        Messages for a process that a new one has replaced are left out, and not shown. So are those for a source
         that takes nothing: when more than ``settings.max_untaken_bytes`` wait for it, it is hung up on and has left.
 
         Args:

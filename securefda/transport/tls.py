@@ -144,7 +144,7 @@ async def fetch_server_certificate(address: str, *, server_name: str, ca: bytes,
         timeout_s: seconds for all of it.
 
     Raises:
-        ConnectionFailed: nobody listens there, or it does not speak TLS 1.3.
+        ConnectionFailed: there is no listener, or it does not speak TLS 1.3.
         CertificateError: the certificate is expired, not yet valid, of another federation or has the wrong name.
         AuthenticationError: it is a valid certificate of the federation, but not the one in the roster.
     """

@@ -135,7 +135,7 @@ class AttachmentStore:
         return attachment.view if attachment is not None and attachment.readers[site] > 0 else None
 
     def release(self, digests: tuple[bytes, ...], site: int) -> None:
-        """One message of a site needs these no longer; what nobody needs is forgotten."""
+        """One message of a site needs these no longer; what none needs is forgotten."""
         for digest in digests:
             attachment = self._attachments.get(digest)
             if attachment is None:

@@ -124,14 +124,35 @@ def _signed_all(protos: Sequence[pb.SignedMessage], body_type: type[m.BodyT]) ->
 
 def _header(proto: pb.Header) -> m.Header:
     _require(proto.HasField("rule"), "Header has no rule")
+    rule, target, cap = proto.rule, proto.target, proto.norm_cap
     return m.Header(
         run_id=proto.run_id,
         round=proto.round,
         attempt=proto.attempt,
         levels=tuple(m.Visibility(level) for level in _few(proto.levels, MAX_SITES, "levels")),
-        rule=_rule(proto.rule),
-        target=_target(proto.target) if proto.HasField("target") else None,
-        layers=tuple(_layer(layer) for layer in _few(proto.layers, MAX_LAYERS, "layers")),
+        rule=m.RuleTerms(
+            rule=_name(rule.rule, "rule"),
+            beta=rule.beta,
+            projection=_name(rule.projection, "projection"),
+            filter=rule.filter,
+            align=rule.align,
+            estimator=_name(rule.estimator, "estimator"),
+            learning_rate_factor=rule.learning_rate_factor,
+            select=rule.select,
+        ),
+        target=m.TargetTerms(
+            steps=target.steps,
+            learning_rate=target.learning_rate,
+            update_digest=target.update_digest,
+            mean_square=target.mean_square,
+            scatter=target.scatter,
+        )
+        if proto.HasField("target")
+        else None,
+        layers=tuple(
+            m.Layer(name=layer.name, shape=tuple(_few(layer.shape, MAX_SIDES, "shape")), clip=layer.clip)
+            for layer in _few(proto.layers, MAX_LAYERS, "layers")
+        ),
         architecture_digest=proto.architecture_digest,
         model_digest=proto.model_digest,
         roster_digest=proto.roster_digest,
@@ -147,39 +168,10 @@ def _header(proto: pb.Header) -> m.Header:
         cohort_size=proto.cohort_size,
         cohort_quorum=proto.cohort_quorum,
         sum_quorum=proto.sum_quorum,
-        norm_cap=_norm_cap(proto.norm_cap) if proto.HasField("norm_cap") else None,
+        norm_cap=m.NormCapTerms(kappa=cap.kappa, others=cap.others, granularity=m.Granularity(cap.granularity))
+        if proto.HasField("norm_cap")
+        else None,
         metrics=proto.metrics,
-    )
-
-
-def _norm_cap(proto: pb.NormCapTerms) -> m.NormCapTerms:
-    return m.NormCapTerms(kappa=proto.kappa, others=proto.others, granularity=m.Granularity(proto.granularity))
-
-
-def _layer(proto: pb.Layer) -> m.Layer:
-    return m.Layer(name=proto.name, shape=tuple(_few(proto.shape, MAX_SIDES, "shape")), clip=proto.clip)
-
-
-def _rule(proto: pb.RuleTerms) -> m.RuleTerms:
-    return m.RuleTerms(
-        rule=_name(proto.rule, "rule"),
-        beta=proto.beta,
-        projection=_name(proto.projection, "projection"),
-        filter=proto.filter,
-        align=proto.align,
-        estimator=_name(proto.estimator, "estimator"),
-        learning_rate_factor=proto.learning_rate_factor,
-        select=proto.select,
-    )
-
-
-def _target(proto: pb.TargetTerms) -> m.TargetTerms:
-    return m.TargetTerms(
-        steps=proto.steps,
-        learning_rate=proto.learning_rate,
-        update_digest=proto.update_digest,
-        mean_square=proto.mean_square,
-        scatter=proto.scatter,
     )
 
 
@@ -191,16 +183,6 @@ def _advertise(proto: pb.Advertise) -> m.Advertise:
         nonce_commitment=proto.nonce_commitment,
         row_commitment=proto.row_commitment,
     )
-
-
-def _boxes(protos: Sequence[pb.ShareBox]) -> tuple[m.ShareBox, ...]:
-    boxes = _few(protos, MAX_SITES, "boxes")
-    return tuple(m.ShareBox(peer=_index(box.peer, "peer"), box=box.box) for box in boxes)
-
-
-def _delivered(protos: Sequence[pb.DeliveredBox]) -> tuple[m.DeliveredBox, ...]:
-    boxes = _few(protos, MAX_SITES, "boxes")
-    return tuple(m.DeliveredBox(peer=_index(box.peer, "peer"), box=box.box, nonce=box.nonce) for box in boxes)
 
 
 def _survivors(proto: pb.Survivors) -> m.Survivors:
@@ -218,14 +200,6 @@ def _share(proto: pb.UnmaskShare) -> m.SelfMaskShare | m.MasterShare:
     if kind == "self_mask":
         return m.SelfMaskShare(owner=owner, share=proto.self_mask)
     return m.MasterShare(owner=owner, share=proto.master)
-
-
-def _result(proto: pb.Result) -> m.Result:
-    return m.Result(
-        sum_digest=proto.sum_digest,
-        count=proto.count,
-        model_digest=proto.model_digest,
-    )
 
 
 def _update(proto: pb.Update) -> m.Update:
@@ -273,8 +247,18 @@ _DECODERS: dict[str, Callable[[Any], m.Body]] = {
     "header": _header,
     "advertise": _advertise,
     "key_list": lambda proto: m.KeyList(_signed_all(proto.advertisements, m.Advertise)),
-    "share_bundle": lambda proto: m.ShareBundle(boxes=_boxes(proto.boxes), nonce=proto.nonce),
-    "share_delivery": lambda proto: m.ShareDelivery(_delivered(proto.boxes)),
+    "share_bundle": lambda proto: m.ShareBundle(
+        boxes=tuple(
+            m.ShareBox(peer=_index(box.peer, "peer"), box=box.box) for box in _few(proto.boxes, MAX_SITES, "boxes")
+        ),
+        nonce=proto.nonce,
+    ),
+    "share_delivery": lambda proto: m.ShareDelivery(
+        tuple(
+            m.DeliveredBox(peer=_index(box.peer, "peer"), box=box.box, nonce=box.nonce)
+            for box in _few(proto.boxes, MAX_SITES, "boxes")
+        )
+    ),
     "masked_input": lambda proto: m.MaskedInput(digest=proto.digest, length_bytes=proto.length_bytes),
     "update": _update,
     "survivors": _survivors,
@@ -283,7 +267,7 @@ _DECODERS: dict[str, Callable[[Any], m.Body]] = {
         signatures=_signed_all(proto.signatures, m.SurvivorSignature), inputs=_signed_all(proto.inputs, m.MaskedInput)
     ),
     "unmask": lambda proto: m.Unmask(tuple(_share(share) for share in _few(proto.shares, MAX_SITES, "shares"))),
-    "result": _result,
+    "result": lambda proto: m.Result(sum_digest=proto.sum_digest, count=proto.count, model_digest=proto.model_digest),
     "abort": _abort,
     "refusal": lambda proto: m.Refusal(proto.key),
     "join": _join,

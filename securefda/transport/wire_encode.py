@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.message import Message
@@ -59,13 +59,31 @@ def signed_to_proto(message: m.Signed[Any]) -> pb.SignedMessage:
 
 
 def _header(body: m.Header) -> pb.Header:
+    rule, target, cap = body.rule, body.target, body.norm_cap
     return pb.Header(
         run_id=body.run_id,
         round=body.round,
         attempt=body.attempt,
         levels=[pb.Visibility.ValueType(level) for level in body.levels],
-        rule=_rule(body.rule),
-        target=None if body.target is None else _target(body.target),
+        rule=pb.RuleTerms(
+            rule=rule.rule,
+            beta=rule.beta,
+            projection=rule.projection,
+            filter=rule.filter,
+            align=rule.align,
+            estimator=rule.estimator,
+            learning_rate_factor=rule.learning_rate_factor,
+            select=rule.select,
+        ),
+        target=None
+        if target is None
+        else pb.TargetTerms(
+            steps=target.steps,
+            learning_rate=target.learning_rate,
+            update_digest=target.update_digest,
+            mean_square=target.mean_square,
+            scatter=target.scatter,
+        ),
         layers=[pb.Layer(name=layer.name, shape=layer.shape, clip=layer.clip) for layer in body.layers],
         architecture_digest=body.architecture_digest,
         model_digest=body.model_digest,
@@ -82,36 +100,10 @@ def _header(body: m.Header) -> pb.Header:
         cohort_size=body.cohort_size,
         cohort_quorum=body.cohort_quorum,
         sum_quorum=body.sum_quorum,
-        norm_cap=None if body.norm_cap is None else _norm_cap(body.norm_cap),
+        norm_cap=None
+        if cap is None
+        else pb.NormCapTerms(kappa=cap.kappa, others=cap.others, granularity=pb.Granularity.ValueType(cap.granularity)),
         metrics=body.metrics,
-    )
-
-
-def _norm_cap(terms: m.NormCapTerms) -> pb.NormCapTerms:
-    granularity = pb.Granularity.ValueType(terms.granularity)
-    return pb.NormCapTerms(kappa=terms.kappa, others=terms.others, granularity=granularity)
-
-
-def _rule(terms: m.RuleTerms) -> pb.RuleTerms:
-    return pb.RuleTerms(
-        rule=terms.rule,
-        beta=terms.beta,
-        projection=terms.projection,
-        filter=terms.filter,
-        align=terms.align,
-        estimator=terms.estimator,
-        learning_rate_factor=terms.learning_rate_factor,
-        select=terms.select,
-    )
-
-
-def _target(terms: m.TargetTerms) -> pb.TargetTerms:
-    return pb.TargetTerms(
-        steps=terms.steps,
-        learning_rate=terms.learning_rate,
-        update_digest=terms.update_digest,
-        mean_square=terms.mean_square,
-        scatter=terms.scatter,
     )
 
 
@@ -125,14 +117,6 @@ def _advertise(body: m.Advertise) -> pb.Advertise:
     )
 
 
-def _boxes(boxes: Iterable[m.ShareBox]) -> list[pb.ShareBox]:
-    return [pb.ShareBox(peer=box.peer, box=box.box) for box in boxes]
-
-
-def _delivered(boxes: Iterable[m.DeliveredBox]) -> list[pb.DeliveredBox]:
-    return [pb.DeliveredBox(peer=box.peer, box=box.box, nonce=box.nonce) for box in boxes]
-
-
 def _survivors(body: m.Survivors) -> pb.Survivors:
     survivors = [pb.Survivor(index=entry.index, input_digest=entry.input_digest) for entry in body.survivors]
     return pb.Survivors(survivors=survivors, dropped=body.dropped)
@@ -142,10 +126,6 @@ def _share(share: m.SelfMaskShare | m.MasterShare) -> pb.UnmaskShare:
     if isinstance(share, m.SelfMaskShare):
         return pb.UnmaskShare(owner=share.owner, self_mask=share.share)
     return pb.UnmaskShare(owner=share.owner, master=share.share)
-
-
-def _result(body: m.Result) -> pb.Result:
-    return pb.Result(sum_digest=body.sum_digest, count=body.count, model_digest=body.model_digest)
 
 
 def _update(body: m.Update) -> pb.Update:
@@ -178,16 +158,16 @@ def _receipt(body: m.Receipt) -> pb.Receipt:
     )
 
 
-def _abort(body: m.Abort) -> pb.Abort:
-    return pb.Abort(step=pb.Step.ValueType(body.step), check=body.check, accused=body.accused)
-
-
 _ENCODERS: dict[type, Callable[[Any], Message]] = {
     m.Header: _header,
     m.Advertise: _advertise,
     m.KeyList: lambda body: pb.KeyList(advertisements=[signed_to_proto(one) for one in body.advertisements]),
-    m.ShareBundle: lambda body: pb.ShareBundle(boxes=_boxes(body.boxes), nonce=body.nonce),
-    m.ShareDelivery: lambda body: pb.ShareDelivery(boxes=_delivered(body.boxes)),
+    m.ShareBundle: lambda body: pb.ShareBundle(
+        boxes=[pb.ShareBox(peer=box.peer, box=box.box) for box in body.boxes], nonce=body.nonce
+    ),
+    m.ShareDelivery: lambda body: pb.ShareDelivery(
+        boxes=[pb.DeliveredBox(peer=box.peer, box=box.box, nonce=box.nonce) for box in body.boxes]
+    ),
     m.MaskedInput: lambda body: pb.MaskedInput(digest=body.digest, length_bytes=body.length_bytes),
     m.Update: _update,
     m.Survivors: _survivors,
@@ -197,8 +177,8 @@ _ENCODERS: dict[type, Callable[[Any], Message]] = {
         inputs=[signed_to_proto(one) for one in body.inputs],
     ),
     m.Unmask: lambda body: pb.Unmask(shares=[_share(share) for share in body.shares]),
-    m.Result: _result,
-    m.Abort: _abort,
+    m.Result: lambda body: pb.Result(sum_digest=body.sum_digest, count=body.count, model_digest=body.model_digest),
+    m.Abort: lambda body: pb.Abort(step=pb.Step.ValueType(body.step), check=body.check, accused=body.accused),
     m.Refusal: lambda body: pb.Refusal(key=body.key),
     m.Join: _join,
     m.Checkpoint: lambda body: pb.Checkpoint(

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from securefda.bootstrap import rows_of_site
 from securefda.cli import main
-from securefda.cli.budget_site import BudgetSite, load_site
 from securefda.local.samples import sample
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent
+from securefda.site.budget import BudgetSite, load_site
 
 WIDE = Budget(1000.0, 1e-5)
 ROUND = (1.1, 0.2, 10)
@@ -46,7 +47,7 @@ class Owner:
 
     @property
     def site(self) -> BudgetSite:
-        return load_site(self.settings, [], {}, datetime.now(UTC))
+        return load_site(self.settings, [], {}, datetime.now(UTC), rows_of_site)
 
     def run(self, command: str, *arguments: str) -> tuple[int, str, str]:
         self.capsys.readouterr()
@@ -61,7 +62,7 @@ class Owner:
         return found
 
     def refused(self, command: str, *arguments: str) -> tuple[int, str]:
-        """Exit code and the one line; nothing was printed beside it and its mend, and the ledgers are as before."""
+        """Exit code and the one line; nothing was printed beside it and its hint, and the ledgers are as before."""
         before = self.ledgers()
         code, out, err = self.run(command, *arguments)
         line, *hint = err.splitlines()

@@ -10,14 +10,13 @@ import sys
 
 import pytest
 
-from securefda.bench.accuracy import bench_accuracy
+from securefda.bench.accuracy import at_another_level, bench_accuracy
 from securefda.bench.federated import RunResult
 from securefda.bench.plan import Request
 from securefda.bench.progress import console_watcher
 from securefda.bench.results import RunKey
 from securefda.bench.suite_folder import settings_of
 from securefda.cli import main
-from securefda.cli.bench_accuracy import at_another_level
 from securefda.errors import ConfigError
 
 SHORT = ("strategy.rounds=2", "strategy.warm-up-rounds=1")

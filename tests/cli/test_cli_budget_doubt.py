@@ -194,7 +194,7 @@ def test_a_ledger_without_its_marker_stays_in_doubt_when_init_is_tried(owner: Ow
     assert owner.refused("init")[0] == 11
 
     code, err = owner.refused("show")
-    assert (code, "lies here without its marker" in err) == (11, True)
+    assert (code, "is here without its marker" in err) == (11, True)
 
 
 def test_a_ledger_of_another_data_set_under_this_ones_name_is_refused_and_cannot_be_accepted(owner: Owner) -> None:

@@ -9,8 +9,7 @@ import pytest
 from budget_owner import ROUND, Owner, spent
 
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, DpEvent
-from securefda.site.privacy_account import TERMS
+from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, TERMS, DpEvent
 
 SVG = "{http://www.w3.org/2000/svg}"
 

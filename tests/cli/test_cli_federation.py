@@ -166,7 +166,7 @@ def test_preflight_names_a_wrong_policy_and_wrong_data_at_once(kits: Path, capsy
     assert set(failed) == {"policy", "data"}
     assert "in the policy of target" in failed["policy"]["message"]
     assert "min-other: unknown key" in failed["policy"]["message"]
-    assert failed["policy"]["mend"] == "did you mean min-others?"
+    assert failed["policy"]["hint"] == "did you mean min-others?"
     assert "target-rowz" in failed["data"]["message"]
     assert envelope["error_code"] == "PreflightError"
 

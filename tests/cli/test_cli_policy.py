@@ -87,7 +87,7 @@ def test_check_names_site_key_asked_allowed_and_mend_and_ends_with_10(
         ("source-2", "min-others", "at least 4")
     ]
     assert "others that count" in refused[0]["asked"]
-    assert "privacy.min-others" in refused[0]["mend"]
+    assert "privacy.min-others" in refused[0]["hint"]
     assert found["message"].startswith("source-2: policy refuses min-others: asked ")
     assert main(["policy", "check", str(kits / "source-2"), FEDERATION]) == 10
     out, err = capsys.readouterr()
@@ -425,7 +425,7 @@ def test_preflight_of_all_kits_finds_that_no_level_satisfies_all(
 
 def test_preflight_of_some_kits_does_not_guess_at_the_others(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = findings(all_sources(kits)[:4], capsys)["levels"]
-    assert (found["level"], found["message"]) == ("warn", "not looked at: the policies of source-5 are not here")
+    assert (found["level"], found["message"]) == ("warn", "not checked: the policies of source-5 are not here")
 
 
 def test_one_configuration_is_of_one_kit(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:

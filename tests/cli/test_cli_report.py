@@ -220,7 +220,7 @@ def test_at_sum_no_single_update_was_seen_and_the_targets_own_was_by_those_that_
     levels = dict.fromkeys(SITES, "sum")
     assert "no single update;" in protected(levels, "fedgp_auto")
     assert "collude" in protected(levels, "fedgp_auto")
-    assert "the sources saw the target's own update" in unprotected(levels, "fedgp_auto", told=SITES)
+    assert "the sources saw the target's own update" in unprotected(levels, "fedgp_auto", sent_to=SITES)
     assert "target's own update" not in unprotected(levels, "fedavg")
     assert "no noise was added at the target" in unprotected(levels, "fedavg")
 
@@ -318,7 +318,7 @@ def test_a_rule_without_sources_claims_no_masks(rule: str) -> None:
 def test_mixed_levels_name_who_was_seen_in_which_way() -> None:
     levels = {"a": "sum", "b": "sum", "c": "cohort", "d": "cohort", "e": "individual"}
     hidden = protected(levels, "auto", norm_cap={"kappa": 1.0, "granularity": "layer"})
-    shown = unprotected(levels, "auto", told=["a", "b"])
+    shown = unprotected(levels, "auto", sent_to=["a", "b"])
     assert "the update of a, b, c, d left it only under masks" in hidden
     assert "one weighted sum of a, b and one per cohort of c, d and no single update of theirs" in hidden
     assert "every single update of e, and its row count" in shown

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from securefda.cli import main, threat_register
-from securefda.cli.threat_register import LAST_RUN_FILE, LastRun, RecordedTest
+from securefda import threat_register
+from securefda.cli import main
+from securefda.threat_register import LAST_RUN_FILE, LastRun, RecordedTest
 
 FULL_RUN = datetime(2026, 5, 1, 10, 0, tzinfo=UTC)
 LATER = datetime(2026, 5, 2, 11, 30, tzinfo=UTC)

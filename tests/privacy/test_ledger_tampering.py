@@ -169,7 +169,7 @@ def test_deleted_ledger_is_found_and_none_is_made_in_its_place(site: Site) -> No
 def test_deleted_marker_is_found(site: Site) -> None:
     marker(site).unlink()
 
-    assert "lies here without its marker" in str(refused(site))
+    assert "is here without its marker" in str(refused(site))
 
 
 @pytest.mark.parametrize("keep", [0, 100, 5000])

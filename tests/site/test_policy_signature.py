@@ -17,7 +17,7 @@ from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import SourcePolicy, load_signed_policy
 from securefda.site.policy.signed import policy_signature, write_policy_signature
 
-MEND = "read it with 'securefda policy explain', then 'securefda policy sign KIT'"
+HINT = "read it with 'securefda policy explain', then 'securefda policy sign KIT'"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_one_byte_more_in_the_policy_is_refused_until_the_site_signs_again(lyon:
     assert_refused(lyon, r"policy\.toml was changed after it was signed")
     with pytest.raises(ConfigError) as caught:
         load_signed_policy(lyon)
-    assert caught.value.hint == MEND
+    assert caught.value.hint == HINT
     sign_as(lyon)
     assert load_signed_policy(lyon) == SourcePolicy(min_others=2)
 

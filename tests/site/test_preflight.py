@@ -252,14 +252,14 @@ def test_unsound_kit_fails_alone_and_the_other_checks_still_run(live: Path) -> N
         ("device", Level.OK),
     ]
     assert exit_code(findings) == ExitCode.CONFIG
-    assert check(findings, "kit").mend
+    assert check(findings, "kit").hint
 
 
 @pytest.mark.parametrize("shift", [timedelta(days=-1), timedelta(days=1000)])
 def test_wrong_clock_fails_with_the_certificate_exit_code(live: Path, shift: timedelta) -> None:
     findings = preflight(live / "lyon", NOW + shift)
     assert exit_code(findings) == ExitCode.CERTIFICATE
-    assert "clock" in check(findings, "kit").mend
+    assert "clock" in check(findings, "kit").hint
 
 
 def test_what_the_kit_keeps_from_being_checked_is_said_once(live: Path) -> None:
@@ -292,7 +292,7 @@ def test_absent_aggregator_fails_with_the_connection_exit_code(live: Path) -> No
     assert exit_code(findings) == ExitCode.CONNECTION
 
 
-def test_failed_probe_carries_its_own_mend_and_exit_code(live: Path) -> None:
+def test_failed_probe_carries_its_own_hint_and_exit_code(live: Path) -> None:
     def no_data() -> str:
         raise DataError("train.csv", "is missing", hint="put it into data/")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from securefda.cli.threat_register import LAST_RUN_FILE, load_last_run
+from securefda.threat_register import LAST_RUN_FILE, load_last_run
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.machinery

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from securefda.cli.threat_register import load_register
 from securefda.errors import ConfigError
+from securefda.threat_register import load_register
 from threat_model import generate
 from threat_model.register import FOLDER, ROOT, files_by_threat, register
 

@@ -1,6 +1,6 @@
 """Sections of a configuration as the values that rules and training take.
 
-The rooms below are imported when a function runs: reading a configuration needs no torch.
+The packages below are imported when a function runs: reading a configuration needs no torch.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def budget_of(section: BudgetSection) -> Budget:
 
 
 def _config_error(table: str, section: Settings, error: ValueError) -> ConfigError:
-    """The rooms' messages read ``argument: why``."""
+    """The messages of these packages read ``argument: why``."""
     name, colon, why = str(error).partition(": ")
     if colon and name in type(section).model_fields:
         hint = "lower it, or raise strategy.rounds" if name in _PARTS_OF_A_RUN else ""

@@ -70,22 +70,31 @@ class FederationConfig(Settings):
             if site not in sources:
                 hint = f"sources: {', '.join(sources)}"
                 raise ConfigError(f"privacy.site-visibility.{site}", "is no source of this federation", hint=hint)
-        if self.privacy.visibility != "individual":
-            _require_enough_sources(len(self.federation.sources), self.privacy)
-            _require_large_sums(self.privacy, self.session)
-            _require_sound_threshold(len(self.federation.sources), self.privacy, self.session)
-        plan_levels(self.levels, self.privacy.smallest_sum)
-        self._require_a_word_on_norm_rows()
-        return self
-
-    def _require_a_word_on_norm_rows(self) -> None:
-        """The sources' policies would refuse every header of this file."""
-        privacy, noise = self.privacy, self.training.source.dp.noise_multiplier
+        privacy, threshold, count = self.privacy, self.session.threshold, len(sources)
+        if privacy.visibility != "individual":
+            needed = privacy.smallest_sum
+            if count < needed:
+                why = (
+                    f"{privacy.min_others} with max-colluders = {privacy.max_colluders} needs at least {needed} "
+                    f"sources, so that each hides among {privacy.min_others} others that it trusts; there are {count}"
+                )
+                hint = "add sources to federation.sources, or lower privacy.min-others"
+                raise ConfigError("privacy.min-others", why, hint=hint)
+            _require_large_sums(privacy, self.session)
+            if threshold and not threshold_is_sound(threshold, count, privacy.max_colluders):
+                lowest = (count + privacy.max_colluders) // 2 + 1
+                given = f"{count} sources and max-colluders = {privacy.max_colluders}"
+                why = f"{threshold} is outside [{lowest}, {count}] for {given}"
+                raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
+        plan_levels(self.levels, privacy.smallest_sum)
+        # The sources' policies would refuse every header of a file that hides norm reports and adds no noise.
+        noise = self.training.source.dp.noise_multiplier
         hidden = privacy.max_colluders > 0 and privacy.norm_cap_kappa > 0 and privacy.norm_reports == "hidden"
         if hidden and not noise and Visibility.SUM in self.levels.values():
             why = f"each of max-colluders = {privacy.max_colluders} colluders would see the norms of the others' parts"
             hint = 'set "colluders-may-see", or training.source.dp.noise-multiplier'
             raise ConfigError("privacy.norm-reports", why, hint=hint)
+        return self
 
     @model_validator(mode="after")
     def _the_sites_train_as_the_strategy_needs(self) -> Self:
@@ -148,31 +157,11 @@ class SourceConfig(Settings):
     metrics: MetricsSection = MetricsSection()
 
 
-def _require_enough_sources(sources: int, privacy: PrivacySection) -> None:
-    needed = privacy.smallest_sum
-    if sources < needed:
-        why = (
-            f"{privacy.min_others} with max-colluders = {privacy.max_colluders} needs at least {needed} sources, so "
-            f"that each hides among {privacy.min_others} others that it trusts; there are {sources}"
-        )
-        raise ConfigError(
-            "privacy.min-others", why, hint="add sources to federation.sources, or lower privacy.min-others"
-        )
-
-
 def _require_large_sums(privacy: PrivacySection, session: SessionSection) -> None:
-    """As many sources as the threshold says may make up a sum, whoever else is lost."""
+    """As many sources as the threshold says may make up a sum, whichever others are lost."""
     if 0 < session.threshold < privacy.smallest_sum:
         smallest = f"min-others + max-colluders + 1 = {privacy.smallest_sum}"
         why = f"{session.threshold} is below {smallest}, the smallest sum that may open"
-        raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
-
-
-def _require_sound_threshold(sources: int, privacy: PrivacySection, session: SessionSection) -> None:
-    if session.threshold and not threshold_is_sound(session.threshold, sources, privacy.max_colluders):
-        lowest = (sources + privacy.max_colluders) // 2 + 1
-        given = f"{sources} sources and max-colluders = {privacy.max_colluders}"
-        why = f"{session.threshold} is outside [{lowest}, {sources}] for {given}"
         raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
 
 
@@ -228,9 +217,16 @@ def _load(model: type[SettingsT], path: Path, overrides: Iterable[str], env: Map
     origins: dict[str, str] = {}
     for key, text, origin in (*_from_environment(model, env), *map(_from_flag, overrides)):
         try:
-            _put(data, key, _parse_value(text, annotations.get(key)), origin)
+            value = _parse_value(text, annotations.get(key))
         except BeyondBounds as error:
             raise ConfigError(key, f"{error} ({origin})", hint="no setting takes that") from error
+        *tables, leaf = key.split(".")
+        inner = data
+        for table in tables:
+            inner = inner.setdefault(table, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(key, f"{table} is a value, not a table ({origin})")
+        inner[leaf] = value
         origins[key] = origin
     return parse_settings(model, data, file=path, origins=origins)
 
@@ -262,15 +258,6 @@ def _environment_names(model: type[Settings]) -> dict[str, str]:
     """Environment name -> dotted key, for every key but the task's own options, whose names are the task's."""
     keys = (key for key in known_keys(model) if key != "task.options")
     return {ENVIRONMENT_PREFIX + key.replace(".", "_").replace("-", "_").upper(): key for key in keys}
-
-
-def _put(data: dict[str, Any], key: str, value: object, origin: str) -> None:
-    *tables, leaf = key.split(".")
-    for table in tables:
-        data = data.setdefault(table, {})
-        if not isinstance(data, dict):
-            raise ConfigError(key, f"{table} is a value, not a table ({origin})")
-    data[leaf] = value
 
 
 def _parse_value(text: str, annotation: object) -> object:
@@ -381,25 +368,22 @@ def _aggregator(config: FederationConfig, process: ProcessSection) -> Aggregator
 
 
 def _source(config: FederationConfig, site: str, process: ProcessSection) -> SourceConfig:
+    """Sites may share a machine: the target has the metrics port of the file and each source the next one, in order.
+
+    A source that the file does not name yet gets the port behind theirs.
+    """
+    metrics = config.metrics
+    if metrics.port:
+        place = 1 + (*config.federation.sources, site).index(site)
+        metrics = MetricsSection(port=min(metrics.port + place, MAX_PORT))
     return SourceConfig(
         source=process,
         task=config.task,
         training=config.training.source,
         transport=config.transport,
         logging=config.logging,
-        metrics=_metrics_at(config, site),
+        metrics=metrics,
     )
-
-
-def _metrics_at(config: FederationConfig, site: str) -> MetricsSection:
-    """Sites may share a machine: the target has the port of the file and each source the next one, in roster order.
-
-    A source that the file does not name yet gets the port behind theirs.
-    """
-    if not config.metrics.port:
-        return config.metrics
-    place = 1 + (*config.federation.sources, site).index(site)
-    return MetricsSection(port=min(config.metrics.port + place, MAX_PORT))
 
 
 def _as_toml(settings: AggregatorConfig | SourceConfig) -> str:

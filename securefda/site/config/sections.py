@@ -400,7 +400,7 @@ class LoggingSection(Settings):
     """Operational logs: what the console shows and more, for the site's operator. Both are off by default."""
 
     file: Annotated[str, AfterValidator(_text_log)] = ""
-    """Log in plain text, ending in `.log`; empty for none. A relative name lies in the run folder."""
+    """Log in plain text, ending in `.log`; empty for none. A relative name is one in the run folder."""
 
     json_file: Annotated[str, AfterValidator(_json_log)] = ""
     """Log with one JSON object a line, ending in `.jsonl`; empty for none."""

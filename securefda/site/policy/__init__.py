@@ -12,9 +12,14 @@ from securefda.site.policy.model import (
     load_policy,
     parse_policy,
 )
-from securefda.site.policy.named import NAMED_POLICIES, NamedPolicy
 from securefda.site.policy.signed import HoldsPolicy, load_signed_policy
-from securefda.site.policy.template import default_policy, default_policy_text, policy_text
+from securefda.site.policy.template import (
+    NAMED_POLICIES,
+    NamedPolicy,
+    default_policy,
+    default_policy_text,
+    policy_text,
+)
 from securefda.site.policy.verdict import check_header, check_metadata, check_task, check_training, require_satisfiable
 
 __all__ = [

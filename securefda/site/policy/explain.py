@@ -48,7 +48,7 @@ def _bound(policy: SourcePolicy) -> str:
     return (
         f"over all rounds and runs of a data set together, at most epsilon = {dp.target_epsilon:g} at delta = "
         f"{dp.target_delta:g} of each row, added or removed. {_odds(dp.target_epsilon)} This holds against the "
-        "aggregator, every other site and whoever gets the model, also if all of them work together, at every level."
+        "aggregator, every other site and any holder of the model, also if all of them work together, at every level."
     )
 
 
@@ -184,12 +184,27 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
     """What the level itself shows, the most open one first: a header may always ask for less."""
     policy, site = facts.policy, facts.site
     lines = []
+    # Loss and accuracy are figures of the rows without noise: one source with noise keeps those of all at home.
+    sums = "rows"
+    if not policy.dp.required:
+        sums += ", of losses and accuracies where no source of the round trains with noise"
+    if SELECTION in policy.allowed_rules:
+        sums += ", and of estimated errors of the rules"
     sum_line = (
         f"At level sum: one weighted sum per round over at least {policy.smallest_sum} of {facts.of_all} sources, in "
-        f"which {site}'s part is one term beside those of {facts.others}. With it come the sums of {_summed(policy)}."
+        f"which {site}'s part is one term beside those of {facts.others}. With it come the sums of {sums}."
     )
     if policy.visibility is Visibility.INDIVIDUAL:
-        lines.append(_in_clear(facts))
+        names = {"samples": "its number of training rows", "loss": "its mean loss", "accuracy": "its accuracy"}
+        beside = ", ".join(names[name] for name in names if name in policy.metadata.may_leave)
+        clear = f"At level individual: {site}'s own update of every round, in clear, with {beside}. "
+        if policy.dp.required:
+            clear += "What it tells of one row is bounded by noise alone (below). "
+        else:
+            clear += "From an update without noise it can tell much about the rows behind it. "
+        if set(policy.metadata.may_leave) - {"samples"}:
+            clear += "Mean loss and accuracy leave only in rounds in which no source trains with noise. "
+        lines.append(clear + "k, max_colluders and kappa protect nothing at this level.")
     if policy.visibility <= Visibility.COHORT:
         lines.append(
             f"At level cohort: one such sum per round over a cohort of at least {policy.smallest_sum} sources, drawn "
@@ -198,29 +213,6 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
             "is much larger than the others', such a sum shows it nearly alone."
         )
     return (*lines, sum_line, _norm_report(facts))
-
-
-def _summed(policy: SourcePolicy) -> str:
-    """Loss and accuracy are figures of the rows without noise: one source with noise keeps those of all at home."""
-    numbers = "rows"
-    if not policy.dp.required:
-        numbers += ", of losses and accuracies where no source of the round trains with noise"
-    return numbers + (", and of estimated errors of the rules" if SELECTION in policy.allowed_rules else "")
-
-
-def _in_clear(facts: _Facts) -> str:
-    site = facts.site
-    names = {"samples": "its number of training rows", "loss": "its mean loss", "accuracy": "its accuracy"}
-    beside = ", ".join(names[name] for name in names if name in facts.policy.metadata.may_leave)
-    told = (
-        "What it tells of one row is bounded by noise alone (below)"
-        if facts.policy.dp.required
-        else "From an update without noise it can tell much about the rows behind it"
-    )
-    line = f"At level individual: {site}'s own update of every round, in clear, with {beside}. {told}. "
-    if set(facts.policy.metadata.may_leave) - {"samples"}:
-        line += "Mean loss and accuracy leave only in rounds in which no source trains with noise. "
-    return line + "k, max_colluders and kappa protect nothing at this level."
 
 
 _LENGTHS_WITHOUT_DIRECTION = ("source_only", "fedavg", "fedda")
@@ -253,9 +245,14 @@ def _norm_report(facts: _Facts) -> str:
 
 def _always_seen(facts: _Facts) -> tuple[str, ...]:
     release, site = facts.policy.release, facts.site
+    if release.max_runs == 0:
+        runs = f"No run begins without the consent of {site}'s operator."
+    else:
+        begin = "one run begins" if release.max_runs == 1 else f"{release.max_runs} runs begin"
+        runs = f"In 24 hours at most {begin}; any further one takes the consent of {site}'s operator."
     return (
         f"Over a run: up to {release.max_rounds} rounds of this, in each round one release at most whatever the number "
-        f"of attempts ({release.max_attempts}). {_runs(facts)} After {release.max_unfinished} rounds that came to no "
+        f"of attempts ({release.max_attempts}). {runs} After {release.max_unfinished} rounds that came to no "
         f"result, of which each result pays for one, {site} leaves. Sums over different sets of sources can be "
         "subtracted from each other: "
         f"what differs then is of few sources, or of {site} alone where it was the one that stayed away.",
@@ -278,17 +275,9 @@ def _models(facts: _Facts) -> str:
     )
 
 
-def _runs(facts: _Facts) -> str:
-    most, site = facts.policy.release.max_runs, facts.site
-    if most == 0:
-        return f"No run begins without the word of {site}'s operator."
-    runs = "one run begins" if most == 1 else f"{most} runs begin"
-    return f"In 24 hours at most {runs}; any further one takes the word of {site}'s operator."
-
-
 def _hidden(facts: _Facts) -> tuple[str, ...]:
     policy, site = facts.policy, facts.site
-    without = "only where it trains with noise is there a bound of that, as said below."
+    without = "that has a bound only where it trains with noise, as said below."
     bounds = "what they tell of one row is bounded, as said below." if policy.dp.required else without
     always = (
         f"Rows, files or anything else of {site} that is not named above: there is no message for it. This does "
@@ -321,20 +310,15 @@ def _norm_cap_claim(facts: _Facts) -> str:
     place = (
         "in every layer" if bounds.granularity == "layer" else "over the model as a whole, though not in every layer,"
     )
-    return (
+    claim = (
         f"At level sum, a sum of which {site} makes up most: {place} the others that count hold together at least "
         f"{bounds.kappa:g} times the squared norm of its part. This bounds lengths, not directions: parts "
-        "that point the same way show that way, and others that are opposed cancel." + _may_cancel(facts)
+        "that point the same way show that way, and others that are opposed cancel."
     )
-
-
-def _may_cancel(facts: _Facts) -> str:
-    """What norms do not stop where FedGP may run without its filter."""
-    policy = facts.policy
-    projected = any(rule.projects and rule.value in policy.allowed_rules for rule in Rule)
-    if not (policy.norm_cap.unfiltered_projection and projected):
-        return ""
-    return (
+    projected = any(rule.projects and rule.value in facts.policy.allowed_rules for rule in Rule)
+    if not (bounds.unfiltered_projection and projected):
+        return claim
+    return claim + (
         " This site permits FedGP without its filter (unfiltered-projection): the target's update then decides the "
         "sign of each part as well, and one that is made for it can let the others' parts, where they are alike, "
         f"cancel each other, so that the sum is nearly {facts.site}'s part alone although all norms are as asked."
@@ -358,7 +342,7 @@ def _target_pays(facts: _Facts) -> tuple[str, ...]:
 def _assumptions(facts: _Facts) -> tuple[str, ...]:
     policy, site = facts.policy, facts.site
     common = (
-        f"{site}'s own machine and signing key are in nobody else's hands; its process runs with the policy that "
+        f"{site}'s own machine and signing key are in no other hands; its process runs with the policy that "
         "the site signed.",
         budget_assumption(site),
     )

@@ -2,7 +2,7 @@
 
 The site's signature over its ``policy.toml``: a file ``policy.sig`` beside it.
 
-Whoever can write the policy alone, without the site's signing key, changes nothing: no process starts with it. The
+A writer of the policy alone, without the site's signing key, changes nothing: no process starts with it. The
 signature names federation and site, so that no policy of another site, or of this site in another federation, passes.
 ``policy.sig`` holds the signed statement verbatim and the signature over it in hex.
 """
@@ -26,7 +26,7 @@ from securefda.site.policy.model import SourcePolicy, parse_policy
 POLICY_MESSAGE = "Policy"
 _MODE = 0o644
 _FORMAT = 1
-_MEND = "read it with 'securefda policy explain', then 'securefda policy sign KIT'"
+_HINT = "read it with 'securefda policy explain', then 'securefda policy sign KIT'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def read_signed_policy(file: Path, federation_id: str, site_id: str, public_key:
     """
     signature_file = _signature_file(file)
     data = _read(site_id, file, f"write one: securefda policy template clinical-default --out {file}")
-    said, statement, signature = _parse(site_id, signature_file, _read(site_id, signature_file, _MEND))
+    said, statement, signature = _parse(site_id, signature_file, _read(site_id, signature_file, _HINT))
     if (said.federation_id, said.site_id) != (federation_id, site_id):
         owner = f"{said.site_id} in federation {said.federation_id}"
         raise _wrong(site_id, f"{signature_file} is of {owner}, not of {site_id} in {federation_id}")
@@ -101,7 +101,7 @@ def _signature_file(policy: Path) -> Path:
 
 
 def _parse(site_id: str, file: Path, data: bytes) -> tuple[_Statement, bytes, bytes]:
-    """What is said, the bytes that say it, and the signature over them, which nobody has checked yet."""
+    """What is said, the bytes that say it, and the signature over them, which is not checked yet."""
     try:
         envelope = load_object(data, "policy", "site_signature")
         statement = text(envelope["policy"]).encode("ascii")
@@ -110,15 +110,15 @@ def _parse(site_id: str, file: Path, data: bytes) -> tuple[_Statement, bytes, by
         raise _wrong(site_id, f"{file} is no signature of a policy") from error
 
 
-def _read(site_id: str, file: Path, mend: str) -> bytes:
+def _read(site_id: str, file: Path, hint: str) -> bytes:
     try:
         return read_file(file).data
     except ConfigError as error:
-        raise ConfigError("policy", f"of {site_id}: {error}", hint=mend) from error
+        raise ConfigError("policy", f"of {site_id}: {error}", hint=hint) from error
 
 
 def _wrong(site_id: str, why: str) -> ConfigError:
-    return ConfigError("policy", f"of {site_id}: {why}", hint=_MEND)
+    return ConfigError("policy", f"of {site_id}: {why}", hint=_HINT)
 
 
 class HoldsPolicy(Protocol):

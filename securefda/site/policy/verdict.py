@@ -44,7 +44,15 @@ def plan_levels(permitted: Mapping[str, Visibility], smallest_sum: int) -> dict[
             _move(levels, Visibility.INDIVIDUAL, Visibility.COHORT)
     for level in (Visibility.SUM, Visibility.COHORT):
         if 0 < _count(levels, level) < smallest_sum:
-            raise _too_few(levels, level, smallest_sum)
+            sites = [site for site, own in levels.items() if own is level]
+            permit = "permits" if len(sites) == 1 else "permit"
+            why = (
+                f"{', '.join(sites)} {permit} no more than {level.label}, and a sum needs {smallest_sum} sources "
+                f"(min-others + max-colluders + 1); there are {len(sites)}"
+            )
+            raise ConfigError(
+                "max-visibility", why, hint="more sources have to take part, or a site's owner permits more"
+            )
     return levels
 
 
@@ -56,16 +64,6 @@ def _move(levels: dict[str, Visibility], seen: Visibility, hidden: Visibility) -
     for site, own in levels.items():
         if own is seen:
             levels[site] = hidden
-
-
-def _too_few(levels: Mapping[str, Visibility], level: Visibility, smallest_sum: int) -> ConfigError:
-    sites = [site for site, own in levels.items() if own is level]
-    permit = "permits" if len(sites) == 1 else "permit"
-    why = (
-        f"{', '.join(sites)} {permit} no more than {level.label}, and a sum needs {smallest_sum} sources "
-        f"(min-others + max-colluders + 1); there are {len(sites)}"
-    )
-    return ConfigError("max-visibility", why, hint="more sources have to take part, or a site's owner permits more")
 
 
 def require_satisfiable(policy: SourcePolicy, site: str, sources: Sequence[str]) -> None:
@@ -93,10 +91,6 @@ def require_satisfiable(policy: SourcePolicy, site: str, sources: Sequence[str])
         asked = f"min-others = {policy.min_others} others, beyond max-colluders = {policy.max_colluders} colluders"
         why = f"{site} asks for {asked}: {policy.smallest_sum} sources with itself, and the federation has {n}"
         raise ConfigError("min-others", why, hint="lower min-others or max-colluders, or enrol more sources")
-    _require_enough_trusted(policy, site, sources)
-
-
-def _require_enough_trusted(policy: SourcePolicy, site: str, sources: Sequence[str]) -> None:
     trusted = set(policy.trusted_peers or sources) - {site}
     needed = policy.min_others + policy.max_colluders
     if len(trusted) < needed:
@@ -268,14 +262,7 @@ def _check_visibility(policy: SourcePolicy, header: Header, own_index: int, limi
     if level is Visibility.INDIVIDUAL:
         return
     quorum = header.sum_quorum if level is Visibility.SUM else header.cohort_quorum
-    _check_smallest_sum(policy, header, level, quorum)
-    if level is Visibility.SUM:
-        _check_trusted(policy, header, own_index, limits)
-        _check_norm_cap(policy, header, own_index, limits)
-
-
-def _check_smallest_sum(policy: SourcePolicy, header: Header, level: Visibility, quorum: int) -> None:
-    # Whoever is lost on the way, the sources that remain open the sum; so the smallest one they may open has to do.
+    # Whichever sources are lost on the way, those that remain open the sum: the smallest they may open has to do.
     others = min(len(header.at(level)), quorum) - 1 - policy.max_colluders
     if others < policy.min_others:
         raise _refusal("min-others", f"a sum with {max(0, others)} others that count", f"at least {policy.min_others}")
@@ -287,6 +274,9 @@ def _check_smallest_sum(policy: SourcePolicy, header: Header, level: Visibility,
             f"threshold {header.threshold} of {n}",
             f"{lowest} to {n} with max-colluders = {policy.max_colluders}",
         )
+    if level is Visibility.SUM:
+        _check_trusted(policy, header, own_index, limits)
+        _check_norm_cap(policy, header, own_index, limits)
 
 
 def _check_trusted(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:

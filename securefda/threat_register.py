@@ -95,6 +95,11 @@ class LastRun(Settings):
     full_run: AwareDatetime | None = None
     tests: dict[str, RecordedTest] = Field(default_factory=dict)
 
+    @property
+    def latest(self) -> AwareDatetime | None:
+        """When a test ran last; None where none did."""
+        return max((record.time for record in self.tests.values()), default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

@@ -1,0 +1,210 @@
+"""What the policies of a federation's sites say to a header, where they lie on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from securefda.errors import ConfigError, SecureFdaError
+from securefda.protocol.contribution import terms_of
+from securefda.protocol.messages import Header, RuleTerms, Signed
+from securefda.protocol.parameters import SessionLimits
+from securefda.rules import Strategy
+from securefda.rules.strategy import CANDIDATES, round_plan
+from securefda.site.config import FederationConfig, load_federation, strategy_of
+from securefda.site.files import read_file
+from securefda.site.kit import Kit, PolicyFile
+from securefda.site.policy import SourcePolicy, check_header, check_task, check_training, require_satisfiable
+from securefda.transport.wire import WireError, decode_signed
+
+
+class PolicyCheckError(SecureFdaError):
+    """A policy refuses, or cannot be used; message, hint and exit code are those of the first that does."""
+
+    def __init__(self, site: str, error: SecureFdaError) -> None:
+        message = str(error)
+        super().__init__(message if site in message else f"{site}: {message}", hint=error.hint)
+        self.exit_code = error.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one policy says: ``level`` where it permits, else the ``error``."""
+
+    site: str
+    path: Path
+    signed: bool
+    level: str = ""
+    error: SecureFdaError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What policies are compared with: headers that differ in their rules, over these sources.
+
+    Attributes:
+        headers: of the rounds of one run; of one round where a header was given.
+        indices: site id -> roster index of every source that the headers may name.
+        factory: the task; empty where it is not known.
+        noise: noise multiplier and clip norm with which sources train; None where it is not known.
+        has_names: whether the site ids are real; without a roster a header's are made up.
+    """
+
+    headers: tuple[Header, ...]
+    indices: Mapping[str, int]
+    factory: str = ""
+    noise: tuple[float, float] | None = None
+    has_names: bool = True
+
+    def put_to(self, policy: SourcePolicy, site: str) -> str:
+        """Compare a site's policy; returns the level at which it takes part.
+
+        Raises:
+            PolicyRefusal: the policy refuses.
+            ConfigError: no header over these sources could satisfy it.
+            FaultyAggregatorError: the headers do not name the site.
+        """
+        own, limits = self.indices[site], None
+        if self.has_names:
+            require_satisfiable(policy, site, tuple(self.indices))
+            trusted = frozenset(self.indices[peer] for peer in policy.trusted_peers or self.indices)
+            limits = SessionLimits(min_others=policy.min_others, max_colluders=policy.max_colluders, trusted=trusted)
+        if self.factory:
+            check_task(policy, self.factory)
+        if self.noise is not None:
+            check_training(policy, *self.noise)
+        with_noise = self.noise is None or self.noise[0] > 0
+        for header in self.headers:
+            check_header(policy, header, own, limits, with_noise=with_noise)
+        return self.headers[0].level_of(own).label
+
+
+def question_of_federation(config: FederationConfig, permitted: Mapping[str, str]) -> Question:
+    """The headers of the run that ``config`` describes, if each site permits what its policy does.
+
+    Args:
+        config: the federation.
+        permitted: site id -> ``max-visibility`` of its policy, for those that are known.
+
+    Raises:
+        ConfigError: no plan of levels serves all sources; it names the sites and the key.
+    """
+    from securefda.aggregator.expected import expected_header  # with torch, which a header from a file needs not
+
+    privacy = config.privacy
+    sites = {site: permitted.get(site, privacy.permitted(site)) for site in config.federation.sources}
+    config = config.model_copy(update={"privacy": privacy.model_copy(update={"site_visibility": sites})})
+    header = replace(expected_header(config), attempt=config.session.attempts)
+    indices = {site: index for index, site in enumerate(config.federation.sources, start=1)}
+    headers = tuple(replace(header, rule=terms) for terms in rules_of_run(strategy_of(config.strategy)))
+    dp = config.training.source.dp
+    return Question(headers, indices, config.task.factory, (dp.noise_multiplier, dp.max_grad_norm))
+
+
+def question_of_header(path: Path, kits: Sequence[Kit]) -> Question:
+    """A header that a source kept; the kits' roster says which site is which of its participants.
+
+    Raises:
+        ConfigError: as :func:`read_header` does.
+    """
+    header = read_header(path, None).body
+    for kit in kits:
+        read_header(path, kit)
+    if not kits:
+        return Question((header,), {f"source {index}": index for index in header.participants}, has_names=False)
+    return Question((header,), {entry.site_id: entry.index for entry in kits[0].roster.sources})
+
+
+def rules_of_run(strategy: Strategy) -> list[RuleTerms]:
+    """Every rule that a run may put into a header, each once."""
+    estimates = (None, *({rule: 0.0} for rule in CANDIDATES))
+    plans = [round_plan(strategy, number, errors) for number in (1, strategy.rounds) for errors in estimates]
+    return list(dict.fromkeys(terms_of(plan) for plan in plans if plan.needs_sources))
+
+
+def read_header(path: Path, kit: Kit | None) -> Signed[Header]:
+    """Read the signed header that a source kept when it refused it; with a kit, check that the target signed it.
+
+    Raises:
+        ConfigError: the file is missing, holds no header, or none of this kit's roster and target.
+    """
+    try:
+        signed = decode_signed(read_file(path).data)
+    except WireError as error:
+        hint = "name a header that a source kept, or a FEDERATION.toml"
+        raise ConfigError(str(path), f"holds no header: {error.detail}", hint=hint) from error
+    if not isinstance(signed.body, Header):
+        raise ConfigError(str(path), f"holds a message {signed.type_name} and no header")
+    if kit is not None:
+        if signed.body.roster_digest != kit.roster.digest():
+            raise ConfigError(str(path), f"is of another roster than the kit's, epoch {kit.roster.epoch}")
+        if not signed.verify(kit.roster.target.signing_key):
+            raise ConfigError(str(path), f"is not signed by {kit.roster.target.site_id}")
+    return signed  # type: ignore[return-value]  # its body is a header
+
+
+def verdicts_on(
+    policies: Sequence[Path], asked: Path, sites: Sequence[str], env: Mapping[str, str], now: datetime
+) -> tuple[list[Verdict], dict[str, str]]:
+    """What each policy says to ``asked``, and the level at which each source would be served.
+
+    A policy that cannot be used does not keep the others from being judged.
+
+    Args:
+        policies: kits or policy files.
+        asked: a FEDERATION.toml, or a header that a source kept.
+        sites: whose the policy files are that lie in no kit, in order; further ones are of the first sources left.
+        env: the environment, for settings of the federation.
+        now: current time, with a time zone.
+
+    Raises:
+        SecureFdaError: what was named cannot be used, or no plan of levels serves all sources.
+    """
+    files = [PolicyFile.at(path, now) for path in policies]
+    loaded: list[SourcePolicy | SecureFdaError] = []
+    for file in files:
+        try:
+            loaded.append(file.load())
+        except SecureFdaError as error:
+            loaded.append(error)
+    if asked.suffix == ".toml":
+        config = load_federation(asked, (), env)
+        names = _names(files, sites, config.federation.sources)
+        found = zip(names, loaded, strict=True)
+        permitted = {name: policy.max_visibility for name, policy in found if isinstance(policy, SourcePolicy)}
+        question = question_of_federation(config, permitted)
+    else:
+        question = question_of_header(asked, [file.kit for file in files if file.kit is not None])
+        names = _names(files, sites, tuple(question.indices))
+    verdicts = []
+    for name, file, policy in zip(names, files, loaded, strict=True):
+        try:
+            if isinstance(policy, SecureFdaError):
+                raise policy
+            verdicts.append(Verdict(name, file.path, file.kit is not None, level=question.put_to(policy, name)))
+        except SecureFdaError as error:
+            verdicts.append(Verdict(name, file.path, file.kit is not None, error=error))
+    first = question.headers[0]
+    here = {name: index for name, index in question.indices.items() if index in first.participants}
+    return verdicts, {name: first.level_of(index).label for name, index in here.items()}
+
+
+def _names(files: Sequence[PolicyFile], sites: Sequence[str], sources: Sequence[str]) -> list[str]:
+    """Whose policies these are.
+
+    Raises:
+        ConfigError: a site is no source, or has two policies, or there are more policies than sources.
+    """
+    given = iter(sites)
+    names = [file.kit.site_id if file.kit is not None else next(given, "") for file in files]
+    left = iter([source for source in sources if source not in names])
+    names = [name or next(left, "") for name in names]
+    for place, name in enumerate(names):
+        if not name or name in names[:place]:
+            why = "there are more policies than sources" if not name else f"{name} has two policies"
+            raise ConfigError("POLICY", why, hint=f"sources: {', '.join(sources)}")
+        if name not in sources:
+            raise ConfigError("POLICY", f"{name} is no source here", hint=f"sources: {', '.join(sources)}")
+    return names

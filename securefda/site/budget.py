@@ -1,0 +1,288 @@
+"""What a site's rows have cost so far, what a round as set would add, and how much of their budget is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from securefda.errors import ConfigError
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import Budget, DpEvent, delta_warning
+from securefda.privacy.ledger import Ledger
+from securefda.privacy.ledger_storage import CLOCK_SLACK_S, DataSet, Row, charged, last_reset
+from securefda.privacy.planning import Schedule, plan_epsilon, rounds_within
+from securefda.protocol.roster import Roster
+from securefda.settings import read_toml
+from securefda.site.config import (
+    AggregatorConfig,
+    SourceConfig,
+    budget_of,
+    load_aggregator,
+    load_source,
+    training_settings,
+)
+from securefda.site.kit import Kit, load_kit
+from securefda.site.policy import load_signed_policy
+from securefda.site.privacy_account import check_statements, data_set_of, ledger_file
+
+if TYPE_CHECKING:
+    from securefda.tasks import Samples
+
+MOST_ROUNDS = 1000
+"""More rounds ahead are not counted: by PRV it would take minutes."""
+
+_LATE = "finished after a reset"
+_HINT = "name the site's own settings: source.toml, aggregator.toml or KIT/local/settings.toml"
+_TAKEN_OVER = "row {} is not signed with the site's present key; the site went on with it in a later one"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSite:
+    """A site, as its settings and its kit say.
+
+    Attributes:
+        config: of its process.
+        kit: its startup kit.
+        data: the rows that it trains on.
+        file: where their ledger is, or would be.
+    """
+
+    config: AggregatorConfig | SourceConfig
+    kit: Kit
+    data: DataSet
+    file: Path
+
+    @property
+    def ledger(self) -> Ledger:
+        """Of the rows; it need not exist."""
+        return Ledger(self.file, self.data)
+
+    def budget(self) -> Budget:
+        """What the rows may cost: a source's signed policy says, and the target's settings.
+
+        Raises:
+            ConfigError: the policy is wrong, or not signed.
+        """
+        if isinstance(self.config, AggregatorConfig):
+            return budget_of(self.config.privacy.budget)
+        return load_signed_policy(self.kit).dp.budget
+
+    def past(self) -> tuple[DpEvent, ...]:
+        """What the ledger has charged and still counts; nothing where there is no ledger. Raises LedgerError."""
+        if not self.file.exists():
+            return ()
+        self.check_statements()
+        return tuple(self.ledger.events())
+
+    def delta_key(self) -> str:
+        """Where the owner of the rows sets the budget's delta."""
+        return "privacy.budget.target-delta" if isinstance(self.config, AggregatorConfig) else "dp.target-delta"
+
+    def schedule(self, rounds: int = 1) -> Schedule:
+        """How often rounds as configured use the rows. Raises ConfigError: ``training.batch-size``."""
+        from securefda.privacy.private_training import schedule_of  # noqa: PLC0415 - with torch
+
+        return schedule_of(training_settings(self.config.training), self.data.samples, rounds)
+
+    def check_statements(self) -> tuple[int, ...]:
+        """As :func:`securefda.site.privacy_account.check_statements`, of this ledger and this site."""
+        return check_statements(self.ledger, self.kit.signing_key.public_key().public_bytes_raw())
+
+
+RowsOf = Callable[[AggregatorConfig | SourceConfig, Roster, str], "Samples"]
+"""Loads the rows that a site trains on."""
+
+
+def load_site(
+    path: Path, overrides: Sequence[str], env: Mapping[str, str], now: datetime, rows_of: RowsOf
+) -> BudgetSite:
+    """Read a settings file, the kit that it names, and the rows.
+
+    Args:
+        path: source.toml or aggregator.toml, under whatever name.
+        overrides: ``KEY=VALUE``, as the process gets them.
+        env: the environment, likewise.
+        now: current time, with a time zone.
+        rows_of: as :func:`securefda.bootstrap.rows_of_site`.
+
+    Raises:
+        ConfigError, CertificateError: the file, the kit or the task is wrong.
+        DataError: the rows cannot be read.
+    """
+    tables = read_toml(path).keys()
+    found = tables & {"source", "aggregator"}
+    if len(found) != 1:
+        what = "is a whole federation's" if "federation" in tables else "has neither [source] nor [aggregator]"
+        what = "has both [source] and [aggregator]" if found else what
+        raise ConfigError("--config", f"{path} {what}", hint=_HINT)
+    config: AggregatorConfig | SourceConfig
+    if "source" in found:
+        config = load_source(path, overrides, env)
+        process = config.source
+        kit = load_kit(process.kit, now, expected_role="source")
+    else:
+        config = load_aggregator(path, overrides, env)
+        process = config.aggregator
+        kit = load_kit(process.kit, now, expected_role="target")
+    data = data_set_of(kit.site_id, process.data_set, rows_of(config, kit.roster, kit.site_id))
+    return BudgetSite(config, kit, data, ledger_file(process.kit.resolve(), process.data_set))
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """The next round, as the site's settings have it.
+
+    Attributes:
+        noise_multiplier, sampling_rate, steps, max_grad_norm: as it would be charged.
+        spent: epsilon with it.
+        rounds: how many like it the budget pays for, at most ``MOST_ROUNDS``.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+    max_grad_norm: float
+    spent: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A ledger against a budget.
+
+    Attributes:
+        site: whose.
+        budget: as the site's policy, or the target's settings, have it now.
+        rows: of the ledger, checked.
+        spent: epsilon of all that counts.
+        ahead: None where the site's settings train without noise.
+        warnings: lines for the user.
+    """
+
+    site: BudgetSite
+    budget: Budget
+    rows: tuple[Row, ...]
+    spent: float
+    ahead: Ahead | None
+    warnings: tuple[str, ...]
+
+    @property
+    def left(self) -> float:
+        """Epsilon that is not spent, at least 0."""
+        return max(0.0, self.budget.epsilon - self.spent)
+
+    @property
+    def spent_as_if_never_reset(self) -> float:
+        """Epsilon of all that the ledger ever charged."""
+        events = [event for row in self.rows if (event := row.event) is not None]
+        return epsilon(events, self.budget.delta, self.budget.accountant)
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """A row that charges, and epsilon from the reset before it up to it, by the budget's accountant."""
+
+    row: Row
+    event: DpEvent
+    state: str
+    counts: bool
+    spent: float
+
+
+def standing_of(site: BudgetSite, budget: Budget, now: int) -> Standing:
+    """Read a ledger, check all that can be checked of it, and compare it with a budget. Nothing is written.
+
+    Raises:
+        LedgerError: it is missing, cannot be read, or is in doubt.
+        ConfigError: the rows have changed since they were last used; the settings do not fit the rows.
+    """
+    taken_over = site.check_statements()
+    rows = site.ledger.rows()
+    past = charged(rows)
+    spent = epsilon(past, budget.delta, budget.accountant)
+    dp, ahead = site.config.training.dp, None
+    if dp.noise_multiplier != 0:
+        one = plan_epsilon(site.schedule(), dp.noise_multiplier, budget.delta, accountant=budget.accountant, past=past)
+        left = rounds_within(site.schedule(MOST_ROUNDS), dp.noise_multiplier, budget, past=past)
+        steps, rate = one.steps_per_round, one.sampling_rate
+        ahead = Ahead(dp.noise_multiplier, rate, steps, dp.max_grad_norm, one.epsilon, left)
+    warnings = [_TAKEN_OVER.format(row) for row in taken_over]
+    of_delta = delta_warning(budget.delta, site.data.samples)
+    if of_delta is not None:
+        warnings.append(f"{site.delta_key()}:{of_delta.partition(':')[2]}")
+    if ahead is None:
+        warnings.append(
+            "training.dp.noise-multiplier is 0: rows with a privacy ledger are not trained on without noise"
+        )
+    elif spent > budget.epsilon:
+        warnings.append(f"more is spent than the budget of {budget.epsilon:g} allows now: nothing trains on these rows")
+    elif ahead.rounds == 0:
+        warnings.append("the budget is exhausted: what is left does not pay for a round as set")
+    written = rows[-1].time
+    if now < written - CLOCK_SLACK_S:
+        line = f"the clock says {utc(now)}, and the ledger was written at {utc(written)}: nothing trains"
+        warnings.append(line)
+    if last_reset(rows):
+        warnings.append("rows that trained before the last reset have lost the protection that this epsilon states")
+    return Standing(site, budget, rows, spent, ahead, tuple(warnings))
+
+
+def charges_of(rows: Sequence[Row], budget: Budget) -> list[Charge]:
+    """Every row that charges, in order, with epsilon computed anew under ``budget``."""
+    committed = {row.fields["of"] for row in rows if row.kind == "committed"}
+    reset = last_reset(rows)
+    past: list[DpEvent] = []
+    found = []
+    for row in rows:
+        if row.kind == "reset":
+            past = []
+        event = row.event
+        if event is None:
+            continue
+        past.append(event)
+        state = row.fields["why"] if row.kind == "charged" else "finished" if row.number in committed else "unfinished"
+        spent = epsilon(past, budget.delta, budget.accountant)
+        found.append(Charge(row, event, state, row.number > reset, spent))
+    return found
+
+
+def counts_of(rows: Sequence[Row]) -> dict[str, int]:
+    """Rounds since the last reset: charged, finished, and those that were interrupted or are under way."""
+    since = rows[last_reset(rows) :]
+    committed = {row.fields["of"] for row in rows if row.kind == "committed"}
+    late = sum(row.kind == "charged" and row.fields["why"] == _LATE for row in since)
+    reserved = [row.number in committed for row in since if row.kind == "reserved"]
+    return {"charged": len(reserved) + late, "finished": sum(reserved) + late, "unfinished": reserved.count(False)}
+
+
+def statements_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Every reset and acceptance, with what it overruled."""
+    found = []
+    bound = rows[0]
+    for before, row in pairwise(rows):
+        if not row.is_statement:
+            continue
+        overruled = list(_overruled(bound, before, row))
+        shown = {"row": row.number, "kind": row.kind, "time": row.time, "reason": row.fields["reason"]}
+        found.append(shown | {"overruled": overruled})
+        bound = row
+    return found
+
+
+def _overruled(bound: Row, before: Row, row: Row) -> Iterator[str]:
+    if row.fields["doubt"]:
+        yield f"the ledger {row.fields['doubt']}"
+    then, now = ((item.fields["fingerprint"], item.fields["samples"]) for item in (bound, row))
+    if then != now:
+        yield f"the rows have changed: {then[1]} of fingerprint {then[0][:12]} before, {now[1]} of {now[0][:12]} now"
+    if row.time < before.time - CLOCK_SLACK_S:
+        yield f"the clock went back from {utc(before.time)} to {utc(row.time)}"
+
+
+def utc(time: int) -> str:
+    """A Unix time as people read it."""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
