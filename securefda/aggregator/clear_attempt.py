@@ -16,7 +16,7 @@ from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.contribution import RoundTerms, clip_contribution, encode_contribution, statistics_of, weight_of
 from securefda.protocol.masking import accumulate
 from securefda.protocol.messages import Abort, Parcel, Refusal, Send, Signed, Step, Update, Visibility
-from securefda.protocol.vectors import vector_from_wire
+from securefda.protocol.vectors import Vector, vector_from_wire
 
 
 class ClearAttempt:
@@ -107,17 +107,20 @@ class ClearAttempt:
             raise FaultySourceError(name, "INPUT_DIGEST")
         if body.samples > header.max_samples:
             raise FaultySourceError(name, "INPUT_SAMPLES", f"{body.samples} of at most {header.max_samples}")
-        update = vector_from_wire(vector)
+        self._evaluate(name, vector_from_wire(vector), body.samples)
+        self._answered[index] = body
+
+    def _evaluate(self, name: str, update: Vector, samples: int) -> None:
+        """Do with an update in clear what a source at ``sum`` does by itself: rule, clip, encode, add."""
         if not np.all(np.isfinite(update)):
             raise FaultySourceError(name, "INPUT_FINITE", "the update holds NaN or infinity")
         try:
             contribution = evaluate_at_target(self._terms, self._target, update)
         except ValueError as error:
             raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
-        clip_contribution(header, contribution)
-        statistics = statistics_of(contribution, weight_of(header, body.samples), None)
+        clip_contribution(self.header.body, contribution)
+        statistics = statistics_of(contribution, weight_of(self.header.body, samples), None)
         accumulate(self._total, encode_contribution(self._terms, contribution, statistics, self._units))
-        self._answered[index] = body
 
     def _go_on(self) -> list[Send]:
         if self.waiting_for:
