@@ -171,7 +171,7 @@ def trainer_at(
     *,
     secret: SecretSeed | None,
     budget: Budget,
-    told: Callable[[Budget, DpEvent, Reservation], None] = lambda *_: None,
+    on_charge: Callable[[Budget, DpEvent, Reservation], None] = lambda *_: None,
     memory: PersonalMemory | None = None,
 ) -> tuple[SiteTrainer, tuple[str, ...]]:
     """What trains at a site, and what its operator should know of it before it begins.
@@ -184,7 +184,7 @@ def trainer_at(
         rows: that it trains on.
         secret: what training without noise draws from; None: the run's seed.
         budget: what its policy lets them cost.
-        told: hears of every charge before it is trained for: the audit log does.
+        on_charge: hears of every charge before it is trained for: the audit log does.
         memory: keeps the layers that stay at the site.
 
     Raises:
@@ -204,7 +204,7 @@ def trainer_at(
 
     known = data()
     key = member.signing_key.public_key().public_bytes_raw()
-    account = PrivacyAccount(Ledger(file, known), known, budget, key, on_charge=partial(told, budget))
+    account = PrivacyAccount(Ledger(file, known), known, budget, key, on_charge=partial(on_charge, budget))
     trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account)
     round_ahead = trainer.event("the-next", 1, 0)
     account.require(round_ahead)
@@ -229,7 +229,7 @@ def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) 
         seed: of the run.
 
     Returns:
-        What the operator should know of them; nothing where nobody trains with noise.
+        What the operator should know of them; nothing where training has no noise.
 
     Raises:
         LedgerError, ConfigError, DataError: a ledger cannot be made, or the task or its rows are unfit.

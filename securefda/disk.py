@@ -1,6 +1,6 @@
 """What files need beyond reading and writing: contents that are whole, a name that is on the disk, an own number.
 
-Every function raises OSError; whoever calls it says in words of its own what could not be written.
+Every function raises OSError; the caller says in words of its own what could not be written.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class QuorumLost(SecureFdaError):
         self.missing = tuple(missing)
         self.why = {name: why[name] for name in self.missing if name in why} if why else {}
         names = ", ".join(f"{name} ({self.why[name]})" if name in self.why else name for name in self.missing)
-        text = f"{phase}: {len(self.have)} of at least {needed} sources; missing: {names or 'nobody known'}"
+        text = f"{phase}: {len(self.have)} of at least {needed} sources; missing: {names or 'none that is known'}"
         super().__init__(text, hint=hint)
 
     def because(self, why: Mapping[str, str], *, hint: str = "") -> QuorumLost:
@@ -195,7 +195,7 @@ class FaultyAggregatorError(ProtocolError):
     """
 
     def __init__(self, check: str, detail: str = "", *, suspect: int | None = None, blames: bool = True) -> None:
-        what = f"aggregator fails check {check}" if blames else f"check {check} fails, and nobody is accused"
+        what = f"aggregator fails check {check}" if blames else f"check {check} fails, which accuses no site"
         super().__init__(check, what + (f": {detail}" if detail else ""))
         self.suspect, self.blames = suspect, blames
 

@@ -18,7 +18,7 @@ _OPTIONS = ((_M_MMAP_THRESHOLD, OWN_MAPPING_BYTES), (_M_TRIM_THRESHOLD, KEPT_BYT
 
 
 def map_large_blocks() -> bool:
-    """Map large blocks of memory one by one from now on, where the C library can be told to (glibc).
+    """Map large blocks of memory one by one from now on, where the C library has a setting for it (glibc).
 
     By itself it raises that threshold up to 32 MiB as blocks are freed. The vectors of a round then share a heap with
     small objects that outlive them, and a source of a model of 20 MB keeps holes of some more such vectors.

@@ -170,7 +170,7 @@ class StateFile:
 
     def __init__(self, path: Path, tables: str, schema_version: int, *, exclusive: bool) -> None:
         self._path, self._schema_version = path, schema_version
-        # A process that is told to end closes the file while a thread of it may still be at work in it.
+        # A process that is asked to end closes the file while a thread of it may still be at work in it.
         self._one_at_a_time = threading.RLock()
         with self._clear_errors():
             make_folder(path.parent, _FOLDER_MODE)

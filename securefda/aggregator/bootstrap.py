@@ -63,7 +63,7 @@ def target_site(
         data,
         secret=secret,
         budget=budget,
-        told=witness.journal.charged,
+        on_charge=witness.journal.charged,
         memory=store,
     )
     own = strategy.rule.is_personal

@@ -109,7 +109,7 @@ class TargetWatch:
         """The run enters a phase, or goes on waiting in it."""
         self._shown.phase(name, waiting_for)
         self._book.phase = name
-        self._book.write("debug", f"waiting for {', '.join(waiting_for)}" if waiting_for else "waiting for nobody")
+        self._book.write("debug", f"waiting for {', '.join(waiting_for)}" if waiting_for else "waiting for no site")
 
     def round_finished(self, line: RoundLine) -> None:
         """A round is over."""

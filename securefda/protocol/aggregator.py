@@ -1,7 +1,7 @@
 """The aggregator's side of a session: it relays, adds up what is masked and opens nothing but the sum.
 
 One frozen type per phase. ``add_*`` takes one source's message and returns the phase with it; ``close_*`` ends the
-phase with whoever answered and returns the next one with what to send. An honest aggregator checks too: a source
+phase with those that answered and returns the next one with what to send. An honest aggregator checks too: a source
 that lies is named, and nothing of its message is kept.
 
 What the aggregator keeps throughout a session: who it is, the header, and whose messages it admits.
@@ -158,7 +158,7 @@ class CollectingInputs:
 
     @property
     def u2(self) -> frozenset[int]:
-        """Whoever shared."""
+        """The sources that shared."""
         return frozenset().union(*self.totals)
 
     @property
@@ -271,7 +271,7 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
 
 
 def close_keys(state: CollectingKeys) -> tuple[CollectingShares, Signed[KeyList]]:
-    """R0': U1 is whoever advertised.
+    """R0': U1 is those that advertised.
 
     Raises:
         QuorumLost: fewer than t sources.
@@ -306,7 +306,7 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
 
 
 def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, Signed[ShareDelivery]]]:
-    """R1: U2 is whoever shared, but for levels that are left with too few for a sum; each gets the others' boxes.
+    """R1: U2 is those that shared, but for levels left with too few for a sum; each gets the others' boxes.
 
     Raises:
         QuorumLost: fewer than t sources, or fewer at levels with enough for a sum.
@@ -361,10 +361,10 @@ def add_input(
 
 
 def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[Survivors]]:
-    """R3: U3 is whoever delivered in time; the others are dropped, and a late input is discarded.
+    """R3: U3 is those that delivered in time; the others are dropped, and a late input is discarded.
 
-    A cohort of which fewer than its quorum delivered is given up: its members count as dropped, and nobody can open
-    what they sent, since their self masks stay closed.
+    A cohort of which fewer than its quorum delivered is given up: its members count as dropped, and what they sent
+    cannot be opened, since their self masks stay closed.
 
     Raises:
         QuorumLost: fewer than t sources, or fewer in the cohorts that are left.

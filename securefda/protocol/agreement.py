@@ -136,7 +136,7 @@ class KeyPair:
 
 
 def check_public_key(public: bytes) -> None:
-    """Refuse a key that gives nobody a shared secret, without a private key of one's own.
+    """Refuse a key that gives no peer a shared secret, without a private key of one's own.
 
     Clamped private keys are multiples of the cofactor, so a point of low order fails with one exactly if it fails
     with all of them; the private key of this test is no secret.

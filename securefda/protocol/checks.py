@@ -48,7 +48,7 @@ def envelope_fault(
 
     Covers type, suite, sender, session, context and signature: a message that is replayed from another session,
     phase, slot or signer fails one of them. ``kind`` is the type of body that the receiver waits for; None only
-    where the caller has told the types apart itself.
+    where the caller has checked the type itself.
     """
     envelope = signed.envelope
     if kind is not None and type(envelope.body) is not kind:
@@ -189,7 +189,7 @@ def _check_cohort_plan(header: Header) -> None:
     """Cohorts form with ``cohort_size`` members, if so many are left, and open over ``cohort_quorum``."""
     size, quorum, members = header.cohort_size, header.cohort_quorum, len(header.at(Visibility.COHORT))
     if members == 0:
-        require(size == quorum == 0, "HEADER_COHORT", "a cohort plan for nobody")
+        require(size == quorum == 0, "HEADER_COHORT", "a cohort plan for no source")
         return
     fits = 2 <= quorum <= size <= members
     require(fits, "HEADER_COHORT", f"cohorts of {size} that open over {quorum}, made of {members} sources")
@@ -199,7 +199,7 @@ def _check_sum_plan(header: Header) -> None:
     """The sum of all that are at ``sum`` has a quorum of its own, and it alone may have a norm cap."""
     quorum, members = header.sum_quorum, len(header.at(Visibility.SUM))
     if members == 0:
-        require(quorum == 0 and header.norm_cap is None, "HEADER_SUM", "a plan for a sum of nobody")
+        require(quorum == 0 and header.norm_cap is None, "HEADER_SUM", "a plan for a sum of no source")
         return
     require(2 <= quorum <= members, "HEADER_SUM", f"a sum of {members} sources that opens over {quorum}")
 
@@ -222,7 +222,7 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
 
 
 def _check_norm_cap(header: Header, members: Collection[int], own_index: int, limits: SessionLimits) -> None:
-    """No more others count than are left of the worst sum, whoever is lost after one's release or colludes."""
+    """No more others count than are left of the worst sum, whichever of them are lost or collude."""
     if header.norm_cap is None:
         return
     left = limits.anonymity_of_smallest(header.sum_quorum, members, own_index)
@@ -393,9 +393,9 @@ def check_inputs(
 ) -> None:
     """R3': every survivor signed the input that the lists name, under the members and cohorts that I know.
 
-    A source signs one input per session, and pair masks run inside a cohort. Whoever masked among other members than
-    mine is therefore no survivor to me: my shares would take off its self mask here, and those of the few it masked
-    with, whom I was told to be dropped, its pairwise masks.
+    A source signs one input per session, and pair masks run inside a cohort. A source that masked among other
+    members than mine is therefore no survivor to me: my shares would take off its self mask here, and those of the few
+    it masked with, which the list here calls dropped, its pairwise masks.
 
     Raises:
         FaultyAggregatorError: CONSISTENCY_INPUT.

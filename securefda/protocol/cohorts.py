@@ -4,9 +4,9 @@ All members at visibility ``sum`` make up one. The others are split by lot:
 
 Each source commits to a random nonce in R0 and reveals it in R1, when the commitments of all of U1 are fixed in ctx1.
 The order of U2 under a key made of ctx1 and all revealed nonces, cut into runs of equal size, gives the cohorts. A
-source that follows the protocol knows that its own nonce is random, so nobody could prepare the outcome. What stays
-is a choice by leaving out: whoever has seen all nonces can drop sources before U2 is fixed, at most n - t of them, and
-so choose among the splits of what remains. The sums that can be opened hold the cohort's quorum whatever the split.
+source that follows the protocol knows that its own nonce is random, so no site could prepare the outcome. What stays
+is a choice by leaving out: the aggregator, which has seen all nonces, can drop sources before U2 is fixed, at most
+n - t of them, and so choose among the splits of what remains. The sums that can be opened hold the cohort's quorum whatever the split.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def quorum_of(header: Header, cohort: Collection[int]) -> int:
 def able_to_open(header: Header, members: Collection[int]) -> frozenset[int]:
     """Those of the members whose level has as many of them as a sum of it opens over.
 
-    Nobody could open what the others would send. With them left out, no cohort is below the quorum of its level when
+    What the others would send could not be opened. With them left out, no cohort is below the quorum of its level when
     it forms: of n others and ``cohort_size`` s each cohort has at least min(n, s) members.
     """
     counts = Counter(header.level_of(member) for member in members)

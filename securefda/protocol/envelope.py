@@ -72,8 +72,8 @@ class Envelope(Generic[BodyT_co]):
 class Signed(Generic[BodyT_co]):
     """An envelope with the exact bytes that were signed.
 
-    Whoever builds one guarantees that ``envelope`` is what ``signed_bytes`` parse to; nobody may assume that the
-    signature is valid before :meth:`verify` has said so. The repr leaves the bytes out: those of an ``Unmask`` hold
+    The one who builds it guarantees that ``envelope`` is what ``signed_bytes`` parse to. The signature counts as valid
+    only after :meth:`verify` has said so. The repr leaves the bytes out: those of an ``Unmask`` hold
     shares.
     """
 

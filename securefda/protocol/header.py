@@ -118,7 +118,7 @@ class Header:
     up one masking session, with one sum over all that are at ``sum``, and one per cohort of the others.
 
     ``metrics`` says whether loss and accuracy over the training rows travel, at any level: where one participant has
-    none to give, nobody's do, for a sum of few would tell more of each.
+    none to give, none do, for a sum of few would tell more of each.
 
     ``previous_checkpoint`` is the aggregator's log as every participant cosigned it last: a note with their signatures.
     """

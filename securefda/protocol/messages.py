@@ -1,7 +1,7 @@
 """Every message of SFDA-SA/1 as a frozen type that cannot be malformed.
 
-A message is an :class:`Envelope` around one body. Whoever sends it serialises the envelope once and signs those
-bytes; whoever receives it verifies and hashes the very same bytes (:class:`Signed` carries them verbatim), so the
+A message is an :class:`Envelope` around one body. The sender serialises the envelope once and signs those
+bytes; the receiver verifies and hashes the very same bytes (:class:`Signed` carries them verbatim), so the
 protocol never depends on a serialiser that gives the same bytes twice. How a body becomes bytes is the business
 of ``securefda.transport.wire``; here are only the fields and their invariants.
 

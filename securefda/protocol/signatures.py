@@ -1,7 +1,7 @@
 """Ed25519 signatures with the message type inside, so that no signature can stand in for another message.
 
 What is signed is ``b"securefda/1/" + message_type + b"\\0" + SHA-256(signed_bytes)``. The signed bytes travel
-verbatim next to the signature; nobody re-serialises a message in order to check it.
+verbatim next to the signature; a message is never serialised again in order to check it.
 """
 
 from __future__ import annotations

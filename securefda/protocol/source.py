@@ -1,7 +1,7 @@
 """The source's side of a session: one frozen type per phase, one function per message, no I/O.
 
 A phase function either returns the next phase with the message to send, or raises and leaves nothing behind that
-could be continued: whoever drives it drops the phase on any error, so a session that failed a check is dead for
+could be continued: the driver drops the phase on any error, so a session that failed a check is dead for
 good. A phase that has been left cannot be entered again either: its secrets have moved on to the next one, so a
 second key list, a second input or second survivor lists find nothing to work with (``ValueError``, nothing is sent).
 Bonawitz et al. 2017, Figure 4, with the malicious-model rounds; the checks are in :mod:`.checks`.
@@ -186,7 +186,7 @@ def advertise(
     """R0: fresh keys for this session, and commitments to the self secret, to the nonce that R1 reveals, and to a row.
 
     ``row`` is this source's norm report, ``header.norm_report_length`` bytes, where the header has a norm cap and
-    its level is ``sum``. The other sources of the sum get it in R1; nobody can choose its own row by theirs.
+    its level is ``sum``. The other sources of the sum get it in R1; none can choose its own row by theirs.
 
     The masking key pair follows from ``master``, the only secret whose shares can be asked for when this source
     drops out, so a reconstructed master is checked against the public key.
@@ -385,7 +385,7 @@ def _erase_shares(shares: Mapping[int, SharePair]) -> None:
 
 
 def _moved(pair: SharePair) -> SharePair:
-    """The same shares in new hands; the old ones are erased, so that whoever still holds them can do nothing."""
+    """The same shares in new hands; the old ones are erased, so that a holder of them can do nothing."""
     following = SharePair(Secret(pair.master.reveal()), Secret(pair.self_secret.reveal()))
     pair.master.erase()
     pair.self_secret.erase()

@@ -192,7 +192,7 @@ class _Parity:
     def over(cls, xs: Sequence[int], threshold: int, seed: bytes) -> _Parity:
         """A codeword of the dual code: ``f(x) / prod_{other} (x - other)`` with f of degree below ``len(xs) - t``.
 
-        ``seed`` is a digest of the shares that are checked, so that whoever sent them could not know f.
+        ``seed`` is a digest of the shares that are checked, so that their senders could not know f.
         """
         polynomial = [
             int.from_bytes(sha256(seed + power.to_bytes(4, "big")).digest(), "big")
@@ -256,7 +256,7 @@ def _open_one(
 
 
 def _wrong_points(shares: Mapping[int, Secret], threshold: int, secret: Secret) -> set[int]:
-    """The points off the dealt polynomial, as far as it can be told; otherwise none.
+    """The points off the dealt polynomial, as far as it is known; otherwise none.
 
     That t shares give the right secret does not say that they are right: errors of two holders can cancel, and then
     every honest share beside them looks wrong. Decoding finds the dealt polynomial for as long as at most

@@ -13,7 +13,7 @@ expanding the squares leaves
     d^2       = ||x-bar - gbar||^2 - S_x / B
     tau^2 d^2 = ||x-bar||^2 - <x-bar, u>^2 - (S_x - S_p) / B
 
-with S_p the sample variance of <x_j, u>. Hence whoever holds x-bar, S_x and gbar needs no single step of the target,
+with S_p the sample variance of <x_j, u>. Hence a holder of x-bar, S_x and gbar needs no single step of the target,
 but for S_p. The mean-field estimator takes S_x / n_params in its place (Appendix A.4: noise spread evenly over the
 directions). Unless a distance is clipped at zero, that changes beta by exactly
 ``beta_exact * beta_mean_field * |S_p / S_x - 1 / n_params|``: little where n_params is large or beta small.

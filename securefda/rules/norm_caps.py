@@ -83,13 +83,13 @@ def contribution_norms(vector: npt.ArrayLike, sizes: Sequence[int], weight: floa
 
 
 def norm_codes(row: npt.ArrayLike, sizes: Sequence[int], limits: npt.ArrayLike) -> bytes:
-    """Round norms down to the grid on which they are told, one byte for each layer.
+    """Round norms down to the grid on which they are reported, one byte for each layer.
 
     Code 255 stands for the layer's limit, and every code below it for a step less: a factor of 2^(1/4), or of 2^(1/2)
     in a layer of fewer than `SMALL_LAYER` parameters. 0 stands for nothing, and for all that is below the grid.
 
     Args:
-        row: norms, ``(n_layers,)``, not negative; what is above its limit is told as the limit.
+        row: norms, ``(n_layers,)``, not negative; what is above its limit is reported as the limit.
         sizes: the layers' sizes, ``n_layers`` of them.
         limits: the most that the clips let a norm be, ``(n_layers,)``, positive.
 

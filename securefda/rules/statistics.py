@@ -88,7 +88,7 @@ class TargetStatistics:
             mean_squared_norm: ||x-bar||^2 = ||g_T||^2 / B^2 of the published update.
 
         Raises:
-            ValueError: the identity fails by more than `AGREEMENT`; whoever published both made them inconsistent.
+            ValueError: the identity fails by more than `AGREEMENT`; the one who published both made them inconsistent.
         """
         expected = mean_squared_norm + self.scatter * (self.steps - 1) / self.steps
         if abs(self.mean_square - expected) > AGREEMENT * max(self.mean_square, expected):

@@ -85,7 +85,7 @@ class Rule(StrEnum):
 
     @property
     def is_personal(self) -> bool:
-        """Whether the target is measured with a model of its own, which nobody else gets to know."""
+        """Whether the target is measured with a model of its own, which no other site gets to know."""
         return self in _PERSONAL
 
 

@@ -51,7 +51,7 @@ def source_site(
     said = default_policy_text(site_id, policy).encode() if policy_file is None else policy_file
     info = run_info(config.task.factory, "the-headers", said)
     witness = witness_of(logs_folder(config.source.kit.resolve()), member, store, info)
-    budget, told = policy.dp.budget, witness.journal.charged
+    budget, on_charge = policy.dp.budget, witness.journal.charged
     trainer, notes = trainer_at(
         config.source,
         config.training,
@@ -60,7 +60,7 @@ def source_site(
         data,
         secret=None if secret is None else secret.of("folder", store.file_id),
         budget=budget,
-        told=told,
+        on_charge=on_charge,
         memory=store,
     )
     return SourceSite.under_policy(

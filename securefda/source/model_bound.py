@@ -27,7 +27,7 @@ from securefda.rules.blocks import blocks
 from securefda.training import LayerTable, Vector
 
 LEAST = 256
-"""Parameters of a group that others can be told from; one number about fewer would tell much of each."""
+"""Parameters of a group that has a number of its own; one number about fewer would tell much of each."""
 
 
 def layer_groups(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ INITIAL_TOLERANCE = 1e-6
 """Largest difference, in any parameter, of two sites' first models: other machines need not round alike."""
 
 LEAST_UNIT = 1e-9
-"""For one parameter: what does not train at all is held against something, and its operator can raise the limit."""
+"""For one parameter: even what does not train at all has a unit, and its operator can raise the limit."""
 
 Units = tuple[float, ...]
 """For each group of layers, how far this site's own training moves it: an L2 norm."""
@@ -80,7 +80,7 @@ class TakenResult:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedHeader:
-    """The last header that this source accepted in the run, as far as a later one is held against it.
+    """The last header that this source accepted in the run, as far as a later one is compared with it.
 
     ``number`` is that of its model. ``answered`` says whether this source gave all its answers in that session, its
     update in clear or its shares: before that no result of it can be a true one.
@@ -200,7 +200,7 @@ def _require_model(header: Header, digest: bytes) -> None:
 
 
 def _too_few(have: int, needed: int) -> FaultyAggregatorError:
-    """Receipts can be lost, and few sources may have been there: nobody need have done wrong."""
+    """Receipts can be lost, and few sources may have been there: that is no fault of any site."""
     detail = (
         f"this site was away when the result came that it continues; {have} other trusted sources gave a receipt for "
         f"it, and {needed} must have"
@@ -272,7 +272,7 @@ class Course:
     limit: float
 
     def after(self, update: Vector) -> Units:
-        """The units with this round's own update, float32 ``(n_params,)``; a first round is held against it.
+        """The units with this round's own update, float32 ``(n_params,)``; a first round is compared with it.
 
         Raises:
             FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP.

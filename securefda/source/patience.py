@@ -24,7 +24,7 @@ class Patience:
     def broken(self, error: FaultyAggregatorError) -> None:
         """A check failed: the header is refused, or the session is dead.
 
-        What another source may have done is not held against the aggregator; that the attempt came to no result is,
+        What another source may have done does not count against the aggregator; that the attempt came to no result is,
         in the site's run book.
         """
         error.hint = error.hint or (HINT if error.blames else "ask the target's site what happened in the last rounds")

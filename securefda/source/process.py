@@ -43,7 +43,7 @@ INTERRUPTED_GRACE_S = 1.0
 def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) -> None:
     """Take part as a source until the aggregator ends the run.
 
-    ``accept_run`` is the operator's word, as :class:`RunBook` has it.
+    ``accept_run`` is the operator's consent, as :class:`RunBook` has it.
 
     Raises:
         ConfigError: the folder belongs to another run.
@@ -139,7 +139,7 @@ async def _serve(
 
 
 class SourceDriver:
-    """Connects a source's rounds with an open channel; whoever opened the channel closes it.
+    """Connects a source's rounds with an open channel; the one who opened the channel closes it.
 
     Between rounds the aggregator may be silent for ``idle_deadline_s`` seconds; None means for ever.
     """

@@ -1,7 +1,7 @@
 """One round at a source, from the header to the result: what the source holds, and what each message makes of it.
 
 Functions take the round as it is and return the round as it becomes, with what is to be sent. They raise where a check
-fails; whoever holds the round then drops it. What goes beyond one round is in :mod:`securefda.source.run`.
+fails; the caller then drops the round. What goes beyond one round is in :mod:`securefda.source.run`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A source in a run: one call per message that arrives, with the messages to send back.
 
-The source trusts nothing that it is told. A failed check ends the session for good: its secrets are erased, a signed
+The source trusts nothing that it receives. A failed check ends the session for good: its secrets are erased, a signed
 abort names the check, and the source waits for the next header. A policy refusal names the key and nothing else.
 """
 
@@ -70,7 +70,7 @@ class SourceRounds:
         self._patience = Patience()
         self._times_shown = 0
         self._missed: Missed | None = None
-        """What the aggregator showed last; the next header is held against it, and no other."""
+        """What the aggregator showed last; the next header is compared with it, and with no other."""
         self._receipt_due = False
         """Whether this process has joined and not yet said which result it took last."""
         self.refusal: PolicyRefusal | None = None
@@ -151,7 +151,7 @@ class SourceRounds:
             return [self._refuse(parcel, _word_for(error))]
 
     def expire(self) -> list[Parcel]:
-        """The deadline passed without a message: the session is dead, and the aggregator is told so."""
+        """The deadline passed without a message: the session is dead, and the aggregator is notified."""
         self._process.require_original()
         try:
             if self._round is not None:
@@ -332,7 +332,7 @@ class SourceRounds:
     def _abort(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
         """Say which check failed. A session that is open is dead, but for a header: that asks for another one.
 
-        What is wrong with a log, or with a result that is shown again, is told to nobody but the operator, and is no
+        What is wrong with a log, or with a result that is shown again, is reported to the operator alone, and is no
         business of the session, unless it is the last that this source puts up with.
         """
         match parcel.message.body:

@@ -42,8 +42,8 @@ class RunBook(StateFile):
     Args:
         path: of the file.
         limits: of the site's policy.
-        accept_run: the operator's word, for this process: one run more than the policy permits may begin, and what came
-            to nothing so far is forgiven.
+        accept_run: the operator's consent, for this process: one run more than the policy permits may begin, and
+            what came to nothing so far is forgiven.
         unix_time: the present second.
     """
 
@@ -99,7 +99,9 @@ class RunBook(StateFile):
         run_id, number, session = header.body.run_id, header.body.round, header.envelope.session_id
         with self._transaction() as database:
             is_one_more = self._require_open(database, run_id, state, number)
-            remember = "INSERT OR REPLACE" if is_one_more else "INSERT OR IGNORE"  # begun anew by the operator's word
+            remember = (
+                "INSERT OR REPLACE" if is_one_more else "INSERT OR IGNORE"
+            )  # begun anew with the operator's consent
             database.execute(f"{remember} INTO runs VALUES (?, ?, ?)", (run_id, state, self._unix_time()))
             database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?)", (session, run_id))
             (owner,) = database.execute("SELECT run_id FROM sessions WHERE session_id = ?", (session,)).fetchone()
@@ -120,7 +122,7 @@ class RunBook(StateFile):
             database.execute(oldest)
 
     def never_paid(self, run_id: bytes, round_number: int) -> None:
-        """Write down that an unfinished round is one for good: no result pays for it, only the operator's word."""
+        """Write down that an unfinished round is one for good: no result pays for it; only the operator forgives it."""
         with self._transaction() as database:
             this = "UPDATE unfinished SET for_good = 1 WHERE (run_id, round) = (?, ?)"
             database.execute(this, (run_id, round_number))
@@ -133,7 +135,7 @@ class RunBook(StateFile):
             return self._database.execute(query, (run_id,)).fetchone() is not None
 
     def _require_open(self, database: sqlite3.Connection, run_id: bytes, state: str, round_number: int | None) -> bool:
-        """Whether it is the operator's word alone that opens the run; raises where nothing does."""
+        """Whether the operator's consent alone opens the run; raises where nothing does."""
         known = database.execute("SELECT state, rowid FROM runs WHERE run_id = ?", (run_id,)).fetchone()
         if known is None or round_number is not None:  # who rejoins may be asked for a round again that it began
             others = "SELECT count(*) FROM unfinished WHERE (run_id, round) != (?, ?)"

@@ -117,7 +117,7 @@ class Task(ABC):
     """One learning problem. Subclasses read ``self.settings`` and answer for one site at a time.
 
     Every answer is a pure function of the settings and of the site's files: two calls, or two processes, get the
-    same rows in the same order. ``model`` may use torch's global generator (as layers do): whoever calls it seeds
+    same rows in the same order. ``model`` may use torch's global generator (as layers do): the caller seeds
     and restores that generator. Models have no BatchNorm, whose running statistics are not federated parameters.
 
     ``separate_rows`` is for the task to set to True where each row is prepared from its own record and public numbers

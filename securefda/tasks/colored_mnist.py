@@ -44,11 +44,11 @@ class _Domain:
 class ColoredMnist(Classification):
     """Two classes, 2 x 14 x 14 pixels; sites are plus-90, plus-80 and minus-90, any one of them the target.
 
-    The seed deals out the images in three equal parts, one for each domain whoever is the target. An image is every
+    The seed deals out the images in three equal parts, one for each domain, the target's among them. An image is every
     second pixel of every second row. Its label is 1 below five, and wrong in a quarter of the cases; its colour (which
     of the two channels it is in) is the label, and another in 10, 20 or 90 % of the cases. So the digit's shape
     predicts the label in 75 % of the cases everywhere, and its colour in 90, 80 and 90, there the other way round.
-    A site trains on half of its images and tests on the others, whose labels are as noisy: nobody gets more than 90 %
+    A site trains on half of its images and tests on the others, whose labels are as noisy: no model gets more than 90 %
     of them right, and 80 % at plus-80. The target has labels for the first ``target-rows``.
 
     What differs from the paper: two convolutions of 8 and 16 channels in place of DomainBed's four of 64 and 128, of

@@ -2,7 +2,7 @@
 
 What all sites must agree on, the split of the data and the first model, follows from the run's seed, an ``int`` that
 each of them knows. What a site trains with, its batches and what its layers draw, follows from a :class:`SecretSeed`:
-of the same run, round and site it is the same, and nobody else can repeat it.
+of the same run, round and site it is the same, and no other site can repeat it.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def seeded_torch(seed: Seed, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def secret_torch(random_bytes: Callable[[int], bytes], device: torch.device) -> Iterator[None]:
-    """As :func:`seeded_torch`, with generators that nobody can guess: ``random_bytes(n)`` returns n bytes.
+    """As :func:`seeded_torch`, with generators that cannot be guessed: ``random_bytes(n)`` returns n bytes.
 
     Of a seed the CPU's generator keeps 32 bits, which can all be tried. So its whole state, a Mersenne Twister's, is
     drawn. A GPU's keeps the 64 bits of its seed.

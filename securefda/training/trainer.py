@@ -70,7 +70,7 @@ class Trainer(Protocol):
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
     ) -> LocalResult:
-        """Train one round from ``received``, float32 (m,). A ledger, where there is one, is told run and attempt."""
+        """Train one round from ``received``, float32 (m,). A ledger, where there is one, gets run and attempt."""
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
         """Loss and metrics of a model, float32 (m,), over ``data``."""
@@ -88,7 +88,7 @@ class SiteTrainer:
         data: the rows that it trains on.
         settings: how it trains, before the round's learning rate factor.
         seed: seed of the run, from which its first model follows.
-        secret: what training draws from; None: the run's seed, so that whoever knows it can repeat the training.
+        secret: what training draws from; None: the run's seed, with which anyone can repeat the training.
         before_round: called before each round; what it raises ends the round before the rows are touched.
         memory: keeps the layers that stay at this site, where the settings name any.
 

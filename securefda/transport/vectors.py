@@ -196,7 +196,7 @@ class UploadDesk:
 
         Raises:
             Refused: the length is not the expected one (RESOURCE_EXHAUSTED). Where none is expected that accuses
-                nobody: an honest source that is late cannot know that the phase is over.
+                no site: an honest source that is late cannot know that the phase is over.
             WireError: the body names no vector, or another length.
         """
         body = message.body

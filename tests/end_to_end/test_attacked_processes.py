@@ -154,7 +154,7 @@ def test_made_model_after_a_finished_round_is_trained_by_no_process(tmp_path: Pa
             assert [source.end() for source in sources.values()] == [ExitCode.OK] * 3
         for index, (site, source) in enumerate(sources.items(), start=1):
             (alarm,) = [line for line in source.err if "check" in line]
-            assert alarm.startswith(f"{site}: check HEADER_STEP fails, and nobody is accused: in ")
+            assert alarm.startswith(f"{site}: check HEADER_STEP fails, which accuses no site: in ")
             assert "at most 10 is allowed (limits.model-step = 10 in policy.toml" in alarm
             assert refusals(attacker, index) == ["HEADER_STEP"]
             assert [len(attacker.said(index, kind)) for kind in (Advertise, MaskedInput, Receipt)] == [1, 1, 1]

@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "threat_model" / "sfda-sa-1.md").read_text(encoding="utf-8")
 PACKAGES = ("protocol", "source", "aggregator", "audit", "site", "transport")
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
-NOT_CHECKS = {"Z", "B", "BOUND", "GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY", "NFKC", "NONE", "Q"}
+NOT_CHECKS = {"Z", "T", "B", "BOUND", "GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY", "NFKC", "NONE", "Q"}
 """Strings in these packages that look like names of checks: formats, SQL, settings of libraries, a site's own notes."""
 
 
