@@ -6,7 +6,8 @@ Each source commits to a random nonce in R0 and reveals it in R1, when the commi
 The order of U2 under a key made of ctx1 and all revealed nonces, cut into runs of equal size, gives the cohorts. A
 source that follows the protocol knows that its own nonce is random, so no site could prepare the outcome. What stays
 is a choice by leaving out: the aggregator, which has seen all nonces, can drop sources before U2 is fixed, at most
-n - t of them, and so choose among the splits of what remains. The sums that can be opened hold the cohort's quorum whatever the split.
+n - t of them, and so choose among the splits of what remains. The sums that can be opened hold the cohort's quorum
+whatever the split.
 """
 
 from __future__ import annotations
