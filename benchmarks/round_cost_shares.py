@@ -25,7 +25,7 @@ from securefda.protocol import aggregator as aggregator_steps
 from securefda.protocol import source as source_steps
 from securefda.site.private_trainer import PrivateTrainer
 from securefda.source import rounds
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.training.trainer import SiteTrainer
 
 _MASKING = {
@@ -65,7 +65,7 @@ TIMED: dict[str, dict[Any, tuple[str, ...]]] = {
 }
 """Kind -> module or class -> its functions. What logs take, ``logging`` and ``witnessing``, comes from the base."""
 
-MARKS = ((AggregatorRun, ("_begin_round",)), (SourceRounds, ("_start_round", "_end")))
+MARKS = ((AggregatorRun, ("_begin_round",)), (SourceRun, ("_start_round", "_end")))
 """Where a round begins, and with it the one before ends; at a source it ends with the header of the next."""
 
 

@@ -1,18 +1,15 @@
-"""A file of state that survives kills and forks of the process that writes it.
+"""A file of state that survives kills and forks of its process, and that refuses to be an old copy.
 
-Every change is on disk (``synchronous=FULL``, write-ahead log) before the call returns. A copy of the process can use
-none of it.
+A change is in the file when the call returns, and on the disk (``synchronous=FULL``, write-ahead log) unless the call
+says otherwise.
 
-A copy of a process, made by fork, must not go on with what the original began.
+**Copies of the process.** A fork holds the same session secrets and the same place in the file. If both went on, they
+would mask two inputs with one set of masks, whose difference is then in clear. So only the original goes on.
 
-Both hold the same session secrets and the same place in the same state file. Two that go on would mask two inputs
-with one set of masks, whose difference is then in clear.
-
-Finds a state file that is a copy, or that was put back from a backup: it has forgotten what left since.
-
-Two things about the file are kept where a copy does not take them along. The file system's own number of the file is
-written into it: a copy is another file. And the count of releases stands in the *name* of a marker beside it: copying
-an old folder over a newer one brings back old contents, and cannot take away a newer name.
+**Copies of the file.** A file that was copied or put back has forgotten what left since. Two things are kept where a
+copy does not take them along. The file system's own number of the file is written into it: a copy is another file. And
+the count of releases stands in the *name* of a marker beside it: copying an old folder over a newer one brings back old
+contents, but cannot take away a newer name.
 """
 
 from __future__ import annotations

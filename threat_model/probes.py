@@ -18,7 +18,7 @@ from securefda.audit.witness import Head, Witness, WitnessMemory
 from securefda.errors import FaultySourceError, ProtocolError
 from securefda.protocol.messages import Abort, Checkpoint, Cosigned, MissedResult, Parcel, Refusal, Send
 from securefda.protocol.secret import Secret
-from securefda.source.run import SourceReporter, SourceRounds, SourceSite
+from securefda.source.run import SourceReporter, SourceRun, SourceSite
 from threat_model.adversaries.replay import Replay, Replayed
 from threat_model.sites import AggregatorSeat, SiteWatch
 from threat_model.watched import WatchedAggregator
@@ -45,7 +45,7 @@ class Outcome:
     check: str = ""
 
 
-class ProbedSource(SourceRounds):
+class ProbedSource(SourceRun):
     """The real source; before each message that is due, it is shown all that the attacker has in its place."""
 
     def __init__(self, site: SourceSite, reporter: SourceReporter, *, replay: Replay) -> None:

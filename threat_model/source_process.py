@@ -1,6 +1,6 @@
 """A source in a process of its own, made by fork from the test's: it can be killed at any moment, and be copied.
 
-The process runs the real :class:`SourceRounds` on its own state file. The stage sees an endpoint like any other.
+The process runs the real :class:`SourceRun` on its own state file. The stage sees an endpoint like any other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from securefda.errors import SecureFdaError
 from securefda.protocol.messages import Parcel
 from securefda.site.policy.model import ReleaseLimits
-from securefda.source.run import SourceRounds, SourceSite
+from securefda.source.run import SourceRun, SourceSite
 from securefda.source.run_book import RunBook
 from securefda.source.store import SourceStore
 from securefda.transport import wire
@@ -111,7 +111,7 @@ def _serve(
     store = SourceStore(path, RunBook(path.with_suffix(".runs"), ReleaseLimits()))
     logs = site.witness.journal.folder  # of all runs, before there is one
     witness = witness_at(logs, site.signer.index, site.roster, store)
-    rounds = SourceRounds(replace(site, store=store, witness=witness), watch)
+    rounds = SourceRun(replace(site, store=store, witness=witness), watch)
     connection, copy = ends
     connection.send("open")
     while True:
@@ -130,7 +130,7 @@ def _serve(
         connection.send((_packed(answers), [getattr(one, "check", "") for one in watch.alarms[known:]], error))
 
 
-def _answers(rounds: SourceRounds, what: str, told: Any) -> list[Parcel]:
+def _answers(rounds: SourceRun, what: str, told: Any) -> list[Parcel]:
     if what == "join":
         return [rounds.join(told)]
     if what == "expire":

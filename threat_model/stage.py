@@ -1,6 +1,6 @@
 """A whole federation in one process, of which any endpoint can be an attacker.
 
-The other endpoints are the victims, and they are real: ``SourceRounds`` with a ``SourceStore`` on disk and the site's
+The other endpoints are the victims, and they are real: ``SourceRun`` with a ``SourceStore`` on disk and the site's
 policy, ``AggregatorRun`` with an ``AggregatorStore``. Between them is the network of the simulator.
 """
 
@@ -25,7 +25,7 @@ from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
 from securefda.site.policy.model import ModelPolicy
-from securefda.source.run import SourceReporter, SourceRounds, SourceSite
+from securefda.source.run import SourceReporter, SourceRun, SourceSite
 from securefda.source.run_book import RunBook
 from securefda.source.store import SourceStore
 from securefda.training import Vector
@@ -176,7 +176,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         site = replace(site, trainer=trainer, permits=permits)
         self._sites[index] = site
         self._record(index)
-        return self._makes.get(index, SourceRounds)(site, self.watches.setdefault(index, SiteWatch()))
+        return self._makes.get(index, SourceRun)(site, self.watches.setdefault(index, SiteWatch()))
 
     def _record(self, index: int, run: str | None = None) -> None:
         if self._recorded:

@@ -41,7 +41,7 @@ SUM_AT_THE_CLIP = replaced("sums are within the clip at their weight", contribut
 def _positive(original: Callable[..., AggregateStatistics]) -> Callable[..., AggregateStatistics]:
     def decode_statistics(*arguments: Any) -> AggregateStatistics:
         statistics = original(*arguments)
-        return replace(statistics, samples=abs(statistics.samples))
+        return replace(statistics, weight=abs(statistics.weight))
 
     return decode_statistics
 

@@ -66,17 +66,17 @@ def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> R
     total, terms = ContributionSum(header.n_params), RoundTerms.of(header)
     errors = DeltaErrors(0.0, 0.0, 0.0)
     for part in outcome.parts:
-        if not part.statistics.samples > 0:
+        if not part.statistics.weight > 0:
             raise ValueError("a sum has no samples")
-        check_sum(terms, part.vector, part.statistics.samples, len(part.members))
+        check_sum(terms, part.vector, part.statistics.weight, len(part.members))
         if part.level is Visibility.COHORT:
-            samples = part.statistics.samples
+            samples = part.statistics.weight
             contribution = evaluate_at_target(terms, target, part.vector / samples)
             clip_contribution(header, contribution)
             total.add(contribution, samples)
             found = contribution.errors and contribution.errors.times(samples)
         else:
-            total.add_sum(part.vector, part.statistics.kept, part.statistics.samples)
+            total.add_sum(part.vector, part.statistics.kept, part.statistics.weight)
             found = part.statistics.errors
         errors = errors.plus(found) if found else errors
     mean_errors = errors.times(1 / total.samples) if header.rule.select and total.samples > 0 else None
@@ -228,9 +228,9 @@ def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, metrics: bool
     yield SeenLine(
         level=level,
         members=[site.name(index) for index in sorted(part.members)],
-        rows=round(statistics.samples * max_samples),
-        loss=statistics.loss / statistics.samples if metrics else None,
-        accuracy=statistics.accuracy / statistics.samples if metrics else None,
+        rows=round(statistics.weight * max_samples),
+        loss=statistics.loss / statistics.weight if metrics else None,
+        accuracy=statistics.accuracy / statistics.weight if metrics else None,
     )
 
 

@@ -5,8 +5,6 @@ kept has the digest of a copy, unless the log says right behind it that none was
 their records. What a kill or a power cut leaves is no finding: before a restart, or at the end of a log that does not
 say that the run ended, the last records behind the newest checkpoint may lack their copies, and a copy may be torn or
 lack its record. See `kept` for how they are written.
-
-The messages that are kept beside a log, compared with its records, for the audit commands.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from securefda.rules import Rule, Strategy
 from securefda.site.kit import load_kit
 from securefda.site.policy import ReleaseLimits, load_signed_policy
 from securefda.source.process import SourceDriver
-from securefda.source.run import SourceRounds, SourceSite
+from securefda.source.run import SourceRun, SourceSite
 from securefda.source.run_book import RunBook
 from securefda.source.store import SourceStore
 from securefda.tasks import Samples
@@ -305,7 +305,7 @@ class _Source:
         runs = RunBook(Path(folder) / "runs.sqlite", ReleaseLimits())
         with closing(SourceStore(Path(folder) / "state.sqlite", runs)) as store:
             site = self._site(store, Path(folder) / "audit")
-            rounds = SourceRounds(site, _Alarms())
+            rounds = SourceRun(site, _Alarms())
             driver = SourceDriver(rounds, channel, SilentReporter())
             while not driver.is_over and not self._is_gone:
                 await driver.step()

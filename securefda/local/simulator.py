@@ -27,7 +27,7 @@ from securefda.protocol.roster import Roster
 from securefda.site.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig, site_policy
 from securefda.site.throwaway import throwaway_roster
 from securefda.source.bootstrap import source_site
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.source.run_book import RunBook, run_book_file
 from securefda.source.site import SourceSite
 from securefda.source.store import SourceStore
@@ -39,13 +39,13 @@ Delivers = Callable[[int, int, Signed[Body]], bool]
 """Whether a message from one roster index to another arrives; tests lose messages with it."""
 
 
-class _Simulation(MemoryNetwork[AggregatorRun, SourceRounds]):
+class _Simulation(MemoryNetwork[AggregatorRun, SourceRun]):
     """The network of a run that ends with the first site that fails."""
 
     def __init__(
         self,
         run: AggregatorRun,
-        sources: dict[int, SourceRounds],
+        sources: dict[int, SourceRun],
         observers: dict[int, MessageObserver],
         delivers: Delivers,
     ) -> None:
@@ -180,7 +180,7 @@ class _Federation:
     def summary(self, run: AggregatorRun, error: BaseException | None) -> Summary:
         return summary_of(self.settings, run, self.store, self.roster, error)
 
-    def source(self, site_id: str) -> SourceRounds:
+    def source(self, site_id: str) -> SourceRun:
         config = self.config
         settings = SourceConfig(
             source=self.settings.aggregator.model_copy(update={"kit": self.folder.site(site_id)}),
@@ -194,7 +194,7 @@ class _Federation:
         site = source_site(settings, policy, self._member(site_id), store, secret=None)
         self._show(site_id, site.notes)
         self._record(site)
-        return SourceRounds(site, _SiteRecorder(self.folder, site_id, self.reporter))
+        return SourceRun(site, _SiteRecorder(self.folder, site_id, self.reporter))
 
     def _record(self, site: TargetSite | SourceSite, run: str | None = None, then: MessageObserver = ignore) -> None:
         journal, own = site.witness.journal, site.signer.index

@@ -46,14 +46,14 @@ class AggregateStatistics:
 
     Attributes:
         kept: w of the rules, the share 1 - beta of the target's update; 0 where no rule was evaluated yet.
-        samples: n, the weight itself.
+        weight: n, in units of ``max_samples``.
         loss: mean loss over the training rows; 0 where the header has no metrics.
         accuracy: over the training rows, in [0, 1]; 0 likewise.
         errors: estimated Delta errors of the rules; None where they are not asked for.
     """
 
     kept: float
-    samples: float
+    weight: float
     loss: float
     accuracy: float
     errors: DeltaErrors | None = None
@@ -69,7 +69,7 @@ def encode_statistics(statistics: AggregateStatistics, units: ErrorUnits | None)
     Raises:
         ValueError: a number is NaN.
     """
-    weight = statistics.samples
+    weight = statistics.weight
     loss = _within(statistics.loss / LOSS_BOUND, weight)
     errors = [0.0, 0.0, 0.0]
     if statistics.errors is not None and units is not None and units.variance > 0:

@@ -3,8 +3,6 @@
 One frozen type per phase. ``add_*`` takes one source's message and returns the phase with it; ``close_*`` ends the
 phase with those that answered and returns the next one with what to send. An honest aggregator checks too: a source
 that lies is named, and nothing of its message is kept.
-
-What the aggregator keeps throughout a session: who it is, the header, and whose messages it admits.
 """
 
 from __future__ import annotations

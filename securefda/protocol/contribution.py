@@ -313,8 +313,8 @@ def apply_caps(
 
     The caps are those of the parts that are still there once they are rounded to the ring. The aggregator chooses the
     steps of the encoding. Parts that are spread out vanish below them sooner than one that is concentrated, which would
-    then be alone in the sum though all norms were as asked. So a norm below a floor counts as zero; and where none is
-    above it, nothing is released.
+    then be alone in the sum though all norms were as asked. So a norm below a floor counts as zero. Where all are, the
+    cap is zero: the part is zeroed, and a masked input of zeros still leaves.
 
     Args:
         terms: of the attempt.
@@ -401,7 +401,7 @@ def encode_contribution(
         statistics: of the source, weighted; they travel behind the parameters.
         units: as for :func:`securefda.protocol.aggregate_statistics.encode_statistics`.
     """
-    np.multiply(contribution.vector, statistics.samples, out=contribution.vector)
+    np.multiply(contribution.vector, statistics.weight, out=contribution.vector)
     return terms.encoding.encode(contribution.vector, encode_statistics(statistics, units)).values
 
 

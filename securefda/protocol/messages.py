@@ -18,7 +18,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from securefda.protocol.envelope import (
     DIGEST_BYTES,
@@ -41,9 +40,6 @@ from securefda.protocol.envelope import (
     expect_finite,
 )
 from securefda.protocol.header import Granularity, Header, Layer, NormCapTerms, RuleTerms, TargetTerms, Visibility
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from securefda.site.config import (
     SourceConfig,
 )
 from securefda.site.policy import SourcePolicy, check_task, check_training, default_policy_text, require_satisfiable
-from securefda.source.run import SourceSite
-from securefda.source.site import require_room_for
+from securefda.source.site import SourceSite, require_room_for
 from securefda.source.store import SourceStore
 from securefda.training import SecretSeed
 

@@ -1,13 +1,12 @@
-"""Which model a source takes: the task's own at first, then one that finished rounds lead to, and no long step.
+"""Which model a source trains: the task's own at first, then that of a result, and none that is a long step away.
 
 A model is a question: one that is made for it lets single rows show in an update, however well the sum is hidden. So a
-target may not choose it. Each model is that of the result that the header continues, and how far it lies from the one
-before is bounded in units of what this site's own training moves. Everything here is a function of what it is given.
+target may not choose it. Each model is that of the result that the header continues. How far it lies from the one
+before is bounded in units of what this site's own training moves, in each group of layers. Groups have at least
+`LEAST` parameters, so that no number is about a handful of them. Everything here is a function of its arguments.
 
 The *number* of a result is its place in the run's chain of results, from 1; that of a model is the number of the result
 that it came with, and 0 of the run's first.
-
-Groups of layers: what is measured and bounded by layer, without a number that is about a handful of parameters.
 """
 
 from __future__ import annotations

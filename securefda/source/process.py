@@ -27,7 +27,7 @@ from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.policy import load_signed_policy
 from securefda.source.bootstrap import source_site
 from securefda.source.patience import HINT
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.source.run_book import RunBook, run_book_file
 from securefda.source.store import SourceStore
 from securefda.transport.client import AggregatorRestarted, SourceChannel
@@ -70,7 +70,7 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
             watch.note("--accept-run: one run beyond release.max-runs may begin; rounds without a result are forgiven")
         for note in (*about_secret, *site.notes, *([TERMS] if site.notes else [])):
             watch.note(note)
-        rounds = SourceRounds(site, watch.rounds(shown))
+        rounds = SourceRun(site, watch.rounds(shown))
         with closing(site.witness.journal) as journal:
             recorder = MessageRecorder(journal, kit.roster, member.index, then=watch.hear)
             run_until_told(_serve(config, kit, rounds, recorder, watch))
@@ -115,7 +115,7 @@ class _SourceReporter:
 
 
 async def _serve(
-    config: SourceConfig, kit: Kit, rounds: SourceRounds, recorder: MessageRecorder, reporter: SourceWatch
+    config: SourceConfig, kit: Kit, rounds: SourceRun, recorder: MessageRecorder, reporter: SourceWatch
 ) -> None:
     """Dial the aggregator and take part until it says goodbye or this site cannot go on."""
     endpoint = endpoint_of(kit)
@@ -145,7 +145,7 @@ class SourceDriver:
     """
 
     def __init__(
-        self, rounds: SourceRounds, channel: SourceChannel, reporter: Reporter, idle_deadline_s: float | None = None
+        self, rounds: SourceRun, channel: SourceChannel, reporter: Reporter, idle_deadline_s: float | None = None
     ) -> None:
         self._rounds = rounds
         self._channel = channel

@@ -47,10 +47,10 @@ from securefda.source.run_book import UNFINISHED
 from securefda.source.site import Permits, SourceSite
 from securefda.state_file import ProcessGuard
 
-__all__ = ["Permits", "SourceReporter", "SourceRounds", "SourceSite"]
+__all__ = ["Permits", "SourceReporter", "SourceRun", "SourceSite"]
 
 
-class SourceRounds:
+class SourceRun:
     """Takes part in the rounds of one run.
 
     ``refusal`` is the last refusal by this site's policy, ``fault`` the last check that the aggregator failed,

@@ -1,6 +1,6 @@
 """A source's end of the transport: one connection, dialled by the source, kept alive and restored by itself.
 
-Vectors between a source and the aggregator: one attempt each, over the present connection.
+Messages and their vectors go over the present connection; each attempt at a vector is over one connection.
 """
 
 from __future__ import annotations

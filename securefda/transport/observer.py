@@ -1,7 +1,4 @@
-"""The one place through which every sent and every received message passes.
-
-Counting bytes per site, from the one place through which all messages pass.
-"""
+"""The one place through which every sent and every received message passes; it counts the bytes of each site."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The aggregator's end of the transport: the only listener of a federation.
 
-The aggregator's side of the three calls. Every one begins with who is calling.
+It answers three calls. Each begins by finding out which site calls.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""What the aggregator takes in of one source's uploads: only the length it asked for, each message once.
+"""Vectors beside messages: cut into pieces, put together again, offered for download, taken in from uploads.
 
-Vectors in pieces: cutting one up, and putting it together again with a running digest.
-
-Vectors beside messages: which those are, and what the aggregator offers for download.
-
-Each is kept once, only for as long as a message still needs it.
+A vector is put together with a running digest. The aggregator takes only the length that it asked for, and each message
+once. It keeps a vector only for as long as a message still needs it.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import load_signed_policy
 from securefda.source.bootstrap import source_site
 from securefda.source.process import SourceDriver
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.transport.client import SourceChannel
 from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
@@ -227,7 +227,7 @@ class Peers:
         config = load_source(kit.local / "settings.toml")
         with closing(store_at(self._federation.root / f"{site}.sqlite")) as store:
             source = source_site(config, load_signed_policy(kit), member, store, secret=None)
-            rounds = SourceRounds(source, _Unheard())
+            rounds = SourceRun(source, _Unheard())
             channel = _Channel(
                 endpoint_of(kit),
                 credentials_of(kit),

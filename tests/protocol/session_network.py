@@ -281,7 +281,7 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
         ring = next(ring for cohort, ring in totals.items() if part.members <= cohort)
         centred = ((total + RING // 2) % RING - RING // 2) / quantisation(attempt.header.body).q_max
         decoded = part.level is Visibility.SUM or bool(np.allclose(part.vector, centred[:WIDTH], rtol=0, atol=1e-9))
-        exact = np.array_equal(ring, total % RING) and abs(part.statistics.samples - centred[WEIGHT]) < 1e-9
+        exact = np.array_equal(ring, total % RING) and abs(part.statistics.weight - centred[WEIGHT]) < 1e-9
         must(exact and decoded, f"the sum over {sorted(part.members)} is wrong")
 
     def _added(self, member: int, digest: bytes) -> Any:

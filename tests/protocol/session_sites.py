@@ -40,7 +40,7 @@ from securefda.protocol.messages import (
 from securefda.protocol.source import AwaitingSurvivors
 from securefda.protocol.transcript import architecture_digest
 from securefda.site.policy import default_policy
-from securefda.source.run import SourceRounds, SourceSite
+from securefda.source.run import SourceRun, SourceSite
 from securefda.training import Evaluation, LayerTable, LocalResult
 from securefda.transport import wire
 
@@ -171,7 +171,7 @@ class Source:
             software_version="1",
             unix_time=lambda: 1.0,
         )
-        self.rounds = SourceRounds(site, self)
+        self.rounds = SourceRun(site, self)
 
     def close(self) -> None:
         self.witness.journal.close()

@@ -40,7 +40,7 @@ from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
-from securefda.source.run import SourceRounds, SourceSite
+from securefda.source.run import SourceRun, SourceSite
 from securefda.source.store import SourceStore
 from securefda.tasks import TaskSettings
 from securefda.training import OwnRows, PersonalMemory, TrainingSettings
@@ -165,7 +165,7 @@ def intact(sender: int, recipient: int, message: AnySigned) -> AnySigned:
     return message
 
 
-class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
+class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
     """One aggregator and n sources in a folder.
 
     Args:
@@ -252,9 +252,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
         self.record(TARGET, site.witness, run.run_id)
         return run
 
-    def source(
-        self, index: int, *, policy: SourcePolicy | None = None, hidden: int = 0, **training: Any
-    ) -> SourceRounds:
+    def source(self, index: int, *, policy: SourcePolicy | None = None, hidden: int = 0, **training: Any) -> SourceRun:
         """A new process of a source, in the folder of the old one."""
         if index in self.stores:
             self.sources[index]._site.witness.journal.close()
@@ -276,7 +274,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRounds]):
         if hasattr(self, "aggregator"):  # of a process that is started again: it has joined
             site.witness.journal.begin(self.run.run_id)
         self.record(index, site.witness)
-        return SourceRounds(site, self.watch.of_source(index))
+        return SourceRun(site, self.watch.of_source(index))
 
     def enter_run(self, run_id: bytes) -> bytes:
         """Let every source join another run of the same target; returns the checkpoint that they cosigned of it."""

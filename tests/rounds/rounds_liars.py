@@ -9,16 +9,16 @@ from securefda.protocol.checks import TAIL
 from securefda.protocol.messages import Header, Parcel
 from securefda.protocol.source import AwaitingShares, receive_shares
 from securefda.source.rounds import capped_input, release_masked
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 
 KEPT, SAMPLES, LOSS, ACCURACY = range(-TAIL, 4 - TAIL)
 """Where w, n and the sums of metrics stand in an encoded vector."""
 
 
-class Liar(SourceRounds):
+class Liar(SourceRun):
     """Masks another vector than its own: ``lie`` changes it in place when it is encoded."""
 
-    def __init__(self, honest: SourceRounds, lie: Callable[[Any, Header], None]) -> None:
+    def __init__(self, honest: SourceRun, lie: Callable[[Any, Header], None]) -> None:
         super().__init__(honest._site, honest._reporter)
         self._lie = lie
 

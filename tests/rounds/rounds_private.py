@@ -20,7 +20,7 @@ from securefda.protocol.secret import RandomBytes
 from securefda.site.policy import MetadataPolicy, SourcePolicy, WorkLimits
 from securefda.site.privacy_account import PrivacyAccount, data_set_of
 from securefda.site.private_trainer import PrivateTrainer
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.tasks import Samples, TaskSettings
 from securefda.training import TrainingSettings
 from securefda.training.settings import NoiseSettings
@@ -125,7 +125,7 @@ class PrivateFederation(Federation):
         )
         return AggregatorRun(site, self.settings, self.store, self.watch)
 
-    def source(self, index: int, *, policy: SourcePolicy | None = None, **_: Any) -> SourceRounds:
+    def source(self, index: int, *, policy: SourcePolicy | None = None, **_: Any) -> SourceRun:
         made = super().source(index, policy=policy or self.policy(index, metadata=ALL, limits=ANY_RATE))
         site = replace(
             made._site,
@@ -133,7 +133,7 @@ class PrivateFederation(Federation):
             random_bytes=self.stream(index, "session"),
             permits=replace(made._site.permits, metrics=index not in self.private),
         )
-        return SourceRounds(site, made._reporter)
+        return SourceRun(site, made._reporter)
 
     def put(self, parcel: UnderWay) -> None:
         self.log.append(replace(parcel, vectors=tuple(map(bytes, parcel.vectors))))

@@ -22,7 +22,7 @@ from securefda.bootstrap import Member
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.messages import Parcel, Visibility
 from securefda.site.policy import default_policy
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.transport.wire import encode
 
 REPOSITORY = Path(__file__).parents[2]
@@ -104,7 +104,7 @@ def session_of(sources: int, folder: Path) -> Held:
             tracemalloc.stop()
 
 
-def drive(run: AggregatorRun, rounds: dict[int, SourceRounds]) -> Held:
+def drive(run: AggregatorRun, rounds: dict[int, SourceRun]) -> Held:
     held = Held()
     to_sources = deque(held.call(run.open, []))
     for source in rounds.values():

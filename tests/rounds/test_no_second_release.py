@@ -28,7 +28,7 @@ from securefda.protocol.messages import (
     Survivors,
     Visibility,
 )
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 
 ME = 2
 BEFORE_RELEASE = [KeyList, ShareDelivery]
@@ -43,7 +43,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 
 
 @pytest.fixture
-def me(federation: Federation) -> SourceRounds:
+def me(federation: Federation) -> SourceRun:
     return federation.sources[ME]
 
 
@@ -67,7 +67,7 @@ def again(header: Parcel, *, session: bytes = b"t", **changes: Any) -> Parcel:
     return Parcel(message, header.vectors)
 
 
-def restarted(federation: Federation) -> SourceRounds:
+def restarted(federation: Federation) -> SourceRun:
     """The source as a new process on the old state; what the old one had in memory is gone."""
     federation.sources[ME] = federation.source(ME)
     return federation.sources[ME]
@@ -84,7 +84,7 @@ def header_until(federation: Federation, next_is: type) -> tuple[Parcel, Parcel]
 # When a round may be tried again
 
 
-def test_a_header_that_was_refused_leaves_the_round_open(federation: Federation, me: SourceRounds) -> None:
+def test_a_header_that_was_refused_leaves_the_round_open(federation: Federation, me: SourceRun) -> None:
     header = until(federation, ME, Header)
     model, *others = header.vectors
     other = Parcel(again(header, session=b"l").message, (bytes(len(model)), *others))
@@ -93,9 +93,7 @@ def test_a_header_that_was_refused_leaves_the_round_open(federation: Federation,
     assert not released(federation)
 
 
-def test_a_header_of_another_model_than_came_with_it_is_not_remembered(
-    federation: Federation, me: SourceRounds
-) -> None:
+def test_a_header_of_another_model_than_came_with_it_is_not_remembered(federation: Federation, me: SourceRun) -> None:
     header = until(federation, ME, Header)
     assert bodies(me.handle(again(header, session=b"l", model_digest=bytes(32)))) == [Refusal("HEADER_MODEL")]
     assert isinstance(bodies(me.handle(again(header, attempt=2)))[0], Advertise)
@@ -104,7 +102,7 @@ def test_a_header_of_another_model_than_came_with_it_is_not_remembered(
 @pytest.mark.parametrize("how", ["silence", "crash", "a new header"])
 @pytest.mark.parametrize("lost_at", BEFORE_RELEASE)
 def test_a_session_lost_before_r2_is_followed_by_one_with_fresh_secrets(
-    federation: Federation, me: SourceRounds, lost_at: type, how: str
+    federation: Federation, me: SourceRun, lost_at: type, how: str
 ) -> None:
     header, _ = header_until(federation, lost_at)
     first = _secrets(me)
@@ -122,7 +120,7 @@ def test_a_session_lost_before_r2_is_followed_by_one_with_fresh_secrets(
     assert not released(federation)
 
 
-def _secrets(rounds: SourceRounds) -> list[bytes]:
+def _secrets(rounds: SourceRun) -> list[bytes]:
     return [secret.reveal() for secret in secrets_in(rounds._round.phase if rounds._round else None)]
 
 
@@ -164,7 +162,7 @@ def test_secrets_never_repeat_over_attempts_and_rounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["silence", "crash", "a new header"])
 @pytest.mark.parametrize("lost_at", AFTER_RELEASE)
 def test_a_session_lost_after_r2_is_followed_by_none_of_its_round(
-    federation: Federation, me: SourceRounds, lost_at: type, how: str
+    federation: Federation, me: SourceRun, lost_at: type, how: str
 ) -> None:
     header, _ = header_until(federation, lost_at)
     if how == "silence":
@@ -189,7 +187,7 @@ def test_a_crash_between_the_fuse_and_the_sending_closes_the_round(tmp_path: Pat
     federation.close()
 
 
-def test_a_round_that_is_closed_leaves_the_next_one_open(federation: Federation, me: SourceRounds) -> None:
+def test_a_round_that_is_closed_leaves_the_next_one_open(federation: Federation, me: SourceRun) -> None:
     header, _ = header_until(federation, Survivors)
     me = restarted(federation)
     answers = me.handle(again(header, round=2))
@@ -207,7 +205,7 @@ def test_a_round_that_is_closed_leaves_the_next_one_open(federation: Federation,
     ids=["the same attempt in a new session", "the next attempt in the old one", "the next round in it"],
 )
 def test_a_restart_brings_back_neither_an_attempt_nor_a_session(
-    federation: Federation, me: SourceRounds, session: bytes, changes: dict[str, int], key: str
+    federation: Federation, me: SourceRun, session: bytes, changes: dict[str, int], key: str
 ) -> None:
     header = until(federation, ME, Header)
     me.handle(header)
@@ -243,7 +241,7 @@ def no_room_to_grow(path: Path) -> Iterator[None]:
 
 
 def test_a_full_disk_at_the_fuse_lets_nothing_out_and_says_so_in_one_line(
-    federation: Federation, me: SourceRounds, tmp_path: Path
+    federation: Federation, me: SourceRun, tmp_path: Path
 ) -> None:
     header, delivery = header_until(federation, ShareDelivery)
     secrets = secrets_in(me._round.phase if me._round else None)
@@ -261,7 +259,7 @@ def test_a_full_disk_at_the_fuse_lets_nothing_out_and_says_so_in_one_line(
 
 
 def test_a_marker_that_cannot_be_moved_on_lets_nothing_out(
-    federation: Federation, me: SourceRounds, tmp_path: Path
+    federation: Federation, me: SourceRun, tmp_path: Path
 ) -> None:
     _, delivery = header_until(federation, ShareDelivery)
     (tmp_path / f"source-{ME}.sqlite.releases-0").unlink()

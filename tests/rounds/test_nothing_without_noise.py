@@ -19,7 +19,7 @@ from rounds_private import NOISE, PrivateFederation, differing, settings_with
 
 from securefda.protocol.messages import Visibility
 from securefda.site.private_trainer import PrivateTrainer
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.training import LocalResult
 from securefda.training.settings import NoiseSettings
 from securefda.transport.in_memory import UnderWay
@@ -44,10 +44,10 @@ EACH_ONCE = [(plan, rule) for plan, rule in EVERY_PAIR if plan == "sum" or rule 
 class Telling(PrivateFederation):
     """Sources promise loss and accuracy, as ones that train without noise do."""
 
-    def source(self, index: int, **options: Any) -> SourceRounds:
+    def source(self, index: int, **options: Any) -> SourceRun:
         made = super().source(index, **options)
         site = replace(made._site, permits=replace(made._site.permits, metrics=True))
-        return SourceRounds(site, made._reporter)
+        return SourceRun(site, made._reporter)
 
 
 def said(

@@ -28,7 +28,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.site.policy import WorkLimits, check_header
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.transport.wire import decode_signed, encode_signed
 
 ME = 2
@@ -80,7 +80,7 @@ def test_a_refused_header_is_kept_with_what_was_asked_and_allowed_and_the_aggreg
     federation = Federation(tmp_path, rounds=1)
     out = RunFolder(tmp_path / "out")
     policy = federation.policy(ME, limits=WorkLimits(learning_rate_max=0.001))
-    federation.sources[ME] = SourceRounds(federation.source(ME, policy=policy)._site, Keeper(out, "source-2"))
+    federation.sources[ME] = SourceRun(federation.source(ME, policy=policy)._site, Keeper(out, "source-2"))
     header = until(federation.open(), ME, Header)
     (answer,) = federation.sources[ME].handle(header)
     assert answer.message.body == Refusal("limits.learning-rate-max")
@@ -97,7 +97,7 @@ def test_a_refused_header_is_kept_with_what_was_asked_and_allowed_and_the_aggreg
 def test_lines_of_refusals_and_of_rounds_are_read_beside_each_other(tmp_path: Path) -> None:
     federation = Federation(tmp_path, 4, rounds=2, rule="source_only")
     out = RunFolder(tmp_path / "out")
-    federation.sources[ME] = SourceRounds(federation.sources[ME]._site, Keeper(out, "source-2"))
+    federation.sources[ME] = SourceRun(federation.sources[ME]._site, Keeper(out, "source-2"))
     federation.open()
     federation.sources[ME].handle(until(federation, ME, Result))
     tighten(federation, ME, allowed_rules=())

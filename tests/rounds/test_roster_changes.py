@@ -15,7 +15,7 @@ from rounds_federation import TARGET, UNIX_S, Federation, is_header, roster_of, 
 from securefda.protocol.messages import Abort, Header, KeyList, Parcel, Refusal, Signer, Survivors
 from securefda.protocol.roster import Roster
 from securefda.site.policy import check_header
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.transport import wire
 
 N, ME, OTHER = 4, 2, 3
@@ -48,7 +48,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     federation.close()
 
 
-def newer(federation: Federation, roster: Roster) -> SourceRounds:
+def newer(federation: Federation, roster: Roster) -> SourceRun:
     """The source's new process, whose kit has this roster; the aggregator goes on with the old one.
 
     Its policy does not look at peers: it would refuse under ``trusted-peers`` before the session's checks are asked.
@@ -57,11 +57,11 @@ def newer(federation: Federation, roster: Roster) -> SourceRounds:
     made = federation.source(ME)
     federation.roster = old
     site = replace(made._site, check_policy=partial(check_header, federation.policy(ME), own_index=ME))
-    federation.sources[ME] = SourceRounds(site, made._reporter)
+    federation.sources[ME] = SourceRun(site, made._reporter)
     return federation.sources[ME]
 
 
-def answers_of(source: SourceRounds, parcel: Parcel) -> list[Any]:
+def answers_of(source: SourceRun, parcel: Parcel) -> list[Any]:
     return [answer.message.body for answer in source.handle(parcel)]
 
 
@@ -114,7 +114,7 @@ def test_a_replaced_key_of_the_target_opens_no_round(tmp_path: Path) -> None:
     federation.close()
 
 
-def _signing_with(federation: Federation, key: Signer) -> SourceRounds:
+def _signing_with(federation: Federation, key: Signer) -> SourceRun:
     source = federation.source(key.index)
     source._site.witness.journal.close()
     witness = federation.witness_of(key.index, federation.stores[key.index], key.private_key)

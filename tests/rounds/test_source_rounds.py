@@ -37,7 +37,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.rules import Contribution
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 
 ME = 2
 PHASES: dict[type, type] = {
@@ -58,7 +58,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 
 
 @pytest.fixture
-def me(federation: Federation) -> SourceRounds:
+def me(federation: Federation) -> SourceRun:
     return federation.sources[ME]
 
 
@@ -101,7 +101,7 @@ def vectors_of(parcel: Parcel) -> list[np.ndarray]:
     return [np.frombuffer(vector, "<f4").copy() for vector in parcel.vectors]
 
 
-def test_a_source_refuses_a_model_that_is_not_the_one_in_the_header(federation: Federation, me: SourceRounds) -> None:
+def test_a_source_refuses_a_model_that_is_not_the_one_in_the_header(federation: Federation, me: SourceRun) -> None:
     header = until(federation, ME, Header)
     model, update = vectors_of(header)
     model[0] += 1
@@ -109,7 +109,7 @@ def test_a_source_refuses_a_model_that_is_not_the_one_in_the_header(federation: 
     assert checks(federation) == ["HEADER_MODEL"]
 
 
-def test_a_source_refuses_a_model_with_nan_before_it_trains_on_it(federation: Federation, me: SourceRounds) -> None:
+def test_a_source_refuses_a_model_with_nan_before_it_trains_on_it(federation: Federation, me: SourceRun) -> None:
     header = until(federation, ME, Header)
     model, update = vectors_of(header)
     model[3] = np.nan
@@ -118,7 +118,7 @@ def test_a_source_refuses_a_model_with_nan_before_it_trains_on_it(federation: Fe
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_source_refuses_a_target_update_that_is_not_finite(
-    federation: Federation, me: SourceRounds, value: float
+    federation: Federation, me: SourceRun, value: float
 ) -> None:
     header = until(federation, ME, Header)
     model, update = vectors_of(header)
@@ -126,16 +126,14 @@ def test_a_source_refuses_a_target_update_that_is_not_finite(
     assert_refused(federation, me.handle(resealed(header, model, update)), "HEADER_TARGET")
 
 
-def test_a_source_refuses_statistics_that_contradict_the_target_update(
-    federation: Federation, me: SourceRounds
-) -> None:
+def test_a_source_refuses_statistics_that_contradict_the_target_update(federation: Federation, me: SourceRun) -> None:
     header = until(federation, ME, Header)
     body = header.message.body
     lie = Parcel(changed(header.message, target=replace(body.target, mean_square=0.0)), header.vectors)
     assert_refused(federation, me.handle(lie), "HEADER_TARGET")
 
 
-def test_a_source_refuses_a_header_without_the_target_update(federation: Federation, me: SourceRounds) -> None:
+def test_a_source_refuses_a_header_without_the_target_update(federation: Federation, me: SourceRun) -> None:
     header = until(federation, ME, Header)
     assert_refused(federation, me.handle(Parcel(header.message, header.vectors[:1])), "HEADER_TARGET")
 
@@ -150,7 +148,7 @@ def test_a_source_refuses_a_header_without_the_target_update(federation: Federat
     ],
 )
 def test_a_source_refuses_a_rule_that_it_does_not_know(
-    federation: Federation, me: SourceRounds, changes: dict[str, str], key: str
+    federation: Federation, me: SourceRun, changes: dict[str, str], key: str
 ) -> None:
     header = until(federation, ME, Header)
     lie = changed(header.message, rule=replace(header.message.body.rule, **changes))
@@ -158,14 +156,14 @@ def test_a_source_refuses_a_rule_that_it_does_not_know(
     assert isinstance(answer_of(me.handle(header)), Advertise)
 
 
-def test_a_replayed_header_is_refused_and_the_session_goes_on(federation: Federation, me: SourceRounds) -> None:
+def test_a_replayed_header_is_refused_and_the_session_goes_on(federation: Federation, me: SourceRun) -> None:
     header = until(federation, ME, Header)
     me.handle(header)
     assert answer_of(me.handle(header)) == Refusal("HEADER_REPLAY")
     assert me.deadline_s() is not None
 
 
-def test_a_second_header_of_the_same_attempt_is_refused(federation: Federation, me: SourceRounds) -> None:
+def test_a_second_header_of_the_same_attempt_is_refused(federation: Federation, me: SourceRun) -> None:
     header = until(federation, ME, Header)
     me.handle(header)
     twin = signer(TARGET).sign(b"t" * SESSION_ID_BYTES, NO_CONTEXT, header.message.body)
@@ -186,7 +184,7 @@ def test_a_round_whose_update_has_left_is_never_tried_again(federation: Federati
     assert checks(federation) == ["RELEASE_FUSE"]
 
 
-def test_the_fuse_is_burnt_before_the_masked_input_can_leave(federation: Federation, me: SourceRounds) -> None:
+def test_the_fuse_is_burnt_before_the_masked_input_can_leave(federation: Federation, me: SourceRun) -> None:
     delivery = until(federation, ME, ShareDelivery)
     assert not fuse_is_burnt(federation)
     (answer,) = me.handle(delivery)
@@ -194,7 +192,7 @@ def test_the_fuse_is_burnt_before_the_masked_input_can_leave(federation: Federat
     assert fuse_is_burnt(federation)
 
 
-def test_a_header_must_continue_the_last_result(federation: Federation, me: SourceRounds) -> None:
+def test_a_header_must_continue_the_last_result(federation: Federation, me: SourceRun) -> None:
     header = until(federation, ME, Header, round_number=2)
     lie = changed(header.message, previous_result_digest=sha256(b"another history").digest())
     assert answer_of(me.handle(Parcel(lie, header.vectors))) == Refusal("HEADER_CHAIN")
@@ -220,7 +218,7 @@ def test_a_policy_refusal_names_the_key_and_nothing_else(tmp_path: Path) -> None
 @pytest.mark.parametrize("expected", list(PHASES))
 @pytest.mark.parametrize("told", [KeyList, ShareDelivery, Survivors, Consistency, Result])
 def test_a_message_out_of_order_ends_the_session_for_good(
-    federation: Federation, me: SourceRounds, expected: type, told: type
+    federation: Federation, me: SourceRun, expected: type, told: type
 ) -> None:
     """The lie is a message that the aggregator really signs in a later or an earlier phase."""
     if expected is told:
@@ -258,7 +256,7 @@ def _any_body(kind: type) -> Any:
 
 @pytest.mark.parametrize("expected", [KeyList, ShareDelivery, Survivors, Consistency])
 def test_a_message_that_fails_a_check_ends_the_session_and_erases_its_secrets(
-    federation: Federation, me: SourceRounds, expected: type
+    federation: Federation, me: SourceRun, expected: type
 ) -> None:
     honest = until(federation, ME, expected)
     assert me._round is not None
@@ -274,7 +272,7 @@ def test_a_message_that_fails_a_check_ends_the_session_and_erases_its_secrets(
 
 @pytest.mark.parametrize("expected", [KeyList, ShareDelivery])
 def test_a_failed_check_that_is_kept_keeps_nothing_of_the_update(
-    federation: Federation, me: SourceRounds, expected: type
+    federation: Federation, me: SourceRun, expected: type
 ) -> None:
     """What is handed to code that fails stands in the frames of its traceback, for as long as the error does."""
     honest = until(federation, ME, expected)
@@ -287,7 +285,7 @@ def test_a_failed_check_that_is_kept_keeps_nothing_of_the_update(
 
 @pytest.mark.parametrize("expected", [KeyList, ShareDelivery, Survivors, Consistency])
 def test_silence_ends_the_session_with_a_word_and_erases_its_secrets(
-    federation: Federation, me: SourceRounds, expected: type
+    federation: Federation, me: SourceRun, expected: type
 ) -> None:
     honest = until(federation, ME, expected)
     assert me._round is not None
@@ -300,7 +298,7 @@ def test_silence_ends_the_session_with_a_word_and_erases_its_secrets(
     assert [error.check for error in federation.watch.alarms[ME]] == ["DEADLINE"]
 
 
-def test_how_long_a_source_waits_follows_the_header(federation: Federation, me: SourceRounds) -> None:
+def test_how_long_a_source_waits_follows_the_header(federation: Federation, me: SourceRun) -> None:
     assert me.deadline_s() is None
     assert me.place() == "between rounds"
     me.handle(until(federation, ME, Header))
@@ -308,13 +306,13 @@ def test_how_long_a_source_waits_follows_the_header(federation: Federation, me: 
     assert me.place() == "round 1, advertise"
 
 
-def test_a_message_outside_a_session_is_answered_with_nothing(federation: Federation, me: SourceRounds) -> None:
+def test_a_message_outside_a_session_is_answered_with_nothing(federation: Federation, me: SourceRun) -> None:
     assert me.handle(Parcel(signer(TARGET).sign(b"q" * 32, NO_CONTEXT, KeyList(())))) == []
     assert checks(federation) == ["ORDER"]
 
 
 @pytest.mark.parametrize("body", [Goodbye(True, 1, ""), Abort(Step.HEADER, "HEADER_ARCHITECTURE", ME)])
-def test_only_the_target_can_end_the_run_of_a_source(federation: Federation, me: SourceRounds, body: Any) -> None:
+def test_only_the_target_can_end_the_run_of_a_source(federation: Federation, me: SourceRun, body: Any) -> None:
     assert me.handle(Parcel(signer(3).sign(NO_SESSION, NO_CONTEXT, body))) == []
     assert (me.goodbye, me.failure) == (None, None)
     assert checks(federation) == ["SENDER"]
@@ -322,13 +320,13 @@ def test_only_the_target_can_end_the_run_of_a_source(federation: Federation, me:
     assert (me.goodbye is not None) or isinstance(me.failure, ConfigError)
 
 
-def test_an_abort_of_another_session_leaves_this_one_alone(federation: Federation, me: SourceRounds) -> None:
+def test_an_abort_of_another_session_leaves_this_one_alone(federation: Federation, me: SourceRun) -> None:
     key_list = until(federation, ME, KeyList)
     me.handle(Parcel(signer(TARGET).sign(b"q" * 32, NO_CONTEXT, Abort(Step.SHARES, "QUORUM", None))))
     assert isinstance(answer_of(me.handle(key_list)), ShareBundle)
 
 
-def test_an_abort_says_who_is_accused_of_what(federation: Federation, me: SourceRounds) -> None:
+def test_an_abort_says_who_is_accused_of_what(federation: Federation, me: SourceRun) -> None:
     key_list = until(federation, ME, KeyList)
     session_id = key_list.message.envelope.session_id
     me.handle(Parcel(signer(TARGET).sign(session_id, NO_CONTEXT, Abort(Step.SHARES, "SHARE_RECIPIENTS", 3))))
@@ -337,7 +335,7 @@ def test_an_abort_says_who_is_accused_of_what(federation: Federation, me: Source
     assert me.handle(key_list) == []
 
 
-def test_a_disk_that_is_full_at_the_fuse_lets_nothing_out(federation: Federation, me: SourceRounds) -> None:
+def test_a_disk_that_is_full_at_the_fuse_lets_nothing_out(federation: Federation, me: SourceRun) -> None:
     delivery = until(federation, ME, ShareDelivery)
     secrets = secrets_in(me._round.phase) if me._round else []
     database = federation.stores[ME]._database

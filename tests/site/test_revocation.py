@@ -31,7 +31,7 @@ from securefda.site.enrolment import renew_site, revoke_site
 from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import default_policy
 from securefda.source.process import SourceDriver
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.transport.client import SourceChannel
 from securefda.transport.limits import TransportSettings
 from securefda.transport.server import AggregatorServer
@@ -99,7 +99,7 @@ def run_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> Aggregator
     return random_run(member, folder, PARAMS, settings, watch, stack)
 
 
-def rounds_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> SourceRounds:
+def rounds_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> SourceRun:
     policy = default_policy("sum", 2, 0, 1, max_samples=SAMPLES)
     member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
     return random_source(member, folder, PARAMS, policy, SourceWatch(watch.alarms), stack)
@@ -110,7 +110,7 @@ async def in_time(work: Awaitable[object]) -> object:
         return await work
 
 
-async def take_part(kit: Kit, address: str, rounds: SourceRounds) -> None:
+async def take_part(kit: Kit, address: str, rounds: SourceRun) -> None:
     """Connect from this kit to the aggregator at an address, and take part until it is over."""
     endpoint = replace(endpoint_of(kit), address=address)
     channel = SourceChannel(endpoint, credentials_of(kit), max_vector_bytes=4 * PARAMS, settings=CALM)

@@ -19,7 +19,7 @@ from securefda.audit.witness import Witness
 from securefda.bench.party import RandomTrainer
 from securefda.bootstrap import Member, witness_of
 from securefda.site.policy import SourcePolicy
-from securefda.source.run import SourceRounds, SourceSite
+from securefda.source.run import SourceRun, SourceSite
 from securefda.source.store import SourceStore
 from securefda.tasks import Samples
 
@@ -44,7 +44,7 @@ def random_run(
 
 def random_source(
     member: Member, folder: Path, params: int, policy: SourcePolicy, reporter: Any, files: ExitStack
-) -> SourceRounds:
+) -> SourceRun:
     """A source of such a run."""
     store = files.enter_context(closing(store_at(folder / f"{member.site_id}.sqlite")))
     site = SourceSite.under_policy(
@@ -57,7 +57,7 @@ def random_source(
         random_bytes=os.urandom,
         software_version="1",
     )
-    return SourceRounds(site, reporter)
+    return SourceRun(site, reporter)
 
 
 def _witness(member: Member, folder: Path, memory: AggregatorStore | SourceStore, files: ExitStack) -> Witness:

@@ -24,7 +24,7 @@ from securefda.protocol.messages import Body, Parcel, Signed
 from securefda.rules import Rule, Strategy
 from securefda.site.policy import default_policy
 from securefda.source.process import SourceDriver
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.observer import Direction
@@ -74,7 +74,7 @@ class GatedChannel(SourceChannel):
 class Process:
     """One process of a source: connected, and on its own from :meth:`start` on."""
 
-    def __init__(self, channel: GatedChannel, rounds: SourceRounds, watch: Watch, stack: ExitStack) -> None:
+    def __init__(self, channel: GatedChannel, rounds: SourceRun, watch: Watch, stack: ExitStack) -> None:
         self.channel, self.watch = channel, watch
         self._rounds, self._stack = rounds, stack
         self._task: asyncio.Task[None] | None = None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from securefda.protocol.messages import MaskedInput, Parcel
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.transport import wire
 from securefda.transport.in_memory import Passed
 from threat_model.sites import TARGET
@@ -64,7 +64,7 @@ class WatchesSizes:
         return {index: round(own_rows[low] + (sent - level) * rows_per_byte) for index, sent in self.totals().items()}
 
 
-class ReportsMetrics(SourceRounds):
+class ReportsMetrics(SourceRun):
     """No attacker, but the victim of the control: a source that sends the loss of every row along with its input."""
 
     def handle(self, parcel: Parcel) -> list[Parcel]:

@@ -8,7 +8,7 @@ from securefda.protocol import source as steps
 from securefda.protocol.agreement import SharePair
 from securefda.protocol.messages import Body, Parcel, Signer
 from securefda.protocol.secret import Secret
-from securefda.source.run import SourceReporter, SourceRounds, SourceSite
+from securefda.source.run import SourceReporter, SourceRun, SourceSite
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Copied:
     shares: dict[int, SharePair] = field(default_factory=dict)
 
 
-class ColludingSource(SourceRounds):
+class ColludingSource(SourceRun):
     """Follows the protocol and hands all that it knows to the aggregator.
 
     Powers: its own keys and shares of each session (``copied``, by session id) and its own update. Nothing of others

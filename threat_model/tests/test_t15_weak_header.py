@@ -43,7 +43,7 @@ from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Strategy, round_plan
 from securefda.site.policy import ReleaseLimits, SourcePolicy, default_policy
 from securefda.site.policy.model import WorkLimits
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from threat_model.adversaries.low_rate import LowRate
 from threat_model.adversaries.sign_header import LayerSigns, SignHeader
 from threat_model.scores import cosine
@@ -297,7 +297,7 @@ class Victim:
         self.roster, self.numbers, self.answers = roster_of(SITES), count(1), Counter()
         self._store = store_at(self.folder / "state")
         self._site = source_site(ME, self.roster, PERMITS, known_update, self._store, logs=self.folder / "logs")
-        self.rounds = SourceRounds(self._site, SiteWatch())
+        self.rounds = SourceRun(self._site, SiteWatch())
 
     def close(self) -> None:
         self._site.witness.journal.close()

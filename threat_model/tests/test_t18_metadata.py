@@ -9,7 +9,7 @@ import pytest
 
 from securefda.protocol.messages import Update, Visibility
 from securefda.site.policy import MetadataPolicy, SourcePolicy, default_policy
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.training import LocalResult
 from threat_model.adversaries.metadata import ReadsMetadata
 from threat_model.sites import CLIP, TARGET, KnownUpdates, known_update
@@ -40,7 +40,7 @@ class TrainsOn(KnownUpdates):
 
 
 def source_with_rows(site: Any, reporter: Any) -> Any:
-    return SourceRounds(replace(site, trainer=TrainsOn(site.signer.index, known_update)), reporter)
+    return SourceRun(replace(site, trainer=TrainsOn(site.signer.index, known_update)), reporter)
 
 
 def policy_of(index: int, may_leave: tuple[str, ...]) -> SourcePolicy:

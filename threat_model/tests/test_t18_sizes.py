@@ -25,7 +25,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.rules import Strategy
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.training import LocalResult, Vector
 from securefda.transport import wire
 from threat_model.adversaries.sizes import ReportsMetrics, WatchesSizes
@@ -93,7 +93,7 @@ def source_with(
     *,
     rows: Mapping[int, int],
     updates: Any,
-    make: Any = SourceRounds,
+    make: Any = SourceRun,
     same_coins: bool = False,
 ) -> Any:
     index = site.signer.index

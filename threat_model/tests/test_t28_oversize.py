@@ -26,7 +26,7 @@ from securefda.operations.progress import SilentReporter
 from securefda.protocol.messages import MaskedInput, Visibility
 from securefda.site.policy import default_policy
 from securefda.source.process import SourceDriver
-from securefda.source.run import SourceRounds
+from securefda.source.run import SourceRun
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.limits import TransportSettings
@@ -228,13 +228,13 @@ class SlowRound:
         self.run = AggregatorRun(target, settings, store, self.reporter, RUN_ID)
         self.slow: TricklingChannel | None = None
 
-    def _rounds(self, index: int) -> SourceRounds:
+    def _rounds(self, index: int) -> SourceRun:
         policy = default_policy("sum", 2, 0, 2, clip=CLIP, max_samples=MAX_SAMPLES, kappa=0.0)
         store = self._stack.enter_context(closing(store_at(self._folder / f"{index}.sqlite")))
         logs = self._folder / "logs" / str(index)
         site = source_site(index, self.roster, policy, known_update, store, logs=logs)
         self._stack.callback(site.witness.journal.close)
-        return SourceRounds(site, SiteWatch())
+        return SourceRun(site, SiteWatch())
 
     async def _take_part(self, index: int, address: str) -> None:
         endpoint, own = Endpoint(address, "target", self._sites.target.pin, TARGET), self._sites.sources[index]

@@ -119,7 +119,7 @@ class HonestTarget(NewFolders):
         self.aggregator = honest_aggregator(self._seat(self.sources))
         self._record(TARGET, self.aggregator.run_id)
         for source in self.sources.values():
-            source.forget()  # type: ignore[attr-defined]  # all of them are built on SourceRounds
+            source.forget()  # type: ignore[attr-defined]  # all of them are built on SourceRun
         self.open()
 
 
