@@ -59,7 +59,7 @@ _WIDTH = 100
 _SVG_START = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 
 ConfigFile = Annotated[
-    Path, typer.Option("--config", metavar="FILE", help="The site's settings file: source.toml or aggregator.toml.")
+    Path, typer.Option("--config", metavar="FILE", help="The site's settings file, KIT/local/settings.toml.")
 ]
 Reason = Annotated[str, typer.Option("--reason", metavar="WHY", help="Why, in words; kept in the ledger for ever.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw epsilon over the rounds.")]

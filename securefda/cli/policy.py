@@ -81,7 +81,8 @@ def _verdict_rows(verdict: Verdict) -> list[tuple[str, str, str]]:
 def explain(
     policy: Annotated[Path, typer.Argument(metavar="POLICY", help=_POLICY_HELP)],
     federation: Annotated[
-        Path | None, typer.Argument(metavar="[FEDERATION.toml]", help="For N where the policy is in no kit.")
+        Path | None,
+        typer.Argument(metavar="[FEDERATION.toml]", help="Gives the number of sources if the policy is not in a kit."),
     ] = None,
     site: Annotated[str, typer.Option("--site", help="Whose policy.toml it is, where it is in no kit.")] = "",
     output: OutputFormat = Format.TXT,

@@ -188,10 +188,10 @@ class ReleaseLimits(Settings):
     Attributes:
         max_attempts: attempts at one round, each with a new session and new keys.
         max_rounds: rounds of one run; each is one more equation about this site's rows.
-        max_runs: runs that may begin within 24 hours; one that so many have followed is over. 0 lets none begin without
-            its operator's consent.
-        max_unfinished: rounds that were begun with this site and came to no result; a result pays for one of them.
-            After so many it leaves, until its operator has it go on.
+        max_runs: runs that may begin within 24 hours; a run that so many have followed is over. With 0, each needs the
+            operator's consent.
+        max_unfinished: rounds that were begun with this site and came to no result; each finished round lowers the
+            count by one. At this count the site leaves, until its operator has it go on.
     """
 
     max_attempts: Count = 2

@@ -104,14 +104,14 @@ needs to lead the model to one that it has made up. Honest rounds stay below hal
     "limits.training-deadline-s-max": "The longest that a header may give for training, in seconds ...",
     "limits.phase-deadline-s-max": "... and for one step of the masking session.",
     "release.max-attempts": """\
-How often a round may be tried again, each time with new keys, after sources were lost on the way.""",
+How many attempts a round may have, each with new keys, after sources were lost on the way.""",
     "release.max-rounds": "How many rounds one run may have: each is one more equation about this site's rows.",
     "release.max-runs": """\
-How many runs may begin within 24 hours; one that so many have followed is over. With 0 each takes the operator's
-word: securefda source start --accept-run""",
+How many runs may begin within 24 hours; a run that so many have followed is over. With 0, each needs the operator's
+consent: securefda source start --accept-run""",
     "release.max-unfinished": """\
-How many rounds may be begun with this site (a charge to its budget, a masked input) and come
-to no result; a result pays for one of them. After so many it leaves; its operator has it go on with --accept-run.""",
+How many rounds may begin with this site (a charge to its budget, a masked input) and come to no result; each finished
+round lowers the count by one. At this count the site leaves, until its operator starts it with --accept-run.""",
     "metadata.may-leave": """\
 What may leave in clear beside an update at level "individual": "samples", "loss", "accuracy" of the training rows.
 At the other two levels these numbers travel inside the sum, and never of one site alone. In rounds in which anybody
@@ -286,7 +286,7 @@ noise multiplier of 2.4 for it; securefda budget plan says it for other numbers.
         "limits.training-deadline-s-max": "-> two hours.",
         "limits.phase-deadline-s-max": "-> ten minutes.",
         "release.max-attempts": """\
--> one: a round that is lost stays lost, and no second session of it shows who answers how fast.""",
+-> one attempt: a round that is lost stays lost, and no second session of it shows who answers how fast.""",
         "release.max-rounds": "-> as many as training usually needs.",
         "release.max-runs": "-> none by itself: a person at this site has agreed to every run.",
         "release.max-unfinished": "-> three: a network fails once or twice in a row, and then a person should look.",
