@@ -111,7 +111,7 @@ def test_the_tail_gives_back_what_went_in(weight: float) -> None:
     tail = encode_statistics(statistics, UNITS)
     assert np.all((tail >= 0) & (tail <= weight))
     back = decode_statistics(tail, UNITS)
-    assert (back.kept, back.samples, back.loss, back.accuracy) == pytest.approx(
+    assert (back.kept, back.weight, back.loss, back.accuracy) == pytest.approx(
         (statistics.kept, weight, statistics.loss, statistics.accuracy)
     )
     assert back.errors is not None
