@@ -59,7 +59,7 @@ def _odds(epsilon: float) -> str:
     # Upper bounds are rounded up.
     times = f"{math.ceil(ratio * 100) / 100:.2f}" if ratio < 100 else f"{math.ceil(ratio)}"
     return (
-        "Who has to guess, at even odds and knowing all other rows, whether a given row was trained on is right at "
+        "Someone who guesses, at even odds and knowing all other rows, whether a given row was trained on is right at "
         f"most e^epsilon = {times} times as often as wrong, apart from delta."
     )
 

@@ -78,7 +78,7 @@ together. Training without noise, which false permits, is bounded by nothing and
 What the bound is of. "sample": one row of the training data, added or removed; two rows of one patient are two.""",
     "dp.target-epsilon": """\
 The most that a data set's rounds with noise may cost, over all runs since its ledger was opened or reset. A round
-that would cost more is not trained (exit code 11). Who has to guess, at even odds, whether a row was trained on is
+that would cost more is not trained (exit code 11). Someone who guesses, at even odds, whether a row was trained on is
 right at most e^epsilon times as often as wrong, apart from delta.""",
     "dp.target-delta": """\
 The probability that epsilon leaves out. Keep it well below one over the number of rows: at one over that number,
@@ -263,7 +263,7 @@ automatic ones) a target that lies about its update can weight one source up; th
         "norm-cap.kappa": "-> the others have at least two thirds of all squared norms.",
         "norm-cap.granularity": "-> a single layer, as an embedding or a last one, can tell as much as the model.",
         "norm-cap.unfiltered-projection": "-> no: every part has the sign of its own update.",
-        "norm-cap.reports": "-> hidden: with dp.required the rows tell of noisy updates alone.",
+        "norm-cap.reports": "-> hidden: with dp.required, norm reports describe noisy updates only.",
         "quantisation.modulus-bits-min": "-> 32 bits: more of them hide nothing better.",
         "quantisation.clip-min": "-> a factor of ten either way around the usual clip of 1.",
         "quantisation.n-max": "-> more sources than any federation that this site would join, times two.",
@@ -322,7 +322,7 @@ hospitals on, set 1.""",
         "trusted-peers": "-> empty: the hospitals of the roster are known to each other by name and legal entity.",
         "allowed-rules": """\
 -> every rule that runs inside the sources, where the aggregator needs the sum alone. Where a target may
-make its update up, leave source_only, fedavg and fedda: in the others it chooses what a sum tells.""",
+make its update up, keep only source_only, fedavg and fedda: in the others it chooses what a sum tells.""",
         "allowed-tasks": _OWN_TASK,
         "architectures": _OWN_MODEL,
         "norm-cap.kappa": "-> the others have half of all squared norms; with three hospitals 2 is the most.",
