@@ -2,6 +2,18 @@
 
 All of it follows from the schedule alone, so a plan spends nothing. Rounds that were charged before can be given;
 the plan then goes on from them, as the ledger will.
+
+The noise that keeps six rounds on 239 rows within epsilon = 4, and what another noise multiplier costs:
+
+    >>> from securefda.privacy.events import Budget
+    >>> schedule = Schedule(samples=239, batch_size=32, epochs=2, rounds=6)
+    >>> budget = Budget(epsilon=4.0, delta=1e-5)
+    >>> plan_noise(schedule, budget).noise_multiplier
+    1.715
+    >>> round(plan_epsilon(schedule, 1.2, budget.delta).epsilon, 2)
+    7.0
+    >>> rounds_within(schedule, 1.2, budget)
+    1
 """
 
 from __future__ import annotations

@@ -1,6 +1,16 @@
 """FedDA and FedGP as functions of all updates at once (Definitions 4.1 and 4.3 of the paper).
 
 Both are sums of the contributions that `securefda.rules.contribution` evaluates source by source.
+
+A source that points the target's way takes part, one that points against it is left out by the filter:
+
+    >>> import numpy as np
+    >>> target = np.array([1.0, 1.0])
+    >>> sources = np.array([[2.0, 0.0], [-1.0, -1.0]])
+    >>> fedda(target, sources, beta=0.5)
+    array([0.75, 0.25])
+    >>> fedgp(target, sources, beta=0.5)
+    array([0.75, 0.5 ])
 """
 
 from __future__ import annotations
