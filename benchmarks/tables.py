@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import audit_log
@@ -48,6 +49,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "levels": levels.tables(figures("levels")["rows"]),
         "dp_cost": dp_cost.tables(figures("dp_cost")["rows"]),
         "round_cost": round_cost.tables(figures("round_cost")["rows"]),
+        "round_pairs": {"rounds": pairs_table(figures("round_pairs")["rows"])},
         "scale": scale.tables(figures("scale")["cells"]),
         "audit_log": audit_log.tables(figures("audit_log")),
         "audit_mutations": {"classes": audit_mutations.table(figures("audit_mutations")["classes"])},
@@ -58,6 +60,16 @@ def all_tables(folder: Path) -> dict[str, str]:
         "mutants": {"killed": killed_table([figures("mutants_before"), figures("mutants_after")])},
     }
     return {f"{file}/{name}": table for file, tables in by_file.items() for name, table in tables.items()}
+
+
+def pairs_table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A round in two trees, from ``round_pairs.json``."""
+    cells = []
+    for row in rows:
+        ratios = [after / before for before, after in zip(row["before"], row["after"], strict=True)]
+        spread = f"{row['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        cells.append([f"{row['params']:,}", f"{median(row['before']):.0f}", f"{median(row['after']):.0f}", spread])
+    return _markdown(("parameters", "before, ms", "after, ms", "ratio, median of pairs (range)"), cells)
 
 
 def ratios_table(cases: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
