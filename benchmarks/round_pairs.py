@@ -56,7 +56,7 @@ def round_ms(tree: Path, params: int, rounds: int) -> float:
     Raises:
         subprocess.CalledProcessError: the run failed; its output says why.
     """
-    with tempfile.TemporaryDirectory(dir=HERE) as name:
+    with tempfile.TemporaryDirectory(dir=HERE) as name:  # on the disk of the tree: /tmp may be memory
         file, out = Path(name) / "pairs.toml", Path(name) / "run"
         file.write_text(FEDERATION.format(params=params, rounds=rounds))
         command = "import sys; from securefda.cli import main; sys.exit(main())"

@@ -6,9 +6,9 @@ and only the owner can read the file. Every change is on disk before the call re
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -178,13 +178,14 @@ class SourceStore(RunStore):
         return model
 
     def _model_file(self, digest: bytes) -> Path:
-        return self._path.with_name(f"{self._path.name}.model-{digest.hex()[:16]}")
+        """Under the whole digest: a target that chooses models finds two that share the beginning of one."""
+        return self._path.with_name(f"{self._path.name}.model-{digest.hex()}")
 
     def remember_trained(self, run_id: bytes, number: int, model: Vector, digest: bytes, units: Units) -> None:
         """Remember what was trained from, and the largest units; on the disk before the next fuse is burnt.
 
         The model has a file of its own, which only a power cut can take away: it is not forced to the disk. The file
-        is complete before it is named here, and the one before it goes only afterwards.
+        is complete before it is named here; afterwards all go that are named no more, also those that a kill left.
 
         Args:
             run_id: 16 bytes.
@@ -193,7 +194,7 @@ class SourceStore(RunStore):
             digest: SHA-256 of its little-endian bytes.
             units: see :class:`TrainedFrom`.
         """
-        file, before = self._model_file(digest), self._model_files()
+        file = self._model_file(digest)
         with self._clear_errors():
             if file not in self._intact:
                 descriptor = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
@@ -203,15 +204,12 @@ class SourceStore(RunStore):
         with self._transaction(durable=False) as database:
             row = (run_id, number, np.array(units, dtype="<f8").tobytes(), digest)
             database.execute("INSERT OR REPLACE INTO trained VALUES (?, ?, ?, ?)", row)
-        for old in before - self._model_files():
-            self._intact.discard(old)
-            with suppress(FileNotFoundError), self._clear_errors():
-                old.unlink()
-
-    def _model_files(self) -> set[Path]:
         with self._clear_errors():
             digests = self._database.execute("SELECT model_digest FROM trained").fetchall()
-        return {self._model_file(digest) for (digest,) in digests}
+            named = {self._model_file(kept) for (kept,) in digests}
+            for old in set(self._path.parent.glob(f"{glob.escape(self._path.name)}.model-*")) - named:
+                old.unlink(missing_ok=True)
+            self._intact &= named
 
     def accept_header(self, header: Signed[Header], number: int = 0) -> None:
         """Remember a header, so that neither it nor an earlier position nor another run is ever accepted again.

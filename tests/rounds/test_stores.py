@@ -134,6 +134,26 @@ def test_what_was_trained_from_survives_a_restart_and_is_replaced(tmp_path: Path
     again.close()
 
 
+def test_models_that_a_kill_left_behind_go(tmp_path: Path) -> None:
+    (tmp_path / "s.sqlite.model-00").write_bytes(bytes(24))
+    store = store_at(tmp_path / "s.sqlite")
+    remember(store, RUN, 0, MODEL, (1.5,))
+    assert [file.read_bytes() for file in model_files(tmp_path)] == [MODEL.tobytes()]
+    store.close()
+
+
+def test_a_power_cut_may_take_the_position_and_not_the_session(tmp_path: Path) -> None:
+    store, accepted = store_at(tmp_path / "s.sqlite"), header(1)
+    store.accept_header(accepted)
+    store.close()
+    with sqlite3.connect(tmp_path / "s.sqlite") as database:
+        database.execute("DELETE FROM positions")
+    database.close()
+    found = history(tmp_path / "s.sqlite", session=accepted.envelope.session_id, number=1)
+    assert found.session_seen
+    assert (found.last_position, found.released) == (None, False)
+
+
 @pytest.mark.parametrize("damage", ["missing", "empty", "torn", "changed"])
 def test_a_lost_model_is_replaced_by_the_first(tmp_path: Path, damage: str) -> None:
     store = store_at(tmp_path / "s.sqlite")
