@@ -110,7 +110,7 @@ def keys_of(log_folder: Path, roster_option: Path | None = None) -> Keys:
     kit = _kit_of(log_folder)
     own = log_folder / ROSTER_FILE
     if kit is not None:
-        return _keys_of_kit(kit, own)
+        return keys_of_kit(kit, own)
     if not own.exists():
         hint = f"name the federation's: {_OPTION} FILE; every kit has one, {STARTUP}/{KIT_ROSTER_FILE}"
         raise ConfigError(_OPTION, f"there is no roster beside the log {log_folder}", hint=hint)
@@ -137,8 +137,19 @@ def _kit_of(log_folder: Path) -> Path | None:
     return parents[2] if (parents[2] / STARTUP / KIT_ROSTER_FILE).exists() else None
 
 
-def _keys_of_kit(kit: Path, own: Path) -> Keys:
-    """As the kit's CA and all members signed it. Neither private keys nor dates matter here: the log may be old."""
+def keys_of_kit(kit: Path, own: Path) -> Keys:
+    """The roster of a kit, as its CA and all members signed it.
+
+    Neither private keys nor dates matter here: the log may be old. No private key is read.
+
+    Args:
+        kit: the folder with ``startup/`` in it.
+        own: the log's own roster; it need not exist.
+
+    Raises:
+        ConfigError: a file of the kit is missing, or is not what was signed.
+        CertificateError: they are of two federations.
+    """
     startup = kit / STARTUP
     ca = parse_ca(str(startup / CA_FILE), read_file(startup / CA_FILE).data)
     manifest = Manifest.from_signed_bytes(str(startup / KIT_FILE), read_file(startup / KIT_FILE).data, ca)

@@ -50,7 +50,7 @@ def read_party(party: str, records: Iterable[Record]) -> PartyTables:
         party: whose log it is.
         records: as the log has them; only those that are vouched for.
     """
-    reader = _Reader(party)
+    reader = PartyReader(party)
     for record in records:
         reader.take(record)
     return reader.tables()
@@ -94,8 +94,8 @@ _SeenKey = tuple[str, str, tuple[str, ...], str]  # kind, check, accused, peer
 _TROUBLE: Final = {"Refusal": "refusal", "Abort": "abort"}
 
 
-class _Reader:
-    """Gathers one log."""
+class PartyReader:
+    """Gathers one log, record by record: for a log that is still being written."""
 
     def __init__(self, party: str) -> None:
         self._party = party
