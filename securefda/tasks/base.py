@@ -163,6 +163,33 @@ class Task(ABC):
         """Return all labelled training rows of the target (the upper bound trains on them); default: train_data."""
         return self.train_data(self.settings.target)
 
+    def inputs_from(self, path: Path) -> Tensor:
+        """Return what the model takes, (n, ...), n >= 1, from a file or folder of rows without labels, in its order.
+
+        ``securefda predict`` calls it on the file that its user names. A task may leave it out.
+
+        Raises:
+            ConfigError: the task does not define it.
+            DataError: the file is missing, or a row is unfit; a row is never left out.
+        """
+        raise ConfigError(
+            f"task {type(self).__name__}",
+            f"does not say how it reads inputs without labels, such as {path.name}",
+            hint="define inputs_from(self, path) in the task; it returns what the model takes, (n, ...)",
+        )
+
+    def predictions(self, outputs: Tensor) -> list[dict[str, str | float]]:
+        """Return what the model's outputs (n, ...) say, one row of named values each, for people and CSV files.
+
+        Default: the numbers as they are, ``output-1`` and so on.
+        """
+        rows: list[list[float]] = outputs.reshape(len(outputs), -1).double().tolist()
+        return [{f"output-{place}": value for place, value in enumerate(row, start=1)} for row in rows]
+
+    def feature_names(self) -> tuple[str, ...]:
+        """Return a name for each column of the features where they are (n, k), for messages; none by default."""
+        return ()
+
     def require_site(self, site: str) -> None:
         """Raise ConfigError where ``site`` is neither the target nor a source."""
         if site != self.settings.target and site not in self.settings.sources:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from securefda.tasks.base import Task
@@ -21,3 +22,17 @@ class Classification(Task):
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """Return the accuracy, in [0, 1]."""
         return {"accuracy": float((outputs.argmax(dim=1) == labels).double().mean())}
+
+    def predictions(self, outputs: Tensor) -> list[dict[str, str | float]]:
+        """Return the most probable class of each row, and the probability of every class."""
+        names = self.class_names(outputs.shape[1])
+        rows: list[list[float]] = torch.softmax(outputs.double(), dim=1).tolist()
+        return [
+            {"class": names[row.index(max(row))]}
+            | {f"probability {name}": value for name, value in zip(names, row, strict=True)}
+            for row in rows
+        ]
+
+    def class_names(self, classes: int) -> tuple[str, ...]:
+        """Return the names of the classes, in order; by default their numbers."""
+        return tuple(map(str, range(classes)))

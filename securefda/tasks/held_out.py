@@ -1,0 +1,38 @@
+"""Which rows of a site's own files are held out: each row's content alone decides, never the rows beside it.
+
+A split by row numbers, or by a permutation of them, changes as a whole when one row is added. Then one row more would
+change many rows of the training data, which no bound on one row covers. Here, one row more is one row more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from securefda.tasks.base import TaskSettings
+
+SPLIT_OPTIONS = ("test-share", "split-seed")
+_TEST_SHARE = 0.2
+_LARGEST_SEED = 2**31 - 1
+
+
+class HeldOut:
+    """The split of a site's rows that the options ``test-share`` and ``split-seed`` describe.
+
+    It does not depend on the run's seed: a row that is held out stays so in every run. Equal rows are on one side.
+
+    Raises:
+        ConfigError: an option is no number in its range.
+    """
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.share = settings.number("test-share", _TEST_SHARE, low=0.01, high=0.9)
+        self._seed = settings.count("split-seed", 0, low=0, high=_LARGEST_SEED)
+
+    def holds_out(self, content: bytes) -> bool:
+        """Whether the row with this content, or the group of rows with this name, is held out.
+
+        SHA-256 of seed and content, as a number in [0, 1), is below the share. So the share of a small file is met
+        only about.
+        """
+        digest = hashlib.sha256(b"securefda held out %d " % self._seed + content).digest()
+        return int.from_bytes(digest[:8], "big") < self.share * 2**64

@@ -1,0 +1,543 @@
+"""Tables: each site's rows in a CSV file of its own, numbers and categories, to a class or a number. No code needed.
+
+All that sites must have in common stands in the federation's options: columns, categories, scaling, classes. Nothing
+is learnt from a site's rows before training, so one row changes no other, and DP-SGD can bound what a row changes.
+How a file is written (separator, decimal mark, encoding) is each site's own.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field, model_validator
+from torch import Tensor, nn
+
+from securefda.errors import ConfigError, DataError
+from securefda.settings import Settings, parse_settings
+from securefda.tasks.base import Samples, Task, TaskSettings
+from securefda.tasks.first_model import seed_with
+from securefda.tasks.held_out import HeldOut
+
+FACTORY = "securefda.tasks.tabular:Tabular"
+MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "?")
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_WHOLE = re.compile(r"(-?[0-9]+)[.,]0+")
+_DATE = re.compile(r"[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T].*)?")
+
+
+def plain(text: str) -> str:
+    """A cell, a column's name or a category as it is compared: one form of each umlaut, no blanks around it."""
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def category(text: str) -> str:
+    """A cell of a category as it is compared: like `plain`, and ``1.0`` is ``1``."""
+    text = plain(text)
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
+
+
+def _different(values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError("must differ from each other")
+    if not all(values):
+        raise ValueError("must not be empty")
+    return values
+
+
+def _one_character(value: str) -> str:
+    if len(value) != 1 or value in '"\r\n':
+        raise ValueError("must be one character, such as , or ; or a tab")
+    return value
+
+
+def _encoding(value: str) -> str:
+    try:
+        "".encode(value)
+    except LookupError:
+        raise ValueError("must be an encoding that Python knows, such as utf-8 or cp1252") from None
+    return value
+
+
+Name = Annotated[str, AfterValidator(plain)]
+Values = Annotated[
+    tuple[Annotated[str, AfterValidator(category)], ...], Field(strict=False), AfterValidator(_different)
+]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Column(Settings):
+    """One column that the model reads, or one that it does not."""
+
+    type: Literal["number", "category", "ignored"]
+    """What the column holds; a column that is not listed is ignored as well."""
+
+    center: Finite | None = None
+    """Of a number: what is subtracted from it. A public number, the same at every site."""
+
+    scale: Positive | None = None
+    """Of a number: what it is then divided by. A public number, too."""
+
+    values: Values = ()
+    """Of a category: all values that it can have at any site."""
+
+    missing: Literal["refuse", "fill", "drop-row"] = "refuse"
+    """What a row without a value becomes: an error; the center and a mark, or no category; or it is left out."""
+
+    unknown: Literal["refuse", "fill"] = "refuse"
+    """Of a category: what becomes of a value that is not listed: an error, or it is read as no category."""
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> Self:
+        scaled = self.center is not None and self.scale is not None
+        if self.type == "number" and not scaled:
+            raise ValueError("a number needs center and scale: round numbers that are public, no site's own mean")
+        if self.type == "category" and not self.values:
+            raise ValueError("a category needs values: all that it can have at any site")
+        if self.type != "number" and (self.center is not None or self.scale is not None):
+            raise ValueError("center and scale are of a number")
+        if self.type != "category" and (self.values or self.unknown != "refuse"):
+            raise ValueError("values and unknown are of a category")
+        return self
+
+
+class Label(Settings):
+    """The column that the model predicts: a class, or a number."""
+
+    column: Name
+    """Its name in the header of the files."""
+
+    classes: Values = ()
+    """All classes, in order; empty where the label is a number."""
+
+    center: Finite | None = None
+    """Of a number: what is subtracted from it before training. A public number."""
+
+    scale: Positive | None = None
+    """Of a number: what it is then divided by. A public number, too."""
+
+    tolerance: Positive | None = None
+    """Of a number: a prediction that is this near counts as accurate."""
+
+    missing: Literal["refuse", "drop-row"] = "refuse"
+    """What becomes of a row without a label: an error, or the row is left out."""
+
+    @model_validator(mode="after")
+    def _is_classes_or_a_number(self) -> Self:
+        numbers = (self.center, self.scale, self.tolerance)
+        if self.classes and any(number is not None for number in numbers):
+            raise ValueError("has classes, or center, scale and tolerance, and not both")
+        if not self.classes and any(number is None for number in numbers):
+            raise ValueError("needs classes, or for a number center, scale and tolerance")
+        if len(self.classes) == 1:
+            raise ValueError("needs at least two classes")
+        return self
+
+
+class TabularOptions(Settings):
+    """The options of a tabular task."""
+
+    label: Label
+    columns: Annotated[Mapping[Name, Column], Field(strict=False)]
+    """Name in the header of the files = what the column is; at least one that is not ignored."""
+
+    hidden_units: Annotated[int, Field(ge=0, le=4096)] = 16
+    """Units of the model's one hidden layer; 0 for a linear model."""
+
+    separator: Annotated[str, AfterValidator(_one_character)] = ","
+    """What stands between the cells of a line. It and the next three may differ between sites."""
+
+    decimal: Literal[".", ","] = "."
+    """The decimal mark."""
+
+    encoding: Annotated[str, AfterValidator(_encoding)] = "utf-8"
+    """Encoding of the file; a byte order mark at its beginning is skipped."""
+
+    missing_values: Annotated[tuple[Name, ...], Field(strict=False)] = MISSING_VALUES
+    """What a cell without a value holds."""
+
+    group: Name = ""
+    """Column whose rows with the same value stay on one side of the split, such as the patient's number."""
+
+    test_share: float = 0.2
+    """Share of the rows that are held out, about."""
+
+    split_seed: int = 0
+    """Another number holds out other rows."""
+
+    @model_validator(mode="after")
+    def _something_is_read(self) -> Self:
+        if self.label.column in self.columns and self.columns[self.label.column].type != "ignored":
+            raise ConfigError(f"task.options.columns.{self.label.column}", "is the label", hint="strike it here")
+        if not self.read:
+            raise ConfigError("task.options.columns", "names no column that the model reads")
+        if self.separator == self.decimal:
+            raise ConfigError("task.options.separator", f"{self.separator} is the decimal mark as well")
+        return self
+
+    @property
+    def read(self) -> dict[str, Column]:
+        """The columns that the model reads, by name, so that the order of the file does not matter."""
+        return {name: self.columns[name] for name in sorted(self.columns) if self.columns[name].type != "ignored"}
+
+    def description(self) -> bytes:
+        """What must be equal at all sites, in one form: the label, and the columns that the model reads."""
+        columns = {name: column.model_dump() for name, column in self.read.items()}
+        return json.dumps([self.label.model_dump(), columns], sort_keys=True).encode()
+
+
+class _TaskTable(Settings):
+    options: TabularOptions
+
+
+class _Root(Settings):
+    task: _TaskTable
+
+
+def parse_options(options: Mapping[str, object]) -> TabularOptions:
+    """Read the options of a tabular task.
+
+    Raises:
+        ConfigError: a key or a value is wrong; the key is named, and for an unknown one the nearest.
+    """
+    return parse_settings(_Root, {"task": {"options": dict(options)}}, file=Path("task.options")).task.options
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A CSV file: ``cells[name][i]`` is the cell of column ``name`` in row i, and ``lines[i]`` its line."""
+
+    path: Path
+    cells: Mapping[str, Sequence[str]]
+    lines: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def part(self, rows: Sequence[int]) -> Table:
+        """The table of these rows alone."""
+        return Table(
+            self.path,
+            {name: [column[row] for row in rows] for name, column in self.cells.items()},
+            [self.lines[row] for row in rows],
+        )
+
+
+def read_table(path: Path, *, separator: str = ",", encoding: str = "utf-8", who: str = "") -> Table:
+    """Read a CSV file whose first line names the columns. Empty lines, and a first line such as ``sep=;``, are skipped.
+
+    Args:
+        path: the file.
+        separator: between cells.
+        encoding: of the text.
+        who: site id, for messages; they hold no cell of the file. Their hints may name a line.
+
+    Raises:
+        DataError: the file is missing, no text in this encoding, has no rows, two columns of one name, or lines of
+            other lengths.
+    """
+    key = f"{who}: {path}" if who else str(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig" if encoding.lower().replace("_", "-") == "utf-8" else encoding)
+    except OSError as error:
+        raise DataError(key, f"cannot be read: {error.strerror}", hint="check the path") from error
+    except UnicodeError as error:
+        hint = 'set task.options.encoding; files of Windows are often "cp1252"'
+        raise DataError(key, f"is not {encoding} text", hint=hint) from error
+    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter=separator, strict=True)
+    try:
+        lines = [(reader.line_num, line) for line in reader if any(cell.strip() for cell in line)]
+    except csv.Error as error:
+        hint = f"line {reader.line_num}: look for a quotation mark that is not closed, or for another separator"
+        raise DataError(key, "is not a table of cells in quotes", hint=hint) from error
+    if lines and lines[0][1][0].lower().startswith("sep="):
+        lines = lines[1:]
+    header = [plain(name) for name in lines[0][1]] if lines else []
+    if len(lines) < 2:
+        raise DataError(key, "has no rows", hint="the first line names the columns, each further one is a row")
+    if len(set(header)) < len(header):
+        doubled = sum(header.count(name) > 1 for name in set(header))
+        raise DataError(key, f"{doubled} names stand above more than one column", hint="give each column its own name")
+    uneven = [number for number, line in lines if len(line) != len(header)]
+    if uneven:
+        why = f"{len(uneven)} of {len(lines) - 1} rows have more or fewer cells than the header has names"
+        raise DataError(key, why, hint=f"line {uneven[0]} is the first; a decimal comma needs another separator")
+    columns = zip(*(line for _, line in lines[1:]), strict=True)
+    cells = {name: [plain(cell) for cell in column] for name, column in zip(header, columns, strict=True)}
+    return Table(path, MappingProxyType(cells), [number for number, _ in lines[1:]])
+
+
+class Tabular(Task):
+    """Rows of a CSV file: ``SITE.csv`` in the ``task.data-dir`` of each site.
+
+    A number becomes (number - center) / scale, and with ``missing = "fill"`` one feature more, 1 where it is missing.
+    A category becomes one feature for each value, 1 for the row's own. Features stand in the order of the columns'
+    names. Columns that the options do not name are not read.
+
+    The model is a perceptron with one hidden layer, or linear. Its first weights follow from the seed and from the
+    options' columns and label. So a source refuses a run whose target describes them otherwise.
+
+    ``accuracy`` is the share of rows whose class is right, or whose number is within ``tolerance``.
+    ``balanced_accuracy`` is the mean of that share over the classes that occur.
+
+    Raises:
+        ConfigError: an option is missing, unknown or wrong.
+        DataError: on first use of a site's data, the file or a row is unfit. The message names site, split, column
+            and number of rows; the hint, which stays at the site, a line of the file.
+    """
+
+    separate_rows = True
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        self.options = parse_options(settings.options)
+        self._held_out = HeldOut(settings)
+        self._tables: dict[str, Table] = {}
+
+    def model(self) -> nn.Module:
+        """Return features -> ``hidden-units`` rectified units -> a logit for each class, or one number."""
+        inputs, hidden = len(self.feature_names()), self.options.hidden_units
+        outputs = len(self.options.label.classes) or 1
+        seed_with(self.options.description())
+        if not hidden:
+            return nn.Linear(inputs, outputs)
+        return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+    def train_data(self, site: str) -> Samples:
+        """Return the site's training rows: features (n, k) float32, labels (n,) int64, or (n, 1) float32."""
+        return self._samples(site, held_out=False)
+
+    def test_data(self, site: str) -> Samples:
+        """Return the rows that the site holds out, of the same form."""
+        return self._samples(site, held_out=True)
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy, or the mean squared error of the scaled label."""
+        return self.row_losses(outputs, labels).mean()
+
+    def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each row."""
+        if self.options.label.classes:
+            return nn.functional.cross_entropy(outputs, labels, reduction="none")
+        return nn.functional.mse_loss(outputs, labels, reduction="none").mean(dim=1)
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        """Return the accuracy, and for classes the balanced accuracy, in [0, 1]."""
+        label = self.options.label
+        if not label.classes:
+            near = (outputs - labels).abs() * (label.scale or 1) <= (label.tolerance or 0)
+            return {"accuracy": float(near.double().mean())}
+        right = (outputs.argmax(dim=1) == labels).double()
+        by_class = [float(right[labels == each].mean()) for each in torch.unique(labels)]
+        return {"accuracy": float(right.mean()), "balanced_accuracy": sum(by_class) / len(by_class)}
+
+    def inputs_from(self, path: Path) -> Tensor:
+        """Return the features (n, k) of a CSV file, which needs no label and is otherwise as a site's own.
+
+        Raises:
+            DataError: as for a site's own file; also where a value is missing whose row training leaves out.
+        """
+        table = self._table(path, "")
+        features, complete = self._features(table, str(path))
+        incomplete = [line for line, whole in zip(table.lines, complete, strict=True) if not whole]
+        if incomplete:
+            why = f"{len(incomplete)} of {len(table)} rows lack a value without which training leaves a row out"
+            raise DataError(str(path), why, hint=f"line {incomplete[0]} is the first; fill in the value, or strike it")
+        return torch.from_numpy(features)
+
+    def predictions(self, outputs: Tensor) -> list[dict[str, str | float]]:
+        """Return the most probable class of each row with the probability of every class, or the number in its unit."""
+        label = self.options.label
+        if not label.classes:
+            numbers = (outputs[:, 0].double() * (label.scale or 1) + (label.center or 0)).tolist()
+            return [{label.column: number} for number in numbers]
+        rows: list[list[float]] = torch.softmax(outputs.double(), dim=1).tolist()
+        return [
+            {label.column: label.classes[row.index(max(row))]}
+            | {f"probability {name}": value for name, value in zip(label.classes, row, strict=True)}
+            for row in rows
+        ]
+
+    def feature_names(self) -> tuple[str, ...]:
+        """Return column, ``column missing`` or ``column = value`` for each feature."""
+        names: list[str] = []
+        for name, column in self.options.read.items():
+            if column.type == "category":
+                names += [f"{name} = {value}" for value in column.values]
+            else:
+                names += [name, f"{name} missing"] if column.missing == "fill" else [name]
+        return tuple(names)
+
+    def unread_columns(self, site: str) -> tuple[str, ...]:
+        """Return the columns of a site's file that its options do not name."""
+        known = {*self.options.columns, self.options.label.column, self.options.group}
+        return tuple(name for name in self._of_site(site).cells if name not in known)
+
+    def _of_site(self, site: str) -> Table:
+        self.require_site(site)
+        if site not in self._tables:
+            if self.settings.data_dir is None:
+                hint = f"set task.data-dir to the folder that holds {site}.csv"
+                raise ConfigError("task.data-dir", "a tabular task reads each site's rows from a file", hint=hint)
+            self._tables[site] = self._table(self.settings.data_dir / f"{site}.csv", site)
+        return self._tables[site]
+
+    def _table(self, path: Path, site: str) -> Table:
+        """Read a file and check that its columns are there; the label only in a site's own."""
+        options = self.options
+        table = read_table(path, separator=options.separator, encoding=options.encoding, who=site)
+        wanted = [*options.read, *([options.label.column] if site else []), *([options.group] if options.group else [])]
+        absent = [name for name in wanted if name not in table.cells]
+        if absent:
+            key = f"{site}: {path}" if site else str(path)
+            raise DataError(key, f"has no column {', '.join(absent)}", hint=self._hint_at(absent, list(table.cells)))
+        return table
+
+    def _hint_at(self, absent: Sequence[str], header: Sequence[str]) -> str:
+        """The header stays at the site: a file without one has a row in its place."""
+        other = next((mark for mark in ";,\t|" if mark != self.options.separator and mark in header[0]), "")
+        if len(header) == 1 and other:
+            return f"its lines seem to be separated otherwise: set task.options.separator = {json.dumps(other)}"
+        near = get_close_matches(absent[0], header, n=1)
+        if near:
+            return f"is it {near[0]}? Names must be the same at every site, small and large letters too"
+        return f"the first line must name the columns; it names {', '.join(header)}"
+
+    def _samples(self, site: str, *, held_out: bool) -> Samples:
+        whole, options = self._of_site(site), self.options
+        sides = [self._held_out.holds_out(content) for content in self._contents(whole)]
+        table = whole.part([row for row, side in enumerate(sides) if side == held_out])
+        split = "test" if held_out else "train"
+        where = f"{site}, {split}"
+        features, complete = self._features(table, where)
+        labels, labelled = self._labels(table, where)
+        kept = complete & labelled
+        if not kept.any():
+            share = f"test-share is {self._held_out.share:g}; another split-seed holds out other rows"
+            why = (
+                f"no row of the {len(whole)} in {site}.csv is left" if len(table) else f"has none of {len(whole)} rows"
+            )
+            raise DataError(where, why, hint=share)
+        targets = torch.from_numpy(labels[kept])
+        return Samples(
+            torch.from_numpy(features[kept]), targets.long() if options.label.classes else targets.float()[:, None]
+        )
+
+    def _contents(self, table: Table) -> Iterable[bytes]:
+        """What decides the side of each row: its group, or all of its cells that are read."""
+        names = [self.options.group] if self.options.group else [*self.options.read, self.options.label.column]
+        columns = (table.cells[name] for name in names)
+        return (json.dumps(cells).encode() for cells in zip(*columns, strict=True))
+
+    def _features(self, table: Table, where: str) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Features (n, k), and which rows have every value without which a row is left out."""
+        parts: list[NDArray[np.float64]] = []
+        complete = np.ones(len(table), dtype=bool)
+        for name, column in self.options.read.items():
+            cells, place = table.cells[name], _Place(where, name, table)
+            missing = self._missing(cells)
+            if column.missing == "refuse":
+                hint = f'set missing = "fill" or "drop-row" in {_table_of(name)}'
+                place.refuse(missing, "hold no value", hint)
+            elif column.missing == "drop-row":
+                complete &= ~missing
+            if column.type == "category":
+                parts.append(self._one_hot(cells, column, missing, place))
+            else:
+                numbers = self._numbers(cells, missing, place)
+                scaled = np.where(missing, 0.0, (numbers - (column.center or 0)) / (column.scale or 1))
+                place.refuse(np.abs(scaled) > np.finfo(np.float32).max, "hold a number that is too large")
+                parts.append(scaled[:, None])
+                if column.missing == "fill":
+                    parts.append(missing[:, None].astype(np.float64))
+        return np.concatenate(parts, axis=1).astype(np.float32), complete
+
+    def _labels(self, table: Table, where: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Class numbers or scaled numbers (n,), and which rows have one."""
+        label = self.options.label
+        cells, place = table.cells[label.column], _Place(where, label.column, table)
+        missing = self._missing(cells)
+        if label.missing == "refuse":
+            place.refuse(missing, "hold no label", 'set task.options.label.missing = "drop-row" to leave such rows out')
+        if not label.classes:
+            numbers = self._numbers(cells, missing, place)
+            return (numbers - (label.center or 0)) / (label.scale or 1), ~missing
+        numbered = {value: number for number, value in enumerate(label.classes)}
+        found = [numbered.get(category(cell), -1) for cell in cells]
+        unknown = np.array([number < 0 for number in found], dtype=bool) & ~missing
+        place.refuse(unknown, "hold a class that is not listed", "list every class in task.options.label.classes")
+        return np.array(found, dtype=np.float64), ~missing
+
+    def _one_hot(
+        self, cells: Sequence[str], column: Column, missing: NDArray[np.bool_], place: _Place
+    ) -> NDArray[np.float64]:
+        values = np.array(column.values, dtype=object)
+        found = np.array([category(cell) for cell in cells], dtype=object)[:, None] == values[None, :]
+        if column.unknown == "refuse":
+            hint = f'list it under values in {_table_of(place.column)}, or set unknown = "fill" there'
+            place.refuse(~found.any(axis=1) & ~missing, "hold a category that is not listed", hint)
+        return np.where(missing[:, None], 0.0, found.astype(np.float64))
+
+    def _missing(self, cells: Sequence[str]) -> NDArray[np.bool_]:
+        return np.array([cell in self.options.missing_values for cell in cells], dtype=bool)
+
+    def _numbers(self, cells: Sequence[str], missing: NDArray[np.bool_], place: _Place) -> NDArray[np.float64]:
+        """The numbers of a column (n,), 0 where one is missing."""
+        texts = [self._with_point(cell) for cell in cells]
+        unfit = np.array([_NUMBER.fullmatch(text) is None for text in texts], dtype=bool) & ~missing
+        if unfit.any():
+            place.refuse(unfit, "hold no number", self._number_hint(cells[int(unfit.argmax())]))
+        return np.array([0.0 if gone else float(text) for text, gone in zip(texts, missing, strict=True)])
+
+    def _with_point(self, cell: str) -> str:
+        if self.options.decimal == ".":
+            return cell
+        return "no number" if "." in cell else cell.replace(",", ".")
+
+    def _number_hint(self, cell: str) -> str:
+        other = "," if self.options.decimal == "." else "."
+        if _DATE.fullmatch(cell):
+            return 'dates are not read: export an age or a number of days, or set the column\'s type to "ignored"'
+        if cell.count(other) == 1 and _NUMBER.fullmatch(cell.replace(other, ".")):
+            return f'set task.options.decimal = "{other}" if that is the decimal mark; marks of thousands are not read'
+        return "task.options.missing-values lists what stands for a missing value"
+
+
+def _table_of(column: str) -> str:
+    """A column's table as a federation's file names it."""
+    bare = re.fullmatch(r"[A-Za-z0-9_-]+", column)
+    return f"[task.options.columns.{column if bare else json.dumps(column, ensure_ascii=False)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where rows are refused: site and split, the column, the table."""
+
+    where: str
+    column: str
+    table: Table
+
+    def refuse(self, rows: NDArray[np.bool_], what: str, hint: str = "") -> None:
+        """Raise DataError where any of ``rows`` is True; the message counts them, the hint names the first line."""
+        if not rows.any():
+            return
+        first = f"line {self.table.lines[int(rows.argmax())]} is the first"
+        raise DataError(
+            f"{self.where}, column {self.column}",
+            f"{int(rows.sum())} of {len(self.table)} rows {what}",
+            hint=f"{first}; {hint}" if hint else first,
+        )
