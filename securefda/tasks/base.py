@@ -7,7 +7,10 @@ instance and asks it for its own rows only; nothing in a task talks to another s
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
+import stat
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -223,12 +226,37 @@ def load_task(factory: str, settings: TaskSettings) -> Task:
 
 def _import(module_name: str) -> ModuleType:
     try:
+        on_the_path = importlib.util.find_spec(module_name.partition(".")[0]) is not None
+    except ValueError:  # what is being imported by hand has no specification
+        on_the_path = True
+    here = "" if on_the_path else _take_current_folder()
+    try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         own = error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}."))
-        why = f"there is no module {module_name}" if own else f"module {module_name} needs {error.name}, not installed"
-        hint = "install it here, or put its folder on PYTHONPATH" if own else f"install {error.name}"
+        if not own:
+            why = f"module {module_name} needs {error.name}, not installed"
+            raise ConfigError("task.factory", why, hint=f"install {error.name}") from error
+        file = f"{module_name.partition('.')[0]}.py"
+        why = f"there is no module {module_name}, installed or in the current folder {Path.cwd()}"
+        hint = here or f"start in the folder that holds {file}, or put that folder on PYTHONPATH"
         raise ConfigError("task.factory", why, hint=hint) from error
     except _BROKEN_MODULE as error:
         why = f"module {module_name} cannot be imported: {type(error).__name__}: {error}"
         raise ConfigError("task.factory", why, hint=f"python -c 'import {module_name}' shows where") from error
+
+
+def _take_current_folder() -> str:
+    """Let modules in the current folder be imported, behind all others; return why not, or nothing.
+
+    It comes last, and only for a module that is found nowhere else: no file in it stands in for one that is installed.
+    A folder in which every user of the machine may write, such as ``/tmp``, is not taken: any of them could put the
+    module there.
+    """
+    here = Path.cwd()
+    if here.stat().st_mode & stat.S_IWOTH:
+        return f"every user may write to {here}, so no module is taken from it: start in a folder of your own"
+    if str(here) not in sys.path:
+        sys.path.append(str(here))
+        importlib.invalidate_caches()
+    return ""

@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,10 +41,75 @@ def test_factory_of_another_form_is_refused(factory):
         load_task(factory, SETTINGS)
 
 
-def test_missing_module_is_named_with_the_mend():
-    with pytest.raises(ConfigError, match=r"^task.factory: there is no module no_such_package.tasks$") as caught:
+def test_missing_module_is_named_with_a_hint():
+    where = r"^task.factory: there is no module no_such_package.tasks, installed or in the current folder /"
+    with pytest.raises(ConfigError, match=where) as caught:
         load_task("no_such_package.tasks:Task", SETTINGS)
     assert "PYTHONPATH" in caught.value.hint
+
+
+OWN_TASK = """
+from beside import Base
+
+class Own(Base):
+    pass
+"""
+BESIDE = "from securefda.tasks.digits import Digits as Base\n"
+
+
+@pytest.fixture
+def current_folder(tmp_path, monkeypatch):
+    """A current folder that is on no path, as for the installed command."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".")])
+    yield tmp_path
+    for name in ("own_task", "beside"):
+        sys.modules.pop(name, None)
+
+
+class TestCurrentFolder:
+    def test_a_module_in_it_is_found_and_what_lies_beside_it(self, current_folder):
+        (current_folder / "own_task.py").write_text(OWN_TASK)
+        (current_folder / "beside.py").write_text(BESIDE)
+        assert type(load_task("own_task:Own", SETTINGS)).__module__ == "own_task"
+        assert sys.path[-1] == str(current_folder)
+
+    def test_it_stands_in_for_no_module_that_is_there(self, tmp_path):
+        marker = tmp_path / "was-run"
+        names = ("numpy", "torch", "opacus", "securefda", "json", "ssl", "grpc", "pydantic", "csv")
+        for name in names:
+            (tmp_path / f"{name}.py").write_text(f"open({str(marker)!r}, 'w')\n")
+        (tmp_path / "own_task.py").write_text(OWN_TASK)
+        (tmp_path / "beside.py").write_text(BESIDE)
+        program = (
+            "from securefda.tasks import TaskSettings, load_task; import sys\n"
+            "load_task('own_task:Own', TaskSettings('target', ('a',)))\n"
+            "import securefda.privacy.private_steps, securefda.transport.server, ssl, json, csv\n"
+            f"print([name for name in {names} if sys.modules[name].__file__.startswith({str(tmp_path)!r})])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == "[]\n"
+        assert not marker.exists()
+
+    def test_a_task_that_is_installed_leaves_the_path_as_it_is(self, current_folder):
+        before = list(sys.path)
+        load_task("securefda.tasks.digits:Digits", SETTINGS)
+        assert sys.path == before
+
+    def test_one_that_all_users_may_write_to_is_not_taken(self, current_folder):
+        (current_folder / "own_task.py").write_text(OWN_TASK)
+        current_folder.chmod(0o1777)
+        with pytest.raises(ConfigError, match="there is no module own_task") as caught:
+            load_task("own_task:Own", SETTINGS)
+        assert "every user may write" in caught.value.hint
+        assert "own_task" not in sys.modules
 
 
 def test_module_whose_own_import_is_missing_names_that_import(folder_of_modules):

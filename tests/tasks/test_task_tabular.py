@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from securefda.errors import ConfigError, DataError
+from securefda.privacy.private_checks import require_separate_rows
 from securefda.tasks import TaskSettings, load_task
 from securefda.tasks.tabular import FACTORY, Tabular, parse_options
-from securefda.training import build_model, model_to_vector
+from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector
 
 LABEL = {"column": "krank", "classes": ["nein", "ja"]}
 COLUMNS: dict[str, Any] = {
@@ -331,3 +332,13 @@ class TestFirstModel:
 def test_options_survive_being_written(tmp_path: Path) -> None:
     options = parse_options(GERMAN)
     assert parse_options(options.model_dump(by_alias=True, exclude_defaults=True)) == options
+
+
+@pytest.mark.parametrize(
+    "label", [LABEL, {"column": "Alter", "center": 50, "scale": 10, "tolerance": 5}], ids=["classes", "a number"]
+)
+def test_it_can_be_trained_with_noise(tmp_path: Path, label: Mapping[str, Any]) -> None:
+    write(tmp_path, "north", [HEADER, *german_rows(100)])
+    task = tabular(tmp_path, changed(label=label, columns={"Größe": COLUMNS["Größe"]}))
+    settings = TrainingSettings(batch_size=8, dp=NoiseSettings(1.0))
+    require_separate_rows(task, build_model(task, 1), task.train_data("north"), settings)

@@ -1,0 +1,246 @@
+"""Images: each site's own in one folder for each class, all made one size. No code needed."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+from pydantic import AfterValidator, Field
+from torch import Tensor, nn
+
+from securefda.errors import ConfigError, DataError
+from securefda.settings import Settings, parse_settings
+from securefda.tasks.base import Samples, TaskSettings
+from securefda.tasks.classification import Classification
+from securefda.tasks.first_model import seed_with
+from securefda.tasks.held_out import HeldOut
+
+FACTORY = "securefda.tasks.image_folder:ImageFolder"
+SUFFIXES = (".png", ".jpg", ".jpeg")
+_FORMATS = ("PNG", "JPEG")
+_GROUPS = 8
+
+
+def _class_folders(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < 2 or len(set(names)) < len(names):
+        raise ValueError("must name at least two classes, each once")
+    if not all(name and Path(name).name == name for name in names):
+        raise ValueError("must be names of folders")
+    return names
+
+
+class ImageFolderOptions(Settings):
+    """The options of a task of images; all but the last three must be the same at every site."""
+
+    classes: Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_class_folders)]
+    """All classes, in order: the names of the folders. A site may lack some of them."""
+
+    size: Annotated[int, Field(ge=8, le=512)] = 64
+    """Side in pixels of the square that every image becomes; its shape is kept, and the rest is black."""
+
+    colour: Literal["grey", "rgb"] = "grey"
+    """Whether the model sees one channel or three."""
+
+    channels: Annotated[int, Field(ge=_GROUPS, le=512, multiple_of=_GROUPS)] = 16
+    """Channels of the model's first layer; the next two have twice and four times as many."""
+
+    group_separator: str = ""
+    """Images whose names are equal before this text stay on one side of the split: `_` for `PATIENT_NUMBER.png`."""
+
+    test_share: float = 0.2
+    """Share of the images that are held out, about."""
+
+    split_seed: int = 0
+    """Another number holds out other images."""
+
+
+class _TaskTable(Settings):
+    options: ImageFolderOptions
+
+
+class _Root(Settings):
+    task: _TaskTable
+
+
+def parse_options(options: Mapping[str, object]) -> ImageFolderOptions:
+    """Read the options of a task of images.
+
+    Raises:
+        ConfigError: a key or a value is wrong; the key is named, and for an unknown one the nearest.
+    """
+    return parse_settings(_Root, {"task": {"options": dict(options)}}, file=Path("task.options")).task.options
+
+
+class ImageFolder(Classification):
+    """PNG and JPEG files: ``SITE/CLASS/*.png`` in the ``task.data-dir`` of each site. Other files are refused.
+
+    An image is turned as its EXIF data say, made grey or RGB, fitted into a square, and scaled to [-1, 1]. Grey images
+    of 16 bits keep their range; transparency is dropped. DICOM files are not read.
+
+    The model has three convolutions with GroupNorm, whose means over the image go to one linear layer. Its first
+    weights follow from the seed, the classes, the size and the colour.
+
+    Raises:
+        ConfigError: an option is missing, unknown or wrong.
+        DataError: on first use of a site's data, a file is unfit. The message names site, split and number of images;
+            the hint, which stays at the site, the first file.
+    """
+
+    separate_rows = True
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        self.options = parse_options(settings.options)
+        self._held_out = HeldOut(settings)
+
+    def model(self) -> nn.Module:
+        """Return images (n, 1 or 3, size, size) -> a logit for each class."""
+        options = self.options
+        seed_with(json.dumps([options.classes, options.size, options.colour, options.channels]).encode())
+        layers: list[nn.Module] = []
+        before = len(_CHANNELS[options.colour])
+        for width in (options.channels, 2 * options.channels, 4 * options.channels):
+            layers += [nn.Conv2d(before, width, 3, stride=2, padding=1), nn.GroupNorm(_GROUPS, width), nn.ReLU()]
+            before = width
+        return nn.Sequential(
+            *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, len(self.options.classes))
+        )
+
+    def train_data(self, site: str) -> Samples:
+        """Return the site's training images: features (n, 1 or 3, size, size) float32, labels (n,) int64."""
+        return self._samples(site, held_out=False)
+
+    def test_data(self, site: str) -> Samples:
+        """Return the images that the site holds out, of the same form."""
+        return self._samples(site, held_out=True)
+
+    def class_names(self, classes: int) -> tuple[str, ...]:  # noqa: ARG002 - the options name them all
+        """Return the names of the classes, in order."""
+        return self.options.classes
+
+    def inputs_from(self, path: Path) -> Tensor:
+        """Return the image in a file, or all images in a folder in the order of their names, (n, 1 or 3, size, size).
+
+        Raises:
+            DataError: there is none, or one cannot be read.
+        """
+        return self._features(_images_in(path, str(path)) if path.is_dir() else [path], str(path))
+
+    def _samples(self, site: str, *, held_out: bool) -> Samples:
+        folder = self._folder(site)
+        where = f"{site}, {'test' if held_out else 'train'}"
+        paths: list[Path] = []
+        labels: list[int] = []
+        count = 0
+        for number, name in enumerate(self.options.classes):
+            images = _images_in(folder / name, site) if (folder / name).is_dir() else []
+            count += len(images)
+            mine = [path for path in images if self._held_out.holds_out(self._content(path)) == held_out]
+            paths += mine
+            labels += [number] * len(mine)
+        if not paths:
+            share = f"test-share is {self._held_out.share:g}; another split-seed holds out other images"
+            hint = share if count else f"the images of a class lie in {folder}/CLASS"
+            raise DataError(where, f"has none of {count} images", hint=hint)
+        return Samples(self._features(paths, where), torch.tensor(labels))
+
+    def _folder(self, site: str) -> Path:
+        """The site's folder, in which nothing but folders of classes may lie."""
+        self.require_site(site)
+        if self.settings.data_dir is None:
+            hint = f"set task.data-dir to the folder that holds {site}/CLASS/*.png"
+            raise ConfigError("task.data-dir", "each site's images lie in a folder of its own", hint=hint)
+        folder = self.settings.data_dir / site
+        try:
+            found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
+        except OSError as error:
+            hint = f"the images of a class lie in {folder}/CLASS"
+            raise DataError(f"{site}: {folder}", f"cannot be read: {error.strerror}", hint=hint) from error
+        unknown = [name for name in found if name not in self.options.classes]
+        if unknown:
+            why = f"{len(unknown)} of {len(found)} folders are of no class"
+            hint = f"{unknown[0]} is the first; task.options.classes lists {', '.join(self.options.classes)}"
+            raise DataError(f"{site}: {folder}", why, hint=hint)
+        return folder
+
+    def _content(self, path: Path) -> bytes:
+        """What decides the side of an image: its group, or the bytes of the file."""
+        mark = self.options.group_separator
+        if not mark:
+            return _read(path, str(path))
+        group, found, _ = path.name.partition(mark)
+        return (group if found else path.stem).encode()
+
+    def _features(self, paths: Sequence[Path], where: str) -> Tensor:
+        """The images as the model takes them, (n, 1 or 3, size, size)."""
+        size, channels = self.options.size, len(_CHANNELS[self.options.colour])
+        pixels = np.empty((len(paths), channels, size, size), dtype=np.float32)
+        unfit: list[tuple[Path, str]] = []
+        for place, path in enumerate(paths):
+            try:
+                pixels[place] = _pixels(path, size, self.options.colour)
+            except UnidentifiedImageError:
+                unfit.append((path, "it is neither PNG nor JPEG, whatever its name says"))
+            except Image.DecompressionBombError:
+                unfit.append((path, "it has more pixels than Pillow takes for an image"))
+            except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for a damaged file
+                unfit.append((path, getattr(error, "strerror", None) or "it is damaged"))
+        if unfit:
+            path, why = unfit[0]
+            hint = f"{path} is the first: {why}"
+            raise DataError(where, f"{len(unfit)} of {len(paths)} images cannot be read", hint=hint)
+        return torch.from_numpy(pixels)
+
+
+_CHANNELS = {"grey": "L", "rgb": "RGB"}
+"""Colour -> the mode of an image with its channels, as Pillow names them."""
+
+
+def _images_in(folder: Path, who: str) -> list[Path]:
+    """The images of a folder, by name.
+
+    Raises:
+        DataError: it holds something else, or nothing.
+    """
+    files = sorted(path for path in folder.iterdir() if path.name[0] != ".")
+    others = [path for path in files if path.suffix.lower() not in SUFFIXES]
+    if others:
+        why = f"{len(others)} of {len(files)} files are named neither {', '.join(SUFFIXES[:-1])} nor {SUFFIXES[-1]}"
+        raise DataError(f"{who}: {folder}", why, hint=f"{others[0].name} is the first")
+    if not files:
+        raise DataError(f"{who}: {folder}", "holds no images", hint="put PNG or JPEG files there, or remove the folder")
+    return files
+
+
+def _read(path: Path, where: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(where, f"an image cannot be read: {error.strerror}", hint=str(path)) from error
+
+
+def _pixels(path: Path, size: int, colour: Literal["grey", "rgb"]) -> NDArray[np.float32]:
+    """One image in [-1, 1], (1 or 3, size, size)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(path, formats=_FORMATS) as opened:
+                image: Any = ImageOps.exif_transpose(opened)
+                image.load()
+        except Image.DecompressionBombWarning as warning:
+            raise Image.DecompressionBombError(str(warning)) from warning
+    if image.mode.startswith("I"):  # grey, 16 bits: a conversion would cut all above 255
+        image = Image.fromarray((np.asarray(image, dtype=np.float32) * (255 / 65535)).astype(np.float32))
+    else:
+        image = image.convert(_CHANNELS[colour])
+    image = ImageOps.pad(image, (size, size), Image.Resampling.BILINEAR)
+    array = np.asarray(image, dtype=np.float32) / 127.5 - 1
+    array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    return array if len(array) == len(_CHANNELS[colour]) else np.repeat(array, len(_CHANNELS[colour]), axis=0)
