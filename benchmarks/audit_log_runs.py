@@ -23,13 +23,11 @@ from typing import Any, Literal
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.audit.log import AuditLog
-from securefda.audit.merkle import check_consistency, consistency_proof, inclusion_proof
-from securefda.audit.names import LogName, witness_name
-from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
+from securefda.audit.merkle import WIDTH, check_consistency, consistency_proof, inclusion_proof, unpack
+from securefda.audit.notes import COSIGNATURE_V1, LogName, Note, NoteKey, cosign, witness_name
 from securefda.audit.reading import open_log
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
 from securefda.audit.store import read_bundle, root_at, subtrees
-from securefda.audit.tiles import WIDTH, unpack
 from securefda.audit.verify import verify_log
 
 SOURCES = tuple(f"source-{number}" for number in range(1, 11))

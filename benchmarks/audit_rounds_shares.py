@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from securefda.audit.journal import Journal
-from securefda.audit.recorder import MessageRecorder
+from securefda.audit.journal import Journal, MessageRecorder
 from securefda.audit.records import Entry
 from securefda.audit.witness import Witness
 from securefda.protocol.messages import Body, Header, Signed

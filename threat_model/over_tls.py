@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from securefda.aggregator.bootstrap import run_settings, target_site
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.recorder import MessageRecorder
+from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.aggregator import input_bytes

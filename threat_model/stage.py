@@ -15,7 +15,7 @@ from typing import Any
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.recorder import MessageRecorder
+from securefda.audit.journal import MessageRecorder
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.checks import quantisation

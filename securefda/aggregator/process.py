@@ -16,7 +16,7 @@ from typing import cast
 from securefda.aggregator.bootstrap import run_settings, summary_of, target_site
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.recorder import MessageRecorder
+from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member
 from securefda.errors import SecureFdaError
 from securefda.heap import map_large_blocks

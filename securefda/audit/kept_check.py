@@ -20,13 +20,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal
 
-from securefda.audit.findings import Verification
 from securefda.audit.kept import MOST_KEPT_BYTES, NOT_KEPT, Piece, kept_files, read_pieces
 from securefda.audit.reading import DamagedLog, LogFolder
 from securefda.audit.records import Entry, Record
-from securefda.audit.statement_reader import StatementReader
-from securefda.audit.statements import HeaderSaid, Statement
+from securefda.audit.statements import HeaderSaid, Statement, StatementReader
 from securefda.audit.store import AuditError
+from securefda.audit.verify import Verification
 from securefda.errors import ExitCode, ProtocolError, SecureFdaError
 
 EvidenceKind = Literal[

@@ -24,9 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from securefda.audit.merkle import check_inclusion, inclusion_proof, leaf_hash
-from securefda.audit.names import FORMAT, LogName
-from securefda.audit.notes import MAX_NOTE_BYTES, Checkpoint, Note, NoteError
+from securefda.audit.merkle import (
+    MAX_BUNDLE_BYTES,
+    WIDTH,
+    bundle_path,
+    check_inclusion,
+    inclusion_proof,
+    leaf_hash,
+    unpack,
+)
+from securefda.audit.notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
 from securefda.audit.records import NewerVersion, Record, RecordError
 from securefda.audit.store import (
     CHECKPOINT,
@@ -40,7 +47,6 @@ from securefda.audit.store import (
     read_bundle,
     subtrees,
 )
-from securefda.audit.tiles import MAX_BUNDLE_BYTES, WIDTH, bundle_path, unpack
 from securefda.errors import ExitCode
 
 _VERIFY: Final = "securefda audit verify names what is wrong with the log"

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Final
 
-from securefda.audit.names import LogName
+from securefda.audit.notes import LogName
 from securefda.audit.reading import LogFolder
 from securefda.audit.records import DIRECTION, EVENTS, LEVEL, Entry, Form, Record, format_time
 from securefda.audit.store import AuditError

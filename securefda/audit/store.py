@@ -12,8 +12,18 @@ from types import MappingProxyType
 from typing import Final
 
 from securefda import disk
-from securefda.audit.merkle import HASH_BYTES, Subtree, complete_root, root_of
-from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, bundle_path, hashes_of, tile_path
+from securefda.audit.merkle import (
+    HASH_BYTES,
+    HEIGHT,
+    MAX_BUNDLE_BYTES,
+    WIDTH,
+    Subtree,
+    bundle_path,
+    complete_root,
+    hashes_of,
+    root_of,
+    tile_path,
+)
 from securefda.errors import SecureFdaError
 
 make_folder = disk.make_folder
@@ -94,7 +104,8 @@ def write(path: Path, data: bytes) -> None:
 def publish(path: Path, public: Path) -> None:
     """Give a file that is on the disk a second name, where an older one may have been.
 
-    The name itself is not forced: `recovery` puts it right. Where a file system knows no second names, it is a copy.
+    The name itself is not forced: `securefda.audit.log.recover` puts it right. Where a file system knows no second
+    names, it is a copy.
 
     Raises:
         AuditError: it cannot be written; the old file is untouched.

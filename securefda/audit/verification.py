@@ -1,30 +1,72 @@
-"""The work of ``securefda audit verify``: logs against a roster, and what is wrong with them."""
+"""The work of ``securefda audit verify``: logs against a roster, and what is wrong with them.
+
+Here is also what all audit commands share: what they come to (`Outcome`), and a bar while they verify a long log.
+"""
 
 from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
-from securefda.audit.findings import Verification
 from securefda.audit.kept_check import NOT_JUDGED, EvidenceLost, KeptVerdict, kept_verdict
 from securefda.audit.keys import Keys, keys_of, roster_named
 from securefda.audit.merkle import ProofError
-from securefda.audit.names import LogName
-from securefda.audit.notes import Checkpoint, Note, NoteError
-from securefda.audit.outcome import Outcome
-from securefda.audit.progress import verification_progress
+from securefda.audit.notes import Checkpoint, LogName, Note, NoteError
 from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, being_written, open_log
 from securefda.audit.records import Record, RecordError
-from securefda.audit.statement_reader import StatementReader
+from securefda.audit.statements import StatementReader
 from securefda.audit.store import AuditError
-from securefda.audit.verify import verify_log
+from securefda.audit.verify import Verification, verify_log
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.site.files import read_file
 from securefda.text import aligned, printable
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command says.
+
+    Attributes:
+        data: for programs.
+        text: for people; empty where the error says all.
+        error: what is wrong; None where nothing is.
+    """
+
+    data: Mapping[str, Any]
+    text: str
+    error: SecureFdaError | None = None
+
+
+_LONG: Final = 5000
+"""Records below which a verification takes no time that one would watch."""
+
+
+@contextmanager
+def verification_progress(what: str, stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Where `securefda.audit.verify.verify_log` reports its progress; drawn on ``stream``, by default stderr."""
+    stream = sys.stderr if stream is None else stream
+    if not stream.isatty():
+        yield lambda _read, _covered: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=stream, highlight=False), transient=True) as progress:
+        task = progress.add_task(what, total=None, visible=False)
+
+        def tell(read: int, covered: int) -> None:
+            total = max(read, covered)
+            progress.update(task, completed=read, total=total, visible=total >= _LONG)
+
+        yield tell
+
 
 _RUN: Final = re.compile(r"[0-9a-f]{32}")
 _NO_COSIGNER: Final = "no other site has cosigned the newest checkpoint: a holder of the log's key could have made it"
@@ -53,7 +95,7 @@ class Fault:
     """The first thing that is wrong with a log.
 
     Attributes:
-        kind: one of `securefda.audit.findings.Kind`, or ``"wrong-roster"``.
+        kind: one of `securefda.audit.verify.Kind`, or ``"wrong-roster"``.
         index: as that of a `Finding`.
         exact: likewise.
         what: one line.
@@ -158,7 +200,13 @@ def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], questi
         fault: Fault | None = Fault("wrong-roster", 0, True, what)
         found = Verification(0, 0, b"", (), None, ())
     else:
-        found = _verified(log, keys, name, known, demanded)
+        with verification_progress(log.folder.name) as progress:
+            try:
+                found = verify_log(
+                    log.folder, name, keys.public, witnesses_needed=demanded, known=known, progress=progress
+                )
+            except ValueError as error:
+                raise ConfigError("--known", str(error), hint=f"it was checked with the keys of {keys.file}") from error
         fault = _fault(log, keys, found)
     inclusion, fault = _proved(log, found, fault, question.record)
     kept, roster, earlier = NOT_JUDGED, keys.roster, keys.earlier
@@ -168,14 +216,6 @@ def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], questi
         kept = kept_verdict(log, found, StatementReader(roster), live=live)
     notes = (*_about(log, live, found), *keys.warnings, *found.notes, *kept.notes)
     return Checked(log, keys, name, live, demanded, found, fault, _newest(log, found), inclusion, kept, notes)
-
-
-def _verified(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], demanded: int) -> Verification:
-    with verification_progress(log.folder.name) as progress:
-        try:
-            return verify_log(log.folder, name, keys.public, witnesses_needed=demanded, known=known, progress=progress)
-        except ValueError as error:
-            raise ConfigError("--known", str(error), hint=f"it was checked with the keys of {keys.file}") from error
 
 
 def _fault(log: LogFolder, keys: Keys, found: Verification) -> Fault | None:

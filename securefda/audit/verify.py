@@ -4,7 +4,8 @@ What it shows, where nothing is found: the records that the newest checkpoint co
 signed, in their order, none missing. That the party did not show others something else is for the cosignatures, and for
 the checkpoints that others hold.
 
-One pass over the records of a log on disk, side by side with its tiles. Memory does not grow with the log.
+All checkpoints are read, and their signatures checked, before any record is. Then one pass over the records on disk,
+side by side with their tiles. Memory does not grow with the log.
 """
 
 from __future__ import annotations
@@ -13,16 +14,224 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from securefda.audit.checkpoints import Head, HeadReader, Unfit
-from securefda.audit.findings import Finding, Kind, Verification
-from securefda.audit.merkle import leaf_hash
-from securefda.audit.names import LogName
+from securefda.audit.merkle import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Levels, Tile, bundle_path, leaf_hash, unpack
+from securefda.audit.notes import (
+    COSIGNATURE_V1,
+    ED25519,
+    FORMAT,
+    MAX_NOTE_BYTES,
+    Checkpoint,
+    LogName,
+    Note,
+    NoteError,
+    NoteKey,
+    witness_name,
+)
 from securefda.audit.reading import being_written
 from securefda.audit.records import NewerVersion, Record, RecordError
-from securefda.audit.store import TAIL, AuditError, read, read_bundle, read_tile
-from securefda.audit.tiles import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Levels, Tile, bundle_path, unpack
+from securefda.audit.store import CHECKPOINT, CHECKPOINTS, TAIL, AuditError, read, read_bundle, read_tile
+
+Kind = Literal[
+    "unreadable",
+    "truncated",
+    "torn",
+    "edited",
+    "reordered",
+    "deleted",
+    "inserted",
+    "forked",
+    "replayed",
+    "bad-signature",
+    "wrong-party",
+    "newer-version",
+    "missing-cosignature",
+]
+"""Kinds of findings.
+
+- unreadable: a file is missing, too long, or no checkpoint, tile or record; also a record that was signed so.
+- truncated: there are fewer records than the newest checkpoint of the log signs.
+- torn: the last record is not whole, and no checkpoint covers it: what a crash leaves. The writer cuts it off.
+- edited: a record, or a file that is made of them, is not what was signed.
+- reordered, deleted, inserted: a record was moved, taken out or put in.
+- forked: the log's key signed two trees of which neither begins with the other.
+- replayed: this is another log, or an earlier state of this one than another site holds a checkpoint of.
+- bad-signature: a checkpoint is not signed by the party, or a known witness' line under it is not by that witness.
+- wrong-party: this is the log of another party.
+- newer-version: a later release wrote it.
+- missing-cosignature: too few witnesses vouch for the newest records. A holder of the log's key could have made them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The first thing that is wrong with a log.
+
+    Attributes:
+        kind: one of `Kind`.
+        index: the first record that is not to be trusted, 0-based; all before it are what was signed. Where a
+            checkpoint itself is at fault, no record was read, and this is the size of the last good checkpoint
+            before it.
+        exact: whether that very record is wrong; else it is the first behind the last checkpoint that still holds,
+            and for which not only the party vouches where witnesses are needed or the finding is ``"forked"``.
+        what: one line of words; no value of a record is in it.
+    """
+
+    kind: Kind
+    index: int
+    exact: bool
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The state of one log.
+
+    Attributes:
+        size: number of records that were read.
+        covered: how many of them the newest checkpoint signs; nothing proves those behind.
+        root: root that it signs, 32 bytes; empty where there is no such checkpoint.
+        witnesses: who cosigned it, sorted.
+        finding: what is wrong; None where nothing is.
+        notes: what is odd but proves nothing, one line each: a clock that went back, records behind the checkpoint.
+    """
+
+    size: int
+    covered: int
+    root: bytes
+    witnesses: tuple[str, ...]
+    finding: Finding | None
+    notes: tuple[str, ...]
+
+
+_NONE: Final = "has no checkpoint, so nothing is proved of it"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A checkpoint whose signatures are right.
+
+    Attributes:
+        size: number of records that it signs.
+        root: their root.
+        witnesses: who cosigned it, sorted.
+        kept: whether it lies in the log; else another site holds it.
+    """
+
+    size: int
+    root: bytes
+    witnesses: tuple[str, ...]
+    kept: bool = True
+
+
+class Unfit(Exception):
+    """A checkpoint ends the verification: ``finding`` says why."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.what)
+        self.finding = finding
+
+
+class HeadReader:
+    """Reads the checkpoints of one log.
+
+    Args:
+        name: whose log of which run it should be.
+        keys: public key of every party, 32 bytes each, by site id; of ``name.party`` too.
+    """
+
+    def __init__(self, name: LogName, keys: Mapping[str, bytes]) -> None:
+        self._name = name
+        self._log_key = NoteKey(name.origin, ED25519, keys[name.party])
+        self._witnesses = {
+            NoteKey(witness_name(name.federation, party), COSIGNATURE_V1, key): party
+            for party, key in keys.items()
+            if party != name.party  # no site is a witness of itself
+        }
+
+    def read(self, folder: Path) -> list[Head]:
+        """All checkpoints of a log, the smallest first; of the public one and its copy, that with more witnesses.
+
+        Raises:
+            Unfit: one cannot be read, is of another log, or is not signed as it says.
+        """
+        heads: list[Head] = []
+        kept = folder / CHECKPOINTS
+        try:
+            names = [file.name for file in kept.iterdir()] if kept.is_dir() else []
+        except OSError as error:
+            raise _unfit("unreadable", 0, f"{CHECKPOINTS} cannot be read: {error.strerror}") from error
+        for size in sorted(int(name) for name in names if len(name) == 16 and name.isascii() and name.isdecimal()):
+            before = heads[-1].size if heads else 0
+            head = self._read_one(folder / CHECKPOINTS / f"{size:016d}", before)
+            if head.size != size:
+                raise _unfit("replayed", before, f"the checkpoint of {size} records is one of {head.size}")
+            heads.append(head)
+        public = self._read_one(folder / CHECKPOINT, heads[-1].size if heads else 0)
+        said = [(head.size, head.root) for head in heads]
+        if (public.size, public.root) not in said:
+            return sorted([*heads, public], key=lambda head: head.size)
+        same = said.index((public.size, public.root))
+        heads[same] = max(heads[same], public, key=lambda head: len(head.witnesses))
+        return heads
+
+    def known(self, notes: Sequence[bytes]) -> list[Head]:
+        """Checkpoints of this log that others hold, the smallest first.
+
+        Raises:
+            ValueError: one is no checkpoint of this log that the party signed, so it proves nothing.
+        """
+        try:
+            heads = [self._check(note, 0) for note in notes]
+        except Unfit as error:
+            raise ValueError(f"a checkpoint from outside proves nothing: {error}") from error
+        return sorted((Head(head.size, head.root, head.witnesses, False) for head in heads), key=lambda head: head.size)
+
+    def _read_one(self, path: Path, before: int) -> Head:
+        try:
+            data = read(path, MAX_NOTE_BYTES)
+        except AuditError as error:
+            raise _unfit("unreadable", before, error.what) from error
+        if data is None:
+            raise _unfit("unreadable", before, _NONE)
+        return self._check(data, before)
+
+    def _check(self, data: bytes, before: int) -> Head:
+        try:
+            note = Note.parse(data)
+            head = Checkpoint.parse(note.text)
+        except NoteError as error:
+            raise _unfit("unreadable", before, f"a checkpoint is none: {error}") from error
+        self._check_origin(head.origin, before)
+        try:
+            said = note.check([self._log_key, *self._witnesses])
+        except NoteError as error:
+            raise _unfit("bad-signature", before, f"the checkpoint of {head.size} records: {error}") from error
+        if all(item.key != self._log_key for item in said):
+            raise _unfit("bad-signature", before, f"the party did not sign the checkpoint of {head.size} records")
+        witnesses = sorted(self._witnesses[item.key] for item in said if item.key != self._log_key)
+        return Head(head.size, head.root, tuple(witnesses))
+
+    def _check_origin(self, origin: str, before: int) -> None:
+        if origin == self._name.origin:
+            return
+        try:
+            other = LogName.parse(origin)
+        except ValueError as error:
+            words = origin.split("/")
+            newer = len(words) > 1 and words[0] == "securefda" and words[1].isdecimal() and int(words[1][:9]) > FORMAT
+            raise _unfit(
+                "newer-version" if newer else "unreadable", before, "its origin is of no known form"
+            ) from error
+        if (other.federation, other.party) != (self._name.federation, self._name.party):
+            raise _unfit("wrong-party", before, f"it is of {other.party} in federation {other.federation}")
+        raise _unfit("replayed", before, f"it is of run {other.run}")
+
+
+def _unfit(kind: Kind, before: int, what: str) -> Unfit:
+    return Unfit(Finding(kind, before, exact=False, what=what))
+
 
 CLOCK_SLACK: Final = timedelta(minutes=5)
 """How far a clock may go back unremarked: NTP corrects, and threads take the time before they wait."""
@@ -110,11 +319,17 @@ class Walk:
                 if self.divergence is None and index < self.covered:
                     if index % WIDTH == 0 or not tile:
                         tile = self._tile(index)
-                    self._compare(index, entry, leaf, tile)
+                    if tile and tile[index % WIDTH] != leaf:
+                        before, expected = self.levels.copy(), tile[index % WIDTH]
+                        self.divergence = Divergence(index, before, expected, leaf, _claimed_seq(entry))
                 elif self.divergence is not None:
                     self.divergence.follow(index, entry, leaf)
                 self._check_record(index, entry)
-                self._grow(leaf)
+                for full in self.levels.append(leaf):
+                    if self.divergence is None and self.mismatch is None:
+                        self._check_tile(full)
+                if self.levels.size in self.heads:
+                    self._check_heads()
             self.progress(self.levels.size, self.covered)
         return self
 
@@ -163,15 +378,12 @@ class Walk:
         entries, taken = unpack(data, _MOST_ENTRIES)
         self.torn = len(data) - taken
         if signed is not None:  # it is written when the log is closed; the tail has the same records and more
-            self._check_copy(index, signed, entries[:width])
+            covered = entries[:width]
+            whole, length = unpack(signed, _MOST_ENTRIES)
+            if length < len(signed) or whole != covered:
+                first = index * WIDTH + _common(covered, whole)
+                self._damage("edited", first, f"{bundle_path(index, len(covered))} is not what the tail says")
         return entries
-
-    def _check_copy(self, index: int, signed: bytes, entries: list[bytes]) -> None:
-        """Compare the partial bundle with the records of the tail that the checkpoint covers."""
-        whole, length = unpack(signed, _MOST_ENTRIES)
-        if length < len(signed) or whole != entries:
-            first = index * WIDTH + _common(entries, whole)
-            self._damage("edited", first, f"{bundle_path(index, len(entries))} is not what the tail says")
 
     def _tile(self, index: int) -> list[bytes]:
         """Hashes of the leaves from ``index`` to the end of its tile, as far as the checkpoint goes."""
@@ -181,10 +393,6 @@ class Walk:
         except AuditError as error:
             self._damage("unreadable", index, f"a tile of the records from {number * WIDTH} on {error.what}")
             return []
-
-    def _compare(self, index: int, entry: bytes, leaf: bytes, tile: list[bytes]) -> None:
-        if tile and tile[index % WIDTH] != leaf:
-            self.divergence = Divergence(index, self.levels.copy(), tile[index % WIDTH], leaf, _claimed_seq(entry))
 
     def _check_record(self, index: int, entry: bytes) -> None:
         if self.wrong is not None or self.divergence is not None:
@@ -208,13 +416,6 @@ class Walk:
             self.backwards += datetime.fromisoformat(self._latest) - record.moment > CLOCK_SLACK
         else:
             self._latest = record.time
-
-    def _grow(self, leaf: bytes) -> None:
-        for tile in self.levels.append(leaf):
-            if self.divergence is None and self.mismatch is None:
-                self._check_tile(tile)
-        if self.levels.size in self.heads:
-            self._check_heads()
 
     def _check_heads(self) -> None:
         size = self.levels.size

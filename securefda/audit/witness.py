@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.audit import notes
 from securefda.audit.journal import Journal
 from securefda.audit.merkle import ProofError, check_consistency
-from securefda.audit.names import witness_name
-from securefda.audit.notes import COSIGNATURE_V1, ED25519, Note, NoteError, NoteKey, Signature
+from securefda.audit.notes import COSIGNATURE_V1, ED25519, Note, NoteError, NoteKey, Signature, witness_name
 from securefda.audit.records import MAX_INTEGER
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Checkpoint, Cosigned, Header, Parcel, Signer
 from securefda.protocol.roster import Roster

@@ -12,7 +12,7 @@ from securefda.cli.options import OutputFormat, now
 from securefda.cli.output import Format, print_error, print_result
 
 if TYPE_CHECKING:
-    from securefda.audit.outcome import Outcome
+    from securefda.audit.verification import Outcome
 
 app = typer.Typer(help="Audit logs: verify, read and follow them.")
 
@@ -190,7 +190,7 @@ def reconcile(
     All runs below DIR are listed together, with what left each site in each. Runs and rounds that took something from a
     source and brought it no result are a finding where there are more of them than a crash explains.
     """
-    from securefda.audit.reconcile.evidence_file import require_new, write_evidence
+    from securefda.audit.reconcile.evidence import require_new, write_evidence
     from securefda.audit.reconcile.outcome import said_of
     from securefda.audit.reconcile.runs import reconcile_runs
 
@@ -210,7 +210,7 @@ def verify_evidence(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Check, without logs or kits, that signed messages prove what they are said to prove; exit code 13 if not."""
-    from securefda.audit.reconcile.evidence_file import judge_evidence, said_of_evidence
+    from securefda.audit.reconcile.evidence import judge_evidence, said_of_evidence
 
     _print(output, said_of_evidence(*judge_evidence(file, roster)))
 

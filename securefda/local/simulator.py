@@ -14,7 +14,7 @@ from securefda.aggregator.bootstrap import run_settings, summary_of, target_site
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import TargetSite
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.recorder import MessageRecorder
+from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, make_ledgers
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.progress import Reporter

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from securefda.audit.recorder import MessageRecorder
+from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member
 from securefda.errors import FaultyAggregatorError, PolicyRefusal, RunEnded, SecureFdaError
 from securefda.heap import give_free_memory_back, map_large_blocks

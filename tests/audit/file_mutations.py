@@ -17,8 +17,8 @@ from forged_logs import signed_note
 from log_builder import KEYS, NAME, WITNESSES, witness_key
 from mutations import Bench, Mutation
 
+from securefda.audit.merkle import HEIGHT, WIDTH, bundle_path, pack
 from securefda.audit.notes import Checkpoint, Note, NoteKey, cosign
-from securefda.audit.tiles import HEIGHT, WIDTH, bundle_path, pack
 
 _NEWEST = "checkpoint"
 

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from log_builder import KEYS, NAME, WITNESSES, witness_key
 
-from securefda.audit.merkle import leaf_hash
-from securefda.audit.names import LogName
-from securefda.audit.notes import Checkpoint, Note, cosign, sign
-from securefda.audit.tiles import HEIGHT, WIDTH, Levels, bundle_path, pack, partials_path
+from securefda.audit.merkle import HEIGHT, WIDTH, Levels, bundle_path, leaf_hash, pack, partials_path
+from securefda.audit.notes import Checkpoint, LogName, Note, cosign, sign
 
 TIME = 1_800_000_000
 

@@ -9,12 +9,10 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.audit.findings import Verification
 from securefda.audit.log import AuditLog
-from securefda.audit.names import LogName, witness_name
-from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
+from securefda.audit.notes import COSIGNATURE_V1, LogName, Note, NoteKey, cosign, witness_name
 from securefda.audit.records import Disclosure, Entry
-from securefda.audit.verify import verify_log
+from securefda.audit.verify import Verification, verify_log
 
 PARTIES = ("site-a", "site-b", "site-c", "site-d")
 KEYS = {party: Ed25519PrivateKey.from_private_bytes(hashlib.sha256(party.encode()).digest()) for party in PARTIES}

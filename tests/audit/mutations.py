@@ -10,10 +10,9 @@ from pathlib import Path
 from forged_logs import log_files
 from log_builder import PUBLIC
 
-from securefda.audit.findings import Finding
-from securefda.audit.names import LogName
-from securefda.audit.tiles import WIDTH, bundle_path, pack, tile_path, unpack
-from securefda.audit.verify import Verification, verify_log
+from securefda.audit.merkle import WIDTH, bundle_path, pack, tile_path, unpack
+from securefda.audit.notes import LogName
+from securefda.audit.verify import Finding, Verification, verify_log
 
 ANY = ""
 """Kind of a mutation for which several kinds are right."""

@@ -19,15 +19,14 @@ from known_sites import known_keys, known_roster
 from securefda.audit import notes
 from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
-from securefda.audit.names import LogName, witness_name
-from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey
+from securefda.audit.notes import COSIGNATURE_V1, LogName, Note, NoteKey, witness_name
 from securefda.audit.reading import open_log
 from securefda.audit.reconcile.check import PartyLog
-from securefda.audit.reconcile.checks import reconcile
+from securefda.audit.reconcile.runs import reconcile
 from securefda.audit.reconcile.suspicion import Reconciliation
 from securefda.audit.reconcile.transcript import Members, read_transcript
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
-from securefda.audit.statement_reader import KeptStatements, StatementReader
+from securefda.audit.statements import KeptStatements, StatementReader
 from securefda.audit.verify import verify_log
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import DpEvent

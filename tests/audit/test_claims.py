@@ -23,8 +23,7 @@ from run_builder import (
 )
 
 from securefda.audit.reconcile.claims import KINDS, Claim, NotProved, prove
-from securefda.audit.statement_reader import StatementReader
-from securefda.audit.statements import Statement
+from securefda.audit.statements import Statement, StatementReader
 from securefda.protocol import messages as m
 from securefda.transport import wire
 

@@ -8,20 +8,19 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from securefda.audit.reconcile.history import ranges
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry, Record, format_time
 from securefda.audit.report import party_tables
-from securefda.audit.report.disclosures import Flow, PartyTables
 from securefda.audit.report.overview import (
     Moment,
     alike,
     all_flows,
-    ranges,
     round_groups,
     shortened,
     timeline,
     unreported,
 )
-from securefda.audit.report.party_tables import read_party
+from securefda.audit.report.party_tables import Flow, PartyTables, read_party
 
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SUM = Disclosure("sum", "update", 3)

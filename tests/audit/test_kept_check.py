@@ -17,7 +17,7 @@ from securefda.audit.kept_check import KeptVerdict, check_kept
 from securefda.audit.log import AuditLog
 from securefda.audit.reading import open_log
 from securefda.audit.records import Entry
-from securefda.audit.statement_reader import StatementReader
+from securefda.audit.statements import StatementReader
 from securefda.audit.verify import verify_log
 from securefda.protocol import messages as m
 from securefda.transport import wire

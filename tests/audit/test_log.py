@@ -14,11 +14,18 @@ import pytest
 from log_builder import KEYS, NAME, Clock, entry, files, grow, opened, witness_key
 from tree_builder import mth
 
-from securefda.audit.merkle import check_consistency, check_inclusion, consistency_proof, inclusion_proof, leaf_hash
+from securefda.audit.merkle import (
+    check_consistency,
+    check_inclusion,
+    consistency_proof,
+    inclusion_proof,
+    leaf_hash,
+    pack,
+    unpack,
+)
 from securefda.audit.notes import Checkpoint, Note, SignatureError, cosign
 from securefda.audit.records import Record
 from securefda.audit.store import AuditError, read_bundle, subtrees
-from securefda.audit.tiles import pack, unpack
 
 
 @pytest.fixture

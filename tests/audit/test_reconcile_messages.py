@@ -20,7 +20,7 @@ from run_builder import (
 from run_lies import A, B, C, Lie, but, first, lying
 
 from securefda.audit.reconcile.check import Check
-from securefda.audit.reconcile.checks import CHECKS
+from securefda.audit.reconcile.runs import CHECKS
 from securefda.protocol import messages as m
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")

@@ -13,7 +13,7 @@ from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securefda.audit.names import LogName, witness_name
+from securefda.audit.notes import LogName, witness_name
 from securefda.audit.records import (
     EVENTS,
     MAX_RECORD_BYTES,

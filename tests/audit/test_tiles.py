@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 from tree_builder import mth
 
-from securefda.audit.merkle import Frontier, leaf_hash
-from securefda.audit.tiles import WIDTH, Levels, Tile, bundle_path, hashes_of, pack, tile_path, unpack
+from securefda.audit.merkle import (
+    WIDTH,
+    Frontier,
+    Levels,
+    Tile,
+    bundle_path,
+    hashes_of,
+    leaf_hash,
+    pack,
+    tile_path,
+    unpack,
+)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from log_builder import (
     witness_key,
 )
 
+from securefda.audit.merkle import pack, unpack
 from securefda.audit.notes import Note, NoteKey, cosign, sign
-from securefda.audit.tiles import pack, unpack
 from securefda.audit.verify import verify_log
 
 

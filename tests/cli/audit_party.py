@@ -16,8 +16,7 @@ from signed_messages import SIZE, kept_form, signed_message
 from securefda.audit.kept import KeptMessages
 from securefda.audit.keys import ROSTER_FILE
 from securefda.audit.log import AuditLog
-from securefda.audit.names import LogName, witness_name
-from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
+from securefda.audit.notes import COSIGNATURE_V1, LogName, Note, NoteKey, cosign, witness_name
 from securefda.audit.records import Disclosure, Entry
 from securefda.cli import main
 from securefda.protocol.messages import Signed

@@ -15,8 +15,7 @@ from signed_messages import kept_form, signed_message, size_of
 from securefda.audit.kept import KeptMessages
 from securefda.audit.keys import ROSTER_FILE
 from securefda.audit.log import AuditLog
-from securefda.audit.names import LogName, witness_name
-from securefda.audit.notes import COSIGNATURE_V1, Note, NoteKey, cosign
+from securefda.audit.notes import COSIGNATURE_V1, LogName, Note, NoteKey, cosign, witness_name
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
 from securefda.protocol.messages import vector_digests
 from securefda.site.policy import NAMED_POLICIES

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from audit_party import LOG_KEYS, RUN, Party, audit, began
 
+from securefda.audit.merkle import pack, unpack
 from securefda.audit.notes import Checkpoint, Note, sign
-from securefda.audit.tiles import pack, unpack
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = (["verify"], ["show"], ["tail", "--no-follow"])

@@ -13,11 +13,9 @@ import pytest
 from audit_party import LOG_KEYS, RUN, Party, audit, audit_json, began, message, roster
 
 from securefda.audit.kept import FILE
-from securefda.audit.merkle import check_inclusion, leaf_hash
-from securefda.audit.names import LogName
-from securefda.audit.notes import Checkpoint, Note, sign
-from securefda.audit.progress import verification_progress
-from securefda.audit.tiles import Levels, pack, unpack
+from securefda.audit.merkle import Levels, check_inclusion, leaf_hash, pack, unpack
+from securefda.audit.notes import Checkpoint, LogName, Note, sign
+from securefda.audit.verification import verification_progress
 from securefda.cli import main
 from securefda.local.samples import sample
 from securefda.site.kit import Kit, load_kit

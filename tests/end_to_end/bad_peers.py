@@ -24,7 +24,7 @@ from securefda.aggregator.bootstrap import run_settings, target_site
 from securefda.aggregator.process import RunDriver
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.recorder import MessageRecorder
+from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.progress import SilentReporter

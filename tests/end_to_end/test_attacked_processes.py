@@ -22,8 +22,7 @@ from e2e_processes import Kits, Process, assert_one_clear_line, kits
 
 from securefda.audit.kept import read_kept
 from securefda.audit.reconcile.evidence import Evidence, Exhibit
-from securefda.audit.statement_reader import StatementReader
-from securefda.audit.statements import Statement
+from securefda.audit.statements import Statement, StatementReader
 from securefda.cli import main
 from securefda.errors import ExitCode
 from securefda.protocol.messages import Advertise, MaskedInput, Receipt, Refusal, ShareBundle

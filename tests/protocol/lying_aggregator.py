@@ -20,7 +20,7 @@ from session_sites import WIDTH, HonestSource, Terms, UnitTrainer, folder_in_mem
 
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit import notes
-from securefda.audit.names import witness_name
+from securefda.audit.notes import witness_name
 from securefda.protocol import agreement
 from securefda.protocol import source as src
 from securefda.protocol.agreement import BoxAddress, SharePair, row_commitment

@@ -13,7 +13,7 @@ from published import session
 from second_implementation import index, labelled
 
 from securefda.aggregator.run import CLOSING_S
-from securefda.audit.names import LogName, witness_name
+from securefda.audit.notes import LogName, witness_name
 from securefda.audit.records import MAX_INTEGER
 from securefda.audit.witness import MOST_SHOWN
 from securefda.protocol import aggregate_statistics, agreement, checks, messages, roster, shamir

@@ -29,8 +29,7 @@ from securefda.aggregator.rounds import CurrentRound
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import TargetSite
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.journal import RunInfo
-from securefda.audit.recorder import MessageRecorder
+from securefda.audit.journal import MessageRecorder, RunInfo
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError

@@ -16,7 +16,7 @@ from depth import at_depth
 from rounds_disk import EndingFederation, FullDisk
 from rounds_federation import TARGET, AnySigned, roster_of, site_id
 
-from securefda.audit.names import LogName
+from securefda.audit.notes import LogName
 from securefda.audit.reading import LogFolder, NoLog, find_logs, open_log
 from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.audit.records import Entry

@@ -11,8 +11,7 @@ import pytest
 from rounds_federation import TARGET, Federation, identity, is_header, signer, site_id, until
 
 from securefda.audit import notes
-from securefda.audit.names import LogName, witness_name
-from securefda.audit.notes import Note
+from securefda.audit.notes import LogName, Note, witness_name
 from securefda.audit.reading import open_log
 from securefda.audit.records import MAX_INTEGER, Record
 from securefda.audit.verify import verify_log

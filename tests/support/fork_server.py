@@ -48,7 +48,7 @@ MODULES = (
     "securefda.transport.client",
     "securefda.source.process",
     "securefda.aggregator.process",
-    "securefda.audit.recorder",
+    "securefda.audit.journal",
     "securefda.transport.server",
     "securefda.transport.startup",
 )

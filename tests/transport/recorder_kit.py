@@ -9,10 +9,9 @@ from typing import Any
 from known_sites import known_key, known_roster
 from transport_kit import RUN_ID, TARGET, header_body
 
-from securefda.audit.journal import Journal, RunInfo
+from securefda.audit.journal import Journal, MessageRecorder, RunInfo
 from securefda.audit.kept import read_kept
 from securefda.audit.reading import open_log
-from securefda.audit.recorder import MessageRecorder
 from securefda.audit.records import Entry
 from securefda.protocol.messages import NO_CONTEXT, Body, Signed, Signer
 from securefda.transport.observer import MessageObserver, ignore, wire_size

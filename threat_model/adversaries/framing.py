@@ -13,13 +13,11 @@ from securefda.audit import notes
 from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
 from securefda.audit.merkle import leaf_hash
-from securefda.audit.names import LogName
-from securefda.audit.notes import Note, Signature
+from securefda.audit.notes import LogName, Note, Signature
 from securefda.audit.reconcile.claims import KINDS, Claim, NotProved, prove
 from securefda.audit.reconcile.transcript import Members
 from securefda.audit.records import Entry, encode_record, format_time
-from securefda.audit.statement_reader import StatementReader
-from securefda.audit.statements import CheckpointSaid, HeaderSaid, Statement
+from securefda.audit.statements import CheckpointSaid, HeaderSaid, Statement, StatementReader
 from securefda.audit.witness import CheckpointError
 from securefda.protocol.messages import (
     NO_CONTEXT,

@@ -10,7 +10,7 @@ from securefda.aggregator.cosigners import CosignerTracker
 from securefda.aggregator.settings import TargetSite
 from securefda.audit import notes
 from securefda.audit.journal import RunInfo
-from securefda.audit.names import witness_name
+from securefda.audit.notes import witness_name
 from securefda.audit.witness import Witness
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Header, Parcel, Send, Signed
 from securefda.source.run import SourceReporter, SourceSite

@@ -20,8 +20,7 @@ from source_stores import store_at
 from securefda.aggregator.headers import Place, Planner, make_header
 from securefda.aggregator.settings import TargetSite
 from securefda.audit import notes
-from securefda.audit.names import witness_name
-from securefda.audit.notes import Note
+from securefda.audit.notes import Note, witness_name
 from securefda.protocol.contribution import MOST_CLIPPED
 from securefda.protocol.messages import (
     NO_CONTEXT,

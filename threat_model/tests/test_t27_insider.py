@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from securefda.audit.findings import Kind, Verification
 from securefda.audit.kept import FILE, read_kept
 from securefda.audit.kept_check import NOT_JUDGED
-from securefda.audit.names import LogName
+from securefda.audit.notes import LogName
 from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.audit.records import Record
-from securefda.audit.statement_reader import StatementReader
-from securefda.audit.verify import verify_log
+from securefda.audit.statements import StatementReader
+from securefda.audit.verify import Kind, Verification, verify_log
 from securefda.protocol.messages import Checkpoint
 from threat_model.adversaries.log_insider import (
     Change,

@@ -22,14 +22,19 @@ import pytest
 from depth import at_depth
 
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.names import LogName
+from securefda.audit.notes import LogName
 from securefda.audit.reconcile import claims
-from securefda.audit.reconcile.evidence import Evidence, Exhibit
-from securefda.audit.reconcile.evidence_file import NoProof, judge_evidence, said_of_evidence, write_evidence
+from securefda.audit.reconcile.evidence import (
+    Evidence,
+    Exhibit,
+    NoProof,
+    judge_evidence,
+    said_of_evidence,
+    write_evidence,
+)
 from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.audit.reconcile.suspicion import RunFinding
-from securefda.audit.statement_reader import StatementReader
-from securefda.audit.statements import ONCE, Statement
+from securefda.audit.statements import ONCE, Statement, StatementReader
 from securefda.protocol.messages import Header, MaskedInput, Parcel, ShareDelivery, Visibility
 from securefda.protocol.roster import Roster
 from securefda.rules import Strategy

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar
 
-from securefda.audit.findings import Verification
 from securefda.audit.kept_check import NOT_JUDGED, KeptVerdict
 from securefda.audit.reconcile.claims import is_of_run
 from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
 from securefda.audit.reconcile.transcript import Members, SignedHeader, SignedTranscript
 from securefda.audit.records import Record
 from securefda.audit.store import AuditError
+from securefda.audit.verify import Verification
 
 
 @dataclass(frozen=True, slots=True)

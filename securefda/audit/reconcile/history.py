@@ -1,6 +1,4 @@
-"""All runs that have a log below a folder, for the audit commands: their table, and what they amount to.
-
-The runs of a site together: what each took from it, and whether a result came of it. Pure.
+"""All runs that have a log below a folder: what each took from a site, whether a result came of it, and the sum of it.
 
 One log tells of one run. A target that begins run after run, takes what a source hands over before the sum, and hangs
 up leaves every single log in order. So the runs are counted here, each by what its source's own log says: which headers
@@ -18,19 +16,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from itertools import groupby, islice
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Final, Literal
 
-from securefda.audit.findings import Verification
 from securefda.audit.keys import Keys
-from securefda.audit.names import LogName
-from securefda.audit.progress import verification_progress
+from securefda.audit.notes import LogName
 from securefda.audit.reading import DamagedLog, LogFolder, being_written
 from securefda.audit.records import Entry, Record
-from securefda.audit.report.overview import ranges
 from securefda.audit.store import AuditError
-from securefda.audit.verify import verify_log
+from securefda.audit.verification import verification_progress
+from securefda.audit.verify import Verification, verify_log
 
 MOST_UNFINISHED_IN_A_ROW: Final = 2
 """Rounds of one source. A target gives up after three lost rounds in a row, and a source leaves then."""
@@ -233,6 +229,16 @@ def _of_rounds(row: Sequence[tuple[SiteRun, RoundTaken]], source: str, target: s
 def words(left: Sequence[Left]) -> str:
     """What left a site, in words."""
     return ", ".join(map(str, left)) or "nothing"
+
+
+def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Runs of whole numbers: ``(1, 4), (7, 7)`` for 1, 2, 3, 4, 7."""
+    ordered = sorted(set(numbers))
+    if not ordered:
+        return ()
+    breaks = [(before, after) for before, after in pairwise(ordered) if after != before + 1]
+    starts = [ordered[0], *(after for _, after in breaks)]
+    return tuple(zip(starts, [*(before for before, _ in breaks), ordered[-1]], strict=True))
 
 
 def _together(runs: Iterable[SiteRun]) -> tuple[Left, ...]:

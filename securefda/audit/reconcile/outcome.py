@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from securefda.audit.kept_check import EvidenceLost
-from securefda.audit.outcome import Outcome
 from securefda.audit.reconcile.history import (
     MOST_UNFINISHED_IN_A_ROW,
     MOST_UNFINISHED_RUNS_A_DAY,
@@ -17,6 +16,7 @@ from securefda.audit.reconcile.history import (
 )
 from securefda.audit.reconcile.runs import ReconciledRun, ReconciledRuns
 from securefda.audit.reconcile.suspicion import RunFinding
+from securefda.audit.verification import Outcome
 from securefda.errors import ExitCode, SecureFdaError
 from securefda.text import aligned, printable
 

@@ -1,13 +1,26 @@
-"""What each log shows by itself: whether it verifies, how it begins and ends, and what is kept beside it. Pure."""
+"""What each log has to show by itself. Pure.
+
+Whether it verifies, how it begins and ends; that each step of a session has before it what it takes; that epsilon is
+what the charges come to, and ledgers only grow; and that what is kept beside it is what its records say.
+
+A ledger counts over all runs, and a log has one run. Where the ledger began in this run and has no rows that the log
+does not know, epsilon must be what the charges come to; else it must be at least that.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
 
 from securefda.audit.reconcile.check import Check, RunLogs
 from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
-from securefda.audit.records import Record
+from securefda.audit.records import DpSpent, Record
+from securefda.errors import ConfigError
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import DpEvent
 
 
 class VerifiedLogs(Check):
@@ -123,3 +136,249 @@ class KeptEvidence(Check):
                     place = entry.type, entry.round, entry.attempt, entry.session
                     finding = RunFinding(found.kind, what, (), (log.party, ""), *place, marks, (entry.digest,))
                 yield Suspicion(finding)
+
+
+_Step = tuple[str, str]  # direction and type
+
+_AT_SOURCE: Final[dict[str, tuple[_Step, ...]]] = {
+    "Advertise": (("received", "Header"),),
+    "ShareBundle": (("received", "KeyList"),),
+    "MaskedInput": (("received", "ShareDelivery"), ("event", "release-fuse-burnt")),
+    "Update": (("received", "Header"), ("event", "release-fuse-burnt")),
+    "SurvivorSignature": (("received", "Survivors"), ("event", "survivors-signed")),
+    "Unmask": (("received", "Consistency"), ("event", "unmask-shares-released")),
+}
+"""What the log of a source has of a session before it sends this."""
+_AT_TARGET: Final[dict[str, tuple[_Step, ...]]] = {
+    "KeyList": (("received", "Advertise"),),
+    "ShareDelivery": (("received", "ShareBundle"),),
+    "Survivors": (("received", "MaskedInput"),),
+}
+"""What the target's log has of a source, in a session, before it sends it this."""
+_QUORUMS: Final = {"KeyList": "Advertise", "Consistency": "SurvivorSignature", "Result": "Unmask"}
+"""Of how many sources, at least the threshold, the target has the one before it sends the other."""
+
+_WATCHED: Final = {
+    *(step for steps in (*_AT_SOURCE.values(), *_AT_TARGET.values()) for step in steps),
+    *(("received", kind) for kind in _QUORUMS.values()),
+}
+_BITS: Final[dict[_Step, int]] = {step: 1 << place for place, step in enumerate(sorted(_WATCHED))}
+
+
+class StepsTaken(Check):
+    """Follows each log through its sessions."""
+
+    name = "steps"
+    compares = "each step of a session with the messages, quorums and lists that it needs before it"
+
+    def __init__(self, run: RunLogs) -> None:
+        super().__init__(run)
+        self._has: dict[tuple[str, str, str], int] = {}
+        self._senders: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._judged: set[tuple[str, str]] = set()
+        self._shown: dict[tuple[str, str], list[str]] = {}
+        self._caps: dict[str, tuple[str, Mark]] = {}
+        self._steps = self._lists = 0
+
+    def counts(self) -> Mapping[str, int]:
+        """What was looked at."""
+        return {"steps that need one before": self._steps, "survivors and shares compared with lists": self._lists}
+
+    def see(self, record: Record) -> None:
+        """Take a record; those outside sessions are passed over."""
+        entry, target = record.entry, self.run.members.target
+        if not entry.session:
+            return
+        if entry.direction == "sent":
+            self._see_sent(record)
+            return
+        if entry.type == "caps-computed":
+            self._see_caps(record)
+        elif entry.type in ("survivors-signed", "unmask-shares-released"):
+            self._see_lists(record)
+        elif entry.type == "Survivors":
+            self._shown.setdefault((entry.session, record.party), []).append(entry.digest)
+        bit = _BITS.get((entry.direction, entry.type), 0)
+        key = (entry.session, record.party, target if entry.direction == "event" else entry.peer)
+        had = self._has.get(key, 0)
+        if bit and not had & bit:
+            self._has[key] = had | bit
+            if record.party == target:
+                self._senders[entry.session, entry.type] += 1
+
+    def _see_sent(self, record: Record) -> None:
+        entry, party = record.entry, record.party
+        at_target = party == self.run.members.target
+        has = self._has.get((entry.session, party, entry.peer), 0)
+        for step in (_AT_TARGET if at_target else _AT_SOURCE).get(entry.type, ()):
+            self._steps += 1
+            if not has & _BITS[step]:
+                direction, kind = step
+                lacks = f"has not received the {kind} for it" if direction == "received" else f"has no {kind} before it"
+                what = f"{party} sent a {entry.type} to {entry.peer}, and its log {lacks}"
+                self.suspect(record, "missing-record", what, step=kind)
+        if at_target and (entry.session, entry.type) not in self._judged:
+            self._judged.add((entry.session, entry.type))
+            self._judge_target(record)
+
+    def _judge_target(self, record: Record) -> None:
+        """Once per session and type: the target had what it takes from enough sources."""
+        entry, party, transcript = record.entry, record.party, self.run.transcript
+        header = self.run.header_of(party, entry.session)
+        if header is None:
+            return
+        counted = _QUORUMS.get(entry.type)
+        if entry.type == "Result":
+            result = transcript.results.get(entry.session)
+            counted = counted if result is not None and result[1].masked else None
+        if counted is not None:
+            have, needed = self._senders[entry.session, counted], header.said.threshold
+            if have < needed:
+                what = f"{party} sent a {entry.type} after {have} messages of type {counted}, of at least {needed}"
+                self.suspect(record, "threshold", what)
+        lists = transcript.survivors.get(entry.digest) if entry.type == "Survivors" else None
+        for source in () if lists is None else lists.survivors:
+            if not self._has.get((entry.session, party, source), 0) & _BITS["received", "MaskedInput"]:
+                what = f"{party} lists {source} as a survivor, and its log has not received its MaskedInput"
+                self.suspect(record, "missing-record", what, sides=(party, source), step="MaskedInput")
+
+    def _see_lists(self, record: Record) -> None:
+        """A source signs, and releases shares for, exactly the lists that it was shown."""
+        entry, party, target = record.entry, record.party, self.run.members.target
+        digests, known = self._shown.get((entry.session, party), []), self.run.transcript.survivors
+        if not digests or not known.keys() >= set(digests) or self.run.header_of(party, entry.session) is None:
+            return
+        self._lists += 1
+        signed = entry.type == "survivors-signed"
+        shown = [
+            {"survivors": sorted(known[one].survivors)} | ({} if signed else {"dropped": sorted(known[one].dropped)})
+            for one in digests
+        ]
+        if entry.facts not in shown:
+            done = "signed" if signed else "released shares for"
+            what = f"{party} {done} other survivors than those that it was shown"
+            self.suspect(record, "unmask-differs", what, sides=(party, entry.peer or target), digests=(digests[-1],))
+
+    def _see_caps(self, record: Record) -> None:
+        """All sources of a sum work out the same caps from the same rows, to each of which its source committed."""
+        caps, party = str(record.entry.facts["caps"]), record.party
+        first, mark = self._caps.setdefault(record.entry.session, (caps, Mark.of(record)))
+        if first != caps:
+            what = f"{mark.party} and {party} have worked out different caps in one session"
+            one, other = sorted((mark.party, party))
+            accused = tuple(sorted({one, other, self.run.members.target}))
+            self.suspect(record, "records-differ", what, accused=accused, sides=(one, other), before=(mark,))
+
+
+TOLERANCE: Final = 1e-6
+"""Relative; epsilons are written so that they read back as the same float."""
+_FIRST_ROWS: Final = 2
+"""Of a ledger at its first charge: it was opened, and the charge."""
+_MOST_ROWS: Final = 2
+"""Between two charges: that the one before is finished, and the charge."""
+_MOST_SLOW: Final = 24
+"""By PRV an epsilon takes seconds: of one log so many are computed anew, evenly, and always the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    mark: Mark
+    round: int
+    attempt: int
+    dp: DpSpent
+
+
+class Spending(Check):
+    """Collects what the logs say of their ledgers."""
+
+    name = "spending"
+    compares = "the epsilon of each log with what its charges come to, and the rows of its ledger with those before"
+
+    def __init__(self, run: RunLogs) -> None:
+        super().__init__(run)
+        self._by_party: dict[str, list[_Spent]] = {}
+        self._recomputed = 0
+        self._unknown: list[str] = []
+
+    def counts(self) -> Mapping[str, int]:
+        """How many charges there are, and how many epsilons were computed anew."""
+        return {
+            "ledger updates": sum(map(len, self._by_party.values())),
+            "epsilons computed anew": self._recomputed,
+        }
+
+    def notices(self) -> list[str]:
+        """Ledgers with rows from outside their logs."""
+        return self._unknown
+
+    def see(self, record: Record) -> None:
+        """Take a record; all but ``ledger-updated`` are passed over."""
+        entry = record.entry
+        if entry.type == "ledger-updated" and entry.dp is not None:
+            spent = _Spent(Mark.of(record), entry.round, entry.attempt, entry.dp)
+            self._by_party.setdefault(record.party, []).append(spent)
+
+    def suspicions(self) -> Iterator[Suspicion]:
+        """Epsilons that are wrong, and ledgers that went back."""
+        for party, updates in sorted(self._by_party.items()):
+            yield from self._rows(updates)
+            yield from self._epsilons(party, updates)
+
+    def _rows(self, updates: list[_Spent]) -> Iterator[Suspicion]:
+        for before, after in pairwise(updates):
+            if after.dp.ledger_rows <= before.dp.ledger_rows:
+                rows = f"{after.dp.ledger_rows} rows after {before.dp.ledger_rows}"
+                yield _suspicion(
+                    "ledger-went-back", f"the privacy ledger of {after.mark.party} has {rows}", after, before
+                )
+            elif after.dp.ledger_digest == before.dp.ledger_digest:
+                what = f"two rows of the privacy ledger of {after.mark.party} have one digest"
+                yield _suspicion("ledger-went-back", what, after, before)
+
+    def _epsilons(self, party: str, updates: list[_Spent]) -> Iterator[Suspicion]:
+        steps: Counter[tuple[float, float]] = Counter()
+        exact, rows = True, 0
+        wanted = _sample(updates)
+        for place, update in enumerate(updates):
+            dp = update.dp
+            steps[float(dp.noise_multiplier), float(dp.sampling_rate)] += dp.steps
+            gap = dp.ledger_rows - rows
+            if exact and (gap > (_MOST_ROWS if place else _FIRST_ROWS)):
+                exact = False
+                self._unknown.append(
+                    f"{party}: its privacy ledger has rows of which this log knows nothing, before row "
+                    f"{dp.ledger_rows}; epsilon is checked to be at least what the log comes to"
+                )
+            rows = dp.ledger_rows
+            if place in wanted:
+                yield from self._check(update, steps, exact=exact)
+
+    def _check(self, update: _Spent, steps: Counter[tuple[float, float]], *, exact: bool) -> Iterator[Suspicion]:
+        dp, stated = update.dp, float(update.dp.epsilon)
+        try:
+            charges = [DpEvent("-", 1, 0, noise, rate, count, 1.0) for (noise, rate), count in sorted(steps.items())]
+            value = epsilon(charges, float(dp.delta), dp.accountant)
+        except ConfigError as error:
+            yield _suspicion("wrong-epsilon", f"no accountant gives an epsilon for the charge: {error}", update)
+            return
+        self._recomputed += 1
+        slack = TOLERANCE * max(value, stated)
+        if stated < value - slack:
+            what = f"{update.mark.party} says that epsilon {stated:.6g} is spent; its charges come to {value:.6g}"
+            yield _suspicion("wrong-epsilon", f"{what}, unless its ledger was reset in this run", update)
+        elif exact and stated > value + slack:
+            what = f"{update.mark.party} says that epsilon {stated:.6g} is spent; its charges come to {value:.6g}"
+            yield _suspicion("wrong-epsilon", f"{what}, and its ledger has no others", update)
+
+
+def _sample(updates: list[_Spent]) -> set[int]:
+    slow = [place for place, update in enumerate(updates) if update.dp.accountant != "rdp"]
+    quick = {place for place, update in enumerate(updates) if update.dp.accountant == "rdp"}
+    every = max(1, -(-len(slow) // _MOST_SLOW))
+    return quick | set(slow[::-1][::every])
+
+
+def _suspicion(kind: RunKind, what: str, update: _Spent, *others: _Spent) -> Suspicion:
+    party, marks = update.mark.party, (*(other.mark for other in others), update.mark)
+    place = update.round, update.attempt
+    return Suspicion(RunFinding(kind, what, (party,), (party, ""), "ledger-updated", *place, records=marks))

@@ -1,26 +1,90 @@
-"""The logs of runs that lie below a folder, verified each by itself and then those of each run read together."""
+"""Reconciliation: the logs of runs below a folder, verified each by itself, then those of each run read together.
+
+What it shows, where nothing is found: what one site says it sent, the other says it received; all were shown the same;
+no source released twice in a round; no sum was opened over fewer than the headers allow; models, epsilons and
+checkpoints continue each other. A log says what its party wrote. Two logs with the same false records are not found out
+by comparing them, but by the signed messages, and by the other sites that got these.
+
+One site is accused where its own signatures settle it (`securefda.audit.reconcile.claims`), or its own log. What one
+site says of another is a disagreement of the two.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from securefda.audit.kept_check import kept_verdict
 from securefda.audit.keys import Keys, keys_of, roster_named
-from securefda.audit.progress import verification_progress
 from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
-from securefda.audit.reconcile.check import PartyLog
-from securefda.audit.reconcile.checks import reconcile
+from securefda.audit.reconcile.check import Check, PartyLog, RunLogs
+from securefda.audit.reconcile.continuity import Continuity, CosignatureCheck
 from securefda.audit.reconcile.history import History, read_history
-from securefda.audit.reconcile.suspicion import Reconciliation
+from securefda.audit.reconcile.messages import Disclosures, EquivocationCheck, Pairing
+from securefda.audit.reconcile.own_logs import KeptEvidence, LogLifecycle, Spending, StepsTaken, VerifiedLogs
+from securefda.audit.reconcile.suspicion import Reconciliation, resolve
 from securefda.audit.reconcile.transcript import Members, SignedTranscript, read_transcript
-from securefda.audit.statement_reader import KeptStatements, StatementReader
+from securefda.audit.statements import KeptStatements, StatementReader, Statements
 from securefda.audit.store import AuditError
+from securefda.audit.verification import verification_progress
 from securefda.audit.verify import verify_log
 from securefda.errors import ConfigError
 from securefda.protocol.roster import Roster
 from securefda.text import printable
+
+CHECKS: Final[tuple[type[Check], ...]] = (
+    VerifiedLogs,
+    LogLifecycle,
+    Pairing,
+    EquivocationCheck,
+    StepsTaken,
+    Disclosures,
+    CosignatureCheck,
+    Spending,
+    Continuity,
+    KeptEvidence,
+)
+"""All checks, in the order in which they run."""
+
+
+def reconcile(
+    logs: Sequence[PartyLog], members: Members, transcript: SignedTranscript, statements: Statements
+) -> Reconciliation:
+    """Compare the logs of one run, in one pass over their records.
+
+    Memory grows with the number of sessions, not of records, as long as the logs' clocks are not far apart.
+
+    Args:
+        logs: of different parties of one run; what of these is missing is listed as not checked.
+        members: the federation that they are of.
+        transcript: what `read_transcript` made of the messages that the parties kept.
+        statements: these messages, to look up evidence.
+
+    Raises:
+        ValueError: two logs are of one party, or one is of no member.
+    """
+    run = RunLogs(logs, members, transcript)
+    if len(run.parties) != len(logs) or not run.parties <= set(members.keys):
+        raise ValueError("the logs are not of different members")
+    checks = [check(run) for check in CHECKS]
+    watching = [check.see for check in checks if type(check).see is not Check.see]
+    for record in run.records():
+        for see in watching:
+            see(record)
+    suspicions = [suspicion for check in checks for suspicion in check.suspicions()]
+    wanted = {digest for suspicion in suspicions for digest in suspicion.evidence}
+    findings = resolve(suspicions, statements.find(wanted) if wanted else {}, members)
+    counts = {"logs": len(logs), "records": run.count}
+    for check in checks:
+        counts |= check.counts()
+    notices = [notice for check in checks for notice in check.notices()]
+    if transcript.ignored:
+        why = "are of another run, or not their sender's to send"
+        notices.append(f"{transcript.ignored} kept messages {why}; they were left out")
+    return Reconciliation(tuple(findings), tuple(notices), counts | {"findings": len(findings)})
+
 
 _WITNESSES = 1
 """How many others must have cosigned the newest checkpoint; that of each header has as many as its threshold."""

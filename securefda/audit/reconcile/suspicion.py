@@ -1,7 +1,4 @@
-"""From a suspicion to a finding: who is accused depends on what the kept messages prove. Pure.
-
-What a reconciliation of the logs of one run says. Pure.
-"""
+"""What a reconciliation says: findings, and how a suspicion becomes one by the kept messages. Pure."""
 
 from __future__ import annotations
 

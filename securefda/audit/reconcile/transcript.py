@@ -1,8 +1,6 @@
-"""The messages that hold a run together: headers, lists of survivors, results, checkpoints. Pure.
+"""The members of a run, and the messages that hold it together: headers, lists, results, checkpoints. Pure.
 
 Everything here is what a site kept with a valid signature, whether or not a record speaks of it.
-
-Whose logs of one run are read together. Pure.
 """
 
 from __future__ import annotations
@@ -10,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from securefda.audit.names import LogName, witness_name
-from securefda.audit.notes import COSIGNATURE_V1, ED25519, Checkpoint, Note, NoteError, NoteKey
+from securefda.audit.notes import COSIGNATURE_V1, ED25519, Checkpoint, LogName, Note, NoteError, NoteKey, witness_name
 from securefda.audit.statements import CheckpointSaid, HeaderSaid, ResultSaid, Statement, SurvivorsSaid
 
 

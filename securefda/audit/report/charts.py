@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
-from securefda.audit.report.disclosures import PartyTables
+from securefda.audit.report.party_tables import PartyTables
 from securefda.audit.report.sections import Cell, Table
 from securefda.audit.report.sources import LogState, Sources
 from securefda.audit.report.words import count_of

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from securefda.audit.kept_check import EvidenceLost
-from securefda.audit.outcome import Outcome
 from securefda.audit.reading import NoLog, looks_like_log
 from securefda.audit.reconcile.outcome import conduct_error, history_json
 from securefda.audit.report.page import render_page
 from securefda.audit.report.sources import LogState, Sources, read_sources
 from securefda.audit.report.words import count_of, verification_text
+from securefda.audit.verification import Outcome
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.operations.run_folder import replace_file
 

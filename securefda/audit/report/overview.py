@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from securefda.audit.report.disclosures import Arrival, Flow, Incident, PartyTables
+from securefda.audit.report.party_tables import Arrival, Flow, Incident, PartyTables
 
 Detail = tuple[tuple[str, str], ...]
 
@@ -132,16 +131,6 @@ def shortened(moments: Sequence[Moment], most: int) -> tuple[tuple[Moment, ...],
     ends = [*rounds[: room - room // 2], *(rounds[-(room // 2) :] if room // 2 else [])]
     kept = sorted({*places, *ends})
     return tuple(moments[place] for place in kept), len(moments) - len(kept)
-
-
-def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Runs of whole numbers: ``(1, 4), (7, 7)`` for 1, 2, 3, 4, 7."""
-    ordered = sorted(set(numbers))
-    if not ordered:
-        return ()
-    breaks = [(before, after) for before, after in pairwise(ordered) if after != before + 1]
-    starts = [ordered[0], *(after for _, after in breaks)]
-    return tuple(zip(starts, [*(before for before, _ in breaks), ordered[-1]], strict=True))
 
 
 _OPENNESS: Mapping[str, int] = {"individual": 0, "cohort": 1, "sum": 2}

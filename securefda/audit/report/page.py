@@ -17,9 +17,8 @@ from securefda.audit.report.charts import (
     norm_cap_table,
     run_charts,
 )
-from securefda.audit.report.comparison import Comparison
-from securefda.audit.report.disclosures import PartyTables
 from securefda.audit.report.overview import all_flows, unreported
+from securefda.audit.report.party_tables import PartyTables
 from securefda.audit.report.sections import (
     MOST_LINES,
     bytes_table,
@@ -36,7 +35,7 @@ from securefda.audit.report.sections import (
     sites_table,
     timeline_table,
 )
-from securefda.audit.report.sources import Sources
+from securefda.audit.report.sources import Comparison, Sources
 from securefda.audit.report.words import OF_HEADERS, count_of, moment_text, names, span_text
 
 _TEMPLATE = "audit.html.j2"

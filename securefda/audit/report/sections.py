@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from securefda.audit.report.disclosures import Flow, Incident, PartyTables
 from securefda.audit.report.overview import alike, all_flows, round_groups, shortened, timeline, unreported
+from securefda.audit.report.party_tables import Flow, Incident, PartyTables
 from securefda.audit.report.sources import LogState, Sources
 from securefda.audit.report.words import (
     arrival_text,

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from securefda.audit.findings import Verification
-from securefda.audit.reconcile.history import SiteRun
-from securefda.audit.report.disclosures import Arrival, Flow, Incident
-from securefda.audit.report.overview import Alike, Moment, ranges
+from securefda.audit.reconcile.history import SiteRun, ranges
+from securefda.audit.report.overview import Alike, Moment
+from securefda.audit.report.party_tables import Arrival, Flow, Incident
+from securefda.audit.verify import Verification
 
 _NAMED_SITES = 8
 _MOST_RANGES = 6

@@ -1,0 +1,314 @@
+"""What several logs say of the same messages, and what the headers say of them. Pure.
+
+- `Pairing`: what one log says was sent is what another says was received.
+- `EquivocationCheck`: a header, a list, a result is one for all who get it, and a source releases once in a round.
+- `Disclosures`: what a record says that its message discloses is what its header makes it disclose.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from securefda.audit.reconcile.check import Check, RunLogs
+from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
+from securefda.audit.reconcile.transcript import Members
+from securefda.audit.records import Disclosure, Record
+from securefda.audit.statements import BROADCAST, ONCE, RELEASES, HeaderSaid
+
+_MOST_NOTICES: Final = 40
+
+
+class _Half(NamedTuple):
+    sent: bool
+    place: int
+    numbers: tuple[int, int, int, str]  # bytes, round, attempt, session
+
+
+class Pairing(Check):
+    """Pairs the two records of every message.
+
+    A log that is being written may have more records by now than when the reading began. Those may lack their other
+    half, and only serve as the other half of what was in the logs before.
+    """
+
+    name = "pairing"
+    compares = "what one log says was sent with what another says was received"
+
+    def __init__(self, run: RunLogs) -> None:
+        super().__init__(run)
+        self._open: dict[tuple[str, str, str, str], list[_Half]] = {}
+        self._paired = 0
+        self._alone: Counter[str] = Counter()
+        """Records of messages with a site whose log is not there, by that site."""
+
+    def counts(self) -> Mapping[str, int]:
+        """How many messages both logs have."""
+        return {"messages in both logs": self._paired}
+
+    def see(self, record: Record) -> None:
+        """Take a record; those of events are passed over."""
+        entry = record.entry
+        if entry.direction == "event":
+            return
+        if entry.peer not in self.run.parties:
+            self._alone[entry.peer] += 1
+            return
+        sent = entry.direction == "sent"
+        ends = (record.party, entry.peer) if sent else (entry.peer, record.party)
+        key = (*ends, entry.type, entry.digest)
+        half = _Half(sent, record.seq, (entry.bytes, entry.round, entry.attempt, entry.session))
+        waiting = self._open.get(key)
+        if waiting is None:
+            if sent or record.seq < self.run.sizes[record.party]:
+                self._open[key] = [half]
+            return
+        if waiting[0].sent == sent:
+            waiting.append(half)
+            return
+        other = waiting.pop(0)
+        if not waiting:
+            del self._open[key]
+        self._paired += 1
+        if not _agree(other.numbers, half.numbers):
+            self.found.append(_differ(key, half, other))
+
+    def suspicions(self) -> Iterator[Suspicion]:
+        """What did not pair; only a log that is whole lacks a record for certain."""
+        yield from self.found
+        for (sender, receiver, kind, digest), waiting in self._open.items():
+            for half in waiting:
+                if half.sent or sender not in self.run.whole:
+                    continue
+                _, number, attempt, session = half.numbers
+                what = f"the log of {receiver} has received a {kind} from {sender}, whose log has not sent it"
+                both, marks = (sender, receiver), (Mark(receiver, half.place),)
+                accused = tuple(sorted(both))
+                yield Suspicion(
+                    RunFinding("never-sent", what, accused, both, kind, number, attempt, session, marks, (digest,))
+                )
+
+    def notices(self) -> Iterator[str]:
+        """Sites whose logs are missing, and messages that were sent and not received: a connection broke, or a site."""
+        missing = sorted(set(self.run.members.keys) - self.run.parties)
+        for party in missing:
+            yield f"{party}: its log is missing; {self._alone[party]} messages with it were not checked against it"
+        for party, count in sorted(self._alone.items()):
+            if party not in missing:
+                yield f"{party} is not in the roster; {count} records are of messages with it"
+        lost: Counter[tuple[str, str, str]] = Counter()
+        for (sender, receiver, kind, _), waiting in self._open.items():
+            if receiver in self.run.whole:
+                sent = sum(half.sent and half.place < self.run.sizes[sender] for half in waiting)
+                lost[sender, receiver, kind] += sent
+        lines = [
+            f"{sender} sent {count} of type {kind} that {receiver} did not receive"
+            for (sender, receiver, kind), count in sorted((+lost).items())
+        ]
+        yield from lines[:_MOST_NOTICES]
+        if len(lines) > _MOST_NOTICES:
+            yield f"and {len(lines) - _MOST_NOTICES} more lines of messages that were sent and not received"
+
+
+def _agree(one: tuple[int, int, int, str], other: tuple[int, int, int, str]) -> bool:
+    """Whether both ends wrote the same; a site that has forgotten an old attempt has no round for it."""
+    if 0 in (one[1], other[1]):
+        return (one[0], one[3]) == (other[0], other[3])
+    return one == other
+
+
+def _differ(key: tuple[str, str, str, str], one: _Half, other: _Half) -> Suspicion:
+    sender, receiver, kind, digest = key
+    sent, received = (one, other) if one.sent else (other, one)
+    names = ("bytes", "round", "attempt", "session")
+    what = ", ".join(
+        f"{name} {str(mine)[:12]} and {str(theirs)[:12]}"
+        for name, mine, theirs in zip(names, sent.numbers, received.numbers, strict=True)
+        if mine != theirs
+    )
+    _, number, attempt, session = min(sent.numbers, received.numbers, key=lambda numbers: numbers[1:])
+    what = f"{sender} and {receiver} have the same {kind} with different numbers: {what}"
+    accused, marks = tuple(sorted((sender, receiver))), (Mark(sender, sent.place), Mark(receiver, received.place))
+    place = number, attempt, session
+    return Suspicion(RunFinding("records-differ", what, accused, (sender, receiver), kind, *place, marks, (digest,)))
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A place for one message.
+
+    ``first`` and ``mark`` are its digest and where it stands, in the signer's own log if that has it; ``others`` are
+    the records of other messages in the same place.
+    """
+
+    first: str
+    mark: Mark
+    others: dict[str, list[Mark]] = field(default_factory=dict)
+
+    def take(self, digest: str, mark: Mark, signer: str) -> None:
+        if digest != self.first:
+            self.others.setdefault(digest, []).append(mark)
+        elif mark.party == signer != self.mark.party:
+            self.mark = mark
+
+
+class EquivocationCheck(Check):
+    """Finds two messages where there must be one."""
+
+    name = "equivocation"
+    compares = "all records of a message that must be one: for all who get it, or in a round"
+
+    def __init__(self, run: RunLogs) -> None:
+        super().__init__(run)
+        self._slots: dict[tuple[str, str, str], _Slot] = {}
+        self._rounds: dict[tuple[str, int], _Slot] = {}
+        self._releases: dict[str, tuple[str, str]] = {}  # digest -> session and type
+        once = {source: frozenset(ONCE) for source in run.members.sources}
+        self._once: Mapping[str, frozenset[str]] = once | {run.members.target: frozenset(BROADCAST)}
+
+    def counts(self) -> Mapping[str, int]:
+        """How many slots there were."""
+        return {"messages that must be one for all": len(self._slots), "releases": len(self._releases)}
+
+    def see(self, record: Record) -> None:
+        """Take a record; those of events, and of messages that there may be several of, are passed over."""
+        entry = record.entry
+        if entry.direction == "event" or not entry.session:
+            return
+        sender = record.party if entry.direction == "sent" else entry.peer
+        if entry.type not in self._once.get(sender, ()):
+            return
+        mark = Mark.of(record)
+        if entry.type in RELEASES:
+            header = self.run.header_of(record.party, entry.session)
+            number = entry.round if header is None else header.said.round
+            self._releases.setdefault(entry.digest, (entry.session, entry.type))
+            self._rounds.setdefault((sender, number), _Slot(entry.digest, mark)).take(entry.digest, mark, sender)
+            return
+        key = (entry.session, entry.type, sender)
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = _Slot(entry.digest, mark)
+            self.run.marks[key] = mark
+        elif slot.first != entry.digest or sender == record.party:
+            slot.take(entry.digest, mark, sender)
+            self.run.marks[key] = slot.mark
+
+    def suspicions(self) -> Iterator[Suspicion]:
+        """Equivocations, and second releases."""
+        for (session, kind, sender), slot in self._slots.items():
+            for digest, marks in slot.others.items():
+                header = self.run.transcript.headers.get(session)
+                place = (0, 0) if header is None else header.said.place
+                what = f"there are two different messages of type {kind} of {sender} in one session"
+                other = next((mark.party for mark in (slot.mark, *marks) if mark.party != sender), "")
+                yield self._suspicion("equivocation", what, (sender, other), slot, digest, kind, *place, session)
+        for (source, number), slot in self._rounds.items():
+            for digest in slot.others:
+                first, (session, kind) = self._releases[slot.first][1], self._releases[digest]
+                taken = self.run.header_of(source, session)
+                attempt = 0 if taken is None else taken.said.attempt
+                what = f"there are two releases of {source} in round {number}: {first} and {kind}"
+                sides = (source, self.run.members.target)
+                yield self._suspicion("double-release", what, sides, slot, digest, kind, number, attempt, session)
+
+    def _suspicion(
+        self, kind: RunKind, what: str, sides: tuple[str, str], slot: _Slot, digest: str, *place: str | int
+    ) -> Suspicion:
+        """Of a slot and another message in it; ``place`` is the step, round, attempt and session."""
+        sender, marks, digests = sides[0], slot.others[digest], (slot.first, digest)
+        step, number, attempt, session = place
+        finding = RunFinding(
+            kind=kind,
+            what=what,
+            accused=self._blamed(sender, slot, marks),
+            sides=sides,
+            step=str(step),
+            round=int(number),
+            attempt=int(attempt),
+            session=str(session),
+            records=(slot.mark, *marks),
+            digests=digests,
+        )
+        return Suspicion(finding, sender, kind, digests)
+
+    def _blamed(self, sender: str, slot: _Slot, marks: list[Mark]) -> tuple[str, ...]:
+        """The target, if its own log has both messages; else the sender and those whose logs say so, who disagree.
+
+        A source's own log can have two where the target has shown it one session, or one round, in two run folders.
+        """
+        target, others = self.run.members.target, {mark.party for mark in marks}
+        if sender == slot.mark.party == target and target in others:
+            return (target,)
+        parties = {sender, slot.mark.party, *others}
+        return tuple(sorted(parties if len(parties) > 1 else {sender, target}))
+
+
+class Disclosures(Check):
+    """Compares the records of sent messages with the header of their session."""
+
+    name = "disclosures"
+    compares = "what each record says that its message discloses, and its place, with the header of its session"
+
+    def __init__(self, run: RunLogs) -> None:
+        super().__init__(run)
+        self._checked = self._unknown = 0
+
+    def counts(self) -> Mapping[str, int]:
+        """How many records said something that could be checked."""
+        return {"disclosures compared with headers": self._checked}
+
+    def notices(self) -> Iterator[str]:
+        """How many could not be checked."""
+        if self._unknown:
+            yield f"{self._unknown} records of releases are of sessions without one header that was kept"
+
+    def see(self, record: Record) -> None:
+        """Take a record; what was received, events, and what is of no session is passed over."""
+        entry, party = record.entry, record.party
+        if not entry.session or entry.direction == "event":
+            return
+        header = self.run.header_of(party, entry.session)
+        if header is None:
+            self._unknown += entry.type in RELEASES
+            return
+        if entry.round and (entry.round, entry.attempt) != header.said.place:  # 0: a site had forgotten the attempt
+            what = f"{party} has a {entry.type} in round {entry.round}, attempt {entry.attempt}; its header says "
+            where = f"round {header.said.round}, attempt {header.said.attempt}"
+            self.suspect(record, "records-differ", what + where)
+        if entry.direction != "sent":
+            return
+        expected = _expected(record, header.said, self.run.members)
+        if expected is not None or entry.disclosure is not None:
+            self._checked += 1
+        if entry.disclosure != expected:
+            said, is_so = _words(entry.disclosure), _words(expected)
+            what = f"the log of {party} says that its {entry.type} discloses {said}; under its header it is {is_so}"
+            self.suspect(record, "disclosure-differs", what)
+        is_allowed = entry.decision is not None and entry.decision.verdict == "allowed"
+        if party != self.run.members.target and expected is not None and not is_allowed:
+            self.suspect(record, "not-allowed", f"{party} sent a {entry.type} without a decision that allows it")
+
+
+def _expected(record: Record, header: HeaderSaid, members: Members) -> Disclosure | None:
+    """What this message makes its receiver see; None for nothing."""
+    kind, party = record.entry.type, record.party
+    if party == members.target:
+        if kind != "Header":
+            return None
+        both = header.target_update and header.levels.get(record.entry.peer) == "sum"
+        return Disclosure("individual", "model-and-target-update" if both else "model", 1)
+    level = header.levels.get(party, "individual")
+    if kind == "MaskedInput" and level != "individual":
+        return Disclosure(level, "update", header.cohort_quorum if level == "cohort" else header.sum_quorum)
+    if kind in RELEASES:  # a vector that no other site masks is in clear, whatever its type
+        return Disclosure("individual", "update", 1)
+    return None
+
+
+def _words(disclosure: Disclosure | None) -> str:
+    if disclosure is None:
+        return "nothing"
+    return f"{disclosure.what} at {disclosure.level} over {disclosure.count}"
