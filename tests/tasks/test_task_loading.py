@@ -84,7 +84,7 @@ class TestCurrentFolder:
         program = (
             "from securefda.tasks import TaskSettings, load_task; import sys\n"
             "load_task('own_task:Own', TaskSettings('target', ('a',)))\n"
-            "import securefda.privacy.private_steps, securefda.transport.server, ssl, json, csv\n"
+            "import csv, json, ssl, securefda.privacy.private_steps, securefda.settings, securefda.transport.server\n"
             f"print([name for name in {names} if sys.modules[name].__file__.startswith({str(tmp_path)!r})])"
         )
         done = subprocess.run(
