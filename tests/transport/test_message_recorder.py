@@ -26,7 +26,7 @@ from transport_kit import (
     soon,
 )
 
-from securefda.audit import recorder as recorder_module
+from securefda.audit import journal as recorder_module
 from securefda.audit.kept import FILE
 from securefda.audit.records import Decision, Disclosure
 from securefda.audit.store import AuditError
