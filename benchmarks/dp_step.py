@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from securefda.privacy.noise import NoiseSource
 from securefda.privacy.private_training import train_private
-from securefda.protocol.vectors import Vector
+from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.digits import Digits
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector, train_local

@@ -17,8 +17,7 @@ from functools import partial
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from securefda.protocol.checks import TAIL
-from securefda.protocol.fixed_point import ClippedLayer, Quantisation
+from securefda.protocol.encoding import TAIL, ClippedLayer, Quantisation
 from securefda.protocol.masking import BLOCK_BYTES, Mask, RingVector, accumulate, add_masks, mask, unmask
 from securefda.protocol.secret import Secret
 
@@ -60,7 +59,7 @@ class Session:
         return {peer: self.pair_seeds[min(own, peer), max(own, peer)] for peer in peers if peer != own}
 
     def masked(self, own: int) -> RingVector:
-        values = self.quantisation.encode(self.update, self.weights).values
+        values = self.quantisation.encode(self.update, self.weights)
         peers = range(len(self.self_seeds))
         seeds = self.seeds_of(own, peers)
         mask(values, own=own, self_seed=self.self_seeds[own], pair_seeds=seeds, threads=self.threads)
@@ -80,7 +79,7 @@ class Session:
     def check(self, opened: RingVector) -> None:
         """The figures count only if the sum comes out right."""
         count = len(self.survivors)
-        clear = self.quantisation.encode(self.update, self.weights).values
+        clear = self.quantisation.encode(self.update, self.weights)
         np.testing.assert_array_equal(opened, np.multiply(clear, count, dtype=clear.dtype))
         self.quantisation.decode(opened, count)
 

@@ -10,8 +10,8 @@ import json
 import statistics
 import time
 
+from securefda.protocol.checks import SessionLimits
 from securefda.protocol.messages import Granularity, Header, Layer, NormCapTerms, RuleTerms, TargetTerms, Visibility
-from securefda.protocol.parameters import SessionLimits
 from securefda.site.policy import SourcePolicy, check_header
 from securefda.site.policy.model import NormCapBounds
 

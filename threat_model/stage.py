@@ -19,9 +19,9 @@ from securefda.audit.journal import MessageRecorder
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.checks import quantisation
+from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import Abort, Header, Parcel, Refusal, Send, Visibility
 from securefda.protocol.roster import Roster
-from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
 from securefda.site.policy.model import ModelPolicy

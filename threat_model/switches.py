@@ -31,7 +31,7 @@ from typing import Any
 import securefda.protocol
 from securefda.audit.log import AuditLog
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol import agreement, checks, contribution, masking, parameters
+from securefda.protocol import agreement, checks, contribution, masking
 from securefda.protocol import roster as roster_module
 from securefda.protocol import source as source_steps
 from securefda.protocol.masking import Mask, RingVector, add_masks
@@ -264,7 +264,7 @@ It is one mitigation, in the question and in the answer: lists that overlap ask 
 Either is enough.
 """
 
-THRESHOLD_BOUND = replaced("2t > n + max_colluders", parameters, "threshold_is_sound", lambda _: lambda *_: True)
+THRESHOLD_BOUND = replaced("2t > n + max_colluders", checks, "threshold_is_sound", lambda _: lambda *_: True)
 """Neither header check nor policy asks of the threshold that two views cannot both gather it."""
 
 MEMBER_SIGNATURES = method_replaced("signatures of the members", SignedRoster, "missing_signatures", lambda _, __: ())
@@ -338,9 +338,9 @@ def _with_bare_row(original: Callable[..., bytes]) -> Callable[..., bytes]:
 
 
 def _of_bare_row(original: Callable[..., Any]) -> Callable[..., Any]:
-    def open_box(key: Secret, address: Any, box: bytes, row_bytes: int = 0) -> Any:
-        shares, _ = original(key, address, box[: len(box) - row_bytes])
-        return shares, Secret(box[-row_bytes:]) if row_bytes else None
+    def open_box(key: Secret, address: Any, box: bytes, report_bytes: int = 0) -> Any:
+        shares, _ = original(key, address, box[: len(box) - report_bytes])
+        return shares, Secret(box[-report_bytes:]) if report_bytes else None
 
     return open_box
 

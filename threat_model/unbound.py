@@ -11,8 +11,8 @@ from securefda.protocol import agreement, transcript
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.agreement import BoxAddress
 from securefda.protocol.checks import History
+from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Envelope, Header, Signed, Signer
-from securefda.protocol.signatures import sign_bytes, signature_is_valid
 from securefda.source.store import SourceStore
 from securefda.transport import wire
 from threat_model.switches import Switch, all_of, checks_off, method_replaced, outside_off, replaced

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from securefda.protocol import aggregate_statistics, agreement, contribution, fixed_point, masking
-from securefda.protocol.aggregate_statistics import AggregateStatistics
+from securefda.protocol import agreement, contribution, encoding, masking
 from securefda.protocol.agreement import KeyPair
+from securefda.protocol.encoding import AggregateStatistics
 from securefda.protocol.secret import Secret
 from securefda.rules import checks as rule_checks
 from threat_model.switches import all_of, replaced
@@ -48,9 +48,9 @@ def _positive(original: Callable[..., AggregateStatistics]) -> Callable[..., Agg
 
 RANGE = all_of(
     "range of sums",
-    replaced("ring sums are what so many inputs reach", fixed_point, "_check_range", _nothing),
+    replaced("ring sums are what so many inputs reach", encoding, "_check_range", _nothing),
     SUM_AT_THE_CLIP,
-    replaced("weights of a sum are above zero", aggregate_statistics, "decode_statistics", _positive),
+    replaced("weights of a sum are above zero", encoding, "decode_statistics", _positive),
     replaced(
         "weights of a sum are weights",
         rule_checks,

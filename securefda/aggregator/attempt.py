@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from securefda.errors import FaultySourceError, ProtocolError, QuorumLost, SecureFdaError
-from securefda.protocol.aggregate_statistics import AggregateStatistics, Vector64
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.checks import envelope_fault
+from securefda.protocol.encoding import AggregateStatistics, Vector64
 from securefda.protocol.messages import Abort, Body, Header, Parcel, Refusal, Send, Signed, Step, Update, Visibility
 
 

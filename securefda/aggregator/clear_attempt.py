@@ -11,12 +11,11 @@ from securefda.aggregator.attempt import Members, PartialSum, RoundSum
 from securefda.aggregator.rounds import evaluate_at_target
 from securefda.aggregator.target import TargetRound, error_units
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
-from securefda.protocol.aggregate_statistics import decode_statistics
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.contribution import RoundTerms, clip_contribution, encode_contribution, statistics_of, weight_of
+from securefda.protocol.encoding import Vector, decode_statistics, vector_from_wire
 from securefda.protocol.masking import accumulate
 from securefda.protocol.messages import Abort, Parcel, Refusal, Send, Signed, Step, Update, Visibility
-from securefda.protocol.vectors import Vector, vector_from_wire
 
 
 class ClearAttempt:

@@ -9,7 +9,9 @@ from hashlib import sha256
 from securefda.aggregator.settings import RunSettings, TargetSite, require_no_step_updates
 from securefda.aggregator.target import TargetRound, published_terms
 from securefda.errors import ConfigError, QuorumLost
+from securefda.protocol.checks import default_threshold, threshold_is_sound
 from securefda.protocol.contribution import terms_of
+from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import (
     NO_CONTEXT,
     SESSION_ID_BYTES,
@@ -21,10 +23,8 @@ from securefda.protocol.messages import (
     TargetTerms,
     Visibility,
 )
-from securefda.protocol.parameters import default_threshold, threshold_is_sound
 from securefda.protocol.secret import draw
 from securefda.protocol.transcript import architecture_digest
-from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import RoundPlan
 from securefda.site.policy.verdict import plan_levels
 from securefda.training import LayerTable, Vector

@@ -9,8 +9,8 @@ from typing import Any
 from securefda.aggregator.attempt import Members, PartialSum, RoundSum
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError
 from securefda.protocol import aggregator as steps
-from securefda.protocol.aggregate_statistics import ErrorUnits, decode_statistics
 from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol.encoding import ErrorUnits, decode_statistics
 from securefda.protocol.messages import (
     Abort,
     Advertise,

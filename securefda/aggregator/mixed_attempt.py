@@ -9,8 +9,8 @@ from securefda.aggregator.clear_attempt import ClearAttempt
 from securefda.aggregator.masked_attempt import MaskedAttempt
 from securefda.aggregator.target import TargetRound, error_units
 from securefda.errors import SecureFdaError
-from securefda.protocol.aggregate_statistics import ErrorUnits
 from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol.encoding import ErrorUnits
 from securefda.protocol.messages import Parcel, Send, Visibility
 
 

@@ -16,8 +16,8 @@ from securefda.aggregator.settings import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, Asked, KeptResult, Position, TargetRelease
 from securefda.aggregator.target import train_target
 from securefda.operations.progress import Reporter
+from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import Header, Parcel, Result, Signed, Visibility
-from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import ServerState, server_step
 from securefda.training import Vector
 

@@ -17,10 +17,9 @@ from securefda.aggregator.settings import ByteCounts, TargetSite
 from securefda.aggregator.store import Asked
 from securefda.aggregator.target import TargetRound
 from securefda.operations.records import RoundLine, SeenLine
-from securefda.protocol.aggregate_statistics import Vector64
 from securefda.protocol.contribution import RoundTerms, check_sum, clip_contribution, evaluate_rule
+from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.messages import Header, Visibility
-from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Contribution, ContributionSum, DeltaErrors, RoundPlan, Rule, combine, cosine
 from securefda.training import Vector
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from securefda.errors import TrainingError
-from securefda.protocol.aggregate_statistics import ErrorUnits
+from securefda.protocol.encoding import ErrorUnits, vector_to_wire
 from securefda.protocol.messages import TargetTerms
-from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import RoundPlan, Rule, StepStatistics, TargetStatistics
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, Vector
 from securefda.training.trainer import Trainer

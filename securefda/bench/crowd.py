@@ -23,10 +23,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.bench.job import K_MIN, Job, update_of
 from securefda.errors import SecureFdaError
 from securefda.protocol import source as src
-from securefda.protocol.checks import TAIL, History, check_header, quantisation
+from securefda.protocol.checks import History, SessionLimits, check_header, quantisation
+from securefda.protocol.encoding import TAIL
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Signed, Signer
-from securefda.protocol.parameters import SessionLimits
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
 from securefda.protocol.transcript import layer_names_and_shapes
@@ -106,7 +106,7 @@ class Crowd:
         ready = src.receive_shares(phase, decode_signed(data))  # type: ignore[arg-type]
         opened = time.thread_time()
         alone = np.eye(TAIL)[1]  # n = 1, and every other figure zero
-        values = quantisation(phase.session.header.body).encode(update, alone).values
+        values = quantisation(phase.session.header.body).encode(update, alone)
         self._phases[index], message = src.masked_input(ready, values)
         answer = encode_signed(message)
         self.seconds[index] |= {"r2_open_boxes": opened - began, "r2_masked_input": time.thread_time() - opened}

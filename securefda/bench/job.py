@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from securefda.errors import ConfigError
 from securefda.heap import give_free_memory_back
 from securefda.parse import json_value
-from securefda.protocol.parameters import default_threshold
+from securefda.protocol.checks import default_threshold
 
 _CPUS = Path("/proc/cpuinfo")
 

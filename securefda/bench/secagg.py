@@ -25,7 +25,7 @@ from securefda.bench.session import (
     threads_of_masks,
 )
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.protocol.fixed_point import ClippedLayer, Quantisation
+from securefda.protocol.encoding import ClippedLayer, Quantisation
 
 ONE_PROCESS_EACH = 16
 """Up to so many sources each has a process of its own, unless the caller says otherwise."""

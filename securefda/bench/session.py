@@ -26,7 +26,7 @@ from securefda.bench.crowd import STEPS, CrowdProcess, Seconds, Setting, crowd
 from securefda.bench.job import CLIP, SAMPLES, Job, PeakGrowth, update_of
 from securefda.protocol import aggregator as agg
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.checks import TAIL
+from securefda.protocol.encoding import TAIL
 from securefda.protocol.masking import Mask, add_masks, available_threads, useful_threads
 from securefda.protocol.messages import NO_CONTEXT, Header, Layer, RuleTerms, Signed, Signer, Visibility
 from securefda.protocol.roster import Roster

@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.protocol.checks import SessionLimits
 from securefda.protocol.contribution import terms_of
 from securefda.protocol.messages import Header, RuleTerms, Signed
-from securefda.protocol.parameters import SessionLimits
 from securefda.rules import Strategy
 from securefda.rules.strategy import CANDIDATES, round_plan
 from securefda.site.config import FederationConfig, load_federation, strategy_of

@@ -25,7 +25,8 @@ from torch import nn
 from securefda.errors import ConfigError, TrainingError
 from securefda.privacy.planning import Schedule
 from securefda.privacy.private_steps import RandomBytes, steps_of
-from securefda.protocol.vectors import LocalResult, Vector
+from securefda.protocol.contribution import LocalResult
+from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
 from securefda.training.local import StepObserver, require_steps

@@ -16,9 +16,8 @@ import numpy as np
 from securefda.errors import FaultySourceError, QuorumLost
 from securefda.protocol import agreement
 from securefda.protocol.agreement import KeyAgreementError
-from securefda.protocol.checks import envelope_fault, quantisation, row_bytes, row_fault, row_readers
-from securefda.protocol.cohorts import able_to_open, cohorts_of, nonce_fits, quorum_of
-from securefda.protocol.fixed_point import Decoded, RangeAlarm
+from securefda.protocol.checks import envelope_fault, quantisation, report_bytes, report_fault, report_readers
+from securefda.protocol.encoding import Decoded, RangeAlarm
 from securefda.protocol.masking import RingVector, accumulate, unmask
 from securefda.protocol.messages import (
     Advertise,
@@ -42,7 +41,16 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
-from securefda.protocol.transcript import header_context, key_list_context, members_context, survivors_digest
+from securefda.protocol.transcript import (
+    able_to_open,
+    cohorts_of,
+    header_context,
+    key_list_context,
+    members_context,
+    nonce_fits,
+    quorum_of,
+    survivors_digest,
+)
 from securefda.protocol.unmasking import OpenedSecrets, UnopenedError, open_secrets
 
 
@@ -262,7 +270,7 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
             agreement.check_public_key(key)
     except KeyAgreementError as error:
         raise FaultySourceError(session.name(signed.sender), "KEY_INVALID", str(error)) from None
-    fault = row_fault(signed.sender, signed.body, header)
+    fault = report_fault(signed.sender, signed.body, header)
     if fault:
         raise FaultySourceError(session.name(signed.sender), "KEY_ROW", fault)
     return replace(state, received={**state.received, signed.sender: signed})
@@ -294,8 +302,8 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
     if sorted(recipients) != sorted(set(state.u1) - {signed.sender}):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_RECIPIENTS")
     header = state.session.header.body
-    readers, row = row_readers(header, signed.sender), row_bytes(header)
-    if any(len(box.box) != agreement.BOX_BYTES + row * (box.peer in readers) for box in signed.body.boxes):
+    readers, report = report_readers(header, signed.sender), report_bytes(header)
+    if any(len(box.box) != agreement.BOX_BYTES + report * (box.peer in readers) for box in signed.body.boxes):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_BOX", "a box of another length")
     committed = state.u1[signed.sender].nonce_commitment
     if not nonce_fits(signed.body.nonce, committed, owner=signed.sender, ctx=state.session.ctx):

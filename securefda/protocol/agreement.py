@@ -29,7 +29,7 @@ PLAINTEXT_BYTES = HASH_BYTES + 2 * INDEX_BYTES + 2 * SHARE_BYTES
 BOX_BYTES = NONCE_BYTES + PLAINTEXT_BYTES + TAG_BYTES
 """Length of a sealed box without a norm report: nonce 12, plaintext 106, tag 16."""
 
-ROW_OPENING_BYTES = 32
+REPORT_OPENING_BYTES = 32
 """Random bytes in front of a norm report, which keep its commitment from being guessed."""
 
 
@@ -41,7 +41,7 @@ class Label(Enum):
     SELF_MASK = b"securefda/1/self-mask"
     SHARE_BOX = b"securefda/1/share-box"
     SELF_COMMITMENT = b"securefda/1/self-commitment"
-    ROW_COMMITMENT = b"securefda/1/row-commitment"
+    REPORT_COMMITMENT = b"securefda/1/row-commitment"
 
 
 class KeyAgreementError(ValueError):
@@ -193,13 +193,13 @@ def commitment(self_secret: Secret, *, own: int, ctx: bytes) -> bytes:
     return _commitment(Label.SELF_COMMITMENT, self_secret, own=own, ctx=ctx)
 
 
-def row_commitment(row: Secret, *, own: int, ctx: bytes) -> bytes:
-    """Commit to a norm report: SHA-256 over (label, ctx, own, row), 32 bytes.
+def report_commitment(report: Secret, *, own: int, ctx: bytes) -> bytes:
+    """Commit to a norm report: SHA-256 over (label, ctx, own, report), 32 bytes.
 
-    ``row`` begins with :data:`ROW_OPENING_BYTES` random bytes, without which it could be guessed. All that open their
-    box see the same row, or notice.
+    ``report`` begins with :data:`REPORT_OPENING_BYTES` random bytes, without which it could be guessed. All that open
+    their box see the same report, or notice.
     """
-    return _commitment(Label.ROW_COMMITMENT, row, own=own, ctx=ctx)
+    return _commitment(Label.REPORT_COMMITMENT, report, own=own, ctx=ctx)
 
 
 def _commitment(label: Label, secret: Secret, *, own: int, ctx: bytes) -> bytes:
@@ -291,17 +291,17 @@ def box_key(own_pair: KeyPair, peer_public: bytes, address: BoxAddress) -> Secre
 
 
 def seal_box(
-    key: Secret, address: BoxAddress, shares: SharePair, random_bytes: RandomBytes, row: Secret | None = None
+    key: Secret, address: BoxAddress, shares: SharePair, random_bytes: RandomBytes, report: Secret | None = None
 ) -> bytes:
     """Encrypt a pair of shares, and a norm report where there is one, to their recipient: nonce, ciphertext, tag."""
     nonce = draw(random_bytes, NONCE_BYTES)
     plaintext = address.header() + shares.master.reveal() + shares.self_secret.reveal()
-    plaintext += row.reveal() if row else b""
+    plaintext += report.reveal() if report else b""
     return nonce + AESGCM(key.reveal()).encrypt(nonce, plaintext, address.associated_data())
 
 
-def open_box(key: Secret, address: BoxAddress, box: bytes, row_bytes: int = 0) -> tuple[SharePair, Secret | None]:
-    """Decrypt a box and check that it is what ``address`` says; ``row_bytes`` is the length of the row in it.
+def open_box(key: Secret, address: BoxAddress, box: bytes, report_bytes: int = 0) -> tuple[SharePair, Secret | None]:
+    """Decrypt a box and check that it is what ``address`` says; ``report_bytes`` is the length of the report in it.
 
     Returns:
         The shares, and the norm report with its opening; None where none is due.
@@ -310,8 +310,8 @@ def open_box(key: Secret, address: BoxAddress, box: bytes, row_bytes: int = 0) -
         BoxError: wrong length, not authentic under this key and address, another address inside, or a share
             outside the field. The message does not tell more than that, and never shows content.
     """
-    if len(box) != BOX_BYTES + row_bytes:
-        raise BoxError(f"a share box has {BOX_BYTES + row_bytes} bytes here, not {len(box)}")
+    if len(box) != BOX_BYTES + report_bytes:
+        raise BoxError(f"a share box has {BOX_BYTES + report_bytes} bytes here, not {len(box)}")
     try:
         plaintext = AESGCM(key.reveal()).decrypt(box[:NONCE_BYTES], box[NONCE_BYTES:], address.associated_data())
     except InvalidTag as error:
@@ -320,9 +320,9 @@ def open_box(key: Secret, address: BoxAddress, box: bytes, row_bytes: int = 0) -
     if not constant_time.bytes_eq(plaintext[: len(header)], header):
         raise BoxError("a share box was made for another place")
     content = plaintext[len(header) :]
-    master, self_secret, row = content[:SHARE_BYTES], content[SHARE_BYTES:][:SHARE_BYTES], content[2 * SHARE_BYTES :]
+    master, self_secret, report = content[:SHARE_BYTES], content[SHARE_BYTES:][:SHARE_BYTES], content[2 * SHARE_BYTES :]
     try:
-        return SharePair(Secret(master), Secret(self_secret)), Secret(row) if row else None
+        return SharePair(Secret(master), Secret(self_secret)), Secret(report) if report else None
     except ShareError as error:
         raise BoxError("a share box holds a malformed share") from error
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol import fixed_point
-from securefda.protocol.agreement import ROW_OPENING_BYTES
-from securefda.protocol.cohorts import Cohorts, cohort_with, nonce_fits, quorum_at, quorum_of
+from securefda.protocol.agreement import REPORT_OPENING_BYTES
+from securefda.protocol.encoding import TAIL, ClippedLayer, Quantisation
 from securefda.protocol.messages import (
     NO_CONTEXT,
     SUITE,
@@ -30,9 +29,87 @@ from securefda.protocol.messages import (
     SurvivorSignature,
     Visibility,
 )
-from securefda.protocol.parameters import MODULUS_BITS, SessionLimits, sum_cannot_wrap, threshold_is_sound
 from securefda.protocol.roster import Roster
-from securefda.protocol.transcript import architecture_digest, layer_names_and_shapes, round_terms
+from securefda.protocol.transcript import (
+    Cohorts,
+    architecture_digest,
+    cohort_with,
+    layer_names_and_shapes,
+    nonce_fits,
+    quorum_at,
+    quorum_of,
+    round_terms,
+)
+
+# --- thresholds and counting rules, as inequalities that both sides evaluate -----------------------------------------
+#
+# ``n`` is the number of sources that the header names (U0). Members of later sets only become fewer, so every bound
+# that holds for U0 holds for U1, U2 and U3; the threshold is never recomputed downwards.
+
+MODULUS_BITS = (32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What one source asks of every session, from its own policy.
+
+    Attributes:
+        min_others: least number of trusted others, colluders subtracted, that a sum must contain.
+        max_colluders: how many of the other sources may collude with the aggregator.
+        trusted: roster indices that count towards ``min_others``; others may take part but count nothing.
+    """
+
+    min_others: int
+    max_colluders: int
+    trusted: frozenset[int]
+
+    def __post_init__(self) -> None:
+        if self.min_others < 1 or self.max_colluders < 0:
+            raise ValueError("min_others must be at least 1 and max_colluders at least 0")
+
+    def anonymity_of_smallest(self, quorum: int, members: Iterable[int], own_index: int) -> int:
+        """k of the worst sum that may be opened: over ``quorum`` of ``members``, with as few trusted as can be.
+
+        Who else is in a sum is settled after one's own input has left, and the others would open it without one's
+        consent; so it is this number that has to be large enough before.
+        """
+        distrusted = set(members) - self.trusted - {own_index}
+        return quorum - 1 - len(distrusted) - self.max_colluders
+
+
+def default_threshold(n: int, min_others: int, max_colluders: int) -> int:
+    """Default threshold: ``max(floor(2n/3) + 1, min_others + max_colluders + 1)``, at least sound and at most ``n``.
+
+    A survivor does not count itself, hence one more than ``min_others + max_colluders``. If all t survivors trust each
+    other, every one of them still finds its ``min_others``.
+
+    Raises:
+        ValueError: there are fewer than two sources, or no threshold t has ``2t > n + max_colluders`` and
+            ``t > max_colluders``.
+    """
+    if n < 2:
+        raise ValueError(f"a session needs at least 2 sources, not {n}")
+    threshold = min(n, max(2 * n // 3 + 1, min_others + max_colluders + 1, (n + max_colluders) // 2 + 1))
+    if not threshold_is_sound(threshold, n, max_colluders):
+        raise ValueError(f"no threshold protects {n} sources of which {max_colluders} may collude with the aggregator")
+    return threshold
+
+
+def threshold_is_sound(threshold: int, n: int, max_colluders: int) -> bool:
+    """``2t > n + max_colluders`` and ``max_colluders < t <= n``.
+
+    The first makes it impossible that two disjoint views both gather t survivors' answers, the second that
+    colluding sources alone hold t shares (Bonawitz et al. 2017, section 6.2).
+    """
+    return 2 * threshold > n + max_colluders and max_colluders < threshold <= n
+
+
+def sum_cannot_wrap(n_max: int, q_max: int, modulus_bits: int) -> bool:
+    """``n_max * q_max < 2^(b-1)``: no sum of ``n_max`` encoded inputs leaves the centred ring."""
+    return n_max >= 1 and q_max >= 1 and n_max * q_max < 1 << (modulus_bits - 1)
+
+
+# --- what a peer sent -------------------------------------------------------------------------------------------------
 
 
 def require(condition: bool, check: str, detail: str = "") -> None:
@@ -243,21 +320,16 @@ def _check_smallest_sum(
 LEAST_RATE_FACTOR = 1e-6
 """Smallest factor on a site's own learning rate: no schedule is near it, and far below it training breaks down."""
 
-TAIL = 7
-"""Elements behind the parameters in the vector that is summed, weighted by samples: the share 1 - β_i of the target's
-update, 1, mean loss, accuracy, and the estimated errors of source_only, fedda_auto and fedgp_auto. In which units they
-travel is the business of ``securefda.protocol.aggregate_statistics``."""
 
-
-def quantisation(header: Header) -> fixed_point.Quantisation:
+def quantisation(header: Header) -> Quantisation:
     """The fixed-point encoding that a header prescribes: the model's layers, then the tail.
 
     Raises:
         FaultyAggregatorError: HEADER_WRAP where no resolution is left beside ``n_max`` inputs, or a clip is unusable.
     """
-    layers = tuple(fixed_point.ClippedLayer(layer.size, layer.clip) for layer in header.layers)
+    layers = tuple(ClippedLayer(layer.size, layer.clip) for layer in header.layers)
     try:
-        return fixed_point.Quantisation(layers, n_max=header.n_max, modulus_bits=header.modulus_bits, tail=TAIL)
+        return Quantisation(layers, n_max=header.n_max, modulus_bits=header.modulus_bits, tail=TAIL)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_WRAP", str(error)) from None
 
@@ -307,27 +379,27 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
     require(mine[0].signed_bytes == own.signed_bytes and mine[0].signature == own.signature, "KEY_OWN")
     require(len(members) >= header.threshold, "KEY_QUORUM", f"{len(members)} of at least {header.threshold} sources")
     for item in items:
-        fault = row_fault(item.sender, item.body, header)
+        fault = report_fault(item.sender, item.body, header)
         require(fault is None, "KEY_ROW", f"of {roster.by_index(item.sender).site_id}: {fault}")
 
 
-def row_fault(sender: int, advertise: Advertise, header: Header) -> str | None:
+def report_fault(sender: int, advertise: Advertise, header: Header) -> str | None:
     """What is wrong with a source's commitment to its norm report, or None: those of the sum have one, under a rule."""
-    due = sender in row_readers(header, sender)
+    due = sender in report_readers(header, sender)
     if bool(advertise.row_commitment) is due:
         return None
     return "no commitment to a norm report" if due else "a commitment to a norm report that is not asked for"
 
 
-def row_readers(header: Header, sender: int) -> frozenset[int]:
+def report_readers(header: Header, sender: int) -> frozenset[int]:
     """Whose share boxes hold the norm report of ``sender``: under a norm cap all at ``sum``, if it is there too."""
     members = frozenset(header.at(Visibility.SUM)) if header.norm_cap else frozenset()
     return members if sender in members else frozenset()
 
 
-def row_bytes(header: Header) -> int:
+def report_bytes(header: Header) -> int:
     """Length of a norm report and its opening, by which a share box with one is longer."""
-    return ROW_OPENING_BYTES + header.norm_report_length
+    return REPORT_OPENING_BYTES + header.norm_report_length
 
 
 def check_share_senders(

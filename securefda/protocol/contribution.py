@@ -15,12 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securefda.errors import ConfigError, FaultyAggregatorError, TrainingError
-from securefda.protocol.aggregate_statistics import AggregateStatistics, ErrorUnits, Vector64, encode_statistics
 from securefda.protocol.checks import check_vectors, quantisation
-from securefda.protocol.fixed_point import Quantisation
+from securefda.protocol.encoding import (
+    AggregateStatistics,
+    ErrorUnits,
+    Quantisation,
+    Vector,
+    Vector64,
+    encode_statistics,
+    vector_from_wire,
+)
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Granularity, Header, Parcel, RuleTerms, TargetTerms, Visibility
-from securefda.protocol.vectors import LocalResult, Vector, vector_from_wire
 from securefda.rules import (
     Contribution,
     RoundPlan,
@@ -43,6 +49,34 @@ LEAST_STEPS = 8.0
 """Fewest steps of the encoding that a part must be long per coordinate, in root mean square, to count for the caps."""
 
 _BLOCK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LocalResult:
+    """What a round of training at a site gave.
+
+    Attributes:
+        update: local model minus received model, (m,) float32, finite.
+        steps: number of optimizer steps taken.
+        samples: number of rows trained on (n of the rules), counted once whatever the epochs.
+        loss: mean loss per row over the round; None with DP-SGD, where nothing is made of rows but noisy gradients.
+        accuracy: over the rows of the last epoch, each as the model stood before the step that used it; in [0, 1].
+            None with DP-SGD.
+        learning_rate: the effective one.
+        epsilon: spent of the data set's privacy with this round, all rounds before it included; None without DP-SGD.
+    """
+
+    update: Vector
+    steps: int
+    samples: int
+    loss: float | None
+    accuracy: float | None
+    learning_rate: float
+    epsilon: float | None = None
+
+    def __repr__(self) -> str:
+        # The update is what the protocol hides; it must not reach a log by way of a traceback.
+        return f"LocalResult(update=<{len(self.update)} values>, steps={self.steps}, samples={self.samples})"
 
 
 # --- what the header asks for -----------------------------------------------------------------------------------------
@@ -399,10 +433,10 @@ def encode_contribution(
         terms: of the attempt.
         contribution: v_i and its share of the target's update.
         statistics: of the source, weighted; they travel behind the parameters.
-        units: as for :func:`securefda.protocol.aggregate_statistics.encode_statistics`.
+        units: as for :func:`securefda.protocol.encoding.encode_statistics`.
     """
     np.multiply(contribution.vector, statistics.weight, out=contribution.vector)
-    return terms.encoding.encode(contribution.vector, encode_statistics(statistics, units)).values
+    return terms.encoding.encode(contribution.vector, encode_statistics(statistics, units))
 
 
 def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) -> None:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import ConfigError
 from securefda.parse import canonical_json, items, load_object, number, object_with, text, texts
-from securefda.protocol.signatures import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, sign_bytes, signature_is_valid
+from securefda.protocol.envelope import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, sign_bytes, signature_is_valid
 
 Role = Literal["target", "source"]
 

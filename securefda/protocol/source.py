@@ -18,6 +18,7 @@ from securefda.errors import FaultyAggregatorError
 from securefda.protocol import agreement
 from securefda.protocol.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, SharePair
 from securefda.protocol.checks import (
+    SessionLimits,
     check_consistency,
     check_inputs,
     check_key_list,
@@ -25,11 +26,10 @@ from securefda.protocol.checks import (
     check_share_senders,
     check_survivors,
     envelope_fault,
+    report_bytes,
+    report_readers,
     require,
-    row_bytes,
-    row_readers,
 )
-from securefda.protocol.cohorts import Cohorts, cohort_with, cohorts_of, nonce_commitment
 from securefda.protocol.masking import RingVector, mask
 from securefda.protocol.messages import (
     Advertise,
@@ -52,11 +52,19 @@ from securefda.protocol.messages import (
     SurvivorSignature,
     Unmask,
 )
-from securefda.protocol.parameters import SessionLimits
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes, Secret, draw
 from securefda.protocol.shamir import split, x_of
-from securefda.protocol.transcript import header_context, key_list_context, members_context, survivors_digest
+from securefda.protocol.transcript import (
+    Cohorts,
+    cohort_with,
+    cohorts_of,
+    header_context,
+    key_list_context,
+    members_context,
+    nonce_commitment,
+    survivors_digest,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingKeyList:
-    """R0 is sent; ``row`` is this source's norm report behind its opening, if it has one."""
+    """R0 is sent; ``report`` is this source's norm report behind its opening, if it has one."""
 
     session: Session
     own: Signed[Advertise]
@@ -101,7 +109,7 @@ class AwaitingKeyList:
     self_secret: Secret
     channel: KeyPair
     nonce: Secret
-    row: Secret | None
+    report: Secret | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +124,14 @@ class AwaitingShares:
     channel: KeyPair
     own_shares: SharePair
     nonce: bytes
-    row: Secret | None
+    report: Secret | None
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyToMask:
     """Everyone's shares are here, and with U2 the cohorts; nothing of the input has left yet.
 
-    ``rows`` are the norm reports of all members of the sum, this source's among them, without their openings; empty
+    ``reports`` are the norm reports of all members of the sum, this source's among them, without their openings; empty
     where this source has none.
     """
 
@@ -134,7 +142,7 @@ class ReadyToMask:
     master: Secret
     self_secret: Secret
     shares: Mapping[int, SharePair]
-    rows: Mapping[int, bytes] = field(repr=False)
+    reports: Mapping[int, bytes] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,26 +175,16 @@ class AwaitingResult:
     survivors: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The round has a result."""
-
-    session: Session
-    result: Signed[Result]
-
-
-Phase = (
-    AwaitingKeyList | AwaitingShares | ReadyToMask | AwaitingSurvivors | AwaitingConsistency | AwaitingResult | Finished
-)
+Phase = AwaitingKeyList | AwaitingShares | ReadyToMask | AwaitingSurvivors | AwaitingConsistency | AwaitingResult
 
 
 def advertise(
-    session: Session, random_bytes: RandomBytes, row: bytes = b""
+    session: Session, random_bytes: RandomBytes, report: bytes = b""
 ) -> tuple[AwaitingKeyList, Signed[Advertise]]:
-    """R0: fresh keys for this session, and commitments to the self secret, to the nonce that R1 reveals, and to a row.
+    """R0: fresh keys for this session; commitments to the self secret, the nonce that R1 reveals and the norm report.
 
-    ``row`` is this source's norm report, ``header.norm_report_length`` bytes, where the header has a norm cap and
-    its level is ``sum``. The other sources of the sum get it in R1; none can choose its own row by theirs.
+    ``report`` is this source's norm report, ``header.norm_report_length`` bytes, where the header has a norm cap and
+    its level is ``sum``. The other sources of the sum get it in R1; none can choose its own report by theirs.
 
     The masking key pair follows from ``master``, the only secret whose shares can be asked for when this source
     drops out, so a reconstructed master is checked against the public key.
@@ -194,7 +192,7 @@ def advertise(
     index = session.signer.index
     master, self_secret = Secret.random(random_bytes), Secret.random(random_bytes)
     channel, nonce = agreement.channel_pair(random_bytes), Secret.random(random_bytes)
-    opened_row = Secret(draw(random_bytes, agreement.ROW_OPENING_BYTES) + row) if row else None
+    opening = Secret(draw(random_bytes, agreement.REPORT_OPENING_BYTES) + report) if report else None
     own = session.sign(
         session.ctx,
         Advertise(
@@ -202,37 +200,37 @@ def advertise(
             box_key=channel.public,
             self_mask_commitment=agreement.commitment(self_secret, own=index, ctx=session.ctx),
             nonce_commitment=nonce_commitment(nonce.reveal(), own=index, ctx=session.ctx),
-            row_commitment=agreement.row_commitment(opened_row, own=index, ctx=session.ctx) if opened_row else b"",
+            row_commitment=agreement.report_commitment(opening, own=index, ctx=session.ctx) if opening else b"",
         ),
     )
-    return AwaitingKeyList(session, own, master, self_secret, channel, nonce, opened_row), own
+    return AwaitingKeyList(session, own, master, self_secret, channel, nonce, opening), own
 
 
 def receive_key_list(
     state: AwaitingKeyList, signed: Signed[KeyList], random_bytes: RandomBytes
 ) -> tuple[AwaitingShares, Signed[ShareBundle]]:
-    """R0' checked, R1 made: one encrypted pair of shares for each other source, with the row, and the nonce."""
+    """R0' checked, R1 made: one encrypted pair of shares for each other source, with the report, and the nonce."""
     session, me = state.session, state.session.signer.index
     session.authenticate(signed, KeyList, session.ctx)
     header, roster = session.header.body, session.roster
     check_key_list(signed.body, own=state.own, header=header, roster=roster)
     u1 = {item.sender: item.body for item in signed.body.advertisements}
     ctx1 = key_list_context(session.ctx, signed.body.advertisements)
-    pairs, readers = _deal(state, sorted(u1), random_bytes), row_readers(header, me)
+    pairs, readers = _deal(state, sorted(u1), random_bytes), report_readers(header, me)
     boxes = []
     for peer in sorted(set(u1) - {me}):
-        address, row = BoxAddress(ctx1, me, peer), state.row if peer in readers else None
+        address, report = BoxAddress(ctx1, me, peer), state.report if peer in readers else None
         try:
             key = agreement.box_key(state.channel, u1[peer].box_key, address)
         except KeyAgreementError as error:
             raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
-        boxes.append(ShareBox(peer, agreement.seal_box(key, address, pairs[peer], random_bytes, row)))
+        boxes.append(ShareBox(peer, agreement.seal_box(key, address, pairs[peer], random_bytes, report)))
         key.erase()
     own_shares = _moved(pairs[me])
     _erase_shares(pairs)
     nonce = state.nonce.reveal()
-    master, self_secret, channel, row = _moved_keys(state)
-    following = AwaitingShares(session, ctx1, u1, master, self_secret, channel, own_shares, nonce, row)
+    master, self_secret, channel, report = _moved_keys(state)
+    following = AwaitingShares(session, ctx1, u1, master, self_secret, channel, own_shares, nonce, report)
     return following, session.sign(ctx1, ShareBundle(tuple(boxes), nonce))
 
 
@@ -259,36 +257,38 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     nonces = {me: state.nonce} | {box.peer: box.nonce for box in signed.body.boxes}
     cohorts = cohorts_of(header, state.ctx1, nonces)
     check_own_cohort(cohorts, own_index=me, header=header, limits=limits)
-    readers = row_readers(header, me)  # whose boxes hold a row for me: the same
-    opened = {box.peer: _open(state, box, me, with_row=box.peer in readers) for box in signed.body.boxes}
-    rows = {peer: row for peer, (_, row) in opened.items() if row}
-    if state.row is not None:
-        rows[me] = state.row.reveal()[agreement.ROW_OPENING_BYTES :]
-        state.row.erase()
+    readers = report_readers(header, me)  # whose boxes hold a report for me: the same
+    opened = {box.peer: _open(state, box, me, with_report=box.peer in readers) for box in signed.body.boxes}
+    reports = {peer: report for peer, (_, report) in opened.items() if report}
+    if state.report is not None:
+        reports[me] = state.report.reveal()[agreement.REPORT_OPENING_BYTES :]
+        state.report.erase()
     shares = {me: _moved(state.own_shares), **{peer: pair for peer, (pair, _) in opened.items()}}
     state.channel.private.erase()
     ctx2 = members_context(state.ctx1, shares)
-    return ReadyToMask(session, ctx2, state.u1, cohorts, state.master, state.self_secret, shares, rows)
+    return ReadyToMask(session, ctx2, state.u1, cohorts, state.master, state.self_secret, shares, reports)
 
 
-def _open(state: AwaitingShares, box: DeliveredBox, me: int, *, with_row: bool) -> tuple[SharePair, bytes]:
+def _open(state: AwaitingShares, box: DeliveredBox, me: int, *, with_report: bool) -> tuple[SharePair, bytes]:
     """The shares in a box, and the norm report without its opening."""
     address, session = BoxAddress(state.ctx1, box.peer, me), state.session
     name = session.roster.by_index(box.peer).site_id
     try:
         key = agreement.box_key(state.channel, state.u1[box.peer].box_key, address)
-        pair, row = agreement.open_box(key, address, box.box, row_bytes(session.header.body) if with_row else 0)
+        pair, report = agreement.open_box(
+            key, address, box.box, report_bytes(session.header.body) if with_report else 0
+        )
         key.erase()
     except (BoxError, KeyAgreementError):
         detail = f"the box of {name} does not open: {name} or the aggregator altered it"
         raise FaultyAggregatorError("SHARE_BOX", detail, suspect=box.peer) from None
-    if row is None:
+    if report is None:
         return pair, b""
-    committed = agreement.row_commitment(row, own=box.peer, ctx=session.ctx)
+    committed = agreement.report_commitment(report, own=box.peer, ctx=session.ctx)
     if not hmac.compare_digest(committed, state.u1[box.peer].row_commitment):
         detail = f"the norm report of {name} is not the one that it committed to"
         raise FaultyAggregatorError("SHARE_ROW", detail, suspect=box.peer)
-    return pair, row.reveal()[agreement.ROW_OPENING_BYTES :]
+    return pair, report.reveal()[agreement.REPORT_OPENING_BYTES :]
 
 
 def masked_input(state: ReadyToMask, encoded: RingVector) -> tuple[AwaitingSurvivors, Signed[MaskedInput]]:
@@ -354,11 +354,10 @@ def receive_consistency(
     return AwaitingResult(session, len(alive)), session.sign(state.ctx2, Unmask(tuple(shares)))
 
 
-def receive_result(state: AwaitingResult, signed: Signed[Result]) -> Finished:
-    """The result of the round, over as many sources as were signed for."""
+def receive_result(state: AwaitingResult, signed: Signed[Result]) -> None:
+    """The result of the round, over as many sources as were signed for, ends the session."""
     state.session.authenticate(signed, Result, state.session.ctx)
     require(signed.body.count == state.survivors, "RESULT_COUNT")
-    return Finished(state.session, signed)
 
 
 def erase(state: Phase) -> None:
@@ -370,8 +369,8 @@ def erase(state: Phase) -> None:
         state.self_secret.erase()
     if isinstance(state, AwaitingKeyList):
         state.nonce.erase()
-    if isinstance(state, (AwaitingKeyList, AwaitingShares)) and state.row is not None:
-        state.row.erase()
+    if isinstance(state, (AwaitingKeyList, AwaitingShares)) and state.report is not None:
+        state.report.erase()
     if isinstance(state, AwaitingShares):
         _erase_shares({0: state.own_shares})
     if isinstance(state, (ReadyToMask, AwaitingSurvivors, AwaitingConsistency)):
@@ -396,7 +395,7 @@ def _moved_keys(state: AwaitingKeyList) -> tuple[Secret, Secret, KeyPair, Secret
     """Likewise the secrets of a session: master, self secret, channel pair and norm report."""
     old = (state.master, state.self_secret, state.channel.private)
     master, self_secret, private = (Secret(secret.reveal()) for secret in old)
-    row = Secret(state.row.reveal()) if state.row else None
-    for secret in (*old, state.nonce, *([state.row] if state.row else [])):
+    report = Secret(state.report.reveal()) if state.report else None
+    for secret in (*old, state.nonce, *([state.report] if state.report else [])):
         secret.erase()
-    return master, self_secret, KeyPair(private), row
+    return master, self_secret, KeyPair(private), report

@@ -4,15 +4,27 @@
 are derived under ``ctx2``, so two sources that were shown different headers, models, key lists or members add masks
 that do not cancel, and the sum is noise. Every field is length-prefixed or of fixed length, so no two
 transcripts share an encoding.
+
+Which sources are summed together follows from it, as every source works it out by itself. All members of U2 at
+visibility ``sum`` make up one cohort. The others are split by lot: each source commits to a random nonce in R0 and
+reveals it in R1, when the commitments of all of U1 are fixed in ctx1. The order of U2 under a key made of ctx1 and all
+revealed nonces, cut into runs of equal size, gives the cohorts. A source that follows the protocol knows that its own
+nonce is random, so no site could prepare the outcome. What stays is a choice by leaving out: the aggregator, which has
+seen all nonces, can drop sources before U2 is fixed, at most n - t of them, and so choose among the splits of what
+remains. The sums that can be opened hold the cohort's quorum whatever the split.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 
-from securefda.protocol.messages import Advertise, Header, Layer, Signed, Survivors
+from cryptography.hazmat.primitives import constant_time
+
+from securefda.protocol.messages import Advertise, Header, Layer, Signed, Survivors, Visibility
 
 
 def labelled_digest(label: str, *parts: bytes) -> bytes:
@@ -71,3 +83,75 @@ def architecture_digest(layers: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
 def layer_names_and_shapes(layers: Iterable[Layer]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The part of a layer table that the architecture digest covers."""
     return tuple((layer.name, layer.shape) for layer in layers)
+
+
+# --- cohorts ----------------------------------------------------------------------------------------------------------
+
+Cohorts = tuple[frozenset[int], ...]
+"""Disjoint sets of roster indices that together are U2."""
+
+
+def nonce_commitment(nonce: bytes, *, own: int, ctx: bytes) -> bytes:
+    """Commit to the nonce (32 bytes) that ``own`` reveals in R1 of the session with header digest ``ctx``."""
+    return labelled_digest("nonce", ctx, struct.pack(">I", own), nonce)
+
+
+def nonce_fits(nonce: bytes, committed: bytes, *, owner: int, ctx: bytes) -> bool:
+    """Whether a revealed nonce is the one that its owner committed to."""
+    return constant_time.bytes_eq(nonce_commitment(nonce, own=owner, ctx=ctx), committed)
+
+
+def cohorts_of(header: Header, ctx1: bytes, nonces: Mapping[int, bytes]) -> Cohorts:
+    """Split U2: first all that are at ``sum``, then as many cohorts of the others as the header's size allows.
+
+    With n others and ``cohort_size`` s there are ``max(1, n // s)`` cohorts whose sizes differ by one at most, so
+    none has fewer than s members where n is at least s.
+
+    Args:
+        header: of the session.
+        ctx1: transcript hash over header and key list, 32 bytes.
+        nonces: the revealed nonce of every member of U2, by roster index.
+
+    Returns:
+        The cohorts, the same at every site that has seen the same session.
+    """
+    everyone, of_sum = sorted(nonces), frozenset(header.at(Visibility.SUM)) & set(nonces)
+    key = labelled_digest("cohort-key", ctx1, *(struct.pack(">I", member) + nonces[member] for member in everyone))
+    drawn = [member for member in everyone if member not in of_sum]
+    drawn.sort(key=lambda member: labelled_digest("cohort-place", key, struct.pack(">I", member)))
+    count = max(1, len(drawn) // header.cohort_size) if drawn else 0
+    bounds = [place * len(drawn) // count for place in range(count + 1)] if drawn else []
+    parts = (of_sum, *(frozenset(drawn[start:end]) for start, end in itertools.pairwise(bounds)))
+    return tuple(part for part in parts if part)
+
+
+def quorum_at(header: Header, level: Visibility) -> int:
+    """Fewest survivors over which a sum of sources at this level may be opened."""
+    return header.cohort_quorum if level is Visibility.COHORT else header.sum_quorum
+
+
+def quorum_of(header: Header, cohort: Collection[int]) -> int:
+    """Fewest survivors over which the sum of this cohort may be opened; a cohort is of one level."""
+    return quorum_at(header, header.level_of(min(cohort)))
+
+
+def able_to_open(header: Header, members: Collection[int]) -> frozenset[int]:
+    """Those of the members whose level has as many of them as a sum of it opens over.
+
+    What the others would send could not be opened. With them left out, no cohort is below the quorum of its level when
+    it forms: of n others and ``cohort_size`` s each cohort has at least min(n, s) members.
+    """
+    counts = Counter(header.level_of(member) for member in members)
+    return frozenset(one for one in members if counts[level := header.level_of(one)] >= quorum_at(header, level))
+
+
+def cohort_with(member: int, cohorts: Iterable[Collection[int]]) -> frozenset[int]:
+    """The cohort that ``member`` is in.
+
+    Raises:
+        ValueError: it is in none.
+    """
+    for cohort in cohorts:
+        if member in cohort:
+            return frozenset(cohort)
+    raise ValueError(f"index {member} is in no cohort")

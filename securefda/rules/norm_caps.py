@@ -1,8 +1,8 @@
 """The norm cap: no source's contribution to a sum may dwarf those of the others.
 
-Every source tells the others its row, a_i[l] = the norm of its weighted contribution in layer l, as a code on a coarse
-grid and rounded down. From the same codes every source computes the same cap A[l], and scales its own contribution down
-to it by its exact norm. With a' = min(a, A) and k = ``others``, every source i then has in each layer
+Every source sends the others its norm report: the norm a_i[l] of its weighted contribution in each layer l, as a code
+on a coarse grid and rounded down. From the same codes every source computes the same cap A[l], and scales its own
+contribution down to it by its exact norm. With a' = min(a, A) and k = ``others``, every source i then has in each layer
 
     sum of the k smallest a'_j^2, j != i   >=   kappa * a'_i^2
 
@@ -82,23 +82,23 @@ def contribution_norms(vector: npt.ArrayLike, sizes: Sequence[int], weight: floa
     return np.array(norms)
 
 
-def norm_codes(row: npt.ArrayLike, sizes: Sequence[int], limits: npt.ArrayLike) -> bytes:
+def norm_codes(norms: npt.ArrayLike, sizes: Sequence[int], limits: npt.ArrayLike) -> bytes:
     """Round norms down to the grid on which they are reported, one byte for each layer.
 
     Code 255 stands for the layer's limit, and every code below it for a step less: a factor of 2^(1/4), or of 2^(1/2)
     in a layer of fewer than `SMALL_LAYER` parameters. 0 stands for nothing, and for all that is below the grid.
 
     Args:
-        row: norms, ``(n_layers,)``, not negative; what is above its limit is reported as the limit.
+        norms: ``(n_layers,)``, not negative; what is above its limit is reported as the limit.
         sizes: the layers' sizes, ``n_layers`` of them.
         limits: the most that the clips let a norm be, ``(n_layers,)``, positive.
 
     Raises:
         ValueError: an argument has a wrong shape or value; the message starts with its name.
     """
-    bounds, norms = _limits(limits, len(sizes)), _not_negative("row", row, len(sizes))
+    bounds, exact = _limits(limits, len(sizes)), _not_negative("norms", norms, len(sizes))
     grids = (limit * (_COARSE if size < SMALL_LAYER else _FINE) for size, limit in zip(sizes, bounds, strict=True))
-    return bytes(int(np.searchsorted(grid, norm, side="right")) - 1 for grid, norm in zip(grids, norms, strict=True))
+    return bytes(int(np.searchsorted(grid, norm, side="right")) - 1 for grid, norm in zip(grids, exact, strict=True))
 
 
 def norms_of(codes: bytes, sizes: Sequence[int], limits: npt.ArrayLike) -> Vector:
@@ -119,7 +119,7 @@ def norms_of(codes: bytes, sizes: Sequence[int], limits: npt.ArrayLike) -> Vecto
     return bounds * np.where(np.array(sizes) < SMALL_LAYER, _COARSE[places], _FINE[places])
 
 
-def caps_for(rows: npt.ArrayLike, *, kappa: float, others: int) -> Vector:
+def caps_for(reports: npt.ArrayLike, *, kappa: float, others: int) -> Vector:
     """Return the largest cap of each layer under which no source dwarfs the others.
 
     Only the inequality of the largest contribution r can fail: every other i has a'_i <= a'_r, and the k smallest
@@ -130,26 +130,26 @@ def caps_for(rows: npt.ArrayLike, *, kappa: float, others: int) -> Vector:
 
     The left side is the smallest of the k + 1 lines P_p - (kappa - k + p) x, where P_p = b_1 + ... + b_p. So it holds
     up to the smallest root of the falling lines, and there is always one. It holds as well if a contribution is larger
-    than its row says: ``x`` bounds it all the same.
+    than its report says: ``x`` bounds it all the same.
 
     Each column is sorted before it is summed, in sequence and in float64. So the caps are the same to the last bit in
-    whatever order the rows come, at every source.
+    whatever order the reports come, at every source.
 
     Args:
-        rows: a_i[l], ``(N, n_layers)``, one row for each source, not negative; below 1e-150 counts as zero.
+        reports: a_i[l], ``(N, n_layers)``, one row for each source, not negative; below 1e-150 counts as zero.
         kappa: how many times a source's squared norm the others must have, positive.
         others: k, how many of the other sources count, the smallest ones; at least 1.
 
     Returns:
         Float64 ``(n_layers,)``: inf where kappa is too small for any cap in float64, 0 where no cap above 0 does: all
-        of a layer's squared norm is in too few sources, or kappa > k. With fewer than k + 1 rows 0 everywhere.
+        of a layer's squared norm is in too few sources, or kappa > k. With fewer than k + 1 reports 0 everywhere.
 
     Raises:
         ValueError: an argument is out of its range, or not finite; the message starts with its name.
     """
-    table = checks.matrix("rows", rows)
+    table = checks.matrix("reports", reports)
     if np.any(table < 0):
-        raise ValueError("rows: must not be negative")
+        raise ValueError("reports: must not be negative")
     share = checks.number_between("kappa", kappa, 0, math.inf, open_below=True)
     count = checks.whole_number("others", others, least=1)
     if table.shape[0] <= count:
@@ -164,13 +164,13 @@ def caps_for(rows: npt.ArrayLike, *, kappa: float, others: int) -> Vector:
     return caps
 
 
-def scale_to_caps(vector: Vector, sizes: Sequence[int], row: npt.ArrayLike, caps: npt.ArrayLike) -> CapEffect:
+def scale_to_caps(vector: Vector, sizes: Sequence[int], norms: npt.ArrayLike, caps: npt.ArrayLike) -> CapEffect:
     """Scale a contribution in place to the caps: each layer by min(1, A / a), to zero where A is 0.
 
     Args:
         vector: the contribution, float64 ``(n_params,)``, writable; in any weighting, since only a factor is applied.
         sizes: the layers' sizes, which sum to n_params.
-        row: its own exact norms a_i[l] as from `contribution_norms`, ``(n_layers,)``, not negative.
+        norms: its own exact norms a_i[l] as from `contribution_norms`, ``(n_layers,)``, not negative.
         caps: A[l] as from `caps_for`, ``(n_layers,)``, not negative; inf is no cap.
 
     Returns:
@@ -183,15 +183,15 @@ def scale_to_caps(vector: Vector, sizes: Sequence[int], row: npt.ArrayLike, caps
         raise ValueError("vector: must be a writable float64 array")
     checks.vector("vector", vector)
     layers = checks.layer_sizes(sizes, vector.size, name="sizes")
-    norms = _not_negative("row", row, len(layers))
+    own = _not_negative("norms", norms, len(layers))
     limits = _caps("caps", caps, len(layers))
-    capped = np.flatnonzero((norms > limits) & (limits > 0))
-    zeroed = np.flatnonzero((norms > limits) & (limits == 0))
+    capped = np.flatnonzero((own > limits) & (limits > 0))
+    zeroed = np.flatnonzero((own > limits) & (limits == 0))
     for index, part in enumerate(layer_slices(layers)):
         if limits[index] == 0:
             vector[part] = 0.0
-        elif norms[index] > limits[index]:
-            vector[part] *= limits[index] / norms[index]
+        elif own[index] > limits[index]:
+            vector[part] *= limits[index] / own[index]
     return CapEffect(capped=tuple(capped.tolist()), zeroed=tuple(zeroed.tolist()))
 
 

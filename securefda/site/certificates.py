@@ -21,8 +21,8 @@ from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from securefda.errors import AuthenticationError, CertificateError, ConfigError
+from securefda.protocol.envelope import PUBLIC_KEY_BYTES
 from securefda.protocol.roster import Roster, RosterEntry, is_name
-from securefda.protocol.signatures import PUBLIC_KEY_BYTES
 from securefda.site.endpoints import SiteSpec, is_ip_address
 
 SITE_VALIDITY = timedelta(days=825)

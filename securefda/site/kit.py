@@ -20,9 +20,9 @@ from cryptography.x509 import Certificate
 
 from securefda.errors import CertificateError, ConfigError
 from securefda.parse import canonical_json, load_object, number, text, texts
+from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.protocol.roster import Role, Roster, RosterEntry, SignedRoster, is_name
 from securefda.protocol.secret import Secret
-from securefda.protocol.signatures import sign_bytes, signature_is_valid
 from securefda.site.authority import CA_FILE, load_signing_key, load_tls_key
 from securefda.site.certificates import (
     CaCertificate,

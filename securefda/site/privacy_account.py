@@ -20,7 +20,7 @@ from securefda.errors import ConfigError
 from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger import Ledger, Reservation, Sign, fingerprints_of
 from securefda.privacy.ledger_storage import DataSet, Head, LedgerError, RowMarkers, last_reset, ledgers_of
-from securefda.protocol.signatures import sign_bytes, signature_is_valid
+from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.site.files import make_folder
 from securefda.site.kit import LOCAL
 

@@ -13,8 +13,8 @@ from securefda.privacy.events import DpEvent
 from securefda.privacy.ledger import Reservation
 from securefda.privacy.private_checks import require_separate_rows
 from securefda.privacy.private_training import schedule_of, train_private
+from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.secret import RandomBytes
-from securefda.protocol.vectors import vector_to_wire
 from securefda.site.privacy_account import PrivacyAccount
 from securefda.tasks import Samples, Task
 from securefda.training import LocalResult, TrainingSettings, Vector

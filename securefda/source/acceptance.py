@@ -15,8 +15,8 @@ from securefda.audit.witness import CheckpointError
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.checks import check_header
 from securefda.protocol.contribution import RoundTerms, checked_vectors, published_statistics, weight_of
+from securefda.protocol.encoding import Vector
 from securefda.protocol.messages import Header, Parcel, Signed, Visibility
-from securefda.protocol.vectors import Vector
 from securefda.rules import alignment_factor
 from securefda.site.policy.verdict import check_metrics
 from securefda.source.model_bound import Course, Missed, Origin, course_of, origin_of, require_initial

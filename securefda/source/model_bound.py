@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.checks import envelope_fault, require
+from securefda.protocol.checks import SessionLimits, envelope_fault, require
 from securefda.protocol.messages import Header, MissedResult, Receipt, Result, Signed
-from securefda.protocol.parameters import SessionLimits
 from securefda.protocol.roster import Roster
 from securefda.rules.blocks import blocks
 from securefda.training import LayerTable, Vector

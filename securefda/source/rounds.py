@@ -13,7 +13,6 @@ from securefda.audit.journal import site_ids
 from securefda.errors import FaultyAggregatorError
 from securefda.operations.records import SiteLine
 from securefda.protocol import source as session_steps
-from securefda.protocol.aggregate_statistics import AggregateStatistics
 from securefda.protocol.checks import envelope_fault
 from securefda.protocol.contribution import (
     Metrics,
@@ -30,6 +29,7 @@ from securefda.protocol.contribution import (
     statistics_of,
     weight_of,
 )
+from securefda.protocol.encoding import AggregateStatistics, vector_to_wire
 from securefda.protocol.masking import RingVector, available_threads
 from securefda.protocol.messages import (
     Body,
@@ -47,7 +47,6 @@ from securefda.protocol.messages import (
     Update,
     Visibility,
 )
-from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Contribution
 from securefda.site.policy.verdict import check_metrics
 from securefda.source.acceptance import AcceptedRound
@@ -236,7 +235,7 @@ def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.Re
     part = current.part
     if part is None:
         raise FaultyAggregatorError("ORDER", "nothing to mask")
-    applied = apply_caps(part.terms, part.report, ready.rows, part.contribution)
+    applied = apply_caps(part.terms, part.report, ready.reports, part.contribution)
     if applied is not None:
         current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
         site.witness.journal.event("caps-computed", current.header, **asdict(applied))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from securefda.audit.witness import Witness
 from securefda.errors import ConfigError
 from securefda.operations.records import SiteLine
+from securefda.protocol.checks import SessionLimits
 from securefda.protocol.messages import Header, Signer, Update, Visibility
-from securefda.protocol.parameters import SessionLimits
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
 from securefda.site.policy import SourcePolicy, check_header, check_metadata

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from securefda.errors import TrainingError
-from securefda.protocol.vectors import LocalResult, Vector
+from securefda.protocol.contribution import LocalResult
+from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
 from securefda.training.optimizers import new_optimizer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from securefda.errors import TrainingError
-from securefda.protocol.vectors import Vector
+from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, task_code
 from securefda.training.local import Evaluation, batches
 from securefda.training.optimizers import new_optimizer

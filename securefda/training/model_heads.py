@@ -9,7 +9,8 @@ import numpy as np
 from torch import nn
 
 from securefda.errors import ConfigError
-from securefda.protocol.vectors import LocalResult, Vector
+from securefda.protocol.contribution import LocalResult
+from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task
 from securefda.training.local import Evaluation, StepObserver, train_local
 from securefda.training.personal import OwnRows, PersonalMemory, vector_of

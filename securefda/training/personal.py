@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, from_numpy, nn
 
 from securefda.errors import TrainingError
-from securefda.protocol.vectors import Vector
+from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task
 from securefda.training.device import choose_device
 from securefda.training.local import Evaluation, Pull, evaluate, train_local

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from securefda.errors import TrainingError
-from securefda.protocol.vectors import Vector
+from securefda.protocol.encoding import Vector
 from securefda.tasks import Task, task_code
 from securefda.training.seeds import seeded_torch
 

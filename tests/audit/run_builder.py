@@ -31,7 +31,7 @@ from securefda.audit.verify import verify_log
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import DpEvent
 from securefda.protocol import messages as m
-from securefda.protocol.signatures import sign_bytes
+from securefda.protocol.envelope import sign_bytes
 from securefda.transport import wire
 
 RUN_ID = bytes(range(16))

@@ -29,6 +29,7 @@ from securefda.bootstrap import Member
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import SiteLine
+from securefda.protocol.envelope import sign_bytes
 from securefda.protocol.messages import (
     Body,
     Checkpoint,
@@ -41,7 +42,6 @@ from securefda.protocol.messages import (
     Signed,
     Signer,
 )
-from securefda.protocol.signatures import sign_bytes
 from securefda.site.config import load_aggregator, load_source
 from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import load_signed_policy

@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.protocol import aggregator as agg
 from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.checks import History, check_header, quantisation
+from securefda.protocol.checks import History, SessionLimits, check_header, default_threshold, quantisation
+from securefda.protocol.envelope import sign_bytes
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import (
     NO_CONTEXT,
@@ -36,10 +37,8 @@ from securefda.protocol.messages import (
     Signer,
     Visibility,
 )
-from securefda.protocol.parameters import SessionLimits, default_threshold
 from securefda.protocol.roster import Roster, RosterEntry
 from securefda.protocol.secret import Secret
-from securefda.protocol.signatures import sign_bytes
 from securefda.protocol.transcript import architecture_digest, layer_names_and_shapes
 from securefda.site.throwaway import throwaway_roster
 from securefda.transport import wire
@@ -50,6 +49,9 @@ RUN_ID = bytes(range(16))
 SESSION_ID = sha256(b"the session").digest()
 LAYERS = (Layer("weight", (3, 4), 0.5), Layer("bias", (4,), 2.0))
 MODEL = bytes(range(64))
+OVER = object()
+"""What stands in the place of a phase once the session has its result."""
+
 PHASES = ("R0 advertise", "R1 shares", "R2 masked input", "R3 signature", "R4 unmask")
 
 AnySigned = Signed[Any]
@@ -209,7 +211,7 @@ class Cohort:
         """Roster indices of the sources of the session."""
         return list(self.header.body.masked)
 
-    def row_of(self, index: int) -> bytes:
+    def report_of(self, index: int) -> bytes:
         """The norm report of a source: any codes, since a session carries them without looking at them."""
         header = self.header.body
         length = header.norm_report_length if header.level_of(index) is Visibility.SUM else 0
@@ -233,7 +235,7 @@ class Cohort:
         encoding = quantisation(self.header.body)
         numbers = np.random.default_rng(index)
         vector = numbers.uniform(-1, 1, encoding.layer_length).astype(np.float32)
-        return encoding.encode(vector, numbers.uniform(0, 1, encoding.tail)).values
+        return encoding.encode(vector, numbers.uniform(0, 1, encoding.tail))
 
     def sum_of(self, members: list[int]) -> RingVector:
         """The ring sum of the encoded inputs of some sources, computed in the clear."""
@@ -247,7 +249,7 @@ class Cohort:
         phase = self.phases.get(index)
         match phase:
             case None:
-                return src.advertise(self.sessions[index], self.random[index], self.row_of(index))
+                return src.advertise(self.sessions[index], self.random[index], self.report_of(index))
             case src.AwaitingKeyList():
                 return src.receive_key_list(phase, message, self.random[index])  # type: ignore[arg-type]
             case src.AwaitingShares():
@@ -258,7 +260,8 @@ class Cohort:
             case src.AwaitingConsistency():
                 return src.receive_consistency(phase, message)  # type: ignore[arg-type]
             case src.AwaitingResult():
-                return src.receive_result(phase, message), None  # type: ignore[arg-type]
+                src.receive_result(phase, message)  # type: ignore[arg-type]
+                return OVER, None
         raise AssertionError(f"no message is due in {type(phase).__name__}")
 
     def add(self, message: AnySigned, state: Any = None, vector: RingVector | None = None) -> Any:

@@ -14,7 +14,7 @@ from cohort import TARGET, AnySigned, Bytes, Cohort, forged, resigned, signer
 
 from securefda.protocol import agreement
 from securefda.protocol.agreement import BoxAddress, SharePair
-from securefda.protocol.checks import row_bytes
+from securefda.protocol.checks import report_bytes
 from securefda.protocol.messages import (
     Abort,
     Advertise,
@@ -198,7 +198,7 @@ def _other_row(cohort: Cohort, boxes: list[DeliveredBox]) -> list[DeliveredBox]:
     phase = cohort.phases[COLLUDER]
     address = BoxAddress(phase.ctx1, COLLUDER, VICTIM)
     key = agreement.box_key(phase.channel, phase.u1[VICTIM].box_key, address)
-    nothing, row = SharePair(Secret(bytes(33)), Secret(bytes(33))), Secret(bytes(row_bytes(cohort.header.body)))
+    nothing, row = SharePair(Secret(bytes(33)), Secret(bytes(33))), Secret(bytes(report_bytes(cohort.header.body)))
     box = agreement.seal_box(key, address, nothing, Bytes("other row"), row)
     return [replace(one, box=box) if one.peer == COLLUDER else one for one in boxes]
 

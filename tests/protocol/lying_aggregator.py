@@ -23,9 +23,8 @@ from securefda.audit import notes
 from securefda.audit.notes import witness_name
 from securefda.protocol import agreement
 from securefda.protocol import source as src
-from securefda.protocol.agreement import BoxAddress, SharePair, row_commitment
-from securefda.protocol.checks import row_bytes, row_readers
-from securefda.protocol.cohorts import nonce_commitment
+from securefda.protocol.agreement import BoxAddress, SharePair, report_commitment
+from securefda.protocol.checks import report_bytes, report_readers
 from securefda.protocol.messages import (
     NO_CONTEXT,
     Advertise,
@@ -50,6 +49,7 @@ from securefda.protocol.messages import (
     Unmask,
 )
 from securefda.protocol.secret import Secret
+from securefda.protocol.transcript import nonce_commitment
 from securefda.transport.in_memory import UnderWay
 
 MODEL = bytes(4 * WIDTH)
@@ -76,18 +76,20 @@ class Colluder:
         commitment = nonce_commitment(self.nonce, own=self.index, ctx=ctx)
         header = self.header.body
         row = (
-            row_commitment(self._row, own=self.index, ctx=ctx) if self.index in row_readers(header, self.index) else b""
+            report_commitment(self._row, own=self.index, ctx=ctx)
+            if self.index in report_readers(header, self.index)
+            else b""
         )
         return self._sign(ctx, Advertise(self.mask_pair.public, self.channel.public, bytes(32), commitment, row))
 
     @property
     def _row(self) -> Secret:
-        return Secret(bytes(row_bytes(self.header.body)))
+        return Secret(bytes(report_bytes(self.header.body)))
 
     def box(self, ctx1: bytes, recipient: int, box_key: bytes) -> DeliveredBox:
         address = BoxAddress(ctx1, self.index, recipient)
         key = agreement.box_key(self.channel, box_key, address)
-        row = self._row if recipient in row_readers(self.header.body, self.index) else None
+        row = self._row if recipient in report_readers(self.header.body, self.index) else None
         sealed = agreement.seal_box(key, address, NO_SHARES, Bytes("box", self.index, recipient, ctx1), row)
         return DeliveredBox(self.index, sealed, self.nonce)
 

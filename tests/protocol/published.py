@@ -19,10 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.protocol import aggregator as agg
 from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.checks import History, PastResult, check_header, quantisation
+from securefda.protocol.checks import History, PastResult, SessionLimits, check_header, quantisation
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Result, Signed, Signer
-from securefda.protocol.parameters import SessionLimits
 from securefda.protocol.roster import Roster
 from securefda.protocol.transcript import layer_names_and_shapes
 from securefda.transport import wire
@@ -148,12 +147,13 @@ class SourceUnderTest:
             case src.AwaitingConsistency() as phase:
                 self.phase, answer = src.receive_consistency(phase, message)
             case src.AwaitingResult() as phase:
-                self.phase = src.receive_result(phase, message)
+                src.receive_result(phase, message)
+                self.phase = None
         return None if answer is None else sent(answer)
 
     def _masked(self, ready: src.ReadyToMask) -> tuple[src.AwaitingSurvivors, Signed[Any]]:
         reals = (np.array([float.fromhex(text) for text in self._fields[name]]) for name in ("input", "tail"))
-        self.vector = quantisation(self._session.header.body).encode(*reals).values
+        self.vector = quantisation(self._session.header.body).encode(*reals)
         return src.masked_input(ready, self.vector)
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from session_sites import WIDTH, Source
 
 from securefda.protocol import agreement
-from securefda.protocol.agreement import BoxAddress, KeyPair, SharePair, row_commitment
-from securefda.protocol.checks import TAIL
+from securefda.protocol.agreement import BoxAddress, KeyPair, SharePair, report_commitment
+from securefda.protocol.encoding import TAIL
 from securefda.protocol.messages import (
     Abort,
     Advertise,
@@ -52,14 +52,14 @@ class Liar:
         source: runs the honest code with the liar's real keys.
         channels: its channel pair in each session, kept from erasure, so that it can seal other boxes.
         key_lists: the key list that it was shown in each session.
-        rows: the norm report, behind its opening, that it tells in each session.
+        reports: the norm report, behind its opening, that it tells in each session.
         added: what was added to its input, by digest of the masked input; WIDTH + TAIL numbers in the ring.
     """
 
     source: Source
     channels: dict[bytes, KeyPair] = field(default_factory=dict)
     key_lists: dict[bytes, Signed[KeyList]] = field(default_factory=dict)
-    rows: dict[bytes, Secret] = field(default_factory=dict)
+    reports: dict[bytes, Secret] = field(default_factory=dict)
     added: dict[bytes, Any] = field(default_factory=dict)
 
     def overhear(self, message: AnySigned) -> None:
@@ -69,8 +69,8 @@ class Liar:
             session = message.envelope.session_id
             self.channels[session] = KeyPair(Secret(phase.channel.private.reveal()))
             self.key_lists[session] = message
-            if phase.row is not None:
-                self.rows[session] = Secret(phase.row.reveal())
+            if phase.report is not None:
+                self.reports[session] = Secret(phase.report.reveal())
 
     def pretend(self, **changes: Any) -> None:
         """Change the phase of the honest code, so that it stands by a lie."""
@@ -126,10 +126,10 @@ def keys(scene: Scene) -> Parcel:
     commitments: list[dict[str, Any]] = [{"row_commitment": value} for value in (b"", STRANGER)]
     how = scene.any_of("keys", "row", "commitment")
     if how == "row" and body.row_commitment:
-        row = Secret(STRANGER + bytes([scene.any_of(255, 252, 251, 0)]))
-        committed = row_commitment(row, own=scene.message.sender, ctx=scene.message.envelope.context)
+        report = Secret(STRANGER + bytes([scene.any_of(255, 252, 251, 0)]))
+        committed = report_commitment(report, own=scene.message.sender, ctx=scene.message.envelope.context)
         lie = scene.with_body(replace(body, row_commitment=committed))
-        scene.liar.pretend(row=row)
+        scene.liar.pretend(report=report)
     else:
         lie = scene.with_body(replace(body, **scene.any_of(*(commitments if how == "commitment" else choices))))
     scene.liar.pretend(own=lie.message)
@@ -165,8 +165,8 @@ def _dealt_wrong(scene: Scene, box: Any) -> bytes:
     theirs = next(item.body.box_key for item in key_list.advertisements if item.sender == box.peer)
     wrong = SharePair(Secret(b"\0" + STRANGER), Secret(b"\0" + STRANGER))
     key = agreement.box_key(liar.channels[session], theirs, address)
-    row = liar.rows.get(session) if len(box.box) > agreement.BOX_BYTES else None
-    return agreement.seal_box(key, address, wrong, Bytes("wrong box", box.peer), row)
+    report = liar.reports.get(session) if len(box.box) > agreement.BOX_BYTES else None
+    return agreement.seal_box(key, address, wrong, Bytes("wrong box", box.peer), report)
 
 
 def vector(scene: Scene) -> Parcel:

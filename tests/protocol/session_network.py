@@ -35,8 +35,9 @@ from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.agreement import ROW_OPENING_BYTES
-from securefda.protocol.checks import TAIL, quantisation
+from securefda.protocol.agreement import REPORT_OPENING_BYTES
+from securefda.protocol.checks import quantisation
+from securefda.protocol.encoding import TAIL
 from securefda.protocol.messages import Abort, Header, Parcel, Send, Survivors, Visibility
 from securefda.rules import Strategy, caps_for, norm_codes, norms_of
 from securefda.transport.in_memory import MemoryNetwork, Passed, UnderWay
@@ -270,9 +271,9 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
         header = attempt.header.body
         most = [header.layers[0].clip * math.sqrt(WIDTH)]
         if member in self.liars:
-            told = self.liars[member].rows.get(attempt.header.envelope.session_id)
+            told = self.liars[member].reports.get(attempt.header.envelope.session_id)
             if told is not None:
-                return told.reveal()[ROW_OPENING_BYTES:]
+                return told.reveal()[REPORT_OPENING_BYTES:]
         return norm_codes([1.0], [WIDTH], most)
 
     def _judge_part(self, attempt: Attempt, part: PartialSum, total: Any) -> None:
@@ -298,6 +299,6 @@ def _factors(header: Header, said: Mapping[int, bytes]) -> dict[int, float]:
     if header.norm_cap is None or not said:
         return {}
     most = [header.layers[0].clip * math.sqrt(WIDTH)]
-    rows = [norms_of(codes, [WIDTH], most) for codes in said.values()]
-    (cap,) = caps_for(rows, kappa=header.norm_cap.kappa, others=header.norm_cap.others)
+    reports = [norms_of(codes, [WIDTH], most) for codes in said.values()]
+    (cap,) = caps_for(reports, kappa=header.norm_cap.kappa, others=header.norm_cap.others)
     return dict.fromkeys(said, min(1.0, float(cap)))

@@ -23,7 +23,6 @@ from securefda.audit.journal import RunInfo
 from securefda.audit.witness import Witness, WitnessMemory
 from securefda.bootstrap import Member, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.protocol.cohorts import cohort_with
 from securefda.protocol.messages import (
     Abort,
     Header,
@@ -38,7 +37,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.protocol.source import AwaitingSurvivors
-from securefda.protocol.transcript import architecture_digest
+from securefda.protocol.transcript import architecture_digest, cohort_with
 from securefda.site.policy import default_policy
 from securefda.source.run import SourceRun, SourceSite
 from securefda.training import Evaluation, LayerTable, LocalResult

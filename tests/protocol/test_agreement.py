@@ -150,27 +150,27 @@ def test_box_returns_every_pair_of_shares(values: tuple[int, int]) -> None:
     assert agreement.open_box(MASTER, address, box) == (shares, None)
 
 
-@given(row=st.binary(min_size=1, max_size=200))
-def test_box_returns_its_row_and_opens_at_no_other_length(row: bytes) -> None:
+@given(report=st.binary(min_size=1, max_size=200))
+def test_box_returns_its_row_and_opens_at_no_other_length(report: bytes) -> None:
     address = BoxAddress(CTX, 0, 1)
-    box = agreement.seal_box(MASTER, address, SHARES, oracle.tape("row"), Secret(row))
-    assert len(box) == BOX_BYTES + len(row)
-    assert agreement.open_box(MASTER, address, box, len(row)) == (SHARES, Secret(row))
-    for other in (0, len(row) - 1, len(row) + 1):
-        if other != len(row):
+    box = agreement.seal_box(MASTER, address, SHARES, oracle.tape("row"), Secret(report))
+    assert len(box) == BOX_BYTES + len(report)
+    assert agreement.open_box(MASTER, address, box, len(report)) == (SHARES, Secret(report))
+    for other in (0, len(report) - 1, len(report) + 1):
+        if other != len(report):
             with pytest.raises(BoxError):
                 agreement.open_box(MASTER, address, box, other)
 
 
 def test_commitment_to_a_row_binds_row_owner_and_session() -> None:
-    row = Secret(bytes(32) + b"codes")
-    usual = agreement.row_commitment(row, own=1, ctx=CTX)
+    report = Secret(bytes(32) + b"codes")
+    usual = agreement.report_commitment(report, own=1, ctx=CTX)
     others = (
-        agreement.row_commitment(Secret(bytes(32) + b"coder"), own=1, ctx=CTX),
-        agreement.row_commitment(Secret(b"\1" + bytes(31) + b"codes"), own=1, ctx=CTX),
-        agreement.row_commitment(row, own=2, ctx=CTX),
-        agreement.row_commitment(row, own=1, ctx=bytes(32)),
-        agreement.commitment(row, own=1, ctx=CTX),
+        agreement.report_commitment(Secret(bytes(32) + b"coder"), own=1, ctx=CTX),
+        agreement.report_commitment(Secret(b"\1" + bytes(31) + b"codes"), own=1, ctx=CTX),
+        agreement.report_commitment(report, own=2, ctx=CTX),
+        agreement.report_commitment(report, own=1, ctx=bytes(32)),
+        agreement.commitment(report, own=1, ctx=CTX),
     )
     assert len({usual, *others}) == 1 + len(others)
 

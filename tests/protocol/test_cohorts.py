@@ -10,17 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cohort import PHASES, Bytes, Cohort, header_body, leaving, limits_of
+from cohort import OVER, PHASES, Bytes, Cohort, header_body, leaving, limits_of
 from hypothesis import given
 from hypothesis import strategies as st
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError, QuorumLost
 from securefda.protocol import source as src
-from securefda.protocol.checks import quantisation
-from securefda.protocol.cohorts import cohort_with, cohorts_of, nonce_commitment, nonce_fits
+from securefda.protocol.checks import default_threshold, quantisation
 from securefda.protocol.messages import Visibility
-from securefda.protocol.parameters import default_threshold
+from securefda.protocol.transcript import cohort_with, cohorts_of, nonce_commitment, nonce_fits
 
 CTX1 = sha256(b"ctx1").digest()
 
@@ -97,7 +96,7 @@ def test_every_cohort_sum_is_exact_whether_or_not_the_sizes_divide(n: int, size:
     assert_sum_is_exact(cohort, {})
     assert cohort.opened is not None
     assert len(cohort.opened.sums) == n // size
-    assert all(isinstance(phase, src.Finished) for phase in cohort.phases.values())
+    assert all(phase is OVER for phase in cohort.phases.values())
 
 
 @pytest.mark.parametrize("phase", range(len(PHASES)), ids=PHASES)

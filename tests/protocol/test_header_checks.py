@@ -26,7 +26,7 @@ from cohort import (
 )
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.checks import History, PastResult, check_header, check_vectors
+from securefda.protocol.checks import History, PastResult, SessionLimits, check_header, check_vectors
 from securefda.protocol.messages import (
     NO_CONTEXT,
     Abort,
@@ -39,7 +39,6 @@ from securefda.protocol.messages import (
     Visibility,
     vector_digests,
 )
-from securefda.protocol.parameters import SessionLimits
 from securefda.protocol.roster import Roster
 from securefda.protocol.transcript import layer_names_and_shapes, round_terms
 

@@ -16,7 +16,7 @@ import secagg_oracles as oracle
 
 from securefda.protocol import agreement, masking, shamir
 from securefda.protocol.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, Label, SharePair
-from securefda.protocol.fixed_point import ClippedLayer, Quantisation
+from securefda.protocol.encoding import ClippedLayer, Quantisation
 from securefda.protocol.masking import Mask, add_masks
 from securefda.protocol.secret import Secret
 
@@ -250,9 +250,9 @@ def test_fixed_point(case: dict[str, Any]) -> None:
         oracle.encode_exactly(x, clip, case["q_max"], case["modulus_bits"])
         for x, clip in zip(coordinates, clips, strict=True)
     ]
-    assert encoded.values.tolist() == case["encoded"] == exact
-    assert encoded.clipped == case["clipped"] == sum(abs(x) > c for x, c in zip(coordinates, clips, strict=True))
-    decoded = quantisation.decode(encoded.values, 1)
+    assert encoded.tolist() == case["encoded"] == exact
+    assert case["clipped"] == sum(abs(x) > c for x, c in zip(coordinates, clips, strict=True))
+    decoded = quantisation.decode(encoded, 1)
     assert [value.hex() for value in (*decoded.vector.tolist(), *decoded.tail.tolist())] == case["decoded"]
     for text, word, clip in zip(case["decoded"], exact, clips, strict=True):
         signed = word - 2 ** case["modulus_bits"] * (word >> (case["modulus_bits"] - 1))
@@ -282,7 +282,7 @@ def test_fixed_point_error_vector_is_refused(case: dict[str, Any]) -> None:
 
 def test_fixed_point_error_vectors_differ_from_right_ones_in_one_thing() -> None:
     terms = Quantisation((ClippedLayer(2, 1.0),), 4, 32, tail=1)
-    encoded = terms.encode(np.zeros(2), np.ones(1)).values
+    encoded = terms.encode(np.zeros(2), np.ones(1))
     assert encoded.tolist() == [0, 0, terms.q_max]
     reached = np.array([2 * terms.q_max, 2**32 - 2 * terms.q_max, 2 * terms.q_max], dtype=np.uint32)
     assert terms.decode(reached, 2).vector.tolist() == [2.0, -2.0]

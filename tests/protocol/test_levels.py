@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cohort import PHASES, Bytes, Cohort, header_body, leaving, over_the_wire, resigned, signer
+from cohort import OVER, PHASES, Bytes, Cohort, header_body, leaving, over_the_wire, resigned, signer
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError, QuorumLost
 from securefda.protocol import source as src
-from securefda.protocol.checks import quantisation
-from securefda.protocol.cohorts import cohorts_of, quorum_of
+from securefda.protocol.checks import default_threshold, quantisation
 from securefda.protocol.messages import Granularity, KeyList, NormCapTerms, SelfMaskShare, Visibility
-from securefda.protocol.parameters import default_threshold
+from securefda.protocol.transcript import cohorts_of, quorum_of
 
 INDIVIDUAL, COHORT, SUM = Visibility
 CTX1 = bytes(range(32))
@@ -46,7 +45,7 @@ def test_sum_and_every_cohort_beside_it_open_exactly(of_sum: int, in_cohorts: in
     assert first == set(cohort.header.body.at(SUM))
     assert frozenset().union(*others) == set(cohort.header.body.at(COHORT))
     assert len(others) == in_cohorts // size
-    assert all(isinstance(phase, src.Finished) for phase in cohort.phases.values())
+    assert all(phase is OVER for phase in cohort.phases.values())
     assert len(cohort.phases) == of_sum + in_cohorts
 
 

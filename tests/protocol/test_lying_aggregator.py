@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cohort import PHASES, Cohort, over_the_wire, resigned
+from cohort import OVER, PHASES, Cohort, over_the_wire, resigned
 from lies_of_aggregator import COLLUDER, LIES, OUTSIDE, VICTIM, Lie
 from test_session import assert_sum_is_exact
 
@@ -34,7 +34,7 @@ def assert_refused(cohort: Cohort, lie: object, check: str) -> None:
         assert_sum_is_exact(cohort, {})
     else:
         cohort.answer()
-    assert isinstance(cohort.phases[VICTIM], src.Finished)
+    assert cohort.phases[VICTIM] is OVER
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
@@ -58,7 +58,7 @@ def test_source_refuses_mask_key_of_low_order_and_its_input_stays_as_it_was() ->
     cohort.phases[COLLUDER] = src.AwaitingKeyList(
         cohort.sessions[COLLUDER],
         low_order,
-        *(getattr(cohort.phases[COLLUDER], name) for name in ("master", "self_secret", "channel", "nonce", "row")),
+        *(getattr(cohort.phases[COLLUDER], name) for name in ("master", "self_secret", "channel", "nonce", "report")),
     )
     del cohort.outbox[COLLUDER]
     cohort.collect()

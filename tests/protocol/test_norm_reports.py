@@ -1,4 +1,4 @@
-"""Norm reports: who sends one, to whom it is sealed, and that everyone sees the row that was committed to."""
+"""Norm reports: who sends one, to whom it is sealed, and that everyone sees the report that was committed to."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from test_session import assert_sum_is_exact
 from securefda.errors import FaultyAggregatorError, FaultySourceError
 from securefda.protocol import agreement
 from securefda.protocol import source as src
-from securefda.protocol.agreement import BOX_BYTES, ROW_OPENING_BYTES, BoxAddress, SharePair
-from securefda.protocol.checks import row_bytes, row_fault, row_readers
+from securefda.protocol.agreement import BOX_BYTES, REPORT_OPENING_BYTES, BoxAddress, SharePair
+from securefda.protocol.checks import report_bytes, report_fault, report_readers
 from securefda.protocol.messages import Advertise, Granularity, Header, NormCapTerms, ShareBundle, Signed, Visibility
 from securefda.protocol.secret import Secret
 
@@ -32,10 +32,10 @@ def advertised(row_commitment: bytes) -> Advertise:
 @pytest.mark.parametrize("granularity", [*Granularity, None])
 def test_a_commitment_is_there_exactly_where_a_row_is_due(granularity: Granularity | None) -> None:
     asked = header(granularity)
-    assert (row_fault(AT_SUM, advertised(bytes(32)), asked) is None) is (granularity is not None)
-    assert (row_fault(AT_SUM, advertised(b""), asked) is None) is (granularity is None)
-    assert row_fault(IN_COHORT, advertised(b""), asked) is None
-    assert row_fault(IN_COHORT, advertised(bytes(32)), asked) is not None
+    assert (report_fault(AT_SUM, advertised(bytes(32)), asked) is None) is (granularity is not None)
+    assert (report_fault(AT_SUM, advertised(b""), asked) is None) is (granularity is None)
+    assert report_fault(IN_COHORT, advertised(b""), asked) is None
+    assert report_fault(IN_COHORT, advertised(bytes(32)), asked) is not None
 
 
 @pytest.mark.parametrize("length", [1, 31, 33])
@@ -50,16 +50,16 @@ def test_rows_are_sealed_to_the_sources_of_the_sum_alone_and_nobody_else_sees_a_
     members = set(asked.at(Visibility.SUM))
     sent: dict[int, Signed[ShareBundle]] = dict(cohort.outbox)
     for index in cohort.indices:
-        own = cohort.row_of(index)
-        assert row_readers(asked, index) == (members if index in members else frozenset())
+        own = cohort.report_of(index)
+        assert report_readers(asked, index) == (members if index in members else frozenset())
         for box in sent[index].body.boxes:
-            with_row = {index, box.peer} <= members
-            assert len(box.box) == BOX_BYTES + with_row * row_bytes(asked)
+            with_report = {index, box.peer} <= members
+            assert len(box.box) == BOX_BYTES + with_report * report_bytes(asked)
             assert not own or own not in box.box
     ready = {index: ready_to_mask(cohort, index) for index in cohort.indices}
-    rows = {index: cohort.row_of(index) for index in members}
-    assert {index: dict(ready[index].rows) for index in cohort.indices} == {
-        index: rows if index in members else {} for index in cohort.indices
+    reports = {index: cohort.report_of(index) for index in members}
+    assert {index: dict(ready[index].reports) for index in cohort.indices} == {
+        index: reports if index in members else {} for index in cohort.indices
     }
 
 
@@ -85,13 +85,13 @@ def test_aggregator_refuses_a_commitment_that_is_not_due_or_missing_and_nothing_
     assert_sum_is_exact(cohort, {})
 
 
-def with_row(cohort: Cohort, bundle: Signed[ShareBundle], recipient: int, row: bytes) -> Signed[ShareBundle]:
-    """The bundle of a source with another row in the box for one recipient, sealed with its own key."""
+def with_report(cohort: Cohort, bundle: Signed[ShareBundle], recipient: int, report: bytes) -> Signed[ShareBundle]:
+    """The bundle of a source with another report in the box for one recipient, sealed with its own key."""
     phase, sender = cohort.phases[bundle.sender], bundle.sender
     address = BoxAddress(phase.ctx1, sender, recipient)
     key = agreement.box_key(phase.channel, phase.u1[recipient].box_key, address)
     nothing = SharePair(Secret(bytes(33)), Secret(bytes(33)))
-    box = agreement.seal_box(key, address, nothing, cohort.random[sender], Secret(row))
+    box = agreement.seal_box(key, address, nothing, cohort.random[sender], Secret(report))
     boxes = tuple(replace(one, box=box) if one.peer == recipient else one for one in bundle.body.boxes)
     return resigned(bundle, replace(bundle.body, boxes=boxes))
 
@@ -99,7 +99,7 @@ def with_row(cohort: Cohort, bundle: Signed[ShareBundle], recipient: int, row: b
 def test_source_that_shows_one_of_the_others_another_row_than_it_committed_to_is_suspected_by_that_one() -> None:
     cohort = Cohort(5, **MIXED).until(1)
     length = cohort.header.body.norm_report_length
-    lie = with_row(cohort, cohort.outbox[COLLUDER], AT_SUM, bytes(ROW_OPENING_BYTES + length))
+    lie = with_report(cohort, cohort.outbox[COLLUDER], AT_SUM, bytes(REPORT_OPENING_BYTES + length))
     cohort.outbox[COLLUDER] = lie
     with pytest.raises(FaultyAggregatorError) as refused:
         ready_to_mask(cohort, AT_SUM)
@@ -111,8 +111,8 @@ def test_source_that_shows_one_of_the_others_another_row_than_it_committed_to_is
 @pytest.mark.parametrize("length", [-1, 1])
 def test_aggregator_refuses_a_box_with_a_row_of_another_length(length: int) -> None:
     cohort = Cohort(5, **MIXED).until(1)
-    row = bytes(row_bytes(cohort.header.body) + length)
-    lie = with_row(cohort, cohort.outbox[COLLUDER], AT_SUM, row)
+    report = bytes(report_bytes(cohort.header.body) + length)
+    lie = with_report(cohort, cohort.outbox[COLLUDER], AT_SUM, report)
     with pytest.raises(FaultySourceError) as refused:
         cohort.add(over_the_wire(lie))
     assert (refused.value.source_id, refused.value.check) == (f"source-{COLLUDER}", "SHARE_BOX")
@@ -121,13 +121,13 @@ def test_aggregator_refuses_a_box_with_a_row_of_another_length(length: int) -> N
 class OtherRow(Cohort):
     """A session in which one source has another norm report."""
 
-    def row_of(self, index: int) -> bytes:
-        return bytes(2) if index == AT_SUM else super().row_of(index)
+    def report_of(self, index: int) -> bytes:
+        return bytes(2) if index == AT_SUM else super().report_of(index)
 
 
 def test_another_row_of_one_source_changes_the_transcript_of_all() -> None:
     one, other = (kind(5, **MIXED).until(1) for kind in (Cohort, OtherRow))
-    assert one.row_of(AT_SUM) != other.row_of(AT_SUM)
+    assert one.report_of(AT_SUM) != other.report_of(AT_SUM)
     assert all(one.phases[index].ctx1 != other.phases[index].ctx1 for index in one.indices)
 
 
@@ -138,7 +138,7 @@ def test_a_row_is_forgotten_with_the_phase_that_held_it() -> None:
     cohort.close()
     cohort.answer()
     second = cohort.phases[AT_SUM]
-    assert (len(first.row), len(second.row)) == (0, row_bytes(cohort.header.body))
+    assert (len(first.report), len(second.report)) == (0, report_bytes(cohort.header.body))
     src.erase(second)
-    assert len(second.row) == 0
-    assert cohort.row_of(AT_SUM).hex() not in repr((first, second))
+    assert len(second.report) == 0
+    assert cohort.report_of(AT_SUM).hex() not in repr((first, second))

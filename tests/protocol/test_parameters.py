@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securefda.protocol.parameters import SessionLimits, default_threshold, sum_cannot_wrap, threshold_is_sound
+from securefda.protocol.checks import SessionLimits, default_threshold, sum_cannot_wrap, threshold_is_sound
 
 SIZES = st.integers(2, 400)
 COLLUDERS = st.integers(0, 40)

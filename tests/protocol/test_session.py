@@ -9,14 +9,12 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from cohort import PHASES, TARGET, AnySigned, Cohort, Link, leaving
+from cohort import OVER, PHASES, TARGET, AnySigned, Cohort, Link, leaving
 from depth import at_depth
 
 from securefda.errors import FaultySourceError, QuorumLost
-from securefda.protocol import source as src
-from securefda.protocol.checks import quantisation
+from securefda.protocol.checks import default_threshold, quantisation
 from securefda.protocol.messages import Layer
-from securefda.protocol.parameters import default_threshold
 
 SIZES = range(3, 8)
 
@@ -51,7 +49,7 @@ def assert_sum_is_exact(cohort: Cohort, drops: Mapping[int, int]) -> None:
 def test_sum_is_exact_when_nobody_drops_out(n: int) -> None:
     cohort = Cohort(n)
     assert_sum_is_exact(cohort, {})
-    assert all(isinstance(phase, src.Finished) for phase in cohort.phases.values())
+    assert all(phase is OVER for phase in cohort.phases.values())
     assert len(cohort.phases) == n
 
 
@@ -87,7 +85,7 @@ def test_sum_is_exact_with_as_many_inputs_at_the_clip_as_the_ring_holds() -> Non
     cohort = Cohort(5)
     encoding = quantisation(cohort.header.body)
     extreme = np.repeat([layer.clip for layer in encoding.layers], [layer.size for layer in encoding.layers])
-    cohort.encoded = lambda index: encoding.encode(extreme, np.ones(encoding.tail)).values  # type: ignore[method-assign]
+    cohort.encoded = lambda index: encoding.encode(extreme, np.ones(encoding.tail))  # type: ignore[method-assign]
     opened = cohort.finish()
     np.testing.assert_allclose(opened.sums[0].decoded.vector, 5 * extreme, rtol=1e-12)
     np.testing.assert_array_equal(opened.sums[0].decoded.tail, [5.0] * encoding.tail)

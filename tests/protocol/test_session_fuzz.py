@@ -26,8 +26,8 @@ from securefda.audit.witness import CheckpointError, Witness
 from securefda.protocol import aggregator, checks, masking
 from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.agreement import ROW_OPENING_BYTES, row_commitment
-from securefda.protocol.checks import TAIL
+from securefda.protocol.agreement import REPORT_OPENING_BYTES, report_commitment
+from securefda.protocol.encoding import TAIL
 from securefda.protocol.messages import Advertise, Checkpoint, Parcel, ShareBundle, Visibility
 from securefda.protocol.secret import Secret
 from securefda.site.policy import verdict
@@ -233,20 +233,20 @@ def test_a_source_that_left_in_r1_is_sent_nothing_of_the_session_when_it_is_back
 
 @pytest.mark.parametrize("code", [0, 251, 252, 255])
 def test_sum_is_that_of_all_parts_scaled_to_the_caps_of_a_row_that_is_not_true(code: int) -> None:
-    """The network judges every opened sum by the caps that follow from the rows as they were said."""
+    """The network judges every opened sum by the caps that follow from the reports as they were said."""
     terms, liar = Terms(5, 2, 1, 0, 3, 2), 3
     assert terms.level_of(liar) is Visibility.SUM
     with closing(SessionNetwork(terms, (liar,), Counter())) as net:
         until(net, Advertise)
         net.quiet = False
         message = net.up[liar].popleft().read().message
-        row = Secret(bytes(ROW_OPENING_BYTES) + bytes([code]))
-        committed = row_commitment(row, own=liar, ctx=message.envelope.context)
+        report = Secret(bytes(REPORT_OPENING_BYTES) + bytes([code]))
+        committed = report_commitment(report, own=liar, ctx=message.envelope.context)
         lie = resigned(message, replace(message.body, row_commitment=committed))
-        net.liars[liar].pretend(own=lie, row=row)
+        net.liars[liar].pretend(own=lie, report=report)
         net.up[liar].appendleft(UnderWay.of(liar, TARGET, Parcel(lie)))
         net.finish()
-        assert net.events["capped"] == 3  # honest rows are rounded down as well
+        assert net.events["capped"] == 3  # honest reports are rounded down as well
         assert net.finished == [frozenset(net.indices)] * 3
 
 

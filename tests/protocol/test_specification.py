@@ -16,7 +16,7 @@ from securefda.aggregator.run import CLOSING_S
 from securefda.audit.notes import LogName, witness_name
 from securefda.audit.records import MAX_INTEGER
 from securefda.audit.witness import MOST_SHOWN
-from securefda.protocol import aggregate_statistics, agreement, checks, messages, roster, shamir
+from securefda.protocol import agreement, checks, encoding, messages, roster, shamir
 from securefda.protocol.messages import (
     Advertise,
     Body,
@@ -157,8 +157,8 @@ def test_enums_have_the_numbers_of_the_code() -> None:
         f"a vector has m + {checks.TAIL} elements",
         f"is not (m + {checks.TAIL}) · b/8",
         f"The masked input itself has (m + {checks.TAIL}) · b/8 bytes",
-        f"mean loss over the training rows / {aggregate_statistics.LOSS_BOUND:g}",
-        f"`source_only` / ({aggregate_statistics.DISTANCE_BOUND:g} · mean_square)",
+        f"mean loss over the training rows / {encoding.LOSS_BOUND:g}",
+        f"`source_only` / ({encoding.DISTANCE_BOUND:g} · mean_square)",
         f"at most {wire_decode.MAX_SIDES} sides",
         f"A checkpoint has at most {messages.MAX_NOTE_BYTES} bytes ({messages.MAX_NOTE_BYTES // 1024} KiB)",
         f"a proof at most {messages.MAX_PROOF_HASHES} hashes",

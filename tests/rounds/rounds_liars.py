@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from securefda.protocol.checks import TAIL
+from securefda.protocol.encoding import TAIL
 from securefda.protocol.messages import Header, Parcel
 from securefda.protocol.source import AwaitingShares, receive_shares
 from securefda.source.rounds import capped_input, release_masked

@@ -14,9 +14,9 @@ from run_settings import run_settings
 from securefda.aggregator.headers import Federation, Place, Planner, header_of
 from securefda.aggregator.settings import RunSettings
 from securefda.errors import ConfigError
+from securefda.protocol.checks import threshold_is_sound
 from securefda.protocol.contribution import terms_of
 from securefda.protocol.messages import Header, Visibility
-from securefda.protocol.parameters import threshold_is_sound
 from securefda.rules import Strategy, round_plan
 from securefda.site.policy import check_header, default_policy
 from securefda.site.policy.verdict import plan_levels

@@ -13,7 +13,7 @@ import pytest
 from rounds_definition import Trained, trained
 from rounds_federation import Federation
 
-from securefda.protocol.aggregate_statistics import (
+from securefda.protocol.encoding import (
     DISTANCE_BOUND,
     LOSS_BOUND,
     AggregateStatistics,

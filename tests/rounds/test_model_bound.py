@@ -14,6 +14,7 @@ import pytest
 from rounds_federation import TARGET, AnySigned, Federation, Killed, changed, signer, trainer_of, until
 
 from securefda.errors import FaultyAggregatorError
+from securefda.protocol.checks import SessionLimits
 from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
@@ -26,7 +27,6 @@ from securefda.protocol.messages import (
     Result,
     Signed,
 )
-from securefda.protocol.parameters import SessionLimits
 from securefda.site.policy.model import ModelPolicy
 from securefda.source.model_bound import (
     INITIAL_TOLERANCE,

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from rounds_federation import TARGET, Federation, signer, until
 
+from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import NO_CONTEXT, Advertise, Header, Parcel, Refusal, TargetTerms
-from securefda.protocol.vectors import vector_to_wire
 from securefda.site.policy import ReleaseLimits
 
 VICTIM = 1

@@ -11,8 +11,8 @@ import pytest
 from rounds_federation import TARGET, Federation, is_header, trainer_of
 
 from securefda.errors import ConfigError, TrainingError
+from securefda.protocol.checks import default_threshold
 from securefda.protocol.messages import Visibility
-from securefda.protocol.parameters import default_threshold
 
 LEVELS = [Visibility.SUM, Visibility.INDIVIDUAL]
 NO_CAPS = {"kappa": 0.0}

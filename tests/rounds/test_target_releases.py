@@ -12,8 +12,8 @@ from rounds_federation import TARGET, AnySigned, Federation, Killed, is_header, 
 
 from securefda.aggregator.store import AggregatorStore, TargetRelease
 from securefda.errors import SecureFdaError
+from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import Advertise, MaskedInput, Visibility
-from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import cosine
 
 INDIVIDUAL, COHORT, SUM = Visibility

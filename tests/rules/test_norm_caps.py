@@ -241,9 +241,9 @@ def test_a_norm_above_its_limit_is_told_as_the_limit():
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("row", {"row": [1.0]}),
-        ("row", {"row": [1.0, -1.0]}),
-        ("row", {"row": [1.0, np.nan]}),
+        ("norms", {"norms": [1.0]}),
+        ("norms", {"norms": [1.0, -1.0]}),
+        ("norms", {"norms": [1.0, np.nan]}),
         ("limits", {"limits": [1.0]}),
         ("limits", {"limits": [1.0, 0.0]}),
         ("limits", {"limits": [1.0, np.inf]}),
@@ -251,7 +251,7 @@ def test_a_norm_above_its_limit_is_told_as_the_limit():
 )
 def test_bad_argument_of_the_codes_is_named(name, changes):
     with pytest.raises(ValueError, match=rf"^{name}: "):
-        norm_codes(**({"row": [1.0, 1.0], "sizes": [1, 1000], "limits": [2.0, 2.0]} | changes))
+        norm_codes(**({"norms": [1.0, 1.0], "sizes": [1, 1000], "limits": [2.0, 2.0]} | changes))
 
 
 @pytest.mark.parametrize(("name", "codes", "limits"), [("codes", b"1", [1.0, 1.0]), ("limits", b"12", [1.0, -1.0])])
@@ -355,14 +355,14 @@ def test_correlated_contributions_are_beyond_what_the_rule_says():
     assert caps.tolist() == [pytest.approx(np.sqrt(8))]
 
 
-GOOD_CAPS = {"rows": np.ones((3, 2)), "kappa": 1.0, "others": 2}
+GOOD_CAPS = {"reports": np.ones((3, 2)), "kappa": 1.0, "others": 2}
 BAD_CAPS = [
-    ("rows", [[1.0, -1.0], [1.0, 1.0]]),
-    ("rows", [[1.0, np.nan], [1.0, 1.0]]),
-    ("rows", [[1.0, np.inf], [1.0, 1.0]]),
-    ("rows", np.empty((0, 2))),
-    ("rows", np.ones(3)),
-    ("rows", [[1.0], [1.0, 2.0]]),
+    ("reports", [[1.0, -1.0], [1.0, 1.0]]),
+    ("reports", [[1.0, np.nan], [1.0, 1.0]]),
+    ("reports", [[1.0, np.inf], [1.0, 1.0]]),
+    ("reports", np.empty((0, 2))),
+    ("reports", np.ones(3)),
+    ("reports", [[1.0], [1.0, 2.0]]),
     ("kappa", 0.0),
     ("kappa", -1.0),
     ("kappa", np.nan),
@@ -403,9 +403,9 @@ def test_bad_argument_of_the_norms_is_named(name, changes):
     ("name", "changes"),
     [
         ("sizes", {"sizes": (2,)}),
-        ("row", {"row": [1.0]}),
-        ("row", {"row": [1.0, -1.0]}),
-        ("row", {"row": [1.0, np.nan]}),
+        ("norms", {"norms": [1.0]}),
+        ("norms", {"norms": [1.0, -1.0]}),
+        ("norms", {"norms": [1.0, np.nan]}),
         ("caps", {"caps": [1.0]}),
         ("caps", {"caps": [1.0, -1.0]}),
         ("caps", {"caps": [1.0, np.nan]}),
@@ -417,7 +417,7 @@ def test_bad_argument_of_the_scaling_is_named_and_scales_nothing(name, changes):
     vector = np.array([1.0, 2.0, 3.0])
 
     with pytest.raises(ValueError, match=rf"^{name}: "):
-        scale_to_caps(vector, **({"sizes": (1, 2), "row": [1.0, 3.0], "caps": [0.0, 0.5]} | changes))
+        scale_to_caps(vector, **({"sizes": (1, 2), "norms": [1.0, 3.0], "caps": [0.0, 0.5]} | changes))
 
     assert vector.tolist() == [1.0, 2.0, 3.0]
 

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from federation_builder import NOW, make
 
 from securefda.errors import CertificateError, ConfigError, ExitCode
+from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.protocol.roster import Roster, SignedRoster, sign_roster
-from securefda.protocol.signatures import sign_bytes, signature_is_valid
 from securefda.site.authority import Authority
 from securefda.site.endpoints import Endpoints, SiteSpec
 from securefda.site.enrolment import renew_site, revoke_site

@@ -11,7 +11,7 @@ from known_sites import known_key
 
 from securefda.audit.kept import NOT_KEPT
 from securefda.protocol import messages as m
-from securefda.protocol.signatures import SIGNATURE_BYTES
+from securefda.protocol.envelope import SIGNATURE_BYTES
 from securefda.transport import wire
 
 SIZE = 2_000

@@ -19,10 +19,10 @@ from session_vectors import PLANS, VectorCohort, begun, signed
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError, ProtocolError, QuorumLost
 from securefda.protocol import source as src
+from securefda.protocol.envelope import sign_bytes
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Signed
 from securefda.protocol.shamir import PRIME
-from securefda.protocol.signatures import sign_bytes
 
 DUE_AT_SOURCE = ("KeyList", "ShareDelivery", "Survivors", "Consistency", "Result")
 DUE_AT_AGGREGATOR = ("Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask")
@@ -137,7 +137,7 @@ def _low_order_mask_key() -> dict[str, Any]:
     cohort = begun(USUAL).until(0)
     own = cohort.outbox[colluder]
     low_order = resigned(own, replace(own.body, mask_key=bytes(32)))
-    held = (getattr(cohort.phases[colluder], name) for name in ("master", "self_secret", "channel", "nonce", "row"))
+    held = (getattr(cohort.phases[colluder], name) for name in ("master", "self_secret", "channel", "nonce", "report"))
     cohort.phases[colluder] = src.AwaitingKeyList(cohort.sessions[colluder], low_order, *held)
     del cohort.outbox[colluder]
     cohort.collect()

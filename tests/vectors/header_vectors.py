@@ -21,11 +21,10 @@ from session_vectors import signed
 
 from securefda.errors import FaultyAggregatorError
 from securefda.parse import canonical_json
-from securefda.protocol.checks import History, check_vectors
+from securefda.protocol.checks import History, SessionLimits, check_vectors
+from securefda.protocol.envelope import sign_bytes
 from securefda.protocol.messages import Header
-from securefda.protocol.parameters import SessionLimits
 from securefda.protocol.roster import Roster, SignedRoster, sign_roster
-from securefda.protocol.signatures import sign_bytes
 
 Terms = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.protocol import messages as m
-from securefda.protocol.signatures import sign_bytes
+from securefda.protocol.envelope import sign_bytes
 from securefda.transport.wire import encode, encode_signed
 from securefda.transport.wire_encode import BODY_FIELDS
 from securefda.v1 import messages_pb2 as pb

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from securefda.protocol import agreement, masking, shamir
 from securefda.protocol.agreement import BoxAddress, Label, SharePair
-from securefda.protocol.fixed_point import ClippedLayer, Quantisation
+from securefda.protocol.encoding import ClippedLayer, Quantisation
 from securefda.protocol.masking import BLOCK_BYTES, Mask, add_masks
 from securefda.protocol.secret import Secret
 
@@ -319,7 +319,7 @@ def _encodings() -> list[dict[str, Any]]:
         vector = np.array([*ties, clip, -2 * clip, 0.1, -0.1, 0.0123, -0.07, 7.0])
         tail = np.array([1.0, 0.25])
         encoded = quantisation.encode(vector, tail)
-        decoded = quantisation.decode(encoded.values, 1)
+        decoded = quantisation.decode(encoded, 1)
         cases.append(
             {
                 "modulus_bits": bits,
@@ -328,8 +328,8 @@ def _encodings() -> list[dict[str, Any]]:
                 "q_max": quantisation.q_max,
                 "vector": [float(value).hex() for value in vector],
                 "tail": [float(value).hex() for value in tail],
-                "encoded": [int(word) for word in encoded.values],
-                "clipped": encoded.clipped,
+                "encoded": [int(word) for word in encoded],
+                "clipped": int(np.count_nonzero(np.abs(vector) > [clip] * 7 + [0.1] * 5)),
                 "decoded": [float(value).hex() for value in (*decoded.vector, *decoded.tail)],
             }
         )

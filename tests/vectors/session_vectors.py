@@ -20,11 +20,17 @@ from numpy.typing import NDArray
 from securefda.protocol import agreement, shamir
 from securefda.protocol.agreement import BoxAddress, KeyPair
 from securefda.protocol.checks import quantisation
-from securefda.protocol.cohorts import cohort_with, cohorts_of, nonce_commitment
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Granularity, NormCapTerms, Visibility
 from securefda.protocol.secret import Secret
-from securefda.protocol.transcript import key_list_context, members_context, survivors_digest
+from securefda.protocol.transcript import (
+    cohort_with,
+    cohorts_of,
+    key_list_context,
+    members_context,
+    nonce_commitment,
+    survivors_digest,
+)
 from securefda.rules import caps_for, contribution_norms, norm_codes, norms_of, scale_to_caps
 
 
@@ -120,7 +126,7 @@ class VectorCohort(Cohort):
         """Input and tail of a source, as it encodes them: at ``sum`` scaled to the caps, if there are any."""
         encoding = quantisation(self.header.body)
         vector = self._contribution(index)
-        if self.row_of(index):
+        if self.report_of(index):
             scale_to_caps(vector, self._sizes, self.norms_of(index), self.caps)
         tail = [self._number(index, place) for place in range(encoding.layer_length, encoding.length)]
         return vector, np.array(tail) / 2**16
@@ -148,7 +154,7 @@ class VectorCohort(Cohort):
         """The exact norms of a source's contribution, which stay with it."""
         return contribution_norms(self._contribution(index), self._sizes, 1.0).tolist()
 
-    def row_of(self, index: int) -> bytes:
+    def report_of(self, index: int) -> bytes:
         if self.header.body.norm_cap is None or index not in self.header.body.at(SUM):
             return b""
         return norm_codes(self.norms_of(index), self._sizes, self._limits)
@@ -160,11 +166,11 @@ class VectorCohort(Cohort):
         if header.norm_cap is None:
             return []
         there = [index for index in header.at(SUM) if self.plan.drops.get(index, 2) > 1]
-        rows = [norms_of(self.row_of(index), self._sizes, self._limits) for index in there]
+        rows = [norms_of(self.report_of(index), self._sizes, self._limits) for index in there]
         return caps_for(rows, kappa=header.norm_cap.kappa, others=header.norm_cap.others).tolist()
 
     def encoded(self, index: int) -> RingVector:
-        return quantisation(self.header.body).encode(*self.reals(index)).values
+        return quantisation(self.header.body).encode(*self.reals(index))
 
     @staticmethod
     def _number(index: int, place: int) -> int:
@@ -263,13 +269,13 @@ def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
         "box_key": box_pair.public.hex(),
         "self_mask_commitment": agreement.commitment(self_secret, own=index, ctx=view.ctx).hex(),
         "nonce_commitment": nonce_commitment(nonce.reveal(), own=index, ctx=view.ctx).hex(),
-        "row": cohort.row_of(index).hex(),
+        "row": cohort.report_of(index).hex(),
     }
     after = 4
-    if cohort.row_of(index):
+    if cohort.report_of(index):
         fields["norms"] = [value.hex() for value in cohort.norms_of(index)]
-        opened = Secret(drawn[4] + cohort.row_of(index))
-        fields["row_commitment"] = agreement.row_commitment(opened, own=index, ctx=view.ctx).hex()
+        opened = Secret(drawn[4] + cohort.report_of(index))
+        fields["row_commitment"] = agreement.report_commitment(opened, own=index, ctx=view.ctx).hex()
         after = 5
     if index in view.keys:
         fields["shares"] = _shares(cohort, view, master, self_secret, drawn[after:])

@@ -14,6 +14,7 @@ from securefda.aggregator.cosigners import CosignerTracker
 from securefda.aggregator.headers import Place, Planner, SessionPlan, make_header
 from securefda.aggregator.target import TargetRound, train_target
 from securefda.errors import FaultySourceError
+from securefda.protocol.encoding import vector_from_wire, vector_to_wire
 from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
@@ -48,7 +49,6 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.protocol.secret import draw
-from securefda.protocol.vectors import vector_from_wire, vector_to_wire
 from securefda.rules import RoundPlan, round_plan
 from securefda.training import Vector
 from threat_model.adversaries.heard import Heard, View

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from securefda.protocol.cohorts import cohort_with, cohorts_of, quorum_of
 from securefda.protocol.messages import DeliveredBox, MaskedInput, ShareDelivery, Signed, Survivors
+from securefda.protocol.transcript import cohort_with, cohorts_of, quorum_of
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
 from threat_model.sites import AggregatorSeat

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from securefda.protocol.cohorts import quorum_of
 from securefda.protocol.messages import Survivors
+from securefda.protocol.transcript import quorum_of
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Decoded, decode
 from threat_model.sites import AggregatorSeat

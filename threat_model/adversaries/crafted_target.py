@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from securefda.aggregator.headers import Place
 from securefda.aggregator.target import TargetRound
 from securefda.protocol import source as steps
-from securefda.protocol.agreement import ROW_OPENING_BYTES, row_commitment
-from securefda.protocol.cohorts import quorum_of
+from securefda.protocol.agreement import REPORT_OPENING_BYTES, report_commitment
 from securefda.protocol.contribution import NormReport, RoundTerms, contribution_at_source
 from securefda.protocol.messages import Advertise, Granularity, Parcel, Visibility
 from securefda.protocol.secret import Secret
+from securefda.protocol.transcript import quorum_of
 from securefda.rules import RoundPlan, TargetStatistics, caps_for, contribution_norms, norm_codes
 from securefda.source.run import SourceReporter, SourceSite
 from securefda.training import LocalResult, Vector
@@ -153,11 +153,11 @@ class ClaimsNorm(ColludingSource):
             limits, sizes = [float(np.linalg.norm(limits))], [sum(sizes)]
         claimed = np.minimum(self._factor * current.part.report.exact, limits)
         codes = norm_codes(claimed, sizes, limits)
-        row = Secret(bytes(ROW_OPENING_BYTES) + codes)
-        committed = row_commitment(row, own=self.signer.index, ctx=own.envelope.context)
+        row = Secret(bytes(REPORT_OPENING_BYTES) + codes)
+        committed = report_commitment(row, own=self.signer.index, ctx=own.envelope.context)
         body: Advertise = replace(own.body, row_commitment=committed)
         signed = self.signer.sign(own.envelope.session_id, own.envelope.context, body)
-        phase = replace(current.phase, own=signed, row=row)
+        phase = replace(current.phase, own=signed, report=row)
         self._round = replace(current, phase=phase, part=replace(current.part, report=NormReport(claimed, codes)))
         return [Parcel(signed)]
 

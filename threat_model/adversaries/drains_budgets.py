@@ -5,8 +5,8 @@ from __future__ import annotations
 from hashlib import sha256
 
 from securefda.aggregator.headers import Place
+from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import Advertise, KeyList, Result, Send, Step, Survivors
-from securefda.protocol.vectors import vector_to_wire
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.sites import AggregatorSeat
 

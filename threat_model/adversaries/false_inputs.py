@@ -10,9 +10,9 @@ import numpy as np
 
 from securefda.protocol import source as steps
 from securefda.protocol.checks import quantisation
+from securefda.protocol.encoding import vector_from_wire, vector_to_wire
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Header, Parcel, Update
-from securefda.protocol.vectors import vector_from_wire, vector_to_wire
 from securefda.source.rounds import capped_input, release_masked
 from securefda.source.run import SourceReporter, SourceSite
 from threat_model.adversaries.base import MaliciousAggregator

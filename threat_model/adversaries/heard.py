@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from securefda.protocol.cohorts import cohort_with, cohorts_of
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import (
     Abort,
@@ -22,7 +21,7 @@ from securefda.protocol.messages import (
     Unmask,
     Update,
 )
-from securefda.protocol.transcript import header_context, key_list_context, members_context
+from securefda.protocol.transcript import cohort_with, cohorts_of, header_context, key_list_context, members_context
 from securefda.training import Vector
 
 

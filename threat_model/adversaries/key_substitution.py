@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from securefda.protocol import agreement
 from securefda.protocol.agreement import BoxAddress, KeyPair, SharePair
-from securefda.protocol.cohorts import nonce_commitment
 from securefda.protocol.messages import Advertise, DeliveredBox, KeyList, MasterShare, ShareDelivery, Signed, Signer
 from securefda.protocol.secret import Secret
 from securefda.protocol.shamir import split, x_of
+from securefda.protocol.transcript import nonce_commitment
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
 from threat_model.adversaries.opens import ShareKind

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securefda.aggregator.headers import Place
+from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import Parcel, Receipt, Result, Send, Step
-from securefda.protocol.vectors import vector_to_wire
 from securefda.source.model_bound import Units
 from securefda.training import Vector
 from threat_model.adversaries.base import MaliciousAggregator

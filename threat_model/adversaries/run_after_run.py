@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from securefda.aggregator.headers import Place
 from securefda.protocol import agreement
 from securefda.protocol.agreement import BoxAddress, KeyPair
-from securefda.protocol.checks import row_bytes
+from securefda.protocol.checks import report_bytes
 from securefda.protocol.messages import RUN_ID_BYTES, Join, Parcel, Send, ShareDelivery
 from securefda.protocol.secret import draw
 from threat_model.adversaries.asks_by_coordinate import AsksByCoordinate
@@ -31,7 +31,7 @@ class AsksInManyRuns(AsksByCoordinate):
     def codes_in(self, session: Heard) -> Mapping[int, bytes]:
         """What the boxes for the colluding source hold, opened with its key of the session."""
         ((colluder, source),) = self.colluders.items()
-        channel, length, found = source.secrets_of(session.session_id).channel, row_bytes(session.header), {}
+        channel, length, found = source.secrets_of(session.session_id).channel, report_bytes(session.header), {}
         if channel is None:
             return {}
         for sender, bundle in session.bundles.items():
@@ -42,7 +42,7 @@ class AsksInManyRuns(AsksByCoordinate):
                 address = BoxAddress(view.ctx1, sender, colluder)
                 key = agreement.box_key(KeyPair(channel), view.keys[sender].box_key, address)
                 _, row = agreement.open_box(key, address, box.box, length)
-                found[sender] = row.reveal()[agreement.ROW_OPENING_BYTES :] if row else b""
+                found[sender] = row.reveal()[agreement.REPORT_OPENING_BYTES :] if row else b""
         return found
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from securefda.protocol.encoding import vector_from_wire
 from securefda.protocol.messages import Header, Parcel
-from securefda.protocol.vectors import vector_from_wire
 from securefda.source.run import SourceReporter, SourceSite
 from securefda.training import Vector
 from threat_model.adversaries.inversion import Row, inverted

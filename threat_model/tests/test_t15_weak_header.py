@@ -22,6 +22,7 @@ from securefda.aggregator.settings import TargetSite
 from securefda.audit import notes
 from securefda.audit.notes import Note, witness_name
 from securefda.protocol.contribution import MOST_CLIPPED
+from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
@@ -38,7 +39,6 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.protocol.transcript import architecture_digest
-from securefda.protocol.vectors import vector_to_wire
 from securefda.rules import Strategy, round_plan
 from securefda.site.policy import ReleaseLimits, SourcePolicy, default_policy
 from securefda.site.policy.model import WorkLimits

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from securefda.protocol import masking
-from securefda.protocol.fixed_point import ClippedLayer, Quantisation
+from securefda.protocol.encoding import ClippedLayer, Quantisation
 from securefda.protocol.masking import KEYSTREAM_PER_THREAD, useful_threads
 from securefda.protocol.messages import MaskedInput, Result, Update, Visibility
 from securefda.protocol.secret import Secret
@@ -74,7 +74,7 @@ def summed(order: Iterable[int], *, masked_by: int, unmasked_by: int) -> bytes:
     self_seeds = {own: Secret(bytes([own]) * 32) for own in PARTIES}
     for own in order:
         update = np.random.default_rng(own).uniform(-1, 1, M - 2).astype(np.float32)
-        vector: Any = ENCODING.encode(update, np.array([0.0, 1.0])).values
+        vector: Any = ENCODING.encode(update, np.array([0.0, 1.0]))
         seeds = {peer: Secret(bytes([own + peer]) * 32) for peer in PARTIES if peer != own}
         masking.mask(vector, own=own, self_seed=self_seeds[own], pair_seeds=seeds, threads=masked_by)
         masking.accumulate(total, vector)

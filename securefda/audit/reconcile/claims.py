@@ -224,7 +224,7 @@ _PROOFS: Final[Mapping[str, Callable[[Claim, Members], str]]] = {
 def header_fault(header: HeaderSaid) -> str:
     """What is unsound in a header's numbers whatever the sites' policies say, in words; empty for nothing.
 
-    As in ``securefda.protocol.parameters.threshold_is_sound`` with no colluders: policies may ask for more.
+    As in ``securefda.protocol.checks.threshold_is_sound`` with no colluders: policies may ask for more.
     """
     n, t = header.masked, header.threshold
     if n and not (2 * t > n and 0 < t <= n):

@@ -18,8 +18,8 @@ from pydantic import model_validator
 
 from securefda.errors import ConfigError
 from securefda.parse import MAX_NESTING, BeyondBounds, toml_table
+from securefda.protocol.checks import threshold_is_sound
 from securefda.protocol.messages import Visibility
-from securefda.protocol.parameters import threshold_is_sound
 from securefda.settings import Settings, SettingsT, known_keys, parse_settings, read_toml
 from securefda.site.config.convert import budget_of, require_fit
 from securefda.site.config.sections import (

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from securefda.errors import ConfigError
 from securefda.privacy.events import Budget
+from securefda.protocol.checks import SessionLimits
 from securefda.protocol.messages import Granularity, Visibility
-from securefda.protocol.parameters import SessionLimits
 from securefda.protocol.roster import Roster
 from securefda.rules.strategy import Rule
 from securefda.settings import Settings, parse_settings, parse_toml, read_toml

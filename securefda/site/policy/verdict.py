@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal
+from securefda.protocol.checks import SessionLimits, threshold_is_sound
 from securefda.protocol.messages import Granularity, Header, Update, Visibility
-from securefda.protocol.parameters import SessionLimits, threshold_is_sound
 from securefda.rules.strategy import Rule
 from securefda.site.policy.model import SELECTION, SourcePolicy, require_known_peers
 

@@ -1,9 +1,12 @@
-"""Fixed point in the ring Z/2^b: the one module that owns rounding, range and overflow.
+"""The vectors of a round: float32 in memory and on the wire, and fixed point in the ring Z/2^b, where they are summed.
 
-A coordinate x of layer l is clipped to [-clip_l, clip_l] and becomes ``q = round(x / step_l)`` with
-``step_l = clip_l / q_max``, ties to even; negative q sits in the upper half of the ring. With
-``n_max * q_max < 2^(b-1)`` a sum of at most n_max encoded vectors never wraps, so the centred value of the
-ring sum is the exact sum of the q.
+This is the one module that owns rounding, range and overflow. A coordinate x of layer l is clipped to
+[-clip_l, clip_l] and becomes ``q = round(x / step_l)`` with ``step_l = clip_l / q_max``, ties to even; negative q sits
+in the upper half of the ring. With ``n_max * q_max < 2^(b-1)`` a sum of at most n_max encoded vectors never wraps, so
+the centred value of the ring sum is the exact sum of the q.
+
+Behind the parameters travels a tail of aggregate statistics. A ring element of it holds a weight in [0, 1]. So each
+number is divided by a bound, and weighted by samples as the layers are; a number beyond its bound counts as the bound.
 """
 
 from __future__ import annotations
@@ -17,6 +20,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securefda.protocol.masking import RingVector, check_ring_vector
+from securefda.rules import DeltaErrors, TargetStatistics
+
+Vector = NDArray[np.float32]
+Vector64 = NDArray[np.float64]
+
+
+def vector_from_wire(data: bytes | bytearray | memoryview) -> Vector:
+    """A received vector as a float32 array, without a copy; wire vectors are little-endian."""
+    return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+
+
+def vector_to_wire(vector: Vector) -> memoryview:
+    """The bytes of a float32 vector as they travel, without a copy where the machine is little-endian."""
+    return np.ascontiguousarray(vector, dtype="<f4").data.cast("B")
+
+
+# --- fixed point ------------------------------------------------------------------------------------------------------
 
 Q_MAX_CAP = 2**40
 """Finest resolution, reached in the 64-bit ring only: beyond it float64 itself would round by more than 2^-12 step."""
@@ -45,14 +65,6 @@ class ClippedLayer:
             raise ValueError("a layer has at least one coordinate")
         if not (math.isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip {self.clip} is not positive and finite")
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Ring vector of one party and how many of its coordinates the clip changed."""
-
-    values: RingVector
-    clipped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +131,7 @@ class Quantisation:
         """Distance of neighbouring values of a layer: ``clip / q_max``."""
         return self.layers[layer].clip / self.q_max
 
-    def encode(self, vector: NDArray[np.floating[Any]], tail: NDArray[np.floating[Any]] | None = None) -> Encoded:
+    def encode(self, vector: NDArray[np.floating[Any]], tail: NDArray[np.floating[Any]] | None = None) -> RingVector:
         """Clip and round a vector into the ring.
 
         Of a coordinate within its clip, ``|q * step - x| <= step / 2 * (1 + 2^-10)``; the last factor is float64's.
@@ -129,8 +141,8 @@ class Quantisation:
             tail: the extra elements in [0, 1], float32 or float64, shape ``(tail,)``; left out where there are none.
 
         Returns:
-            A new ring vector, shape ``(length,)``, and the number of clipped coordinates. Beyond the result the
-            peak extra memory is bounded, whatever the length.
+            A new ring vector, shape ``(length,)``. Beyond the result the peak extra memory is bounded, whatever the
+            length.
 
         Raises:
             ValueError: another shape or type, NaN or infinity (the layer is named, no value shown), or a tail element
@@ -142,12 +154,10 @@ class Quantisation:
         if not np.all((extra >= 0) & (extra <= 1)):
             raise ValueError("an element of the tail lies outside [0, 1]")
         values: RingVector = np.empty(self.length, dtype=self.dtype)
-        clipped = 0
         for number, (start, stop) in enumerate(self._bounds()):
-            clip = self.layers[number].clip
-            clipped += _encode_layer(vector[start:stop], values[start:stop], clip, self.q_max, number)
+            _encode_layer(vector[start:stop], values[start:stop], self.layers[number].clip, self.q_max, number)
         _encode_layer(extra, values[self.layer_length :], 1.0, self.q_max, len(self.layers))
-        return Encoded(values, clipped)
+        return values
 
     def decode(self, total: RingVector, count: int) -> Decoded:
         """Turn the ring sum of ``count`` encoded vectors into real numbers.
@@ -167,7 +177,8 @@ class Quantisation:
             raise ValueError(f"the sum has shape {total.shape} of {total.dtype}, not ({self.length},) of {self.dtype}")
         if not 1 <= count <= self.n_max:
             raise ValueError(f"a sum of {count} inputs where 1 to {self.n_max} were agreed")
-        centred = _centred(total)
+        # The same words as two's complement: every value in [-2^(b-1), 2^(b-1)).
+        centred: NDArray[np.signedinteger[Any]] = total.view(np.int32 if self.modulus_bits == 32 else np.int64)
         _check_range(centred, -count * self.q_max, count * self.q_max)
         _check_range(centred[self.layer_length :], 0, count * self.q_max)
         vector = np.empty(self.layer_length, dtype=np.float64)
@@ -187,21 +198,15 @@ def _require_floats(name: str, array: NDArray[np.floating[Any]], length: int) ->
         raise ValueError(f"the {name} has shape {array.shape} of {array.dtype}, not ({length},) of float32 or float64")
 
 
-def _centred(total: RingVector) -> NDArray[np.signedinteger[Any]]:
-    """The same words as two's complement: every value in [-2^(b-1), 2^(b-1))."""
-    return total.view(np.int32) if total.dtype == np.dtype(np.uint32) else total.view(np.int64)
-
-
 def _check_range(centred: NDArray[np.signedinteger[Any]], low: int, high: int) -> None:
     if centred.size and not low <= int(centred.min()) <= int(centred.max()) <= high:
         outside = int(np.count_nonzero((centred < low) | (centred > high)))
         raise RangeAlarm(f"{outside} of {centred.size} sums lie beyond what the inputs can reach")
 
 
-def _encode_layer(source: NDArray[np.floating[Any]], out: RingVector, clip: float, q_max: int, layer: int) -> int:
-    """Encode one layer block by block; return how many coordinates were clipped."""
+def _encode_layer(source: NDArray[np.floating[Any]], out: RingVector, clip: float, q_max: int, layer: int) -> None:
+    """Encode one layer, block by block."""
     block = np.empty(min(_BLOCK, source.size), dtype=np.float64)
-    clipped = 0
     for start in range(0, source.size, _BLOCK):
         part = block[: min(_BLOCK, source.size - start)]
         np.copyto(part, source[start : start + part.size])
@@ -209,9 +214,93 @@ def _encode_layer(source: NDArray[np.floating[Any]], out: RingVector, clip: floa
         if not (math.isfinite(low) and math.isfinite(high)):  # min and max hand on a NaN
             raise ValueError(f"layer {layer} holds NaN or infinity")
         if low < -clip or high > clip:
-            clipped += int(np.count_nonzero(np.abs(part) > clip))
             np.clip(part, -clip, clip, out=part)
         np.multiply(part, q_max / clip, out=part)
         np.rint(part, out=part)
         np.copyto(out[start : start + part.size], part.astype(np.int64).view(np.uint64), casting="same_kind")
-    return clipped
+
+
+# --- the tail ---------------------------------------------------------------------------------------------------------
+
+TAIL = 7
+"""Elements behind the parameters in the vector that is summed, weighted by samples: the share 1 - β_i of the target's
+update, 1, mean loss, accuracy, and the estimated errors of source_only, fedda_auto and fedgp_auto."""
+
+LOSS_BOUND = 64.0
+"""Largest mean loss that shows."""
+
+DISTANCE_BOUND = 1024.0
+"""Largest squared distance between target and source that shows, in units of the mean square of the target's steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorUnits:
+    """In what estimated errors travel: ``distance`` that of source_only, ``variance`` those of the auto rules.
+
+    The auto rules' errors are at most sigma^2, the error of target_only.
+    """
+
+    distance: float
+    variance: float
+
+    @classmethod
+    def of(cls, target: TargetStatistics) -> ErrorUnits:
+        """The units of a round, from what the target publishes."""
+        return cls(DISTANCE_BOUND * target.mean_square, target.mean_variance)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AggregateStatistics:
+    """Numbers of one source, or their sums over several, weighted by samples in units of ``max_samples``.
+
+    Attributes:
+        kept: w of the rules, the share 1 - beta of the target's update; 0 where no rule was evaluated yet.
+        weight: n, in units of ``max_samples``.
+        loss: mean loss over the training rows; 0 where the header has no metrics.
+        accuracy: over the training rows, in [0, 1]; 0 likewise.
+        errors: estimated Delta errors of the rules; None where they are not asked for.
+    """
+
+    kept: float
+    weight: float
+    loss: float
+    accuracy: float
+    errors: DeltaErrors | None = None
+
+
+def encode_statistics(statistics: AggregateStatistics, units: ErrorUnits | None) -> Vector64:
+    """The tail of a source's vector, float64 (TAIL,), each element in [0, 1].
+
+    Args:
+        statistics: of the source, weighted.
+        units: of the round's estimated errors; None where they are not asked for.
+
+    Raises:
+        ValueError: a number is NaN.
+    """
+    weight = statistics.weight
+    loss = _within(statistics.loss / LOSS_BOUND, weight)
+    errors = [0.0, 0.0, 0.0]
+    if statistics.errors is not None and units is not None and units.variance > 0:
+        distance = statistics.errors.source_only / units.distance
+        of_rules = (distance, statistics.errors.fedda / units.variance, statistics.errors.fedgp / units.variance)
+        errors = [_within(error, weight) for error in of_rules]
+    return np.array([statistics.kept, weight, loss, _within(statistics.accuracy, weight), *errors])
+
+
+def decode_statistics(tail: Vector64, units: ErrorUnits | None) -> AggregateStatistics:
+    """The sums of a decoded tail, float64 (TAIL,)."""
+    if tail.shape != (TAIL,):
+        raise ValueError(f"a tail of {tail.shape}, not {TAIL} elements")
+    kept, samples, loss, accuracy, *errors = (float(element) for element in tail)
+    of_rules = None
+    if units is not None:
+        of_rules = DeltaErrors(errors[0] * units.distance, errors[1] * units.variance, errors[2] * units.variance)
+    return AggregateStatistics(kept, samples, loss * LOSS_BOUND, accuracy, of_rules)
+
+
+def _within(value: float, weight: float) -> float:
+    """A weighted number within [0, weight]."""
+    if math.isnan(value):
+        raise ValueError("a figure of the round is NaN")
+    return min(max(value, 0.0), weight)
