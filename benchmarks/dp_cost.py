@@ -36,10 +36,9 @@ from dp_cost_runs import (
     cells_of,
     run_cell,
 )
+from federated import workers
 from matplotlib.figure import Figure
 from studies import Cache, as_text, measure, shown, style, this_machine
-
-from securefda.bench.federated import workers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

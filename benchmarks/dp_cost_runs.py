@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import securefda.privacy.private_training  # noqa: F401 - here, so that no run's time has the import of Opacus in it
-from securefda.bench.federated import Job
+from securefda.bench.accuracy.federated import Job
 from securefda.errors import SecureFdaError
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from federated import Job, run_all, workers
 
-from securefda.bench.federated import Job, run_all, workers
 from securefda.site.config import FederationConfig, load_federation
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.fed_heart import HOSPITALS, FedHeart

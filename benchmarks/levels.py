@@ -19,11 +19,10 @@ from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
+from federated import workers
 from levels_runs import RULES, STUDIES, Cell, Figures, cells_of, run_cell
 from matplotlib.figure import Figure
 from studies import Cache, as_text, measure, shown, style, this_machine
-
-from securefda.bench.federated import workers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from statistics import fmean, median
 import torch
 from safetensors.numpy import load_file
 
-from securefda.bench.federated import Job
+from securefda.bench.accuracy.federated import Job
 from securefda.errors import SecureFdaError
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from securefda.bench.job import Job
-from securefda.bench.processes import parties
+from securefda.bench.secagg.job import Job
+from securefda.bench.secagg.processes import parties
 from securefda.local.launcher import run_processes
 from securefda.operations.progress import SilentReporter
 from securefda.site.config import FederationConfig

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from offline_rounds import OfflineSites
 
-from securefda.bench.federated import use_one_thread
-from securefda.bench.job import this_machine
+from securefda.bench.accuracy.federated import use_one_thread
+from securefda.bench.machine import this_machine
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
 from securefda.rules import round_plan

@@ -103,8 +103,6 @@ class Tree:
             raise SystemExit(f"error: git cannot read the files of {revision}")
         for path in (self.root / "securefda").rglob("*.py"):  # by their hash: a mutant is often as long as the original
             py_compile.compile(str(path), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
-        for name in ("examples", "services"):  # where the wheel has them; else processes find those of this checkout
-            (self.root / "securefda" / name).symlink_to(self.root / name)
 
     def test(self, paths: Iterable[str], deselected: Iterable[str], *, test_s: float = 600, run_s: float = 3600) -> Run:
         """Run tests until one fails.

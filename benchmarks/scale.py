@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from studies import shown, style, this_machine
 
-from securefda.bench.secagg import bench_secagg, jobs_of
+from securefda.bench.secagg.measure import bench_secagg, jobs_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

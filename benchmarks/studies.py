@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from securefda.bench.job import this_machine
-from securefda.bench.plots import style
+from securefda.bench.accuracy.plots import style
+from securefda.bench.machine import this_machine
 
 if TYPE_CHECKING:
-    from securefda.bench.federated import Job
+    from securefda.bench.accuracy.federated import Job
 
 __all__ = ["AnyCell", "Cache", "Cell", "Figures", "as_text", "measure", "shown", "style", "this_machine"]
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from securefda.bench.job import this_machine
+from securefda.bench.machine import this_machine
 from securefda.cores import usable_cores
 from securefda.training.device import choose_threads, multiply_adds
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from securefda.bench.job import this_machine
+from securefda.bench.machine import this_machine
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "three_hospitals.toml"
 SITES = {"clinic": "aggregator", "hospital-a": "source", "hospital-b": "source", "hospital-c": "source"}

@@ -401,7 +401,7 @@ def _parameter(item: Any) -> tuple[str, str, str, str]:
 def exit_codes() -> str:
     """Exit codes, and which errors end a command with each."""
     for module in pkgutil.walk_packages(securefda.__path__, "securefda."):
-        if not module.name.startswith("securefda.examples") and not module.name.endswith("__main__"):
+        if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     errors: dict[str, type[SecureFdaError]] = {}
     left: list[type[SecureFdaError]] = [SecureFdaError]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from securefda.cli import main
+from securefda.samples import sample, sample_names
 from securefda.site.config import load_aggregator, load_federation, load_source
 
 ROOT = Path(__file__).parents[1]
@@ -30,3 +32,20 @@ def test_sample_settings_of_both_processes_are_read_and_fit_each_other() -> None
     source = load_source(ROOT / "services/source/source.toml")
     assert aggregator.task == source.task
     assert aggregator.aggregator.seed == source.source.seed
+
+
+def test_the_folder_of_examples_links_to_the_samples_of_the_package() -> None:
+    assert {file.stem: file.resolve() for file in FEDERATIONS} == {name: sample(name) for name in sample_names()}
+
+
+def test_a_sample_is_run_by_its_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    one_round = [
+        "--set",
+        "strategy.rounds=1",
+        "--set",
+        "strategy.warm-up-rounds=0",
+        "--set",
+        "strategy.rule=target_only",
+    ]
+    assert main(["simulate", "digits", "--out", str(tmp_path), *one_round]) == 0
+    assert "1 of 1" in capsys.readouterr().out

@@ -26,8 +26,9 @@ from securefda.aggregator.bootstrap import run_settings
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
 from securefda.audit.records import Record, RecordError
-from securefda.bench import processes, suite_folder
-from securefda.bench.job import Job
+from securefda.bench.accuracy import suite_folder
+from securefda.bench.secagg import processes
+from securefda.bench.secagg.job import Job
 from securefda.bootstrap import rows_of_site
 from securefda.cli import main
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
@@ -274,11 +275,11 @@ READERS = {
         b'{"round":1,"x":@}\n',
         takes=True,
     ),
-    "bench.processes._figures": Reader(
+    "bench.secagg.processes._figures": Reader(
         lambda _, data: processes._figures(as_text(data)), raises=SecureFdaError, takes=True
     ),
-    "bench.job.Job.from_json": Reader(lambda _, data: Job.from_json(as_text(data))),
-    "bench.suite_folder._object": Reader(
+    "bench.secagg.job.Job.from_json": Reader(lambda _, data: Job.from_json(as_text(data))),
+    "bench.accuracy.suite_folder._object": Reader(
         in_file("runs.jsonl", lambda file: list(suite_folder._runs(file))),
         b'{"data":@,"column":"","target":"","rule":"","seed":0}\n',
     ),

@@ -16,7 +16,7 @@ from securefda.errors import SecureFdaError
 from securefda.text import aligned
 
 if TYPE_CHECKING:
-    from securefda.bench.accuracy import Accuracy, Comparison
+    from securefda.bench.accuracy.measure import Accuracy, Comparison
 
 app = typer.Typer(help="Measure on this machine.")
 
@@ -70,7 +70,7 @@ def secagg(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Measure a masking session: every step's cost, and real processes beside a plain round. Lists make a grid."""
-    from securefda.bench.secagg import bench_secagg, jobs_of
+    from securefda.bench.secagg.measure import bench_secagg, jobs_of
 
     jobs = jobs_of(
         _numbers("--sources", sources, least=3),
@@ -122,9 +122,9 @@ def accuracy(
     output: OutputFormat = Format.TXT,
 ) -> int:
     """Measure the target's accuracy under every rule of a suite. Goes on where it was, in the same folder."""
-    from securefda.bench.accuracy import at_another_level, bench_accuracy, compared
-    from securefda.bench.plan import Request
-    from securefda.bench.progress import console_watcher
+    from securefda.bench.accuracy.measure import at_another_level, bench_accuracy, compared
+    from securefda.bench.accuracy.plan import Request
+    from securefda.bench.accuracy.progress import console_watcher
 
     request = Request(suite, level, seeds, _names(rules), _names(data), data_dir, overrides, os.environ)
     folder = out or Path("runs") / f"accuracy-{suite}-{level}"
@@ -140,7 +140,7 @@ def accuracy(
 
 def _print_accuracy(output: Format, done: Accuracy, comparison: Comparison | None, *, check: bool) -> int:
     """Print tables and requirements; return 1 where a run failed or, with ``check``, a requirement does not hold."""
-    from securefda.bench.accuracy import TABLE_FILE, means
+    from securefda.bench.accuracy.measure import TABLE_FILE, means
 
     misses = [*done.misses, *(comparison.misses if comparison else ())]
     data: dict[str, Any] = {

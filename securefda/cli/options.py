@@ -14,7 +14,6 @@ import typer
 from securefda.cli.output import Format
 from securefda.errors import ConfigError, SecureFdaError
 
-FederationFile = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation's configuration.")]
 Kit = Annotated[Path, typer.Argument(metavar="KIT", help="The startup kit of a site.")]
 FederationFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The federation's folder, with ca/ in it.")]
 SiteId = Annotated[str, typer.Argument(metavar="SITE", help="The site's id.")]
@@ -23,6 +22,24 @@ Overrides = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of data splits, models and training.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="Text for people, or one JSON envelope.")]
+
+
+def _file_or_sample(value: str) -> Path:
+    """A bare name that is no file here names a sample."""
+    from securefda.samples import sample, sample_names
+
+    is_name = value in sample_names() and not Path(value).exists()
+    return sample(value) if is_name else Path(value)
+
+
+FederationFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FEDERATION.toml",
+        help="The federation's configuration, or the name of a sample, e.g. digits.",
+        parser=_file_or_sample,
+    ),
+]
 
 
 def now() -> datetime:

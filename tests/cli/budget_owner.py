@@ -13,9 +13,9 @@ import pytest
 
 from securefda.bootstrap import rows_of_site
 from securefda.cli import main
-from securefda.local.samples import sample
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent
+from securefda.samples import sample
 from securefda.site.budget import BudgetSite, load_site
 
 WIDE = Budget(1000.0, 1e-5)

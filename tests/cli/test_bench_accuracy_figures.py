@@ -4,24 +4,23 @@ import math
 
 import pytest
 
-from securefda.bench.accuracy import misses_of
-from securefda.bench.federated import RunResult
-from securefda.bench.plan import Request
-from securefda.bench.plots import write_plots
-from securefda.bench.results import Results, RunKey
-from securefda.bench.suites import (
+from securefda.bench.accuracy.columns import Column, Suite
+from securefda.bench.accuracy.federated import RunResult
+from securefda.bench.accuracy.measure import misses_of
+from securefda.bench.accuracy.paper import Published
+from securefda.bench.accuracy.plan import Request
+from securefda.bench.accuracy.plots import write_plots
+from securefda.bench.accuracy.requirements import (
     AtLeast,
     AtMost,
     BestIsOneOf,
-    Column,
-    Published,
     SelectionHolds,
     Steadier,
-    Suite,
     compare_levels,
     judgements,
 )
-from securefda.bench.tables import tables
+from securefda.bench.accuracy.results import Results, RunKey
+from securefda.bench.accuracy.tables import tables
 
 LEFT, RIGHT = (Column("things", name, x=x) for name, x in (("left", 0.0), ("right", 1.0)))
 PAPER = Published("Table 99", ("left", "mean"), {"fedda": (55.55, None), "fedgp": (None, 44.4)})

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from securefda.bench.plan import LEVELS, Request, common_settings, digest_of, plan
-from securefda.bench.suites import DATA, MEAN, RULES, SUITES
+from securefda.bench.accuracy.columns import RULES
+from securefda.bench.accuracy.paper import MEAN
+from securefda.bench.accuracy.plan import LEVELS, Request, common_settings, digest_of, plan
+from securefda.bench.accuracy.suites import DATA, SUITES
 from securefda.errors import ConfigError
-from securefda.local.samples import sample
 from securefda.rules.strategy import Rule
+from securefda.samples import sample
 from securefda.site.config import load_federation
 
 FILES = Path("/nowhere")

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from securefda.bench.accuracy import at_another_level, bench_accuracy
-from securefda.bench.federated import RunResult
-from securefda.bench.plan import Request
-from securefda.bench.progress import console_watcher
-from securefda.bench.results import RunKey
-from securefda.bench.suite_folder import settings_of
+from securefda.bench.accuracy.federated import RunResult
+from securefda.bench.accuracy.measure import at_another_level, bench_accuracy
+from securefda.bench.accuracy.plan import Request
+from securefda.bench.accuracy.progress import console_watcher
+from securefda.bench.accuracy.results import RunKey
+from securefda.bench.accuracy.suite_folder import settings_of
 from securefda.cli import main
 from securefda.errors import ConfigError
 

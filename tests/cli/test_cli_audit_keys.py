@@ -14,8 +14,8 @@ from securefda.audit.keys import keys_of, roster_named
 from securefda.audit.reading import open_log
 from securefda.cli import main
 from securefda.errors import CertificateError, ConfigError
-from securefda.local.samples import sample
 from securefda.protocol.roster import sign_roster
+from securefda.samples import sample
 from securefda.site.kit import load_kit
 
 

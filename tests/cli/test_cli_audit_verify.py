@@ -17,7 +17,7 @@ from securefda.audit.merkle import Levels, check_inclusion, leaf_hash, pack, unp
 from securefda.audit.notes import Checkpoint, LogName, Note, sign
 from securefda.audit.verification import verification_progress
 from securefda.cli import main
-from securefda.local.samples import sample
+from securefda.samples import sample
 from securefda.site.kit import Kit, load_kit
 
 Capture = pytest.CaptureFixture[str]

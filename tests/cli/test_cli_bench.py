@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from securefda.bench import job as job_module
-from securefda.bench.crowd import STEPS, Setting, crowd
-from securefda.bench.job import Job, cpu_seconds, update_of
-from securefda.bench.processes import groups_of
-from securefda.bench.secagg import _check_sum, _checked, jobs_of
-from securefda.bench.session import PHASES, identities, measured_session
+from securefda.bench.machine import cpu_seconds
+from securefda.bench.secagg import job as job_module
+from securefda.bench.secagg.crowd import STEPS, Setting, crowd
+from securefda.bench.secagg.job import Job, update_of
+from securefda.bench.secagg.measure import _check_sum, _checked, jobs_of
+from securefda.bench.secagg.processes import groups_of
+from securefda.bench.secagg.session import PHASES, identities, measured_session
 from securefda.cli import main
 from securefda.errors import ConfigError, SecureFdaError
 

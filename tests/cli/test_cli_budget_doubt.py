@@ -11,7 +11,7 @@ import pytest
 from budget_owner import Owner, spent
 
 from securefda.cli import main
-from securefda.local.samples import sample
+from securefda.samples import sample
 from securefda.site.kit import load_kit
 from securefda.site.privacy_account import signer_of
 

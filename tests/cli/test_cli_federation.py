@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from securefda.cli import main
-from securefda.local.samples import sample
+from securefda.samples import sample
 from securefda.site.config import load_aggregator, load_source
 from securefda.site.kit import load_kit
 from securefda.site.policy import load_policy

@@ -25,8 +25,8 @@ from typer.main import get_command
 
 from securefda.cli import main
 from securefda.cli.app import app
-from securefda.local.samples import sample
 from securefda.protocol.messages import NO_CONTEXT, Signer
+from securefda.samples import sample
 from securefda.site.kit import load_kit
 from securefda.transport.wire import encode, encode_signed
 

@@ -13,8 +13,8 @@ import pytest
 
 from securefda.aggregator.expected import expected_header
 from securefda.cli import main
-from securefda.local.samples import sample
 from securefda.protocol.messages import NO_CONTEXT, Result, Signer
+from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.site.kit import load_kit
 from securefda.site.policy import (

@@ -9,7 +9,7 @@ import pytest
 
 from securefda.cli import main
 from securefda.errors import ConfigError
-from securefda.local.samples import sample
+from securefda.samples import sample
 
 SHORT = ["--set", "strategy.rounds=2", "--set", "strategy.warm-up-rounds=1"]
 

@@ -15,9 +15,9 @@ from depth import at_depth
 from random_sites import random_run, random_source
 
 from securefda.aggregator.run import AggregatorRun
-from securefda.bench.job import Job
-from securefda.bench.party import settings_of
-from securefda.bench.session import identities
+from securefda.bench.secagg.job import Job
+from securefda.bench.secagg.party import settings_of
+from securefda.bench.secagg.session import identities
 from securefda.bootstrap import Member
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.messages import Parcel, Visibility

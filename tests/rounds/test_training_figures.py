@@ -14,9 +14,9 @@ from rounds_liars import ACCURACY, LOSS, Liar
 
 from securefda.aggregator.expected import expected_header
 from securefda.errors import PolicyRefusal, TrainingError
-from securefda.local.samples import sample
 from securefda.protocol.contribution import metrics_of
 from securefda.protocol.messages import Advertise, Header, Join, Parcel, Refusal, Update, Visibility
+from securefda.samples import sample
 from securefda.site.config import NoiseSection, load_federation
 from securefda.site.policy import MetadataPolicy
 from securefda.training import LocalResult

@@ -20,7 +20,7 @@ from source_stores import store_at
 
 from securefda.aggregator.process import RunDriver
 from securefda.aggregator.run import AggregatorRun
-from securefda.bench.job import SAMPLES
+from securefda.bench.secagg.job import SAMPLES
 from securefda.bootstrap import Member
 from securefda.errors import AuthenticationError, QuorumLost, SecureFdaError
 from securefda.operations.progress import SilentReporter

@@ -16,7 +16,7 @@ from securefda.aggregator.settings import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import RunInfo
 from securefda.audit.witness import Witness
-from securefda.bench.party import RandomTrainer
+from securefda.bench.secagg.party import RandomTrainer
 from securefda.bootstrap import Member, witness_of
 from securefda.site.policy import SourcePolicy
 from securefda.source.run import SourceRun, SourceSite

@@ -15,7 +15,7 @@ from transport_kit import CALM, RUN_ID, TARGET, Sites
 from securefda.aggregator.process import RunDriver
 from securefda.aggregator.run import AggregatorRun
 from securefda.audit.journal import MessageRecorder
-from securefda.bench.job import SAMPLES
+from securefda.bench.secagg.job import SAMPLES
 from securefda.bootstrap import Member
 from securefda.errors import SecureFdaError
 from securefda.operations.progress import SilentReporter

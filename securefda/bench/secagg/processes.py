@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from securefda.bench.job import K_MIN, TARGET, Job, cpu_seconds
+from securefda.bench.machine import cpu_seconds
+from securefda.bench.secagg.job import K_MIN, TARGET, Job
 from securefda.errors import SecureFdaError
 from securefda.local.launcher import free_address
 from securefda.parse import json_value
@@ -21,7 +22,7 @@ from securefda.site.endpoints import SiteSpec
 from securefda.site.enrolment import init_federation
 from securefda.site.policy import default_policy, default_policy_text
 
-_MODULE = "securefda.bench.party"
+_MODULE = "securefda.bench.secagg.party"
 _LOG = "log.txt"
 _LEAVE_S = 60.0
 _POLL_S = 0.2

@@ -8,9 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
@@ -57,13 +55,6 @@ class RunResult:
     clipped: int = 0
 
 
-@contextmanager
-def workers(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that run jobs beside each other, one thread each, so that no figure depends on the number of cores."""
-    with ProcessPoolExecutor(count, mp_context=fork_server(), initializer=use_one_thread) as pool:
-        yield pool
-
-
 def use_one_thread() -> None:
     """Train on one thread in this process, whatever a model is worth."""
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -75,11 +66,6 @@ def fork_server() -> ForkServerContext:
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
     return context
-
-
-def run_all(pool: ProcessPoolExecutor, jobs: Iterable[Job]) -> list[RunResult]:
-    """Run all jobs; results in their order."""
-    return list(pool.map(run, jobs))
 
 
 def run(job: Job, scratch: Path | None = None) -> RunResult:

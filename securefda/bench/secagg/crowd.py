@@ -1,7 +1,7 @@
 """The sources of a measured session, all in one process: messages come in and go out as bytes, as over the network.
 
 What is measured is the processor time of each source's steps, parsing and serialising included; there is no
-transport, no TLS and no disk. The aggregator's side is in :mod:`securefda.bench.session`.
+transport, no TLS and no disk. The aggregator's side is in :mod:`securefda.bench.secagg.session`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.bench.job import K_MIN, Job, update_of
+from securefda.bench.secagg.job import K_MIN, Job, update_of
 from securefda.errors import SecureFdaError
 from securefda.protocol import source as src
 from securefda.protocol.checks import History, SessionLimits, check_header, quantisation

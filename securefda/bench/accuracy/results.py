@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from securefda.bench.federated import RunResult
-from securefda.bench.suites import MEAN, RULES, Column, Suite
+from securefda.bench.accuracy.columns import RULES, Column, Suite
+from securefda.bench.accuracy.federated import RunResult
+from securefda.bench.accuracy.paper import MEAN
 
 BySeed = dict[int, float]
 

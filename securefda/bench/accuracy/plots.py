@@ -15,8 +15,9 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from securefda.bench.results import BySeed, Results
-from securefda.bench.suites import RULES, Judgement, Plot, SelectionHolds, Suite, judgements
+from securefda.bench.accuracy.columns import RULES, Plot, Suite
+from securefda.bench.accuracy.requirements import Judgement, SelectionHolds, judgements
+from securefda.bench.accuracy.results import BySeed, Results
 from securefda.rules.strategy import CANDIDATES
 
 

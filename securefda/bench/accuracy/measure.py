@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from securefda.bench.federated import RunResult
-from securefda.bench.job import this_machine
-from securefda.bench.plan import Planned, Request, level_keys, plan
-from securefda.bench.plots import write_plots
-from securefda.bench.pool import Failed, run_beside
-from securefda.bench.results import Results, RunKey
-from securefda.bench.suite_folder import SuiteFolder, open_folder, read_folder, result_line, settings_of
-from securefda.bench.suites import compare_levels
-from securefda.bench.tables import tables
+from securefda.bench.accuracy.federated import RunResult
+from securefda.bench.accuracy.plan import Planned, Request, level_keys, plan
+from securefda.bench.accuracy.plots import write_plots
+from securefda.bench.accuracy.pool import Failed, run_beside
+from securefda.bench.accuracy.requirements import compare_levels
+from securefda.bench.accuracy.results import Results, RunKey
+from securefda.bench.accuracy.suite_folder import SuiteFolder, open_folder, read_folder, result_line, settings_of
+from securefda.bench.accuracy.tables import tables
+from securefda.bench.machine import this_machine
 from securefda.bootstrap import rows_here
 from securefda.errors import ConfigError
 from securefda.operations.records import software_versions

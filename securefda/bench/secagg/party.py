@@ -1,4 +1,4 @@
-"""One process of a measured federation: ``python -m securefda.bench.party aggregator|sources JOB [SITE ...]``.
+"""One process of a measured federation: ``python -m securefda.bench.secagg.party aggregator|sources JOB [SITE ...]``.
 
 Kits, TLS, transport, run and rounds are those of the services; random vectors stand in for training. The aggregator
 reads one visibility per line from stdin, runs one round of it, and prints one JSON line of figures for each.
@@ -33,7 +33,8 @@ from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.settings import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import RunInfo
-from securefda.bench.job import CLIP, K_MIN, SAMPLES, TARGET, Job, PeakGrowth, update_of
+from securefda.bench.machine import PeakGrowth
+from securefda.bench.secagg.job import CLIP, K_MIN, SAMPLES, TARGET, Job, update_of
 from securefda.bootstrap import Member, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.heap import map_large_blocks
@@ -64,7 +65,7 @@ class RandomTrainer:
     """Implements :class:`securefda.training.trainer.Trainer`: one layer, a model of zeros, the same update every round.
 
     Args:
-        site_id: names the update, see :func:`securefda.bench.job.update_of`.
+        site_id: names the update, see :func:`securefda.bench.secagg.job.update_of`.
         params: m.
     """
 

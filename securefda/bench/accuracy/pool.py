@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 
-from securefda.bench.federated import Job, RunResult, fork_server, run, use_one_thread
-from securefda.bench.plan import Planned
+from securefda.bench.accuracy.federated import Job, RunResult, fork_server, run, use_one_thread
+from securefda.bench.accuracy.plan import Planned
 from securefda.errors import SecureFdaError
 
 

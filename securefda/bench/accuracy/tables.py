@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 
-from securefda.bench.results import BySeed, Results
-from securefda.bench.suites import MEAN, Published, SelectionHolds, Suite, judgements
+from securefda.bench.accuracy.columns import Suite
+from securefda.bench.accuracy.paper import MEAN, Published
+from securefda.bench.accuracy.requirements import SelectionHolds, judgements
+from securefda.bench.accuracy.results import BySeed, Results
 from securefda.operations.records import REPORTED_ROUNDS
 
 _WIDE = 8

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securefda.bench.federated import Job
-from securefda.bench.results import RunKey
-from securefda.bench.suites import DATA, RULES, SUITES, Column, DataSet, Schedule, Settings, Suite
+from securefda.bench.accuracy.columns import RULES, Column, DataSet, Schedule, Settings, Suite
+from securefda.bench.accuracy.federated import Job
+from securefda.bench.accuracy.results import RunKey
+from securefda.bench.accuracy.suites import DATA, SUITES
 from securefda.errors import ConfigError
-from securefda.local.samples import sample
+from securefda.samples import sample
 from securefda.site.config import FederationConfig, load_federation
 
 LEVELS = ("individual", "cohort", "sum")

@@ -14,9 +14,9 @@ from statistics import median
 from typing import Any
 
 from securefda import __version__
-from securefda.bench.job import CLIP, Job
-from securefda.bench.processes import groups_of, parties
-from securefda.bench.session import (
+from securefda.bench.secagg.job import CLIP, Job
+from securefda.bench.secagg.processes import groups_of, parties
+from securefda.bench.secagg.session import (
     SessionCosts,
     keystream_add_gb_per_s,
     measured_session,
@@ -61,7 +61,7 @@ def bench_secagg(job: Job, *, repeats: int | None = None, processes: int | None 
     """Measure a masking session in processor time and bytes, in real processes too where the machine holds them.
 
     The costs of each step come from a session of the state machines of all sites, with every message as bytes and
-    the sources in one process of their own (:mod:`securefda.bench.session`). Where all the sources' vectors fit
+    the sources in one process of their own (:mod:`securefda.bench.secagg.session`). Where all the sources' vectors fit
     (:attr:`Job.fits_processes`), a plain round and a masked session of real processes over loopback with mutual TLS
     are measured as well. All take turns with the raw cipher, so that they see the same load. Such a session counts
     from its header, as it is handed to the transport, to the signed result and the model on disk. The sources

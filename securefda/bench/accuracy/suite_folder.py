@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from securefda import __version__
-from securefda.bench.federated import RunResult
-from securefda.bench.plan import Planned, Request, common_settings
-from securefda.bench.results import Results, RunKey
-from securefda.bench.suites import SUITES
+from securefda.bench.accuracy.federated import RunResult
+from securefda.bench.accuracy.plan import Planned, Request, common_settings
+from securefda.bench.accuracy.results import Results, RunKey
+from securefda.bench.accuracy.suites import SUITES
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.operations.run_folder import append_line, replace_file
 from securefda.parse import BeyondBounds, json_value

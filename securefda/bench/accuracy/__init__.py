@@ -1,0 +1,1 @@
+"""``securefda bench accuracy``: suites of simulated federations, their tables, plots and requirements."""

@@ -1,0 +1,227 @@
+"""What a suite's figures must show: a line for each point that does not hold or was not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from securefda.bench.accuracy.columns import Column
+from securefda.bench.accuracy.paper import MEAN
+from securefda.bench.accuracy.results import Results
+from securefda.rules.strategy import CANDIDATES, choose_rule
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """A rule reaches ``points`` percent, or so many points more than another rule.
+
+    In each of the named columns; without names, in the mean over all columns.
+    """
+
+    rule: str
+    points: float
+    over: str = ""
+    columns: tuple[str, ...] = ()
+
+    def misses(self, results: Results) -> Iterator[str]:
+        """See `AcceptanceCriterion`."""
+        for column in self.columns or (MEAN,):
+            reached = results.overall(self.rule, column)
+            other = results.overall(self.over, column) if self.over else 0.0
+            if reached is None or other is None:
+                yield missing(column, self.rule, *([self.over] if self.over else []))
+            elif reached < other + self.points:
+                than = f"{self.over} + {self.points:g} = " if self.over else ""
+                yield f"MISSED: {column}: {self.rule} is {reached:.1f}, must reach {than}{other + self.points:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """A rule's mean over all columns stays at or below ``points`` percent: the suite has a shift worth its name."""
+
+    rule: str
+    points: float
+
+    def misses(self, results: Results) -> Iterator[str]:
+        """See `AcceptanceCriterion`."""
+        reached = results.overall(self.rule, MEAN)
+        if reached is None:
+            yield missing(MEAN, self.rule)
+        elif reached > self.points:
+            yield f"MISSED: {MEAN}: {self.rule} is {reached:.1f}, may not be above {self.points:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class BestIsOneOf:
+    """In a column no rule that was measured is above the best of these, apart from those that have more data."""
+
+    rules: tuple[str, ...]
+    column: str
+    apart_from: tuple[str, ...] = ()
+
+    def misses(self, results: Results) -> Iterator[str]:
+        """See `AcceptanceCriterion`."""
+        reached = {rule: results.overall(rule, self.column) for rule in results.rules if rule not in self.apart_from}
+        known = {rule: value for rule, value in reached.items() if value is not None}
+        if not set(self.rules) <= set(known):
+            yield missing(self.column, *self.rules)
+            return
+        best = max(known, key=lambda rule: known[rule])
+        if known[best] > max(known[rule] for rule in self.rules):
+            yield f"MISSED: {self.column}: {best} is best with {known[best]:.1f}, not {' or '.join(self.rules)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Steadier:
+    """On every data set, a rule's accuracy varies less over the columns than another rule's: largest less smallest."""
+
+    rule: str
+    than: str
+
+    def misses(self, results: Results) -> Iterator[str]:
+        """See `AcceptanceCriterion`."""
+        for data in results.data:
+            own, other = results.spread(self.rule, data), results.spread(self.than, data)
+            if own is None or other is None:
+                yield missing(data, self.rule, self.than)
+            elif own >= other:
+                yield f"MISSED: {data}: {self.rule} varies by {own:.1f} points, {self.than} by {other:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One point of a grid: what the estimated errors say, and what the runs gave.
+
+    What they say is read off the first round that estimates them, mean over seeds. It is the only one whose model has
+    not been trained on the target's rows, as the estimators take it to be, and in which all rules but target_only still
+    have one model. `benchmarks/rbf_errors.py` compares it with later rounds.
+
+    Attributes:
+        column: where.
+        distance: d², the estimated error of source_only; ``variance``: σ², that of target_only.
+        predicted: the rule that ``auto`` takes for these errors; ``later``: for the mean errors of all its rounds.
+        actual: the rule with the smallest loss.
+        losses: rule -> mean loss over seeds.
+    """
+
+    column: Column
+    distance: float
+    variance: float
+    predicted: str
+    later: str
+    actual: str
+    losses: dict[str, float]
+
+    def holds(self, within: float, rule: str) -> bool:
+        """Whether the loss of a rule is at most this far above the best one's, as a share of it."""
+        return self.losses[rule] <= (1 + within) * self.losses[self.actual]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionHolds:
+    """Estimated errors find the best rule, and ``auto``, which goes by them, is never the worst and near the best.
+
+    They have to in the first round that estimates them and as a mean over all rounds.
+
+    Attributes:
+        share: of the grid in which the rule with the smallest estimated error has to be best.
+        within: how far its loss may be above the best one's, as a share of it, and still count as best.
+        points: by how many points of accuracy auto may be below the best fixed rule, mean over the grid.
+    """
+
+    share: float = 0.75
+    within: float = 0.02
+    points: float = 1.0
+
+    def misses(self, results: Results) -> Iterator[str]:
+        """See `AcceptanceCriterion`."""
+        found = judgements(results)
+        if not found or len(found) < len(results.columns):
+            yield missing("grid", *CANDIDATES, "auto")
+            return
+        yield from self._wrong("first round", found, [one.predicted for one in found])
+        yield from self._wrong("all rounds", found, [one.later for one in found])
+        for one in found:
+            worst = max(one.losses[rule] for rule in CANDIDATES)
+            if one.losses["auto"] > worst:
+                yield f"MISSED: {one.column.name}: loss of auto is {one.losses['auto']:.4g}, of the worst {worst:.4g}"
+        if (lost := _lost(results)) > self.points:
+            yield f"MISSED: auto is {lost:.2f} points below the best rule on average, may be {self.points:g}"
+
+    def _wrong(self, rounds: str, found: Sequence[Judgement], rules: Sequence[str]) -> Iterator[str]:
+        right = sum(one.holds(self.within, rule) for one, rule in zip(found, rules, strict=True)) / len(found)
+        if right < self.share:
+            what = f"the estimated errors are right on {right:.0%} of the grid, must be on {self.share:.0%}"
+            yield f"MISSED: {rounds}: {what}"
+
+
+def judgements(results: Results) -> list[Judgement]:
+    """What was predicted and what came of it, for every column in which all candidates and auto were measured."""
+    found = []
+    for column in results.columns:
+        errors = results.first_errors("auto", column)
+        losses = {rule: results.mean_loss(rule, column) for rule in (*CANDIDATES, "auto")}
+        known = {rule: loss for rule, loss in losses.items() if loss is not None}
+        if not errors or len(known) < len(losses):
+            continue
+        found.append(
+            Judgement(
+                column,
+                distance=errors["source_only"],
+                variance=errors["target_only"],
+                predicted=_choice(errors),
+                later=_choice(results.mean_errors("auto", column)),
+                actual=min(CANDIDATES, key=lambda rule: known[rule]),
+                losses=known,
+            )
+        )
+    return found
+
+
+def _choice(errors: Mapping[str, float]) -> str:
+    return choose_rule({rule: errors[rule] for rule in CANDIDATES})
+
+
+def missing(where: str, *rules: str) -> str:
+    """The line of a bar that cannot be judged."""
+    return f"MISSING: {where}: {' or '.join(rules)} was not measured with every seed on every target"
+
+
+def _lost(results: Results) -> float:
+    """Points of accuracy that auto is below the best fixed rule, mean over the columns."""
+    return fmean(
+        max(_known(results, rule, column) for rule in CANDIDATES) - _known(results, "auto", column)
+        for column in results.columns
+    )
+
+
+def _known(results: Results, rule: str, column: Column) -> float:
+    value = results.mean(rule, column)
+    return float("nan") if value is None else value
+
+
+def compare_levels(
+    own: Results, other: Results, points: float, rules: Iterable[str]
+) -> tuple[list[str], Sequence[tuple[str, float]]]:
+    """Compare two measurements of one suite, rule by rule, on the runs that both have.
+
+    Args:
+        own: at one level.
+        other: of the same suite, at another.
+        points: how far means over all columns may be apart.
+        rules: names of those to compare.
+
+    Returns:
+        A line for every rule whose means are further apart or that has none in both, and (rule, own less other) of
+        every other one.
+    """
+    found = {rule: own.difference(other, rule) for rule in rules}
+    lines = [
+        f"MISSING: {rule} was not measured with every seed at both levels"
+        if difference is None
+        else f"MISSED: {rule}: {abs(difference):.2f} points between the levels, may be {points:g}"
+        for rule, difference in found.items()
+        if difference is None or abs(difference) > points
+    ]
+    return lines, [(rule, difference) for rule, difference in found.items() if difference is not None]

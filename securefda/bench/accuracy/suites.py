@@ -1,0 +1,184 @@
+"""The suites of ``securefda bench accuracy``, as data: which rules on which columns, and what must come of it.
+
+To add a rule, add a line to `RULES`, and its name to a group or to a suite here. Everything that no line sets is as in
+the sample federation of the data set, the same for all rules and columns.
+"""
+
+from __future__ import annotations
+
+from securefda.bench.accuracy.columns import Column, DataSet, Suite
+from securefda.bench.accuracy.paper import (
+    BETA_COLORED_MNIST,
+    COLORED_MNIST,
+    FED_HEART,
+    LABEL_SHIFT,
+    NOISY_FASHION,
+    TARGET_SIZE_FASHION,
+)
+from securefda.bench.accuracy.requirements import AtLeast, AtMost, BestIsOneOf, SelectionHolds, Steadier
+from securefda.tasks.fed_heart import HOSPITALS
+
+BASELINES = ("source_only", "target_only", "oracle", "fedavg", "finetune_offline")
+ADAPTING = ("fedda", "fedgp", "fedda_auto", "fedgp_auto", "auto", "fedgp_no_filter")
+OF_FASHION = (
+    *("source_only", "target_only", "target_only_low_rate", "oracle", "finetune_offline"),
+    *("fedda", "fedgp", "fedda_auto", "fedgp_auto"),
+)
+"""The rules of the paper's tables on Fashion-MNIST."""
+
+PERSONAL = ("personalized_fedavg", "ditto", "apfl", "knn_per", "fedrep")
+"""Measured with a model of the target's own; the paper compares with them on ColoredMNIST and Fed-Heart."""
+
+HEART_RULES = ("fedda", "fedgp", "fedda_auto", "fedgp_auto", "auto", "fedgp_with_filter", "fedgp_auto_with_filter")
+"""Of Fed-Heart, whose example runs without the filter."""
+
+HEART_PERSONAL = ("personalized_fedavg", "ditto", "apfl", "knn_per")
+"""Its model is one layer, of which fedrep would leave nothing to train together."""
+
+DOMAINS = ("plus-90", "plus-80", "minus-90")
+
+DATA = {
+    "digits": DataSet(
+        "digits",
+        levels={
+            "cohort": ("privacy.cohort-size=2", "privacy.min-others=1", "privacy.max-colluders=0")
+        },  # two cohorts, of 2 and 3
+    ),
+    "fed-heart": DataSet("fed_heart", "fed_heart", HOSPITALS),
+    "colored-mnist": DataSet("colored_mnist", "mnist", DOMAINS),
+    "noisy-fashion": DataSet("noisy_fashion_mnist", "fashion_mnist"),
+    "label-shift": DataSet("label_shift_fashion_mnist", "fashion_mnist"),
+    "rbf": DataSet("rbf"),
+}
+
+BETAS = (0.2, 0.4, 0.6, 0.8)
+NOISES = (0.0, 0.2, 0.4, 0.6, 0.8)
+ETAS = (0.45, 0.3, 0.15, 0.1, 0.05, 0.0)
+SHIFTS = (0.0, 0.1, 0.2, 0.4, 0.8)
+GRID_ROWS = (10, 30, 100, 300, 1000)
+STRONG_NOISE = ("0.4", "0.6", "0.8")
+
+
+def _each_target(data: str) -> tuple[Column, ...]:
+    return tuple(Column(data, target, targets=(target,)) for target in DATA[data].targets)
+
+
+def _over(data: str, setting: str, values: tuple[float, ...]) -> tuple[Column, ...]:
+    """A column for each value of one setting, over all targets."""
+    targets = DATA[data].targets or ("",)
+    return tuple(Column(data, f"{value:g}", (f"{setting}={value:g}",), targets, x=value) for value in values)
+
+
+def _grid(data: str) -> tuple[Column, ...]:
+    """Every shift with every number of labelled rows: d² grows with the one, and σ² falls with the other.
+
+    Of the target's rows a tenth makes a step, so that all columns have rounds of ten steps.
+    """
+    return tuple(
+        Column(
+            data,
+            f"shift {shift:g}, {rows} rows",
+            (
+                f"task.options.shift={shift}",
+                f"task.options.target-rows={rows}",
+                f"training.target.batch-size={rows // 10}",
+            ),
+            x=shift,
+            y=rows,
+        )
+        for shift in SHIFTS
+        for rows in GRID_ROWS
+    )
+
+
+SUITES = {
+    "digits": Suite(
+        title="Digits",
+        columns=(Column("digits", "target"),),
+        rules=(*BASELINES, "target_only_low_rate", *ADAPTING, *PERSONAL),
+        plots=("columns", "betas"),
+        bars=(
+            AtLeast("fedgp_auto", 2.0, over="target_only"),
+            AtLeast("fedgp_auto", 20.0, over="source_only"),
+        ),
+    ),
+    "fed-heart": Suite(
+        title="Fed-Heart",
+        columns=_each_target("fed-heart"),
+        rules=(*BASELINES, *HEART_RULES, *HEART_PERSONAL),
+        plots=("columns", "betas"),
+        bars=(
+            AtLeast("fedgp_auto", 74.8),
+            AtLeast("fedda_auto", 75.0),
+            AtLeast("fedgp_auto", 6.0, over="source_only"),
+            AtLeast("fedda_auto", 6.0, over="source_only"),
+        ),
+        published={"fed-heart": FED_HEART},
+        averaged=True,
+    ),
+    "colored-mnist": Suite(
+        title="ColoredMNIST",
+        columns=_each_target("colored-mnist"),
+        rules=(*BASELINES, "target_only_low_rate", *ADAPTING, *PERSONAL),
+        plots=("columns", "betas"),
+        bars=(
+            AtLeast("fedgp_auto", 82.0),
+            AtLeast("fedgp", 20.0, over="fedda"),
+            AtLeast("fedda_auto", 20.0, over="fedda"),
+            AtMost("source_only", 55.0),
+        ),
+        published={"colored-mnist": COLORED_MNIST},
+        averaged=True,
+    ),
+    "noisy-fashion": Suite(
+        title="Fashion-MNIST, noisy features at the target",
+        columns=_over("noisy-fashion", "task.options.noise", NOISES),
+        rules=(*OF_FASHION, "fedgp_no_filter"),
+        plots=("line", "betas"),
+        bars=(
+            *(AtLeast(rule, 3.0, "target_only", STRONG_NOISE) for rule in ("fedda_auto", "fedgp_auto")),
+            *(AtLeast(rule, 5.0, "fedda", STRONG_NOISE) for rule in ("fedda_auto", "fedgp_auto")),
+            BestIsOneOf(("fedda", "source_only"), "0", apart_from=("oracle",)),
+        ),
+        published={"noisy-fashion": NOISY_FASHION},
+        axis="standard deviation of the target's noise",
+    ),
+    "label-shift": Suite(
+        title="Fashion-MNIST, label shift",
+        columns=_over("label-shift", "task.options.eta", ETAS),
+        rules=OF_FASHION,
+        plots=("line", "betas"),
+        published={"label-shift": LABEL_SHIFT},
+        axis="η; smaller is a larger shift",
+    ),
+    "rbf": Suite(
+        title="Radial basis functions",
+        columns=_grid("rbf"),
+        rules=("source_only", "target_only", "fedda_auto", "fedgp_auto", "fedda", "fedgp", "auto"),
+        plots=("selection",),
+        bars=(SelectionHolds(),),
+        losses=True,
+    ),
+    "beta-sweep": Suite(
+        title="Fixed β",
+        columns=tuple(column for data in DATA for column in _over(data, "strategy.beta", BETAS)),
+        rules=("fedda", "fedgp"),
+        plots=("line",),
+        bars=(Steadier("fedgp", "fedda"),),
+        published={"colored-mnist": BETA_COLORED_MNIST},
+        axis="β",
+    ),
+    "target-size": Suite(
+        title="Labelled rows of the target",
+        columns=(
+            *_over("digits", "task.options.target-rows", (25, 50, 100, 200, 400)),
+            *_over("colored-mnist", "task.options.target-rows", (6, 18, 60)),
+            *_over("noisy-fashion", "task.options.target-rows", (25, 50, 100, 200)),
+        ),
+        rules=("target_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto"),
+        plots=("line",),
+        published={"noisy-fashion": TARGET_SIZE_FASHION},
+        axis="labelled rows of the target",
+    ),
+}
+"""By name, as in ``--suite``."""

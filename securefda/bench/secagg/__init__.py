@@ -1,0 +1,1 @@
+"""``securefda bench secagg``: what a masking session costs each side, alone and between real processes."""
