@@ -31,7 +31,6 @@ from securefda.site.config import (
     training_settings,
 )
 from securefda.site.config.sections import DEFAULT_DATA_SET, ProcessSection, TrainingSection
-from securefda.site.drawing import REPEATABLE
 from securefda.site.kit import Kit
 from securefda.site.policy import load_signed_policy
 from securefda.site.privacy_account import (
@@ -42,6 +41,7 @@ from securefda.site.privacy_account import (
     require_no_ledger_at,
     require_unledgered,
 )
+from securefda.site.training_secret import REPEATABLE
 from securefda.tasks import Samples, Task, TaskSettings, load_task, task_code
 from securefda.training import PersonalMemory, SecretSeed
 from securefda.training.trainer import SiteTrainer

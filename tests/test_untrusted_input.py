@@ -31,6 +31,7 @@ from securefda.bench.secagg import processes
 from securefda.bench.secagg.job import Job
 from securefda.bootstrap import rows_of_site
 from securefda.cli import main
+from securefda.disk import write_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.local import launcher
 from securefda.operations.progress import SilentReporter
@@ -43,11 +44,9 @@ from securefda.site.budget import load_site
 from securefda.site.config import aggregator_toml, kit_settings_toml, load_aggregator, load_federation
 from securefda.site.endpoints import Address, Endpoints, SiteSpec
 from securefda.site.enrolment import init_federation
-from securefda.site.files import write_file
-from securefda.site.kit import load_kit
+from securefda.site.kit import check_not_older, load_kit
 from securefda.site.policy import load_policy
 from securefda.site.policy.model import parse_policy
-from securefda.site.roster_memory import check_not_older
 from securefda.threat_register import load_last_run, load_register
 
 PACKAGE = Path(securefda.__file__).parent
@@ -237,7 +236,7 @@ READERS = {
     "site.endpoints.Endpoints.from_toml": TomlReader(
         lambda _, data: Endpoints.from_toml(data), b"[aggregator]\naddress = 'a:1'\nserver-name = 'a'"
     ),
-    "site.roster_memory._read": Reader(
+    "site.kit._read": Reader(
         in_file("rosters.json", lambda file: check_not_older(file.parent, "ab", load_kit(KIT[0], NOW).roster)),
         b'{"rosters":{"ab":@},"version":1}',
     ),

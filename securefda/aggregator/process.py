@@ -29,8 +29,8 @@ from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Join, Send
 from securefda.protocol.roster import Roster
 from securefda.site.config import AggregatorConfig
-from securefda.site.drawing import secret_of_site
 from securefda.site.kit import Kit, load_kit, use_kit
+from securefda.site.training_secret import secret_of_site
 from securefda.transport.event_loop import in_thread, run_until_told
 from securefda.transport.events import Event, Joined, Left, Misbehaved, Received
 from securefda.transport.observer import TrafficMeter

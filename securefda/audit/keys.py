@@ -16,11 +16,11 @@ from typing import Final, Literal
 from securefda.audit.reading import LogFolder
 from securefda.audit.records import Record, RecordError
 from securefda.audit.store import AuditError
+from securefda.disk import read_file
 from securefda.errors import ConfigError
 from securefda.protocol.roster import Roster, SignedRoster
 from securefda.site.authority import CA_FILE
 from securefda.site.certificates import parse_ca
-from securefda.site.files import read_file
 from securefda.site.kit import KIT_FILE, LOCAL, STARTUP, Manifest
 from securefda.site.kit import ROSTER_FILE as KIT_ROSTER_FILE
 

@@ -23,8 +23,8 @@ from securefda.audit.records import Record, RecordError
 from securefda.audit.statements import StatementReader
 from securefda.audit.store import AuditError
 from securefda.audit.verify import Verification, verify_log
+from securefda.disk import read_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
-from securefda.site.files import read_file
 from securefda.text import aligned, printable
 
 

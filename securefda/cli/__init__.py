@@ -1,4 +1,4 @@
-"""The ``securefda`` command."""
+"""The ``securefda`` command, from arguments to an exit code: every error is one line and a hint, never a traceback."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ import os
 import sys
 from collections.abc import Sequence
 
-from securefda.cli import entry
+from typer import Abort
+from typer.exceptions import TyperException
 
-__all__ = ["main"]
+from securefda.cli.options import RunInterruptedError
+from securefda.cli.output import print_error, wants_json
+from securefda.errors import ConfigError, ExitCode, SecureFdaError
+
+__all__ = ["main", "run"]
+
+_INTERRUPTED = 130
+"""What typer makes of Ctrl-C; no command of ours ends with it."""
+
+
+class UsageError(ConfigError):
+    """An argument is missing, unknown or malformed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with ``arguments``, by default the process's own, and return its exit code."""
     if arguments is not None:
-        return entry.run(arguments)
-    code = entry.run(sys.argv[1:])
+        return run(arguments)
+    code = run(sys.argv[1:])
     # End the process at once where a thread still trains: it cannot be stopped, and Python would abort over it
     offload = sys.modules.get("securefda.transport.event_loop")
     if offload is not None and offload.work_goes_on():
@@ -23,3 +35,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Args:
+        arguments: as the process got them, without its own name.
+
+    Returns:
+        The exit code, one of :class:`~securefda.errors.ExitCode`. Results go to stdout, all else to stderr.
+    """
+    as_json = wants_json(arguments)
+    try:
+        from securefda.cli.app import app
+
+        result = app(args=list(arguments) or ["--help"], prog_name="securefda", standalone_mode=False)
+        if result == _INTERRUPTED:
+            raise KeyboardInterrupt
+        return int(result) if isinstance(result, int) else ExitCode.OK
+    except SecureFdaError as error:
+        return print_error(error, as_json=as_json)
+    except TyperException as error:
+        return print_error(_usage_error(error), as_json=as_json)
+    except (KeyboardInterrupt, Abort):
+        return print_error(RunInterruptedError("interrupted"), as_json=as_json)
+    except BrokenPipeError:
+        # The reader of our output has gone; the interpreter must not fail again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILED
+
+
+def _usage_error(error: TyperException) -> UsageError:
+    """One line from the parser's message, which may end with a suggestion of its own."""
+    message = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
+    what, _, suggestion = message.partition(". ")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "securefda"
+    return UsageError(
+        "arguments", what[:1].lower() + what[1:], hint=suggestion or f"{command} --help lists what there is"
+    )

@@ -494,8 +494,8 @@ def _draw(path: Path, lines: Series, delta: float, about: str) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
+    from securefda.disk import write_file, writing_errors
     from securefda.operations.figures import lines_figure
-    from securefda.site.files import write_file, writing_errors
 
     svg = lines_figure(lines, f"epsilon at delta {delta:g},\none row added or removed", "budget")
     # A figure of the report takes names and colours from its page; a file has to bring them.

@@ -143,9 +143,9 @@ def sign(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Sign a new roster as a member, at home, after checking that it follows from the kit's own."""
+    from securefda.disk import PUBLIC_MODE, read_file, write_file, writing_errors
     from securefda.protocol.roster import SignedRoster
     from securefda.site.enrolment import countersign
-    from securefda.site.files import PUBLIC_MODE, read_file, write_file, writing_errors
     from securefda.site.kit import load_kit
 
     own = load_kit(kit, now())
@@ -163,9 +163,9 @@ def merge(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Add a member's signature to the CA's roster and write all kits again."""
+    from securefda.disk import read_file
     from securefda.protocol.roster import SignedRoster
     from securefda.site.enrolment import merge_signatures
-    from securefda.site.files import read_file
 
     enrolment = merge_signatures(folder, SignedRoster.from_bytes(read_file(roster).data))
     print_result(output, _data(enrolment), _changed_text(enrolment))

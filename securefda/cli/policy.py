@@ -124,7 +124,7 @@ def template(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Print a policy to start from, with the reason of each value."""
-    from securefda.site.files import write_file, writing_errors
+    from securefda.disk import write_file, writing_errors
     from securefda.site.policy import NAMED_POLICIES
 
     if name not in NAMED_POLICIES:
@@ -145,7 +145,7 @@ def sign(kit: Kit, output: OutputFormat = Format.TXT) -> None:
     """Sign KIT/local/policy.toml as its site, and show what is signed; no process starts with an unsigned one."""
     from hashlib import sha256
 
-    from securefda.site.files import read_file, writing_errors
+    from securefda.disk import read_file, writing_errors
     from securefda.site.kit import POLICY_FILE, load_kit, naming
     from securefda.site.policy import explain as in_words
     from securefda.site.policy import parse_policy, require_satisfiable

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from securefda.disk import read_file
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.protocol.checks import SessionLimits
 from securefda.protocol.contribution import terms_of
@@ -14,7 +15,6 @@ from securefda.protocol.messages import Header, RuleTerms, Signed
 from securefda.rules import Strategy
 from securefda.rules.strategy import CANDIDATES, round_plan
 from securefda.site.config import FederationConfig, load_federation, strategy_of
-from securefda.site.files import read_file
 from securefda.site.kit import Kit, PolicyFile
 from securefda.site.policy import SourcePolicy, check_header, check_task, check_training, require_satisfiable
 from securefda.transport.wire import WireError, decode_signed

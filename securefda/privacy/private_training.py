@@ -10,31 +10,66 @@ no training loss and no training accuracy.
 Each step draws every row by itself (Poisson sampling), with bits of the operating system. The sampling rate lowers
 epsilon only as long as it is unknown which rows a step drew. Opacus' own sampler takes its bits from a generator of
 torch, whose 64-bit seed would be all that hides them.
+
+The sender of the model chooses its weights, so no step may depend on them being reasonable. A row whose gradient is not
+finite counts as one without gradient: an error would tell of it. And with ghost clipping, whose sum is made in a second
+pass, that pass must give the very gradients that the first one measured: see :func:`_ghost_backward`.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from opacus import PrivacyEngine
+from opacus.validators import ModuleValidator
+from opacus.validators.errors import UnsupportedModuleError
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from securefda.errors import ConfigError, TrainingError
+from securefda.privacy.noise import NoiseSource, take_noise_from
 from securefda.privacy.planning import Schedule
-from securefda.privacy.private_steps import RandomBytes, steps_of
 from securefda.protocol.contribution import LocalResult
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
 from securefda.training.local import StepObserver, require_steps
-from securefda.training.seeds import secret_torch
-from securefda.training.settings import TrainingSettings
+from securefda.training.seeds import secret_torch, seeded_torch
+from securefda.training.settings import NoiseSettings, TrainingSettings
 from securefda.training.vectors import FlatModel
 
 _WORD_BYTES = 8
+
+_PROBES = 3
+"""Rows of the site on which a model is tried."""
+
+_MOVE = 0.1
+"""Standard deviation of what is added to each parameter for a second trial: a first model may have zeros in it."""
+
+_HINT = "look at the site's data, or lower training.learning-rate"
+_NO_GHOST = "set training.dp.ghost-clipping = false"
+_INSTEAD = {
+    "BatchNorm": "torch.nn.GroupNorm",
+    "InstanceNorm": "torch.nn.GroupNorm",
+    "LSTM": "opacus.layers.DPLSTM",
+    "GRU": "opacus.layers.DPGRU",
+    "RNN": "opacus.layers.DPRNN",
+    "MultiheadAttention": "opacus.layers.DPMultiheadAttention",
+}
+"""Start of a layer's class that mixes rows, or that hides its parameters from Opacus -> what to use in its place."""
+
+RandomBytes = Callable[[int], bytes]
+Backward = Callable[[Tensor, Tensor], None]
+"""Gives the optimizer the clipped gradients of rows: (features (b, ...), labels (b, ...)), b >= 0."""
 
 
 def draw_rows(samples: int, rate: float, random_bytes: Callable[[int], bytes] = os.urandom) -> NDArray[np.int64]:
@@ -93,7 +128,7 @@ def train_private(
 
     Args:
         task: gives the loss of each row by itself, ``row_losses``.
-        model: as for ``train_local``; rows must not mix in it, see :mod:`securefda.privacy.private_checks`.
+        model: as for ``train_local``; rows must not mix in it, see :func:`require_separate_rows`.
         received: the global model, (m,) float32; not changed.
         data: the site's training rows.
         settings: how to train; ``dp`` is set.
@@ -135,3 +170,340 @@ def train_private(
     if not np.isfinite(update).all():
         raise TrainingError(f"{site}: the update is not finite", hint="lower training.learning-rate")
     return LocalResult(update, schedule.steps_per_round, len(data), None, None, settings.learning_rate)
+
+
+@contextmanager
+def steps_of(
+    task: Task, model: nn.Module, data: Samples, settings: TrainingSettings, random_bytes: RandomBytes
+) -> Iterator[Callable[[Tensor], None]]:
+    """Yield what takes a step on the rows whose numbers it is given, none being an answer too.
+
+    Opacus' hooks are on the model for as long as the block.
+
+    Raises:
+        TrainingError: a layer that DP-SGD cannot train.
+    """
+    device = next(model.parameters()).device
+    features, labels = data.features.to(device), data.labels.to(device)
+    with optimizer_of(task, model, data, settings) as (optimizer, backward):
+        take_noise_from(NoiseSource(random_bytes), optimizer)
+
+        def step(rows: Tensor) -> None:
+            backward(features[rows], labels[rows])
+            try:
+                optimizer.step()
+            except ValueError as error:  # of the noise, which no row can bring about: their sum is bounded
+                raise TrainingError(f"training stopped at a step: {error}", hint=_HINT) from None
+
+        yield step
+
+
+@contextmanager
+def optimizer_of(
+    task: Task, model: nn.Module, data: Samples, settings: TrainingSettings
+) -> Iterator[tuple[Any, Backward]]:
+    """Yield Opacus' optimizer, and what gives it the clipped gradients of rows. Raises TrainingError."""
+    if settings.dp is None:
+        raise ValueError("no dp")
+    row_loss = _RowLoss(task)
+    with _quiet():
+        wrapped, optimizer = _made_private(model, row_loss, data, settings, settings.dp)
+    ghost = settings.dp.ghost_clipping
+    pass_of = _ghost_backward if ghost else _plain_backward
+
+    def backward(features: Tensor, labels: Tensor) -> None:
+        optimizer.zero_grad()
+        if len(features):
+            pass_of(wrapped, optimizer, row_loss, features, labels)
+        else:
+            _no_gradient(optimizer.params, ghost)
+
+    try:
+        with _quiet():
+            yield optimizer, backward
+    finally:
+        wrapped.cleanup()
+        # Remove what Opacus leaves behind: sums without noise, and rows where a step failed
+        for module in model.modules():
+            for name in ("activations", "max_batch_len"):
+                vars(module).pop(name, None)
+        for parameter in model.parameters():
+            vars(parameter).pop("summed_grad", None)
+            parameter.grad = None
+
+
+def unfit(model: nn.Module, error: Exception | None) -> TrainingError:
+    """The first layer that is in the way, and what to use instead."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        instead = next((use for start, use in _INSTEAD.items() if kind.startswith(start)), None)
+        if instead and (isinstance(module, nn.RNNBase) or ModuleValidator.validate(module, strict=False)):
+            return TrainingError(
+                f"model {type(model).__name__}: layer {name or '(the model)'} is {kind}, which DP-SGD cannot train",
+                hint=f"use {instead} instead",
+            )
+    words = " ".join(str(error).split())
+    return TrainingError(f"model {type(model).__name__}: DP-SGD cannot train it", hint=f"Opacus says: {words[:300]}")
+
+
+class _RowLoss(nn.Module):
+    """A task's loss of each row by itself, (batch,)."""
+
+    reduction = "mean"  # Opacus asks for it, of the criterion that it is given
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self._task = task
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        losses = self._task.row_losses(outputs, labels)
+        if losses.shape != labels.shape[:1]:
+            shape = tuple(losses.shape)
+            hint = f"row_losses of task {type(self._task).__name__} must return one number for each row"
+            raise TrainingError(f"the losses of {len(labels)} rows have the shape {shape}", hint=hint)
+        return losses
+
+
+def _plain_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features: Tensor, labels: Tensor) -> None:
+    """The gradient of each row, which Opacus will clip; zeros for a row of which one is not finite."""
+    row_loss(wrapped(features), labels).mean().backward()
+    _require_a_gradient_of_each(optimizer.params, "grad_sample", len(features))
+    sums = torch.stack([parameter.grad_sample.flatten(1).sum(1) for parameter in optimizer.params])
+    unfit_rows = ~sums.isfinite().all(dim=0)  # a sum that overflows counts too: whichever, the row alone decides
+    if unfit_rows.any():
+        for parameter in optimizer.params:
+            parameter.grad_sample[unfit_rows] = 0.0
+
+
+def _ghost_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features: Tensor, labels: Tensor) -> None:
+    """The sum of clipped gradients, by a second pass over losses that are scaled by what the first one measured.
+
+    Rounding must not part the two passes: with weights made for it, a gradient that is all cancellation would be
+    measured as nothing and come out as anything. So a row is scaled by a power of two, which is exact; the gradient of
+    a layer is one outer product for each row (:func:`_linear_norms`); and where a row is not finite, both passes are
+    made again without it.
+    """
+    losses = row_loss(wrapped(features), labels)
+    losses.sum().backward(retain_graph=True)
+    _require_a_gradient_of_each(optimizer.params, "_norm_sample", len(features))
+    norms = wrapped.get_norm_sample() / len(features)  # Opacus takes the loss for a mean, and multiplies
+    optimizer.zero_grad()
+    fit = norms.isfinite()
+    if not fit.all():
+        del losses
+        if fit.any():
+            _ghost_backward(wrapped, optimizer, row_loss, features[fit], labels[fit])
+        else:
+            _no_gradient(optimizer.params, ghost=True)
+        return
+    exponents = torch.floor(torch.log2(wrapped.max_grad_norm / (norms * (1 + 1e-5) + 1e-6))).clamp(max=0.0)
+    wrapped.disable_hooks()
+    (torch.exp2(exponents) * losses).sum().backward()
+    wrapped.enable_hooks()
+
+
+def _linear_norms(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Any, Tensor]:
+    """Norm of each row's gradient of a linear layer: of an outer product, the product of the norms.
+
+    Opacus' own takes squares in float32, and differences of them where a row is several vectors: both can come out as
+    nothing where the gradient is large.
+    """
+    inputs = activations[0]
+    if backprops.dim() != 2 or inputs.dim() != 2:
+        raise TrainingError("ghost clipping needs layers that see one vector of each row", hint=_NO_GHOST)
+    out, into = (torch.linalg.vector_norm(part.to("cpu", torch.float64), dim=1) for part in (backprops, inputs))
+    of_weight, of_bias = ((layer.weight, out * into),), () if layer.bias is None else ((layer.bias, out),)
+    return {parameter: norms.to(backprops) for parameter, norms in (*of_weight, *of_bias)}
+
+
+def _no_gradient(parameters: Iterable[Any], ghost: bool) -> None:
+    """A step without rows: its sum is zero, and it will have its noise."""
+    for parameter in parameters:
+        if ghost:
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            parameter.grad_sample = torch.zeros((1, *parameter.shape), device=parameter.device)
+
+
+def _require_a_gradient_of_each(parameters: Iterable[Any], name: str, rows: int) -> None:
+    """Refuse parts of rows that are clipped each by itself: the row would then move the sum by a multiple."""
+    for parameter in parameters:
+        found = getattr(parameter, name, None)
+        if not isinstance(found, Tensor) or len(found) != rows:
+            raise TrainingError(
+                "a layer has no gradient of each row, or more than one",
+                hint="use every parameter in each step, once, and keep the rows in dimension 0 of every layer",
+            )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without two warnings: that Opacus' own noise is not from a CSPRNG, and that inputs need no gradient."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Secure RNG turned off", category=UserWarning)
+        warnings.filterwarnings("ignore", message="Full backward hook is firing", category=UserWarning)
+        yield
+
+
+def _made_private(
+    model: nn.Module, row_loss: nn.Module, data: Samples, settings: TrainingSettings, dp: NoiseSettings
+) -> tuple[Any, Any]:
+    """Opacus' model and optimizer. Its loader and its accountant are not used: rows and epsilon come from us."""
+    loader = DataLoader(TensorDataset(data.features, data.labels), batch_size=settings.batch_size)
+    try:
+        wrapped, optimizer, *_ = PrivacyEngine().make_private(
+            module=model,
+            optimizer=_torch_optimizer(model, settings),
+            criterion=row_loss,
+            data_loader=loader,
+            noise_multiplier=dp.noise_multiplier,
+            max_grad_norm=dp.max_grad_norm,
+            poisson_sampling=False,
+            grad_sample_mode="ghost" if dp.ghost_clipping else "hooks",
+        )
+    except (UnsupportedModuleError, NotImplementedError) as error:
+        raise unfit(model, error) from error
+    if dp.ghost_clipping:
+        try:
+            for module in wrapped.iterate_submodules(model):
+                if type(module) is not nn.Linear:
+                    kind = type(module).__name__
+                    why = f"layer {kind} has parameters, and ghost clipping takes Linear alone"
+                    raise TrainingError(f"model {type(model).__name__}: {why}", hint=_NO_GHOST)
+        except TrainingError:
+            wrapped.cleanup()
+            raise
+        wrapped.NORM_SAMPLERS = {nn.Linear: _linear_norms}
+    return wrapped, optimizer
+
+
+def _torch_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+    return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=settings.momentum)
+
+
+def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> None:
+    """Refuse, before the first round, what DP-SGD cannot train: its bound holds for rows that do not mix.
+
+    That they were prepared apart, the task says of itself. Layers that Opacus knows are refused by name. Of any other,
+    rows of the site tell: what the model and the loss say of one row must not change with the rows beside it, with
+    their number or its place, and a row that is clipped must have its own gradient, shorter. Tried on a few rows, with
+    the model as it is and with one moved at random; this finds mistakes and is no proof.
+
+    Raises:
+        TrainingError: names the layer and what to use instead.
+        DataError: the task's own code fails.
+    """
+    if not task.separate_rows:
+        raise TrainingError(
+            f"task {type(task).__name__}: it does not say that it prepares each row by itself, with public numbers",
+            hint='where it does, set separate_rows = True; Fed-Heart does with task.options.scaling = "public"',
+        )
+    faults = ModuleValidator.validate(model.train(), strict=False)
+    if faults or any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        raise unfit(model, faults[0] if faults else None)
+    first = [parameter.detach().clone() for parameter in model.parameters()]
+    try:
+        _try_model(task, model, data, settings)
+        _move(model)
+        _try_model(task, model, data, settings)
+    finally:
+        with torch.no_grad():
+            for parameter, values in zip(model.parameters(), first, strict=True):
+                parameter.copy_(values)
+
+
+def _try_model(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> None:
+    # The first row alone, among others, behind them, and beside copies of one of them
+    features, labels = data.features[:_PROBES], data.labels[:_PROBES]
+    order = list(range(len(features)))
+    places = {"among others": order, "behind others": [*order[1:], 0], "beside copies": [0, *order[-1:] * 4]}
+    model.eval()  # dropout draws by place
+    alone = _said_of(task, model, features[:1], labels[:1], 0)
+    for rows in places.values():
+        _require_same(model, alone, _said_of(task, model, features[rows], labels[rows], rows.index(0)))
+    model.train()
+    moved = features[1:].flip(0) + (1 if features.is_floating_point() else 0)  # a whole number may be a word's
+    others = torch.cat([features[:1], moved]), torch.cat([labels[:1], labels[1:].flip(0)])
+    _require_same(model, _said_of(task, model, features, labels, 0), _said_of(task, model, *others, 0))
+    _require_losses_agree(task, model, data)
+    for row in range(min(len(data), _PROBES)):
+        _require_own_gradient(task, model, Samples(data.features[[row]], data.labels[[row]]), settings)
+
+
+def _move(model: nn.Module) -> None:
+    with seeded_torch(1, torch.device("cpu")), torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=_MOVE)
+
+
+def _require_same(model: nn.Module, one: Tensor, other: Tensor) -> None:
+    if not torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True):
+        raise TrainingError(
+            f"model {type(model).__name__}: what it or its loss says of a row depends on the rows beside it, so that "
+            "no row's gradient bounds what the row changes",
+            hint="use layers that treat each row by itself; torch.nn.GroupNorm instead of a norm over the batch",
+        )
+
+
+def _said_of(task: Task, model: nn.Module, features: Tensor, labels: Tensor, row: int) -> Tensor:
+    with seeded_torch(0, torch.device("cpu")), torch.no_grad(), task_code(type(task), "the model"):
+        outputs = model(features)
+        losses = task.row_losses(outputs, labels)
+        return torch.cat([outputs[row].flatten().float(), losses[row : row + 1].flatten().float()])
+
+
+def _require_losses_agree(task: Task, model: nn.Module, data: Samples) -> None:
+    """A task that overrides ``loss`` alone, where the one it extends has both, would train on two different losses."""
+    features, labels = data.features[:_PROBES], data.labels[:_PROBES]
+    with seeded_torch(0, torch.device("cpu")), torch.no_grad(), task_code(type(task), "row_losses"):
+        outputs = model(features)
+        own = task.row_losses(outputs, labels)
+        one_by_one = [task.loss(outputs[[row]], labels[[row]]) for row in range(len(features))]
+    if not torch.allclose(own, torch.stack(one_by_one).to(own), rtol=1e-4, atol=1e-5, equal_nan=True):
+        raise TrainingError(
+            f"task {type(task).__name__}: row_losses says otherwise than loss does of each row",
+            hint="override both, or neither",
+        )
+
+
+def _require_own_gradient(task: Task, model: nn.Module, row: Samples, settings: TrainingSettings) -> None:
+    """Opacus sees what passes through layers. A parameter that is used elsewhere too would escape it, and the clip."""
+    own = _gradient(task, model, row)
+    length = float(torch.linalg.vector_norm(own))
+    if settings.dp is None or not 0 < length < math.inf:
+        return
+    # Ghost clipping scales by a power of two: a half, unless it measures less than the row has.
+    clip = 0.999 * length if settings.dp.ghost_clipping else length / 2
+    half = replace(settings, batch_size=1, dp=replace(settings.dp, max_grad_norm=clip))
+    with (
+        seeded_torch(0, torch.device("cpu")),
+        optimizer_of(task, model, row, half) as (optimizer, backward),
+        task_code(type(task), "training"),
+    ):
+        backward(row.features, row.labels)
+        optimizer.pre_step()
+        clipped = torch.cat([parameter.summed_grad.flatten() for parameter in optimizer.params])
+    if not torch.allclose(clipped, own / 2, rtol=1e-2, atol=1e-3 * length):
+        raise TrainingError(
+            f"model {type(model).__name__}: the gradient of a row that Opacus clips is not the row's gradient",
+            hint="use every parameter in the layer that has it and nowhere else, and keep the rows in dimension 0",
+        )
+
+
+def _gradient(task: Task, model: nn.Module, row: Samples) -> Tensor:
+    """Of all federated parameters, (m,), without Opacus."""
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    with seeded_torch(0, torch.device("cpu")), task_code(type(task), "training"):
+        loss = task.row_losses(model(row.features), row.labels).sum()
+        parts = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
+    for (name, _), part in zip(named, parts, strict=True):
+        if part is None:
+            raise TrainingError(
+                f"model {type(model).__name__}: parameter {name} has no part in the loss, so it would only gain noise",
+                hint="leave it out, or set its requires_grad to False",
+            )
+    return torch.cat([part.flatten() for part in parts])

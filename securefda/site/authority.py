@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509 import Certificate
 
+from securefda.disk import PUBLIC_MODE, SECRET_MODE, FileContent, check_secret_mode, read_file, write_file
 from securefda.errors import ConfigError
 from securefda.protocol.roster import RosterEntry
 from securefda.site.certificates import (
@@ -30,7 +31,6 @@ from securefda.site.certificates import (
     tls_pin,
 )
 from securefda.site.endpoints import SiteSpec
-from securefda.site.files import PUBLIC_MODE, SECRET_MODE, FileContent, check_secret_mode, read_file, write_file
 
 CA_FILE = "ca.pem"
 _CA_KEY_FILE = "ca.key"

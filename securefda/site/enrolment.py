@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from securefda.disk import PUBLIC_MODE, SECRET_MODE, make_folder, read_file, write_file, writing_errors
 from securefda.errors import ConfigError
 from securefda.protocol.roster import Roster, RosterEntry, SignedRoster, check_name, sign_roster
 from securefda.site.authority import CA_FILE, Authority, Identity, load_signing_key, private_pem
 from securefda.site.certificates import CA_VALIDITY, SITE_VALIDITY, check_server_name, to_pem
 from securefda.site.endpoints import Address, Endpoints, SiteSpec
-from securefda.site.files import PUBLIC_MODE, SECRET_MODE, make_folder, read_file, write_file, writing_errors
 from securefda.site.kit import (
     ENDPOINTS_FILE,
     KIT_FILE,

@@ -3,6 +3,10 @@
 ``startup/`` is read-only and comes from the CA; ``local/`` belongs to the site. ``kit.json`` is the CA's signed
 list of the public files. The two private keys are not in that list: they are bound through their public halves,
 which stand in the roster and in the certificate, so the CA need not keep a trace of them.
+
+A roster is changed because a site has to go: a key was stolen, a site has left. Putting the old ``startup/`` back, by
+mistake or because someone asks for it, would let it in again. So a site remembers in ``local/`` which roster it has
+used; that stays when ``startup/`` is replaced.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509 import Certificate
 
+from securefda.disk import SECRET_MODE, FileContent, make_folder, read_file, write_file, writing_errors
 from securefda.errors import CertificateError, ConfigError
-from securefda.parse import canonical_json, load_object, number, text, texts
+from securefda.parse import canonical_json, load_object, number, object_with, text, texts
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.protocol.roster import Role, Roster, RosterEntry, SignedRoster, is_name
 from securefda.protocol.secret import Secret
@@ -35,21 +40,20 @@ from securefda.site.certificates import (
     tls_pin,
 )
 from securefda.site.endpoints import Endpoints
-from securefda.site.files import FileContent, read_file
 from securefda.site.policy.model import SourcePolicy, load_policy
 from securefda.site.policy.signed import load_signed_policy, read_signed_policy
-from securefda.site.roster_memory import check_not_older, remember
 from securefda.site.training_secret import read_training_secret
 
 KIT_MESSAGE = "Kit"
 STARTUP, LOCAL = "startup", "local"
 KIT_FILE, ROSTER_FILE, ENDPOINTS_FILE = "kit.json", "roster.json", "endpoints.toml"
 TLS_CERTIFICATE_FILE, TLS_KEY_FILE, SIGNING_KEY_FILE = "tls.crt", "tls.key", "signing.key"
+ROSTERS_FILE = "rosters.json"
 POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE = "policy.toml", "policy.sig", "settings.toml"
 LISTED_FILES = (CA_FILE, ENDPOINTS_FILE, TLS_CERTIFICATE_FILE)
 SECRET_FILES = (SIGNING_KEY_FILE, TLS_KEY_FILE)
 STARTUP_FILES = (KIT_FILE, ROSTER_FILE, *LISTED_FILES, *SECRET_FILES)
-_FORMAT = 1
+_FORMAT = _ROSTERS_FORMAT = 1
 _FETCH = "fetch the site's startup kit again; startup/ is not for editing"
 
 
@@ -225,7 +229,7 @@ def load_kit(
     folder = path / STARTUP
     if not folder.is_dir():
         raise ConfigError(str(path), f"is not a startup kit: it has no folder {STARTUP}/", hint=_FETCH)
-    files = {name: read_file(folder / name) for name in STARTUP_FILES}
+    files = {name: read_file(folder / name, hint=_FETCH) for name in STARTUP_FILES}
     kit = open_kit(path, files, now, expected_ca=expected_ca)
     check_not_older(kit.local, kit.ca.fingerprint, kit.roster)
     read_training_secret(kit.local)
@@ -342,3 +346,62 @@ def naming(site: str) -> Iterator[None]:
         if site in error.why:
             raise
         raise ConfigError(error.key, f"{error.why}, in the policy of {site}", hint=error.hint) from error
+
+
+def check_not_older(local: Path, ca_fingerprint: str, roster: Roster) -> None:
+    """Refuse a roster that is older than one that this site has used, or another one of the same epoch.
+
+    Args:
+        local: the kit's folder ``local/``; without a memory in it every roster passes.
+        ca_fingerprint: SHA-256 of the CA's certificate in hex: epochs of two CAs have nothing to do with each other.
+        roster: verified.
+
+    Raises:
+        ConfigError: it is older or another one, or the memory cannot be read.
+    """
+    latest = _read(local).get(ca_fingerprint)
+    if latest is None:
+        return
+    epoch, digest = latest
+    hint = f"put the startup/ folder of epoch {epoch} or later back"
+    if roster.epoch < epoch:
+        raise ConfigError("roster", f"is of epoch {roster.epoch}, but this site has used epoch {epoch}", hint=hint)
+    if roster.epoch == epoch and roster.digest().hex() != digest:
+        why = f"is not the roster of epoch {epoch} that this site has used: its CA signed two"
+        raise ConfigError("roster", why, hint="ask the CA; other sites may have been given another roster, too")
+
+
+def remember(local: Path, ca_fingerprint: str, roster: Roster) -> None:
+    """Write that this site uses this roster from now on; it is on the disk when this returns.
+
+    Raises:
+        ConfigError: as :func:`check_not_older`, or the memory cannot be written.
+    """
+    check_not_older(local, ca_fingerprint, roster)
+    entry = (roster.epoch, roster.digest().hex())
+    known = _read(local)
+    if known.get(ca_fingerprint) == entry:
+        return
+    latest = {**known, ca_fingerprint: entry}
+    rosters = {ca: {"epoch": epoch, "digest": digest} for ca, (epoch, digest) in latest.items()}
+    with writing_errors(local):
+        make_folder(local)
+        write_file(
+            local / ROSTERS_FILE, canonical_json({"version": _ROSTERS_FORMAT, "rosters": rosters}) + b"\n", SECRET_MODE
+        )
+
+
+def _read(local: Path) -> dict[str, tuple[int, str]]:
+    """CA fingerprint -> (epoch, digest in hex) of the latest roster used."""
+    path = local / ROSTERS_FILE
+    if not path.exists():
+        return {}
+    try:
+        fields = load_object(read_file(path).data, "version", "rosters")
+        if number(fields["version"]) != _ROSTERS_FORMAT or not isinstance(fields["rosters"], dict):
+            raise ValueError("another format")
+        rosters = {ca: object_with(item, "epoch", "digest") for ca, item in fields["rosters"].items()}
+        return {ca: (number(item["epoch"]), text(item["digest"])) for ca, item in rosters.items()}
+    except ValueError as error:
+        hint = "put it back from a backup; delete it only if you are certain that this kit is the newest"
+        raise ConfigError(str(path), "is damaged: it says which roster this site has used last", hint=hint) from error

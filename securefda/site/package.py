@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 
 from cryptography import x509
 
+from securefda.disk import MAX_FILE_BYTES, SECRET_MODE, FileContent, read_file, write_file, writing_errors
 from securefda.errors import ConfigError
-from securefda.site.files import MAX_FILE_BYTES, SECRET_MODE, FileContent, read_file, write_file, writing_errors
 from securefda.site.kit import (
     LOCAL,
     POLICY_FILE,

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from securefda.disk import make_folder
 from securefda.errors import ConfigError
 from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger import Ledger, Reservation, Sign, fingerprints_of
 from securefda.privacy.ledger_storage import DataSet, Head, LedgerError, RowMarkers, last_reset, ledgers_of
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
-from securefda.site.files import make_folder
 from securefda.site.kit import LOCAL
 
 if TYPE_CHECKING:

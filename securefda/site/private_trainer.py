@@ -11,8 +11,7 @@ import torch
 
 from securefda.privacy.events import DpEvent
 from securefda.privacy.ledger import Reservation
-from securefda.privacy.private_checks import require_separate_rows
-from securefda.privacy.private_training import schedule_of, train_private
+from securefda.privacy.private_training import require_separate_rows, schedule_of, train_private
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.secret import RandomBytes
 from securefda.site.privacy_account import PrivacyAccount

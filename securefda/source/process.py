@@ -22,9 +22,9 @@ from securefda.operations.run_folder import METRICS_FILE, append_line, keep_refu
 from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Header, Parcel, Signed
 from securefda.site.config import SourceConfig
-from securefda.site.drawing import secret_of_site
 from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.policy import load_signed_policy
+from securefda.site.training_secret import secret_of_site
 from securefda.source.bootstrap import source_site
 from securefda.source.patience import HINT
 from securefda.source.run import SourceRun

@@ -32,8 +32,8 @@ from securefda.site.config import (
     TaskSection,
     TrainingSection,
 )
-from securefda.site.drawing import REPEATABLE, TrainingSecret, secret_of_site
 from securefda.site.policy import default_policy
+from securefda.site.training_secret import REPEATABLE, TrainingSecret, secret_of_site
 from securefda.source.bootstrap import source_site
 from securefda.training import OwnRows, TrainingSettings, Vector, derive_seed, train_local
 from securefda.training.local import batches

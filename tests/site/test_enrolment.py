@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from federation_builder import NOW, make
 
+from securefda.disk import read_file
 from securefda.errors import AuthenticationError, CertificateError, ConfigError
 from securefda.protocol.roster import SignedRoster, sign_roster
 from securefda.site.authority import Authority
@@ -33,7 +34,6 @@ from securefda.site.enrolment import (
     renew_site,
     revoke_site,
 )
-from securefda.site.files import read_file
 from securefda.site.kit import load_kit
 
 BERNE = SiteSpec("berne", "source", "Hospital of Berne")

@@ -15,13 +15,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from federation_builder import NOW, make
 
+from securefda.disk import FileContent, read_file, write_file
 from securefda.errors import CertificateError, ConfigError, ExitCode
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.protocol.roster import Roster, SignedRoster, sign_roster
 from securefda.site.authority import Authority
 from securefda.site.endpoints import Endpoints, SiteSpec
 from securefda.site.enrolment import renew_site, revoke_site
-from securefda.site.files import FileContent, read_file, write_file
 from securefda.site.kit import LISTED_FILES, SECRET_FILES, STARTUP_FILES, Kit, load_kit, make_manifest, open_kit
 from securefda.site.training_secret import TRAINING_KEY_FILE, make_training_secret
 

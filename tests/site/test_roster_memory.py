@@ -17,8 +17,7 @@ from securefda.operations.progress import SilentReporter
 from securefda.protocol.roster import Roster
 from securefda.site.config import AggregatorConfig, ProcessSection, SourceConfig, TaskSection
 from securefda.site.enrolment import renew_site, revoke_site
-from securefda.site.kit import Kit, load_kit, use_kit
-from securefda.site.roster_memory import ROSTERS_FILE, check_not_older, remember
+from securefda.site.kit import ROSTERS_FILE, Kit, check_not_older, load_kit, remember, use_kit
 from securefda.source import process as source_process
 
 CA, OTHER_CA = "aa" * 32, "bb" * 32

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from securefda.errors import ConfigError, DataError
-from securefda.privacy.private_checks import require_separate_rows
+from securefda.privacy.private_training import require_separate_rows
 from securefda.tasks import TaskSettings, load_task
 from securefda.tasks.image_folder import FACTORY, ImageFolder
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector, train_local

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from securefda.errors import ConfigError, DataError
-from securefda.privacy.private_checks import require_separate_rows
+from securefda.privacy.private_training import require_separate_rows
 from securefda.tasks import TaskSettings, load_task
 from securefda.tasks.tabular import FACTORY, Tabular, parse_options
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector

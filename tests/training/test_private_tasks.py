@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from training_private import SGD, Net
 
 from securefda.errors import TrainingError
-from securefda.privacy.private_checks import require_separate_rows
+from securefda.privacy.private_training import require_separate_rows
 from securefda.training import build_model
 
 

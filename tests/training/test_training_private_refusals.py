@@ -14,7 +14,7 @@ from training_private import ROWS, SGD, WHOLE, Coupled, Net, by, fixed, silent, 
 from training_tasks import Line, WithDropout
 
 from securefda.errors import ConfigError, DataError, TrainingError
-from securefda.privacy.private_checks import require_separate_rows
+from securefda.privacy.private_training import require_separate_rows
 from securefda.tasks import Samples, Task
 from securefda.training import build_model, evaluate, model_to_vector, train_local
 

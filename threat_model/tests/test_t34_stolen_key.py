@@ -22,8 +22,7 @@ from securefda.protocol.messages import RUN_ID_BYTES, Advertise, Header, MaskedI
 from securefda.protocol.roster import Roster
 from securefda.site.endpoints import Address, SiteSpec
 from securefda.site.enrolment import countersign, init_federation, renew_site, revoke_site
-from securefda.site.kit import LOCAL, STARTUP, Kit, load_kit, use_kit
-from securefda.site.roster_memory import ROSTERS_FILE
+from securefda.site.kit import LOCAL, ROSTERS_FILE, STARTUP, Kit, load_kit, use_kit
 from securefda.source.run import SourceReporter, SourceSite
 from securefda.transport.limits import TransportSettings
 from securefda.transport.server import AggregatorServer

@@ -21,9 +21,9 @@ from securefda.audit.reconcile.suspicion import RunFinding
 from securefda.audit.reconcile.transcript import Members
 from securefda.audit.statements import StatementReader
 from securefda.audit.verification import Outcome
+from securefda.disk import read_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.parse import BeyondBounds, json_value
-from securefda.site.files import read_file
 from securefda.text import aligned, printable
 from securefda.transport.wire import WireError
 

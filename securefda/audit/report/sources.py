@@ -333,7 +333,7 @@ def _policy(folder: Path, tables: PartyTables) -> PolicyFound:
 
 
 def _policy_in(file: Path, loaded: tuple[str, ...]) -> PolicyFound:
-    from securefda.site.files import read_file
+    from securefda.disk import read_file
     from securefda.site.policy.model import parse_policy
 
     data = read_file(file).data

@@ -1,6 +1,5 @@
 """Configuration of a federation and of each of its processes; flag before environment before file."""
 
-from securefda.site.config.convert import budget_of, strategy_of, training_settings
 from securefda.site.config.load import (
     AggregatorConfig,
     FederationConfig,
@@ -28,6 +27,9 @@ from securefda.site.config.sections import (
     TrainingSection,
     TrainingSides,
     TransportSection,
+    budget_of,
+    strategy_of,
+    training_settings,
 )
 
 __all__ = [

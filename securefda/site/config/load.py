@@ -21,7 +21,6 @@ from securefda.parse import MAX_NESTING, BeyondBounds, toml_table
 from securefda.protocol.checks import threshold_is_sound
 from securefda.protocol.messages import Visibility
 from securefda.settings import Settings, SettingsT, known_keys, parse_settings, read_toml
-from securefda.site.config.convert import budget_of, require_fit
 from securefda.site.config.sections import (
     MAX_PORT,
     FederationSection,
@@ -35,6 +34,8 @@ from securefda.site.config.sections import (
     TrainingSection,
     TrainingSides,
     TransportSection,
+    budget_of,
+    require_fit,
 )
 from securefda.site.policy import SourcePolicy, default_policy
 from securefda.site.policy.verdict import plan_levels

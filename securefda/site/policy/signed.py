@@ -17,10 +17,10 @@ from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from securefda.disk import read_file, write_file
 from securefda.errors import ConfigError
 from securefda.parse import canonical_json, load_object, number, text
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
-from securefda.site.files import read_file, write_file
 from securefda.site.policy.model import SourcePolicy, parse_policy
 
 POLICY_MESSAGE = "Policy"
