@@ -46,6 +46,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
     by_file = {
+        "accuracy": {name: accuracy_table(table) for name, table in figures("accuracy")["tables"].items()},
         "levels": levels.tables(figures("levels")["rows"]),
         "dp_cost": dp_cost.tables(figures("dp_cost")["rows"]),
         "round_cost": round_cost.tables(figures("round_cost")["rows"]),
@@ -60,6 +61,37 @@ def all_tables(folder: Path) -> dict[str, str]:
         "mutants": {"killed": killed_table([figures("mutants_before"), figures("mutants_after")])},
     }
     return {f"{file}/{name}": table for file, tables in by_file.items() for name, table in tables.items()}
+
+
+def accuracy_table(table: Mapping[str, Any]) -> str:
+    """One table of ``accuracy.json``: a row per rule or place, and what was published of each."""
+    rows = [[row["name"], *(_accuracy_cell(cell) for cell in row["cells"])] for row in table["rows"]]
+    head = f"| {' | '.join(table['head'])} |\n|{'---|' * len(table['head'])}\n"
+    return head + "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
+
+
+def _accuracy_cell(cell: Mapping[str, Any] | str | None) -> str:
+    match cell:
+        case None:
+            return ""
+        case str():
+            return cell
+        case {"mean": mean, "deviation": deviation}:
+            text, beside = f"{mean:.1f} ± {deviation:.1f}", f" ({cell['paper']:.1f})" if "paper" in cell else ""
+        case {"beta": beta}:
+            text, beside = f"{beta:.2f}", ""
+        case {"estimated": estimated, "true": true}:
+            text, beside = f"{_scientific(estimated)}, {_scientific(true)}", ""
+        case {"value": value}:
+            text, beside = f"{value:#.3g}" if value >= 0.1 else _scientific(value), ""
+        case _:
+            raise PageError(f"accuracy.json: no cell is {cell}")
+    return f"**{text}**{beside}" if cell.get("bold") else f"{text}{beside}"
+
+
+def _scientific(value: float) -> str:
+    """Two digits, for example ``3.8e-4``."""
+    return f"{value:.1e}".replace("e-0", "e-") if value else "0"
 
 
 def pairs_table(rows: Iterable[Mapping[str, Any]]) -> str:
