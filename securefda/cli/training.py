@@ -58,8 +58,7 @@ def demo(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Digits, federated: one process per site, masked updates; then three other rules on the same data and seed."""
-    from securefda.operations.summary_text import comparison_text
-    from securefda.operations.verdict import verdict
+    from securefda.operations.summary_text import comparison_text, verdict
     from securefda.samples import sample
     from securefda.site.config import load_federation
 

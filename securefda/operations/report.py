@@ -18,8 +18,7 @@ from typing import Any
 from securefda.errors import SecureFdaError
 from securefda.operations.records import REPORTED_ROUNDS, RoundLine
 from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
-from securefda.operations.summary_text import levels_text, norm_cap_text, percent, releases_text, spent_text
-from securefda.operations.verdict import verdict
+from securefda.operations.summary_text import levels_text, norm_cap_text, percent, releases_text, spent_text, verdict
 
 _MOST_GROUPS = 24
 _NAMED_SITES = 8

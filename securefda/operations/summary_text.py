@@ -1,15 +1,22 @@
-"""The summary of a run as text for people."""
+"""The summary of a run in words: its figures, and what it protected, from whom, and what it did not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from securefda.operations.records import NormCap, PrivacySpent, Summary, TargetReleases
 from securefda.operations.run_folder import REPORT_FILE
 from securefda.text import aligned
 
 _NAMED = 10
+_WITHOUT_SOURCES = ("target_only", "oracle")
+_NAMED_SITES = 6
+_CANCELLING = (
+    "FedGP ran without its filter, so a target that lies about its update could let the parts of sources that are "
+    "alike cancel each other, and a sum then shows the one that differs, whatever the norms"
+)
 
 
 def run_text(summary: Summary, folder: Path) -> str:
@@ -90,3 +97,154 @@ def comparison_text(summaries: Mapping[str, Summary]) -> str:
 def percent(value: float | None) -> str:
     """A fraction in percent, or a dash where there is none."""
     return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def verdict(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """What was protected and what was not, a paragraph each, from the contents of a ``summary.json``.
+
+    Raises:
+        KeyError: the summary has no levels; of a run that has not ended nothing is claimed.
+    """
+    levels: Mapping[str, str] = summary["visibility"]
+    strategy, norm_cap = summary.get("strategy", {}), summary.get("norm_cap")
+    sent_to = tuple((summary.get("target_releases") or {}).get("recipients", {}))
+    rule, filtered = str(strategy.get("rule", "")), bool(strategy.get("filter", True))
+    return (
+        protected(levels, rule, norm_cap=norm_cap),
+        unprotected(
+            levels, rule, sent_to=sent_to, filtered=filtered, norm_cap=norm_cap, privacy=summary.get("target_privacy")
+        ),
+    )
+
+
+def protected(levels: Mapping[str, str], rule: str, *, norm_cap: Mapping[str, Any] | None = None) -> str:
+    """What the aggregator could not see.
+
+    Args:
+        levels: source id -> level at which most was seen of it.
+        rule: the rule of the run's strategy.
+        norm_cap: the norm cap as in ``summary.json``; None where there was none.
+    """
+    if rule in _WITHOUT_SOURCES:
+        return f"Protected: under {rule} the sources contribute nothing, so neither rows nor updates left any of them."
+    masked = _at(levels, "sum", "cohort")
+    if not masked:
+        return (
+            "Protected: training data never left its site; but each source's update went to the aggregator in clear "
+            "inside mutual TLS, which keeps out only others on the network."
+        )
+    summed, in_cohorts = _at(levels, "sum"), _at(levels, "cohort")
+    opened = "one weighted sum per cohort and round" if in_cohorts else "one weighted sum per round"
+    if summed and in_cohorts:
+        opened = f"in each round one weighted sum of {_names(summed)} and one per cohort of {_names(in_cohorts)}"
+    return (
+        f"Protected: training data never left its site, and the update of {_who(masked, levels)} left it only "
+        f"under masks, so that the aggregator, which runs at the target, could open {opened} and "
+        f"no single update{'' if len(masked) == len(levels) else ' of theirs'}; row counts, losses and accuracies went "
+        "the same way. Sources that collude with it, up to the max-colluders of the policies, can only take their own "
+        f"terms out of a sum.{_bounded(levels, norm_cap)}"
+    )
+
+
+def unprotected(
+    levels: Mapping[str, str],
+    rule: str,
+    *,
+    sent_to: Sequence[str] = (),
+    filtered: bool = True,
+    norm_cap: Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None,
+) -> str:
+    """What stays visible, and to whom.
+
+    Args:
+        levels: as for `protected`, and so are ``rule`` and ``norm_cap``.
+        rule: of the strategy.
+        sent_to: sources that were sent the target's own update.
+        filtered: ``strategy.filter``.
+        norm_cap: the norm cap.
+        privacy: what the target's rows have cost, as in ``summary.json``; None where it trained without noise.
+    """
+    if rule in _WITHOUT_SOURCES:
+        if privacy is not None:
+            return f"Not protected: {_of_the_target(privacy)}."
+        return "Not protected: no noise was added, so the final model may reveal something of the target's rows."
+    parts = []
+    if clear := _at(levels, "individual"):
+        parts.append(f"the aggregator saw every single update of {_who(clear, levels)}, and its row count")
+    if _at(levels, "cohort"):
+        parts.append(
+            "cohorts are drawn anew in every round, so the sums of many rounds together can tell more of one source "
+            "than one sum does"
+        )
+    if sent_to:
+        who = "the sources saw" if len(sent_to) == len(levels) else f"{_names(sent_to)} alone saw"
+        parts.append(f"{who} the target's own update, from which they evaluate the rule")
+    if _at(levels, "sum"):
+        parts.append(_of_the_sum(rule, filtered, norm_cap))
+    if privacy is None:
+        parts.append(
+            "no noise was added at the target, and without noise sums and the final model may reveal something of the "
+            "rows behind them"
+        )
+    else:
+        parts.append(_of_the_target(privacy))
+        parts.append("of a source's rows, sums and the final model may reveal something unless it trained with noise")
+    return f"Not protected: {'; '.join(part for part in parts if part)}."
+
+
+def _bounded(levels: Mapping[str, str], norm_cap: Mapping[str, Any] | None) -> str:
+    """The claim of the norm cap, for those at ``sum``."""
+    if not norm_cap or not _at(levels, "sum"):
+        return ""
+    where = (
+        "In every layer of the sum" if norm_cap["granularity"] == "layer" else "Over all layers of the sum together,"
+    )
+    times = (
+        "as large a squared norm as" if norm_cap["kappa"] == 1 else f"{norm_cap['kappa']:g} times the squared norm of"
+    )
+    return (
+        f" {where} the other sources that count held together at least {times} any one's part: a bound on lengths, not "
+        "on directions."
+    )
+
+
+def _of_the_target(privacy: Mapping[str, Any]) -> str:
+    """What noise at the target leaves open."""
+    return (
+        "the target trained with noise: what left it tells of any one of its rows as much as epsilon "
+        f"{privacy['epsilon']:.2f} at delta {privacy['delta']:g} allows, over all rounds that its ledger knows"
+    )
+
+
+def _of_the_sum(rule: str, filtered: bool, norm_cap: Mapping[str, Any] | None) -> str:
+    """What the one sum shows of a single source."""
+    by_layer = norm_cap is not None and norm_cap["granularity"] == "layer"
+    if norm_cap is None:
+        shown = "nothing bounded how much of a sum is one source's part"
+    else:
+        per = "per layer" if by_layer else "for the model as a whole"
+        shown = (
+            "the sources at sum saw of each other how large a part of the sum was, to within a factor, one number "
+            f"{per}; one that colludes could tell the aggregator"
+        )
+    if not (rule.startswith("fedgp") or rule == "auto"):
+        return shown
+    if filtered and not by_layer:
+        return f"{shown}; a layer in which one source alone points the target's way shows that source's part in the sum"
+    if not filtered and norm_cap is not None:
+        return f"{shown}; {_CANCELLING}"
+    return shown
+
+
+def _at(levels: Mapping[str, str], *wanted: str) -> list[str]:
+    return [site for site, level in levels.items() if level in wanted]
+
+
+def _who(sites: Sequence[str], levels: Mapping[str, str]) -> str:
+    return "every source" if len(sites) == len(levels) else _names(sites)
+
+
+def _names(sites: Sequence[str]) -> str:
+    named = ", ".join(sites[:_NAMED_SITES])
+    return named if len(sites) <= _NAMED_SITES else f"{named} and {len(sites) - _NAMED_SITES} more"

@@ -14,7 +14,7 @@ from securefda.errors import ConfigError, QuorumLost
 from securefda.operations.records import RoundLine, summarise
 from securefda.operations.report import human_bytes, report_after, write_report
 from securefda.operations.run_folder import RunFolder
-from securefda.operations.verdict import protected, unprotected, verdict
+from securefda.operations.summary_text import protected, unprotected, verdict
 
 SITES = ["source-1", "source-2", "source-10"]
 
