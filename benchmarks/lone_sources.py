@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from offline_rounds import OfflineSites
 
-from securefda.aggregator.expected import expected_header
+from securefda.aggregator.headers import expected_header
 from securefda.aggregator.target import train_target
 from securefda.protocol.messages import Granularity
 from securefda.rules import Contribution, caps_for, contribution_norms, norm_codes, norms_of, round_plan, scale_to_caps

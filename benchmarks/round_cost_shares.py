@@ -19,7 +19,7 @@ from typing import Any
 from audit_rounds_shares import Shares, replace
 
 from securefda.aggregator import model
-from securefda.aggregator.clear_attempt import ClearAttempt
+from securefda.aggregator.attempt import ClearAttempt
 from securefda.aggregator.run import AggregatorRun
 from securefda.protocol import aggregator as aggregator_steps
 from securefda.protocol import source as source_steps

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import securefda
-from securefda.aggregator.bootstrap import run_settings
+from securefda.aggregator.site import run_settings
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
 from securefda.audit.records import Record, RecordError

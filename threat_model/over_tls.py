@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from securefda.aggregator.bootstrap import run_settings, target_site
+from securefda.aggregator.site import run_settings, target_site
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member

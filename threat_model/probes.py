@@ -103,16 +103,14 @@ class ProbedAggregator(WatchedAggregator):
         if isinstance(replayed.passed.message.body, Checkpoint | Cosigned):
             return self._probe_cosigners(due, replayed)
         attempt: Any = _copied(under_way)
-        attempt._members = _copied(attempt._members)
-        members, before = attempt._members, _progress(attempt)
-        gone, alarms = set(members.gone), len(members.alarms)
+        before, gone, alarms = _progress(attempt), set(attempt.gone), len(attempt.alarms)
         sends = attempt.receive(Parcel(replayed.passed.message, replayed.passed.vectors))
         if _progress(attempt) != before:
             return Outcome(due, replayed, "accepted")
-        found = members.alarms[alarms:]
-        if found and members.gone - gone == {replayed.passed.message.sender}:
+        found = attempt.alarms[alarms:]
+        if found and attempt.gone - gone == {replayed.passed.message.sender}:
             return Outcome(due, replayed, "refused", found[0].check)
-        return Outcome(due, replayed, "ended" if sends or members.gone != gone else "ignored")
+        return Outcome(due, replayed, "ended" if sends or attempt.gone != gone else "ignored")
 
     def _probe_cosigners(self, due: str, replayed: Replayed) -> Outcome:
         cosigners = _copied(self._cosigners)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import Journal, RunInfo
 from securefda.audit.witness import Witness, WitnessMemory

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from securefda.aggregator.run import AggregatorRun
-from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError

@@ -1,4 +1,4 @@
-"""What attempts at a round share: each ends with sums over some of its sources, or with an error.
+"""One attempt at a round: it ends with sums over some of its sources, or with an error.
 
 ``MaskedAttempt`` drives the session of the sources at ``sum`` and ``cohort``, ``ClearAttempt`` collects the updates of
 those at ``individual``, and ``MixedAttempt`` does both. All keep running sums and no update.
@@ -6,15 +6,44 @@ those at ``individual``, and ``MixedAttempt`` does both. All keep running sums a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from hashlib import sha256
+from typing import Any
 
+import numpy as np
+
+from securefda.aggregator.target import TargetRound, error_units, evaluate_at_target
 from securefda.errors import FaultySourceError, ProtocolError, QuorumLost, SecureFdaError
+from securefda.protocol import aggregator as steps
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.checks import envelope_fault
-from securefda.protocol.encoding import AggregateStatistics, Vector64
-from securefda.protocol.messages import Abort, Body, Header, Parcel, Refusal, Send, Signed, Step, Update, Visibility
+from securefda.protocol.contribution import RoundTerms, clip_contribution, encode_contribution, statistics_of, weight_of
+from securefda.protocol.encoding import (
+    AggregateStatistics,
+    ErrorUnits,
+    Vector,
+    Vector64,
+    decode_statistics,
+    vector_from_wire,
+)
+from securefda.protocol.masking import accumulate
+from securefda.protocol.messages import (
+    Abort,
+    Advertise,
+    Body,
+    MaskedInput,
+    Parcel,
+    Refusal,
+    Send,
+    ShareBundle,
+    Signed,
+    Step,
+    SurvivorSignature,
+    Unmask,
+    Update,
+    Visibility,
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -60,58 +89,17 @@ class RoundSum:
         return sum(masked) if masked else len(self.survivors)
 
 
-class Attempt(Protocol):
-    """What the run needs of an attempt, whichever the visibility."""
+class _Part:
+    """The sources of ``scope`` in an attempt: which are gone and why, and what those hear that are.
 
-    header: Signed[Header]
-
-    @property
-    def refused(self) -> Mapping[int, str]:
-        """Policy key or check by roster index of the source that refused."""
-
-    @property
-    def alarms(self) -> Sequence[SecureFdaError]:
-        """What the operator should know."""
-
-    @property
-    def why(self) -> Mapping[int, str]:
-        """What became of those that are gone; refusals apart, since other sources read it in the last goodbye."""
-
-    @property
-    def outcome(self) -> RoundSum | SecureFdaError | None:
-        """None while it goes on."""
-
-    @property
-    def phase(self) -> str:
-        """Name of the phase that it waits in."""
-
-    @property
-    def gone(self) -> frozenset[int]:
-        """Participants that refused, aborted, lied or were lost: the attempt has no further message for them."""
-
-    @property
-    def waiting_for(self) -> frozenset[int]:
-        """Sources that still may answer."""
-
-    @property
-    def may_have_released(self) -> bool:
-        """Whether an update of this round may have left a source."""
-
-    def expected_upload(self, index: int) -> int:
-        """Length of the vector that this source may upload now, in bytes; 0 for none."""
-
-    def receive(self, parcel: Parcel) -> list[Send]:
-        """Process a message."""
-
-    def lose(self, index: int, why: str) -> list[Send]:
-        """A source went away."""
-
-    def expire(self) -> list[Send]:
-        """The phase's deadline passed: go on with the sources that have answered."""
-
-
-class Members:
-    """Which sources of ``scope`` take part in an attempt, which are gone and why."""
+    Attributes:
+        header: that opened the attempt.
+        gone: participants that refused, aborted, lied or were lost; the attempt has no further message for them.
+        refused: policy key or check by roster index of the source that refused.
+        why: what became of those that are gone; refusals apart, since other sources read it in the last goodbye.
+        alarms: what the operator should know.
+        outcome: None while it goes on.
+    """
 
     def __init__(self, session: AggregatorSession, scope: Iterable[int]) -> None:
         self._session = session
@@ -119,26 +107,27 @@ class Members:
         self.header = session.header
         self.gone: set[int] = set()
         self.refused: dict[int, str] = {}
-        self.alarms: list[SecureFdaError] = []
         self.why: dict[int, str] = {}
+        self.alarms: list[SecureFdaError] = []
+        self.outcome: RoundSum | SecureFdaError | None = None
 
-    def lose(self, index: int, why: str) -> None:
-        """The connection to a source is gone."""
+    def _forget(self, index: int, why: str) -> None:
+        """Nothing more is expected of a source."""
         self.gone.add(index)
         self.why.setdefault(index, why)
 
-    def give_up_on(self, waiting: Iterable[int], step: Step) -> list[Send]:
+    def _give_up_on(self, waiting: Iterable[int], step: Step) -> list[Send]:
         """Sources did not answer before the deadline: each gets an abort, since nothing more will come for it."""
         late = sorted(waiting)
         for index in late:
-            self.lose(index, "no answer in time")
-        return [self.abort(index, step, "DEADLINE", None) for index in late]
+            self._forget(index, "no answer in time")
+        return [self._abort(index, step, "DEADLINE", None) for index in late]
 
-    def explained(self, error: QuorumLost) -> QuorumLost:
+    def _explained(self, error: QuorumLost) -> QuorumLost:
         """The error, with what became of each source that is gone."""
         return error.because({self._session.name(index): why for index, why in self.why.items()})
 
-    def leave(self, message: Signed[Body]) -> None:
+    def _leave(self, message: Signed[Body]) -> None:
         """A source refuses or aborts; it is asked nothing more in this attempt."""
         body, index, envelope = message.body, message.sender, message.envelope
         if index in self.gone or index not in self._scope:
@@ -160,24 +149,415 @@ class Members:
             self.alarms.append(ProtocolError(body.check, text))
             self.why[index] = f"aborted at {step}: check {body.check} failed"
 
-    def expel(self, index: int, error: FaultySourceError, step: Step) -> list[Send]:
+    def _expel(self, index: int, error: FaultySourceError, step: Step) -> list[Send]:
         """A source lied: nothing of its message is kept, and its abort names the check that it failed."""
         self.gone.add(index)
         error.place = step.label
         self.alarms.append(error)
         self.why[index] = f"fails check {error.check} at {error.place}"
-        return [self.abort(index, step, error.check, index)]
+        return [self._abort(index, step, error.check, index)]
 
-    def abort(self, to: int, step: Step, check: str, accused: int | None) -> Send:
+    def _abort(self, to: int, step: Step, check: str, accused: int | None) -> Send:
         """A signed abort for one source."""
         session_id = self.header.envelope.session_id
         message = self._session.signer.sign(session_id, self._session.ctx, Abort(step, check, accused))
         return Send(to, Parcel(message))
 
-    def abort_all(self, step: Step, error: SecureFdaError) -> list[Send]:
+    def _abort_all(self, step: Step, error: SecureFdaError) -> list[Send]:
         """Tell every source that is not gone that the attempt is over."""
         check, accused = getattr(error, "check", "QUORUM"), None
         if isinstance(error, FaultySourceError) and check != "SHARE_COMMITMENT":  # there a holder may have lied
             named = [one.index for one in self._session.roster.sources if one.site_id == error.source_id]
             accused = named[0] if named else None
-        return [self.abort(index, step, check, accused) for index in sorted(self._scope - self.gone)]
+        return [self._abort(index, step, check, accused) for index in sorted(self._scope - self.gone)]
+
+
+@dataclass(frozen=True, slots=True)
+class _PhaseRules:
+    """What a collecting phase accepts and what it is called."""
+
+    message: type
+    step: Step
+    name: str
+
+
+_PHASES: dict[type, _PhaseRules] = {
+    steps.CollectingKeys: _PhaseRules(Advertise, Step.ADVERTISE, "training and R0 advertise"),
+    steps.CollectingShares: _PhaseRules(ShareBundle, Step.SHARES, "R1 shares"),
+    steps.CollectingInputs: _PhaseRules(MaskedInput, Step.MASKED_INPUT, "R2 masked input"),
+    steps.CollectingSignatures: _PhaseRules(SurvivorSignature, Step.SURVIVORS, "R3 survivors"),
+    steps.CollectingUnmask: _PhaseRules(Unmask, Step.UNMASK, "R4 unmask"),
+}
+_MESSAGE_ORDER = [rules.message for rules in _PHASES.values()]
+
+
+class MaskedAttempt(_Part):
+    """Drives one session R0 to R4. The state machine decides; this class routes, times nothing and opens nothing."""
+
+    def __init__(
+        self,
+        session: AggregatorSession,
+        before_release: Callable[[], None],
+        *,
+        units: ErrorUnits | None = None,
+        others_train: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Open the session.
+
+        Args:
+            session: whose header is published.
+            before_release: called, and must return, before any source can be induced to release.
+            units: of estimated errors, where the header asks for them.
+            others_train: whether sources outside the session still have training to do; R0 stays open for as long.
+        """
+        super().__init__(session, session.header.body.masked)
+        self._units = units
+        self._others_train = others_train
+        self._state: steps.Collecting = steps.open_session(session)
+        self._before_release = before_release
+        self._released = False
+
+    @property
+    def phase(self) -> str:
+        """Name of the phase that it waits in."""
+        return _PHASES[type(self._state)].name
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that still may answer."""
+        return self._state.waiting_for - self.gone
+
+    @property
+    def may_have_released(self) -> bool:
+        """Whether a masked input may have left a source."""
+        return self._released
+
+    def expected_upload(self, index: int) -> int:
+        """Length of the masked input of a source in R2, in bytes; 0 otherwise."""
+        state = self._state
+        in_time = isinstance(state, steps.CollectingInputs) and index in self.waiting_for
+        return steps.input_bytes(self.header.body) if in_time else 0
+
+    def receive(self, parcel: Parcel) -> list[Send]:
+        """Process a message of this session; messages of other sessions and late ones are discarded."""
+        message = parcel.message
+        if self.outcome is not None or message.envelope.session_id != self.header.envelope.session_id:
+            return []
+        if isinstance(message.body, (Refusal, Abort)):
+            self._leave(message)
+            return self.go_on()
+        rules = _PHASES[type(self._state)]
+        if message.sender in self.gone or self._is_late(message.body, rules):
+            return []
+        try:
+            self._state = self._add(message, parcel)
+        except FaultySourceError as error:
+            return self._expel(message.sender, error, rules.step) + self.go_on()
+        return self.go_on()
+
+    def lose(self, index: int, why: str) -> list[Send]:
+        """A source went away."""
+        self._forget(index, why)
+        return self.go_on()
+
+    def expire(self) -> list[Send]:
+        """The phase's deadline passed: sources that have not answered are gone."""
+        late = self._give_up_on(self.waiting_for, _PHASES[type(self._state)].step)
+        return late + self.go_on()
+
+    @staticmethod
+    def _is_late(body: Body, rules: _PhaseRules) -> bool:
+        order = _MESSAGE_ORDER
+        return type(body) in order and order.index(type(body)) < order.index(rules.message)
+
+    def _add(self, message: Signed[Any], parcel: Parcel) -> steps.Collecting:
+        match self._state, message.body:
+            case steps.CollectingKeys() as state, Advertise():
+                return steps.add_advertise(state, message)
+            case steps.CollectingShares() as state, ShareBundle():
+                return steps.add_shares(state, message)
+            case steps.CollectingInputs() as state, MaskedInput():
+                return steps.add_input(state, message, parcel.vectors[0] if parcel.vectors else b"")
+            case steps.CollectingSignatures() as state, SurvivorSignature():
+                return steps.add_signature(state, message)
+            case steps.CollectingUnmask() as state, Unmask():
+                return steps.add_unmask(state, message)
+            case _:
+                raise FaultySourceError(self._session.name(message.sender), "ORDER", message.type_name)
+
+    def go_on(self) -> list[Send]:
+        """Close phases for as long as no source is waited for, or too few can still answer."""
+        sends: list[Send] = []
+        while self.outcome is None:
+            step = _PHASES[type(self._state)].step
+            try:
+                self._require_enough_left()
+                if self.waiting_for or (step is Step.ADVERTISE and self._others_train()):
+                    break
+                sends += self._close()
+            except (QuorumLost, FaultySourceError) as error:
+                self.outcome = self._explained(error) if isinstance(error, QuorumLost) else error
+                sends += self._abort_all(step, error)
+        return sends
+
+    def _require_enough_left(self) -> None:
+        """End at once what cannot succeed; sources that have not answered yet are not to blame for it."""
+        able = set(self._state.received) | self.waiting_for
+        if len(able) < self._session.threshold:
+            have, missing = (
+                [self._session.name(index) for index in sorted(group)]
+                for group in (able, set(self.header.body.masked) - able)
+            )
+            raise QuorumLost(self.phase, self._session.threshold, have, missing)
+
+    def _close(self) -> list[Send]:
+        match self._state:
+            case steps.CollectingKeys() as keys:
+                self._state, key_list = steps.close_keys(keys)
+                return self._to_all(self._state.u1, key_list)
+            case steps.CollectingShares() as shares:
+                self._state, deliveries = steps.close_shares(shares)
+                self._released = True
+                self._before_release()
+                left_out = self._give_up(set(shares.received) - self._state.u2, Step.SHARES)
+                return left_out + [Send(to, Parcel(one)) for to, one in deliveries.items() if to not in self.gone]
+            case steps.CollectingInputs() as inputs:
+                self._state, lists = steps.close_inputs(inputs)
+                given_up = set(inputs.received) - self._state.survivors
+                return self._give_up(given_up, Step.SURVIVORS) + self._to_all(self._state.survivors, lists)
+            case steps.CollectingSignatures() as signatures:
+                self._state, consistency = steps.close_signatures(signatures)
+                return self._to_all(self._state.asked, consistency)
+            case steps.CollectingUnmask() as unmask:
+                opened = steps.close_unmask(unmask)
+                self.alarms.extend(opened.faults)
+                parts = tuple(
+                    PartialSum(
+                        self.header.body.level_of(min(one.survivors)),
+                        one.decoded.vector,
+                        decode_statistics(one.decoded.tail, self._units),
+                        one.survivors,
+                    )
+                    for one in opened.sums
+                )
+                self.outcome = RoundSum(parts, opened.sum_digest)
+        return []
+
+    def _give_up(self, members: set[int], step: Step) -> list[Send]:
+        """Tell those whose cohort lost too many that nothing of theirs will be opened."""
+        self.gone |= members
+        return [self._abort(index, step, "COHORT_QUORUM", None) for index in sorted(members)]
+
+    def _to_all(self, members: Any, message: Signed[Body]) -> list[Send]:
+        return [Send(index, Parcel(message)) for index in sorted(members) if index not in self.gone]
+
+
+class ClearAttempt(_Part):
+    """Collects updates in clear, by the sources' consent, and evaluates the rule on each.
+
+    What comes out is summed in the ring, as masked parts are: the levels differ in what is seen, and in nothing else.
+    """
+
+    def __init__(self, session: AggregatorSession, target: TargetRound | None) -> None:
+        """``target`` is what the target's own training gave, None where the rule uses nothing of it."""
+        super().__init__(session, session.header.body.at(Visibility.INDIVIDUAL))
+        self._target = target
+        self._units = error_units(target, session.header.body.rule.select)
+        self._terms = RoundTerms.of(session.header.body)
+        self._total = np.zeros(self._terms.encoding.length, self._terms.encoding.dtype)
+        self._answered: dict[int, Update] = {}
+
+    @property
+    def phase(self) -> str:
+        """Name of the only phase."""
+        return "training and update"
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that still may answer."""
+        return self._scope - set(self._answered) - self.gone
+
+    @property
+    def may_have_released(self) -> bool:
+        """Always: an update in clear may leave as soon as the header has arrived."""
+        return True
+
+    def expected_upload(self, index: int) -> int:
+        """Length of an update in bytes for a source that has not sent its own; 0 otherwise."""
+        return 4 * self.header.body.n_params if self.outcome is None and index in self.waiting_for else 0
+
+    def receive(self, parcel: Parcel) -> list[Send]:
+        """Process a message of this attempt; others are discarded."""
+        message = parcel.message
+        if self.outcome is not None or message.envelope.session_id != self.header.envelope.session_id:
+            return []
+        if isinstance(message.body, (Refusal, Abort)):
+            self._leave(message)
+            return self._go_on()
+        if message.sender in self.gone:
+            return []
+        try:
+            self._add(message, parcel)
+        except FaultySourceError as error:
+            return self._expel(message.sender, error, Step.MASKED_INPUT) + self._go_on()
+        return self._go_on()
+
+    def lose(self, index: int, why: str) -> list[Send]:
+        """A source went away."""
+        self._forget(index, why)
+        return [] if self.outcome is not None else self._go_on()
+
+    def expire(self) -> list[Send]:
+        """The deadline passed: sources that have not answered are gone."""
+        late = self._give_up_on(self.waiting_for, Step.MASKED_INPUT)
+        return late if self.outcome is not None else late + self._go_on()
+
+    def _add(self, message: Signed[Any], parcel: Parcel) -> None:
+        header, index = self.header.body, message.sender
+        self._session.admit(message, self._session.ctx, self._scope, self._answered, kind=Update)
+        name = self._session.name(index)
+        body, vector = message.body, parcel.vectors[0] if parcel.vectors else b""
+        if not len(vector) == body.length_bytes == 4 * header.n_params:
+            raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes")
+        if sha256(vector).digest() != body.digest:
+            raise FaultySourceError(name, "INPUT_DIGEST")
+        if body.samples > header.max_samples:
+            raise FaultySourceError(name, "INPUT_SAMPLES", f"{body.samples} of at most {header.max_samples}")
+        self._evaluate(name, vector_from_wire(vector), body.samples)
+        self._answered[index] = body
+
+    def _evaluate(self, name: str, update: Vector, samples: int) -> None:
+        """Do with an update in clear what a source at ``sum`` does by itself: rule, clip, encode, add."""
+        if not np.all(np.isfinite(update)):
+            raise FaultySourceError(name, "INPUT_FINITE", "the update holds NaN or infinity")
+        try:
+            contribution = evaluate_at_target(self._terms, self._target, update)
+        except ValueError as error:
+            raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
+        clip_contribution(self.header.body, contribution)
+        statistics = statistics_of(contribution, weight_of(self.header.body, samples), None)
+        accumulate(self._total, encode_contribution(self._terms, contribution, statistics, self._units))
+
+    def _go_on(self) -> list[Send]:
+        if self.waiting_for:
+            return []
+        if not self._answered:
+            names = [self._session.name(index) for index in sorted(self._scope)]
+            error = self._explained(QuorumLost(self.phase, 1, [], names))
+            self.outcome = error
+            return self._abort_all(Step.MASKED_INPUT, error)
+        decoded = self._terms.encoding.decode(self._total, len(self._answered))
+        statistics = decode_statistics(decoded.tail, self._units)
+        members = frozenset(self._answered)
+        part = PartialSum(Visibility.INDIVIDUAL, decoded.vector, statistics, members, self._answered)
+        self.outcome = RoundSum((part,), digest=b"")
+        return []
+
+
+class MixedAttempt:
+    """Both at once. The session waits in R0 until every update in clear has arrived, or its time is over.
+
+    Each part ends by itself. The attempt has a result where one of them has.
+    """
+
+    def __init__(self, clear: ClearAttempt, session: AggregatorSession, units: ErrorUnits | None) -> None:
+        self._clear = clear
+        self._masked = MaskedAttempt(session, lambda: None, units=units, others_train=lambda: clear.outcome is None)
+        self.header = session.header
+
+    @property
+    def refused(self) -> Mapping[int, str]:
+        """Policy key or check by roster index of the source that refused."""
+        return {**self._clear.refused, **self._masked.refused}
+
+    @property
+    def alarms(self) -> Sequence[SecureFdaError]:
+        """What the operator should know; also why a part gave nothing, where the other one gave something."""
+        lost = [part.outcome for part in (self._clear, self._masked) if isinstance(part.outcome, SecureFdaError)]
+        partly = lost if isinstance(self.outcome, RoundSum) else []
+        return [*self._clear.alarms, *self._masked.alarms, *partly]
+
+    @property
+    def why(self) -> Mapping[int, str]:
+        """What became of those that are gone."""
+        return {**self._clear.why, **self._masked.why}
+
+    @property
+    def outcome(self) -> RoundSum | SecureFdaError | None:
+        """None while either part goes on."""
+        clear, masked = self._clear.outcome, self._masked.outcome
+        if clear is None or masked is None:
+            return None
+        if not isinstance(masked, RoundSum):
+            return clear if isinstance(clear, RoundSum) else masked
+        if not isinstance(clear, RoundSum):
+            return masked
+        return RoundSum((*masked.parts, *clear.parts), masked.digest)
+
+    @property
+    def phase(self) -> str:
+        """Name of the phase that it waits in.
+
+        Until the updates in clear have arrived the session is in R0, or was lost in it; what it lost costs the others
+        none of the time that they have to train.
+        """
+        return self._masked.phase
+
+    @property
+    def gone(self) -> set[int]:
+        """Participants that take no part any more."""
+        return self._clear.gone | self._masked.gone
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that still may answer."""
+        waiting: frozenset[int] = frozenset()
+        for part in (self._clear, self._masked):
+            waiting |= part.waiting_for if part.outcome is None else frozenset()
+        return waiting
+
+    @property
+    def may_have_released(self) -> bool:
+        """Always: an update in clear may leave as soon as the header has arrived."""
+        return True
+
+    def expected_upload(self, index: int) -> int:
+        """Length of the vector that this source may upload now, in bytes; 0 for none."""
+        return max(self._clear.expected_upload(index), self._masked.expected_upload(index))
+
+    def receive(self, parcel: Parcel) -> list[Send]:
+        """Process a message."""
+        return self._part_of(parcel.message.sender).receive(parcel) + self._masked.go_on()
+
+    def lose(self, index: int, why: str) -> list[Send]:
+        """A source went away."""
+        return self._part_of(index).lose(index, why) + self._masked.go_on()
+
+    def expire(self) -> list[Send]:
+        """The deadline passed: go on with the sources that have answered. In a part that is over none is late."""
+        sends = self._clear.expire() if self._clear.outcome is None else []
+        return sends + (self._masked.expire() if self._masked.outcome is None else [])
+
+    def _part_of(self, index: int) -> ClearAttempt | MaskedAttempt:
+        return self._clear if index in self.header.body.at(Visibility.INDIVIDUAL) else self._masked
+
+
+Attempt = MaskedAttempt | ClearAttempt | MixedAttempt
+"""What a header opens, see :func:`open_attempt`."""
+
+
+def open_attempt(session: AggregatorSession, target: TargetRound | None, before_release: Callable[[], None]) -> Attempt:
+    """The attempt that a header opens, whatever the levels in it.
+
+    Args:
+        session: whose header is about to be published.
+        target: what the target's own training gave; None where the rule uses nothing of it.
+        before_release: called before any source can be induced to release; where one is at ``individual``, that is now.
+    """
+    header = session.header.body
+    units = error_units(target, header.rule.select)
+    if header.at(Visibility.INDIVIDUAL):
+        before_release()
+        clear = ClearAttempt(session, target)
+        return MixedAttempt(clear, session, units) if header.masked else clear
+    return MaskedAttempt(session, before_release, units=units)

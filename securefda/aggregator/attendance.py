@@ -1,14 +1,32 @@
-"""Which sources take part in a run, and what is known of those that are missing: the run's error names both."""
+"""Who takes part in a run: which sources have joined, which have cosigned, and what they hear outside of a session."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
-from securefda.aggregator.settings import TargetSite
-from securefda.errors import QuorumLost
+from securefda.aggregator.site import TargetSite
+from securefda.audit.witness import MOST_SHOWN, CheckpointError
+from securefda.errors import ConfigError, FaultySourceError, ProtocolError, QuorumLost, RunEnded, SecureFdaError
 from securefda.operations.progress import Reporter
 from securefda.protocol.checks import envelope_fault
-from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Join, Signed, Visibility
+from securefda.protocol.messages import (
+    NO_CONTEXT,
+    NO_SESSION,
+    Abort,
+    Body,
+    Checkpoint,
+    Cosigned,
+    Goodbye,
+    Header,
+    Join,
+    Parcel,
+    Send,
+    Signed,
+    Signer,
+    Step,
+    Visibility,
+)
 
 
 class Attendance:
@@ -106,3 +124,127 @@ class Attendance:
     def explained(self, error: QuorumLost) -> QuorumLost:
         """The error, with what was last heard of each source that is missing."""
         return error.because({self._site.name(index): why for index, why in self._why.items()})
+
+
+class CosignerTracker:
+    """Asks the sources of one run to cosign the aggregator's log, and keeps which have, by roster index.
+
+    Sources in ``cosigned`` have cosigned the checkpoint that is shown now and shown their own log. Those in ``faulty``
+    have shown two histories, or signed what they should not; this process asks them nothing more.
+    """
+
+    def __init__(self, site: TargetSite) -> None:
+        self._site, self._witness = site, site.witness
+        self._have_shown: set[int] = set()
+        self._asked: dict[int, int] = {}
+        self._times_shown: Counter[int] = Counter()
+        self._unanswered: Counter[int] = Counter()
+        self.cosigned: set[int] = set()
+        self.faulty: set[int] = set()
+
+    def renew(self, present: Iterable[int]) -> list[Send]:
+        """Make a checkpoint and ask these sources to cosign it. Raises AuditError."""
+        self._witness.renew()
+        self.cosigned.clear()
+        self._have_shown.clear()
+        self._times_shown.clear()
+        asked = sorted(set(present) - self.faulty)
+        self._unanswered.update(asked)
+        return [self.ask(index) for index in asked]
+
+    def ask(self, index: int) -> Send:
+        """Show the newest checkpoint to a source. Raises AuditError."""
+        self._asked[index] = self._witness.heard_of(index)
+        return Send(index, self._witness.show(index))
+
+    def ask_again(self, index: int) -> list[Send]:
+        """Likewise, to one that came or came back, if it may be asked. Raises AuditError."""
+        return [] if index in self.faulty else [self.ask(index)]
+
+    def reported(self, index: int, known: int) -> None:
+        """A new process of a source said how much of the aggregator's log it has cosigned."""
+        self.cosigned.discard(index)
+        self._have_shown.discard(index)
+        self._times_shown.pop(index, None)
+        self._witness.hear(index, known)
+
+    def receive(self, message: Signed[Body]) -> list[Send]:
+        """A source shows its checkpoint, or cosigns the aggregator's.
+
+        Raises:
+            FaultySourceError: no honest source sends this; nothing more is asked of it.
+            AuditError, SecureFdaError: it cannot be written down.
+        """
+        index, body = message.sender, message.body
+        if index not in self._site.sources or index in self.faulty:
+            return []
+        fault = envelope_fault(
+            message, roster=self._site.roster, sender=index, session_id=NO_SESSION, context=NO_CONTEXT
+        )
+        try:
+            if fault:
+                raise CheckpointError(fault, message.type_name)
+            return self._answer(index, body)
+        except CheckpointError as error:
+            self.faulty.add(index)
+            self.cosigned.discard(index)
+            raise FaultySourceError(self._site.name(index), error.check, error.detail) from error
+
+    def _answer(self, index: int, body: Body) -> list[Send]:
+        if isinstance(body, Checkpoint):
+            if self._unanswered[index]:  # one that was busy for some rounds answers all that it was asked meanwhile
+                self._unanswered[index] -= 1
+            else:
+                self._times_shown[index] += 1
+            if self._times_shown[index] > MOST_SHOWN:
+                raise CheckpointError("CHECKPOINT_AGAIN", f"its log, more than {MOST_SHOWN} times in a row")
+            answer = self._witness.cosign(index, body)
+            # It could not cosign the newest one: a proof from what it knows was not there when that was sent.
+            unheard = body.known != self._witness.size and body.known != self._asked.get(index)
+            again = [self.ask(index)] if unheard else []
+            if answer is None:
+                return again
+            self._have_shown.add(index)
+            return [Send(index, answer), *again]
+        if isinstance(body, Cosigned) and self._witness.take(index, body):
+            if index not in self._have_shown:
+                raise CheckpointError("CHECKPOINT_MISSING", "it cosigns without showing its own log")
+            self.cosigned.add(index)
+        return []
+
+
+_MOST_CHARACTERS = 500
+_SECTIONS = frozenset({"privacy", "session", "strategy", "task", "training", "transport"})
+"""Of configurations: the key of an error that begins with one of them is a setting, and no path."""
+
+
+def turn_away(signer: Signer, index: int) -> Send:
+    """Answer the join of a source whose model has other layers; the source ends with a clear error."""
+    return Send(index, Parcel(signer.sign(NO_SESSION, NO_CONTEXT, Abort(Step.HEADER, "HEADER_ARCHITECTURE", index))))
+
+
+def no_result(signer: Signer, index: int, header: Signed[Header], check: str) -> Send:
+    """Tell a source that waits for the result that there is none; no site is accused."""
+    body = Abort(Step.RESULT, check, None)
+    return Send(index, Parcel(signer.sign(header.envelope.session_id, header.digest(), body)))
+
+
+def goodbye(signer: Signer, index: int, farewell: Goodbye) -> Send:
+    """The last message to a source."""
+    return Send(index, Parcel(signer.sign(NO_SESSION, NO_CONTEXT, farewell)))
+
+
+def reason_for_sources(error: SecureFdaError, *, of_policies: bool = False) -> str:
+    """Why a run failed, as one printable line of at most 500 characters.
+
+    Sources read in full what they had a part in. Of the target's own trouble they read its kind or the setting: the
+    rest may name the target's files, count its rows or say what is left of its budget.
+
+    Args:
+        error: what ended the run.
+        of_policies: it says what the sources' policies permit together, which their owners have to change.
+    """
+    if not of_policies and not isinstance(error, (ProtocolError, QuorumLost, RunEnded)):
+        setting = error.key if isinstance(error, ConfigError) and error.key.split(".")[0] in _SECTIONS else ""
+        return f"the target cannot go on ({setting or error.code})"
+    return "".join(letter if letter.isprintable() else " " for letter in str(error))[:_MOST_CHARACTERS]

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import cast
 
-from securefda.aggregator.bootstrap import run_settings, summary_of, target_site
 from securefda.aggregator.run import AggregatorRun
+from securefda.aggregator.site import run_settings, summary_of, target_site
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member
@@ -74,9 +74,9 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
                 run_until_told(_serve(config, kit, run, recorder, watch))
         except BaseException as error:
             if run.opened or not store.records():  # a process that could not listen leaves the folder of a run as it is
-                folder.write_summary(summary_of(config, run, store, kit.roster, error))
+                folder.write_summary(summary_of(config, run.run_id, store, kit.roster, error))
             raise
-        summary = summary_of(config, run, store, kit.roster, None)
+        summary = summary_of(config, run.run_id, store, kit.roster, None)
         folder.write_summary(summary)
         return summary
 

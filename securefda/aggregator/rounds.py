@@ -13,14 +13,14 @@ from typing import Any, Literal
 import numpy as np
 
 from securefda.aggregator.attempt import PartialSum, RoundSum
-from securefda.aggregator.settings import ByteCounts, TargetSite
+from securefda.aggregator.site import ByteCounts, TargetSite
 from securefda.aggregator.store import Asked
-from securefda.aggregator.target import TargetRound
+from securefda.aggregator.target import TargetRound, evaluate_at_target
 from securefda.operations.records import RoundLine, SeenLine
-from securefda.protocol.contribution import RoundTerms, check_sum, clip_contribution, evaluate_rule
+from securefda.protocol.contribution import RoundTerms, check_sum, clip_contribution
 from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.messages import Header, Visibility
-from securefda.rules import Contribution, ContributionSum, DeltaErrors, RoundPlan, Rule, combine, cosine
+from securefda.rules import ContributionSum, DeltaErrors, RoundPlan, Rule, combine, cosine
 from securefda.training import Vector
 
 
@@ -40,17 +40,6 @@ class RoundTotal:
     def mean_beta(self) -> float:
         """Mean of beta, weighted by samples: 1 - w/n."""
         return 1.0 - self.kept / self.samples
-
-
-def evaluate_at_target(terms: RoundTerms, target: TargetRound | None, update: Vector | Vector64) -> Contribution:
-    """Evaluate the round's rule on the aligned update of a source, or the mean of a cohort (m,).
-
-    Raises:
-        ValueError: the update and the target's numbers contradict each other.
-    """
-    if target is None:
-        return evaluate_rule(terms, None, None, update)
-    return evaluate_rule(terms, target.statistics, target.result.update, update, target.step_updates)
 
 
 def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> RoundTotal:

@@ -10,13 +10,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from securefda import __version__
-from securefda.aggregator.attempt import Attempt, RoundSum
-from securefda.aggregator.attendance import Attendance
-from securefda.aggregator.cosigners import CosignerTracker
+from securefda.aggregator.attempt import Attempt, RoundSum, open_attempt
+from securefda.aggregator.attendance import (
+    Attendance,
+    CosignerTracker,
+    goodbye,
+    no_result,
+    reason_for_sources,
+    turn_away,
+)
 from securefda.aggregator.headers import Planner
-from securefda.aggregator.mixed_attempt import open_attempt
 from securefda.aggregator.model import RunModel
-from securefda.aggregator.notices import goodbye, no_result, reason_for_sources, turn_away
 from securefda.aggregator.phases import (
     AskingCosigners,
     AttemptOver,
@@ -37,7 +41,7 @@ from securefda.aggregator.phases import (
     require_transition,
 )
 from securefda.aggregator.rounds import CurrentRound, last_errors
-from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, Asked, Position
 from securefda.audit.store import AuditError
 from securefda.errors import (

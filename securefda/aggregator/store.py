@@ -19,7 +19,7 @@ from securefda.errors import ConfigError
 from securefda.parse import json_value
 from securefda.protocol.messages import Envelope, Receipt, Result, Signed
 from securefda.rules import ServerState
-from securefda.run_store import RunStore
+from securefda.state_file import RunStore
 from securefda.training import Vector
 
 _TABLES = """

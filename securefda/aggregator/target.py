@@ -1,4 +1,4 @@
-"""The target's own part of a round: its update, its three statistics, and what of them is published."""
+"""The target's own part of a round: its update, its three statistics, what of them is published, and the rule on it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from securefda.errors import TrainingError
-from securefda.protocol.encoding import ErrorUnits, vector_to_wire
+from securefda.protocol.contribution import RoundTerms, evaluate_rule
+from securefda.protocol.encoding import ErrorUnits, Vector64, vector_to_wire
 from securefda.protocol.messages import TargetTerms
-from securefda.rules import RoundPlan, Rule, StepStatistics, TargetStatistics
+from securefda.rules import Contribution, RoundPlan, Rule, StepStatistics, TargetStatistics
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, Vector
 from securefda.training.trainer import Trainer
 
@@ -94,3 +95,14 @@ def published_terms(target: TargetRound | None, plan: RoundPlan, *, to_sources: 
         mean_square=statistics.mean_square,
         scatter=statistics.scatter,
     )
+
+
+def evaluate_at_target(terms: RoundTerms, target: TargetRound | None, update: Vector | Vector64) -> Contribution:
+    """Evaluate the round's rule on the aligned update of a source, or the mean of a cohort (m,).
+
+    Raises:
+        ValueError: the update and the target's numbers contradict each other.
+    """
+    if target is None:
+        return evaluate_rule(terms, None, None, update)
+    return evaluate_rule(terms, target.statistics, target.result.update, update, target.step_updates)

@@ -91,7 +91,7 @@ def question_of_federation(config: FederationConfig, permitted: Mapping[str, str
     Raises:
         ConfigError: no plan of levels serves all sources; it names the sites and the key.
     """
-    from securefda.aggregator.expected import expected_header  # with torch, which a header from a file needs not
+    from securefda.aggregator.headers import expected_header  # with torch, which a header from a file needs not
 
     privacy = config.privacy
     sites = {site: permitted.get(site, privacy.permitted(site)) for site in config.federation.sources}

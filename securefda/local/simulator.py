@@ -10,9 +10,8 @@ from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.aggregator.bootstrap import run_settings, summary_of, target_site
 from securefda.aggregator.run import AggregatorRun
-from securefda.aggregator.settings import TargetSite
+from securefda.aggregator.site import TargetSite, run_settings, summary_of, target_site
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, make_ledgers
@@ -26,10 +25,9 @@ from securefda.protocol.messages import Body, Header, Parcel, Signed
 from securefda.protocol.roster import Roster
 from securefda.site.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig, site_policy
 from securefda.site.throwaway import throwaway_roster
-from securefda.source.bootstrap import source_site
 from securefda.source.run import SourceRun
 from securefda.source.run_book import RunBook, run_book_file
-from securefda.source.site import SourceSite
+from securefda.source.site import SourceSite, source_site
 from securefda.source.store import SourceStore
 from securefda.transport.in_memory import MemoryNetwork, Passed
 from securefda.transport.observer import MessageObserver, TrafficMeter, ignore
@@ -178,7 +176,7 @@ class _Federation:
         return run
 
     def summary(self, run: AggregatorRun, error: BaseException | None) -> Summary:
-        return summary_of(self.settings, run, self.store, self.roster, error)
+        return summary_of(self.settings, run.run_id, self.store, self.roster, error)
 
     def source(self, site_id: str) -> SourceRun:
         config = self.config

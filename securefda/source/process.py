@@ -25,10 +25,9 @@ from securefda.site.config import SourceConfig
 from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.policy import load_signed_policy
 from securefda.site.training_secret import secret_of_site
-from securefda.source.bootstrap import source_site
-from securefda.source.patience import HINT
-from securefda.source.run import SourceRun
+from securefda.source.run import HINT, SourceRun
 from securefda.source.run_book import RunBook, run_book_file
+from securefda.source.site import source_site
 from securefda.source.store import SourceStore
 from securefda.transport.client import AggregatorRestarted, SourceChannel
 from securefda.transport.dialer import UploadRefusedError

@@ -50,7 +50,7 @@ from securefda.protocol.messages import (
 from securefda.rules import Contribution
 from securefda.site.policy.verdict import check_metrics
 from securefda.source.acceptance import AcceptedRound
-from securefda.source.site import SourceSite, site_line
+from securefda.source.site import SourceSite
 from securefda.training import Vector
 
 
@@ -149,7 +149,21 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
         run_id=header.run_id.hex(),
         attempt=header.attempt,
     )
-    record, metrics = site_line(header, accepted.level, result), metrics_of(header, result)
+    metrics = metrics_of(header, result)
+    record = SiteLine(
+        round=header.round,
+        attempt=header.attempt,
+        level=accepted.level.label,
+        rule=header.rule.rule,
+        beta=None,
+        samples=result.samples,
+        loss=result.loss,
+        clipped=0,
+        capped=0,
+        zeroed=0,
+    )
+    if result.epsilon is not None:
+        record["epsilon"] = result.epsilon
     update = aligned_update(header, result)
     units = accepted.course.after(result.update)
     site.store.remember_trained(header.run_id, accepted.course.number, accepted.model, header.model_digest, units)

@@ -18,10 +18,9 @@ from securefda.errors import ConfigError
 from securefda.protocol.checks import History, PastResult
 from securefda.protocol.messages import Header, Signed
 from securefda.protocol.transcript import round_terms
-from securefda.run_store import RunStore
 from securefda.source.model_bound import AcceptedHeader, Known, TakenResult, TrainedFrom, Units
 from securefda.source.run_book import RunBook
-from securefda.state_file import ReleaseMarker
+from securefda.state_file import ReleaseMarker, RunStore
 from securefda.training import Vector
 
 _TABLES = """

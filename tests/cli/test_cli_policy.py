@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from securefda.aggregator.expected import expected_header
+from securefda.aggregator.headers import expected_header
 from securefda.cli import main
 from securefda.protocol.messages import NO_CONTEXT, Result, Signer
 from securefda.samples import sample

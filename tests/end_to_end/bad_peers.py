@@ -20,9 +20,9 @@ from typing import Any
 from e2e_processes import Kits
 from source_stores import store_at
 
-from securefda.aggregator.bootstrap import run_settings, target_site
 from securefda.aggregator.process import RunDriver
 from securefda.aggregator.run import AggregatorRun
+from securefda.aggregator.site import run_settings, target_site
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member
@@ -45,9 +45,9 @@ from securefda.protocol.messages import (
 from securefda.site.config import load_aggregator, load_source
 from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import load_signed_policy
-from securefda.source.bootstrap import source_site
 from securefda.source.process import SourceDriver
 from securefda.source.run import SourceRun
+from securefda.source.site import source_site
 from securefda.transport.client import SourceChannel
 from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer

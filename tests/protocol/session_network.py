@@ -28,11 +28,10 @@ from session_sites import (
     witness_at,
 )
 
-from securefda.aggregator.attempt import Attempt, PartialSum, RoundSum
-from securefda.aggregator.masked_attempt import MaskedAttempt
+from securefda.aggregator.attempt import Attempt, MaskedAttempt, PartialSum, RoundSum
 from securefda.aggregator.phases import InAttempt
 from securefda.aggregator.run import AggregatorRun
-from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.agreement import REPORT_OPENING_BYTES

@@ -39,7 +39,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.rules.norm_caps import SMALL_LAYER
-from securefda.source.patience import MOST_BROKEN_IN_A_ROW
+from securefda.source.run import MOST_BROKEN_IN_A_ROW
 from securefda.transport import wire, wire_decode, wire_encode
 from securefda.v1 import messages_pb2 as pb
 

@@ -22,12 +22,11 @@ from run_settings import run_settings
 from source_stores import store_at
 
 from securefda.aggregator.attempt import Attempt
-from securefda.aggregator.bootstrap import personal_of
-from securefda.aggregator.cosigners import CosignerTracker
+from securefda.aggregator.attendance import CosignerTracker
 from securefda.aggregator.phases import InAttempt, RoundPhase
 from securefda.aggregator.rounds import CurrentRound
 from securefda.aggregator.run import AggregatorRun
-from securefda.aggregator.settings import TargetSite
+from securefda.aggregator.site import TargetSite, personal_of
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder, RunInfo
 from securefda.audit.witness import Witness

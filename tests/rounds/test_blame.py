@@ -13,7 +13,7 @@ from rounds_federation import TARGET, AnySigned, Federation
 from securefda.errors import FaultyAggregatorError, QuorumLost
 from securefda.protocol.messages import Header, KeyList, Refusal, ShareBundle
 from securefda.site.policy import ReleaseLimits
-from securefda.source.patience import HINT, MOST_BROKEN_IN_A_ROW
+from securefda.source.run import HINT, MOST_BROKEN_IN_A_ROW
 
 VICTIM = 2
 

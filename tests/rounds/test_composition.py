@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import Federation, roster_of
 from source_stores import store_at
 
-from securefda.aggregator.bootstrap import run_settings
+from securefda.aggregator.site import run_settings
 from securefda.bootstrap import Member, task_of, training_rows
 from securefda.errors import ConfigError
 from securefda.privacy.ledger import Ledger
@@ -26,7 +26,7 @@ from securefda.site.config import (
 from securefda.site.config.sections import DEFAULT_DATA_SET
 from securefda.site.policy import default_policy
 from securefda.site.privacy_account import data_set_of, ledger_file
-from securefda.source.bootstrap import source_site
+from securefda.source.site import source_site
 from securefda.training import choose_device
 from securefda.transport.wire import encode
 

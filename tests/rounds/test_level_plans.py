@@ -12,7 +12,7 @@ from rounds_federation import roster_of
 from run_settings import run_settings
 
 from securefda.aggregator.headers import Federation, Place, Planner, header_of
-from securefda.aggregator.settings import RunSettings
+from securefda.aggregator.site import RunSettings
 from securefda.errors import ConfigError
 from securefda.protocol.checks import threshold_is_sound
 from securefda.protocol.contribution import terms_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from securefda.errors import FaultyAggregatorError
-from securefda.source.patience import MOST_BROKEN_IN_A_ROW, Patience
+from securefda.source.run import MOST_BROKEN_IN_A_ROW, Patience
 
 
 def test_a_source_leaves_after_so_many_failed_checks_in_a_row() -> None:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import TARGET, roster_of, site_id
 from source_stores import store_at
 
-from securefda.aggregator.bootstrap import target_site
+from securefda.aggregator.site import target_site
 from securefda.aggregator.store import AggregatorStore
 from securefda.bootstrap import Member, task_of, training_rows
 from securefda.errors import ConfigError
@@ -30,7 +30,7 @@ from securefda.site.config.sections import DEFAULT_DATA_SET
 from securefda.site.policy import default_policy
 from securefda.site.privacy_account import data_set_of, ledger_file, make_ledger
 from securefda.site.private_trainer import PrivateTrainer
-from securefda.source.bootstrap import source_site
+from securefda.source.site import source_site
 from securefda.transport.wire import encode
 
 DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")

@@ -12,7 +12,7 @@ from rounds_definition import trained
 from rounds_federation import TARGET, AnySigned, Federation, changed, is_header, site_id, until
 from rounds_liars import ACCURACY, LOSS, Liar
 
-from securefda.aggregator.expected import expected_header
+from securefda.aggregator.headers import expected_header
 from securefda.errors import PolicyRefusal, TrainingError
 from securefda.protocol.contribution import metrics_of
 from securefda.protocol.messages import Advertise, Header, Join, Parcel, Refusal, Update, Visibility

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from rounds_federation import SEED, TARGET, identity, roster_of, site_id, task_of, training_of
 from source_stores import store_at
 
-from securefda.aggregator.bootstrap import target_site
+from securefda.aggregator.site import target_site
 from securefda.aggregator.store import AggregatorStore
 from securefda.bootstrap import Member
 from securefda.errors import ConfigError
@@ -34,7 +34,7 @@ from securefda.site.config import (
 )
 from securefda.site.policy import default_policy
 from securefda.site.training_secret import REPEATABLE, TrainingSecret, secret_of_site
-from securefda.source.bootstrap import source_site
+from securefda.source.site import source_site
 from securefda.training import OwnRows, TrainingSettings, Vector, derive_seed, train_local
 from securefda.training.local import batches
 from securefda.training.mixture import Mixture

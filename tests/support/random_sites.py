@@ -12,7 +12,7 @@ import torch
 from source_stores import store_at
 
 from securefda.aggregator.run import AggregatorRun
-from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import RunInfo
 from securefda.audit.witness import Witness

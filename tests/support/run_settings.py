@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
-from securefda.aggregator.settings import RunSettings
+from securefda.aggregator.site import RunSettings
 from securefda.protocol.messages import Visibility
 from securefda.rules import Strategy
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 
-from securefda.aggregator.cosigners import CosignerTracker
+from securefda.aggregator.attendance import CosignerTracker
 from securefda.aggregator.headers import Place, Planner, SessionPlan, make_header
 from securefda.aggregator.target import TargetRound, train_target
 from securefda.errors import FaultySourceError

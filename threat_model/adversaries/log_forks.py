@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from securefda.aggregator.cosigners import CosignerTracker
-from securefda.aggregator.settings import TargetSite
+from securefda.aggregator.attendance import CosignerTracker
+from securefda.aggregator.site import TargetSite
 from securefda.audit import notes
 from securefda.audit.journal import RunInfo
 from securefda.audit.notes import witness_name

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from source_stores import store_at
 
 from securefda.aggregator.headers import Place, Planner, make_header
-from securefda.aggregator.settings import TargetSite
+from securefda.aggregator.site import TargetSite
 from securefda.audit import notes
 from securefda.audit.notes import Note, witness_name
 from securefda.protocol.contribution import MOST_CLIPPED

@@ -30,7 +30,7 @@ import torch
 from securefda import __version__
 from securefda.aggregator.process import RunDriver
 from securefda.aggregator.run import AggregatorRun
-from securefda.aggregator.settings import RunSettings, TargetSite
+from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import RunInfo
 from securefda.bench.machine import PeakGrowth
