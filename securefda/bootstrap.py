@@ -42,7 +42,7 @@ from securefda.site.privacy_account import (
     require_unledgered,
 )
 from securefda.site.training_secret import REPEATABLE
-from securefda.tasks import Samples, Task, TaskSettings, load_task, task_code
+from securefda.tasks import Samples, Task, TaskSettings, load_task, rows_of
 from securefda.training import PersonalMemory, SecretSeed
 from securefda.training.trainer import SiteTrainer
 from securefda.transport.wire import encode
@@ -122,19 +122,16 @@ def training_rows(task: Task, site_id: str) -> Samples:
     Raises:
         DataError: they are missing or unfit, or the task's own code fails.
     """
-    with task_code(type(task), "train_data"):
-        return task.train_data(site_id)
+    return rows_of(task, site_id, "train")
 
 
 def target_rows(task: Task, site_id: str, rule: Rule) -> tuple[Samples, Samples]:
-    """Training and test rows of the target."""
-    if rule is Rule.ORACLE:
-        with task_code(type(task), "oracle_data"):
-            data = task.oracle_data()
-    else:
-        data = training_rows(task, site_id)
-    with task_code(type(task), "test_data"):
-        return data, task.test_data(site_id)
+    """Training and test rows of the target.
+
+    Raises:
+        DataError: they are missing or unfit, or the task's own code fails.
+    """
+    return rows_of(task, site_id, "oracle" if rule is Rule.ORACLE else "train"), rows_of(task, site_id, "test")
 
 
 def rows_here(config: FederationConfig, site_id: str, seed: int) -> Samples:

@@ -28,27 +28,52 @@ from securefda.tasks.guard import task_code
 _BROKEN_MODULE = (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, OSError)
 
 
+class UnfitRows(DataError):
+    """Rows that a task returned cannot be used. The message counts them, and quotes none."""
+
+    def __init__(self, why: str, *, hint: str = "") -> None:
+        super().__init__("task", why, hint=hint)
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Rows of one site: ``features`` (n, ...) floating point and ``labels`` (n, ...), on the CPU, n >= 1.
 
     Raises:
-        DataError: the lengths differ, there is no row, or a feature is NaN or infinite.
+        UnfitRows: one is no tensor, the lengths differ, there is no row, or a feature or a label is NaN or infinite.
     """
 
     features: Tensor
     labels: Tensor
 
     def __post_init__(self) -> None:
+        for name, tensor in (("features", self.features), ("labels", self.labels)):
+            if not isinstance(tensor, Tensor):
+                raise UnfitRows(f"{name} are a {type(tensor).__name__}", hint="make them a torch.Tensor")
+            if tensor.ndim == 0:
+                raise UnfitRows(f"{name} are one number", hint="dimension 0 counts the rows")
         if len(self.features) != len(self.labels):
-            raise DataError("task", f"{len(self.features)} rows of features but {len(self.labels)} labels")
+            raise UnfitRows(f"{len(self.features)} rows of features but {len(self.labels)} labels")
         if len(self.features) == 0:
-            raise DataError("task", "a site has no rows")
-        if not bool(torch.isfinite(self.features).all()):
-            raise DataError("task", "a feature is NaN or infinite", hint="drop or fill such rows in the task")
+            raise UnfitRows("a site has no rows")
+        _require_finite(self.features, "feature")
+        _require_finite(self.labels, "label")
 
     def __len__(self) -> int:
         return len(self.features)
+
+
+def _require_finite(tensor: Tensor, what: str) -> None:
+    unfit = ~torch.isfinite(tensor)
+    if not bool(unfit.any()):
+        return
+    rows = unfit.flatten(1) if tensor.ndim > 1 else unfit[:, None]
+    place = (
+        f", first in {what} {int(rows.any(dim=0).int().argmax()) + 1} of {rows.shape[1]}" if tensor.ndim == 2 else ""
+    )
+    why = f"a {what} is NaN or infinite in {int(rows.any(dim=1).sum())} of {len(tensor)} rows{place}"
+    first = int(rows.any(dim=1).int().argmax()) + 1
+    raise UnfitRows(why, hint=f"row {first} is the first; drop or fill such rows in the task")
 
 
 @dataclass(frozen=True, slots=True)

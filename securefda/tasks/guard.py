@@ -1,4 +1,4 @@
-"""Errors inside a task's own code, which may be anybody's: one line that says where, like every other error."""
+"""A task's own code, which may be anybody's: what it raises or returns ends in one line that says where."""
 
 from __future__ import annotations
 
