@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from securefda import __version__
-from securefda.cli import audit, bench, budget, federation, kit, policy, preflight, processes, threats, training
+from securefda.cli import audit, bench, budget, federation, kit, policy, preflight, processes, task, threats, training
 
 app = typer.Typer(
     name="securefda",
@@ -24,6 +24,7 @@ app.command("preflight")(preflight.preflight)
 app.command("threats")(threats.threats)
 app.add_typer(federation.app, name="federation")
 app.add_typer(kit.app, name="kit")
+app.add_typer(task.app, name="task")
 app.add_typer(policy.app, name="policy")
 app.add_typer(budget.app, name="budget")
 app.add_typer(audit.app, name="audit")

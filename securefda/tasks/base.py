@@ -214,6 +214,10 @@ class Task(ABC):
         rows: list[list[float]] = outputs.reshape(len(outputs), -1).double().tolist()
         return [{f"output-{place}": value for place, value in enumerate(row, start=1)} for row in rows]
 
+    def class_names(self) -> tuple[str, ...]:
+        """Return a name for each class where labels are class numbers; none by default."""
+        return ()
+
     def feature_names(self) -> tuple[str, ...]:
         """Return a name for each column of the features where they are (n, k), for messages; none by default."""
         return ()

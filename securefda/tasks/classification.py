@@ -25,14 +25,10 @@ class Classification(Task):
 
     def predictions(self, outputs: Tensor) -> list[dict[str, str | float]]:
         """Return the most probable class of each row, and the probability of every class."""
-        names = self.class_names(outputs.shape[1])
+        names = self.class_names() or tuple(map(str, range(outputs.shape[1])))
         rows: list[list[float]] = torch.softmax(outputs.double(), dim=1).tolist()
         return [
             {"class": names[row.index(max(row))]}
             | {f"probability {name}": value for name, value in zip(names, row, strict=True)}
             for row in rows
         ]
-
-    def class_names(self, classes: int) -> tuple[str, ...]:
-        """Return the names of the classes, in order; by default their numbers."""
-        return tuple(map(str, range(classes)))

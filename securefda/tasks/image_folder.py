@@ -121,7 +121,7 @@ class ImageFolder(Classification):
         """Return the images that the site holds out, of the same form."""
         return self._samples(site, held_out=True)
 
-    def class_names(self, classes: int) -> tuple[str, ...]:  # noqa: ARG002 - the options name them all
+    def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes, in order."""
         return self.options.classes
 

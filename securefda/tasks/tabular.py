@@ -372,6 +372,10 @@ class Tabular(Task):
             for row in rows
         ]
 
+    def class_names(self) -> tuple[str, ...]:
+        """Return the classes, in order; none where the label is a number."""
+        return self.options.label.classes
+
     def feature_names(self) -> tuple[str, ...]:
         """Return column, ``column missing`` or ``column = value`` for each feature."""
         names: list[str] = []

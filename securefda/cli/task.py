@@ -1,0 +1,93 @@
+"""``securefda task``: try a task on the rows of a site, and prepare public data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from securefda.cli.options import OutputFormat, Overrides, Seed, now
+from securefda.cli.output import Format, print_error, print_result
+from securefda.errors import ConfigError
+from securefda.text import aligned
+
+if TYPE_CHECKING:
+    from securefda.local.task_check import TaskFound
+
+app = typer.Typer(help="Try a task on a site's rows, and prepare public data.")
+
+
+@app.command("check")
+def check(
+    place: Annotated[
+        Path, typer.Argument(metavar="FEDERATION.toml|KIT", help="A federation's configuration, or a site's kit.")
+    ],
+    site: Annotated[
+        list[str], typer.Option("--site", metavar="SITE", help="Only this site of a federation; may be repeated.")
+    ] = [],
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The site's settings; default: local/settings.toml of the kit.")
+    ] = None,
+    overrides: Overrides = [],
+    seed: Seed = 0,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Try one batch of every site whose rows are here: rows, labels, forward and backward pass, metrics.
+
+    Where training adds noise, also the gradients of single rows. Nothing is trained, sent, charged or written.
+    """
+    found = _check_kit(place, site, config, overrides) if place.is_dir() else _check_file(place, site, overrides, seed)
+    if found.error is None:
+        print_result(output, found.as_json(), _text(found))
+        return
+    if output is Format.TXT:
+        typer.echo(_text(found))
+    raise typer.Exit(print_error(found.error, as_json=output is Format.JSON, data=found.as_json()))
+
+
+def _check_file(file: Path, sites: list[str], overrides: list[str], seed: int) -> TaskFound:
+    from securefda.site.config import load_federation
+
+    config = load_federation(file, overrides, os.environ)
+    from securefda.local.task_check import check_federation  # with torch, for which no wrong file should have to wait
+
+    return check_federation(config, sites, seed)
+
+
+def _check_kit(folder: Path, sites: list[str], settings: Path | None, overrides: list[str]) -> TaskFound:
+    from securefda.site.config import load_aggregator, load_source
+    from securefda.site.kit import LOCAL, SETTINGS_FILE, load_kit
+
+    kit = load_kit(folder, now())
+    if sites and sites != [kit.site_id]:
+        raise ConfigError("--site", f"{folder} is the kit of {kit.site_id}", hint="leave it out")
+    file = settings or folder / LOCAL / SETTINGS_FILE
+    config = (load_aggregator if kit.role == "target" else load_source)(file, overrides, os.environ)
+    from securefda.local.task_check import check_kit
+
+    return check_kit(kit, config)
+
+
+def _text(found: TaskFound) -> str:
+    rows = [("site", "split", "rows", "features", "labels")]
+    for site in found.sites:
+        for split in site.splits:
+            shape = " x ".join(map(str, split.features)) or "1"
+            rows.append((site.site, split.split, f"{split.rows:,}", shape, split.labels))
+    lines = [
+        f"{found.factory}: {found.parameters:,} parameters in {found.layers} layers",
+        "",
+        *([aligned(rows), ""] if len(rows) > 1 else []),
+    ]
+    tried = "forward, loss, backward, metrics" + (", gradients of single rows" if found.with_noise else "")
+    for site in found.sites:
+        if site.error is not None:
+            lines.append(f"FAILED: {site.error}")
+            continue
+        one = site.batch
+        figures = f"loss {one['loss']:.3g}, accuracy {one['accuracy']:.2f}, gradient norm {one['gradient_norm']:.3g}"
+        lines.append(f"ok: {site.site}: {tried} of a batch of {one['rows']:.0f} rows ({figures})")
+        lines += [f"  note: {note}" for note in site.notes]
+    return "\n".join(lines)

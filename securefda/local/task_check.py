@@ -1,0 +1,277 @@
+"""Trying a task on one batch of each site, before a run: rows, labels, forward, loss, backward, metrics.
+
+What is found out stays on this machine: class counts and distances are of a site's rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from securefda.bootstrap import task_of
+from securefda.errors import ConfigError, DataError, ExitCode, SecureFdaError, TrainingError
+from securefda.site.config import AggregatorConfig, FederationConfig, SourceConfig, training_settings
+from securefda.site.kit import Kit
+from securefda.tasks import Samples, Task, TaskSettings, load_task, rows_of, task_code
+from securefda.tasks.tabular import Tabular
+from securefda.training import TrainingSettings, build_model, derive_seed, layer_table
+from securefda.training.local import FEWEST_TARGET_STEPS, accuracy_in, require_steps
+from securefda.training.seeds import seeded_torch
+from securefda.training.vectors import layer_sizes
+
+_FAR = 20.0
+"""A scaled number this far from 0 is probably in another unit."""
+
+_MOST_CLASSES = 12
+
+
+class TaskCheckError(SecureFdaError):
+    """A site's rows or the task's code are unfit; the line names the site, unless it is of the task alone."""
+
+    exit_code = ExitCode.CONFIG
+
+    def __init__(self, error: SecureFdaError, site: str = "") -> None:
+        message = str(error)
+        super().__init__(message if message.startswith(site) else f"{site}: {message}", hint=error.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitFound:
+    """Rows of one split of a site: how many, the shape of one, and how often each label occurs."""
+
+    split: str
+    rows: int
+    features: tuple[int, ...]
+    labels: str
+
+
+@dataclass(slots=True)
+class SiteFound:
+    """What was found at one site; ``error`` is the first thing that is wrong there."""
+
+    site: str
+    splits: list[SplitFound] = field(default_factory=list)
+    batch: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    error: TaskCheckError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFound:
+    """What was found of a task: its model, whether noise was tried, and each site."""
+
+    factory: str
+    parameters: int
+    layers: int
+    with_noise: bool
+    sites: tuple[SiteFound, ...]
+
+    @property
+    def error(self) -> TaskCheckError | None:
+        """The first error of any site."""
+        return next((site.error for site in self.sites if site.error is not None), None)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the JSON envelope."""
+        return {
+            "factory": self.factory,
+            "parameters": self.parameters,
+            "layers": self.layers,
+            "per_sample_gradients": self.with_noise,
+            "sites": [
+                {
+                    "site": found.site,
+                    "splits": [
+                        {"split": one.split, "rows": one.rows, "features": list(one.features), "labels": one.labels}
+                        for one in found.splits
+                    ],
+                    "batch": found.batch,
+                    "notes": found.notes,
+                    "error": None if found.error is None else str(found.error),
+                }
+                for found in self.sites
+            ],
+        }
+
+
+def check_federation(config: FederationConfig, sites: Sequence[str], seed: int) -> TaskFound:
+    """Try the task of a federation on the rows of ``sites``, all of them if none is named.
+
+    Raises:
+        ConfigError: there is no such site, or the task or its options are unfit.
+        DataError, TaskCheckError: the task cannot build a model that can be trained.
+    """
+    federation = config.federation
+    known = (federation.target, *federation.sources)
+    for site in sites:
+        if site not in known:
+            raise ConfigError(f"--site {site}", "is no site of this federation", hint=f"sites: {', '.join(known)}")
+    settings = TaskSettings(
+        target=federation.target,
+        sources=federation.sources,
+        seed=seed,
+        data_dir=config.task.data_dir,
+        options=config.task.options,
+    )
+    task = load_task(config.task.factory, settings)
+    sides = {site: config.training.target if site == federation.target else config.training.source for site in known}
+    trained = {site: training_settings(side) for site, side in sides.items() if not sites or site in sites}
+    return _check(task, config.task.factory, trained, seed, config.session.max_samples)
+
+
+def check_kit(kit: Kit, config: AggregatorConfig | SourceConfig) -> TaskFound:
+    """Try the task on the rows of the site whose kit this is; errors as :func:`check_federation`."""
+    process = config.aggregator if isinstance(config, AggregatorConfig) else config.source
+    task = task_of(config.task, kit.roster, process.seed)
+    counted = config.session.max_samples if isinstance(config, AggregatorConfig) else None
+    trained = {kit.site_id: training_settings(config.training)}
+    return _check(task, config.task.factory, trained, process.seed, counted)
+
+
+def _check(
+    task: Task, factory: str, trained: dict[str, TrainingSettings], seed: int, max_samples: int | None
+) -> TaskFound:
+    try:
+        table = layer_table(build_model(task, derive_seed(seed, "model")))
+    except TrainingError as error:
+        raise TaskCheckError(error) from error
+    found = tuple(_check_site(task, site, settings, seed, max_samples) for site, settings in trained.items())
+    with_noise = any(settings.dp is not None for settings in trained.values())
+    return TaskFound(factory, sum(layer_sizes(table)), len(table), with_noise, found)
+
+
+def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, max_samples: int | None) -> SiteFound:
+    found = SiteFound(site)
+    is_target = site == task.settings.target
+    try:
+        train = rows_of(task, site, "train")
+        _add_split(task, found, "train", train)
+        test = rows_of(task, site, "test")
+        _add_split(task, found, "test", test)
+        for split, rows in (("train", train), ("test", test)) if is_target else (("train", train),):
+            _require_two_labels(site, split, rows)
+        require_steps(site, len(train), settings, FEWEST_TARGET_STEPS if is_target else 1)
+        model = build_model(task, derive_seed(seed, "model"))
+        found.batch = _try_batch(task, model, site, train, settings)
+        if settings.dp is not None:
+            _try_noise(task, model, train, settings)
+    except SecureFdaError as error:
+        found.error = TaskCheckError(error, site)
+        return found
+    found.notes += _far_features(task, train)
+    if max_samples is not None and len(train) > max_samples:
+        found.notes.append(f"its weight counts {max_samples} of its {len(train)} rows: session.max-samples")
+    if isinstance(task, Tabular) and (unread := task.unread_columns(site)):
+        found.notes.append(f"columns that the task does not read: {', '.join(unread)}")
+    return found
+
+
+def _add_split(task: Task, found: SiteFound, split: str, rows: Samples) -> None:
+    found.splits.append(SplitFound(split, len(rows), tuple(rows.features.shape[1:]), _labels_in_words(task, rows)))
+
+
+def _labels_in_words(task: Task, rows: Samples) -> str:
+    """How often each label occurs; of many different ones, from where to where they reach."""
+    labels = rows.labels.reshape(len(rows), -1)
+    if labels.shape[1] != 1:
+        return f"{labels.shape[1]} numbers each"
+    values = labels[:, 0].tolist()
+    counts = Counter(values)
+    if labels.is_floating_point() and not all(float(value).is_integer() for value in counts):
+        return f"{min(values):.3g} to {max(values):.3g}"
+    if len(counts) > _MOST_CLASSES:
+        return f"{len(counts)} different ones"
+    names = task.class_names()
+    return ", ".join(
+        f"{names[int(value)] if 0 <= value < len(names) else f'{value:g}'}: {counts[value]}" for value in sorted(counts)
+    )
+
+
+def _require_two_labels(site: str, split: str, rows: Samples) -> None:
+    if len(torch.unique(rows.labels.reshape(len(rows), -1), dim=0)) > 1:
+        return
+    hint = "look at how labels are read, or at the split; a run goes on with it, and learns little here"
+    raise DataError(f"{site}, {split}", f"all {len(rows)} rows have one label", hint=hint)
+
+
+def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings: TrainingSettings) -> dict[str, float]:
+    """One step's forward and backward pass, on the CPU; returns loss, accuracy and the length of the gradient.
+
+    Raises:
+        DataError: the task's own code fails.
+        TrainingError: what it returns cannot be trained on.
+    """
+    features, labels = rows.features[: settings.batch_size], rows.labels[: settings.batch_size]
+    name = type(task).__name__
+    with seeded_torch(0, torch.device("cpu")):
+        with task_code(type(task), f"the model, on {len(features)} rows of shape {tuple(features.shape[1:])},"):
+            outputs = model.train()(features)
+        if not isinstance(outputs, Tensor) or len(outputs) != len(features):
+            given = f"{tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+            raise TrainingError(f"task {name}: its model returned {given} for {len(features)} rows")
+        _require_known_labels(site, rows, outputs)
+        with task_code(type(task), "loss"):
+            loss: object = task.loss(outputs, labels)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            hint = "loss returns the batch's mean loss, one number that depends on the outputs"
+            raise TrainingError(f"task {name}: its loss cannot be differentiated", hint=hint)
+        if not math.isfinite(loss.item()):
+            raise TrainingError(f"task {name}: its loss over {len(features)} rows is {loss.item()}")
+        with task_code(type(task), "the backward pass"):
+            loss.backward()  # type: ignore[no-untyped-call]
+        with task_code(type(task), "metrics"):
+            metrics = task.metrics(outputs.detach(), labels)
+    accuracy = accuracy_in(metrics, task)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    length = float(torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients])))
+    if not math.isfinite(length):
+        raise TrainingError(f"task {name}: its gradient over {len(features)} rows is not finite")
+    return {"rows": float(len(features)), "loss": loss.item(), "accuracy": accuracy, "gradient_norm": length}
+
+
+def _require_known_labels(site: str, rows: Samples, outputs: Tensor) -> None:
+    """Of class numbers: each is that of an output."""
+    labels = rows.labels
+    if labels.is_floating_point() or labels.ndim != 1 or outputs.ndim != 2:
+        return
+    unknown = (labels < 0) | (labels >= outputs.shape[1])
+    if unknown.any():
+        why = f"{int(unknown.sum())} of {len(rows)} labels are not among the model's {outputs.shape[1]} classes"
+        raise DataError(f"{site}, train", why, hint="class numbers begin at 0")
+
+
+def _try_noise(task: Task, model: nn.Module, rows: Samples, settings: TrainingSettings) -> None:
+    """The gradient of each row of a batch, as DP-SGD takes them; no step, and nothing is charged.
+
+    Raises:
+        TrainingError: DP-SGD cannot train this task.
+    """
+    from securefda.privacy.private_training import optimizer_of, require_separate_rows  # with Opacus
+
+    require_separate_rows(task, model, rows, settings)
+    batch = Samples(rows.features[: settings.batch_size], rows.labels[: settings.batch_size])
+    with (
+        seeded_torch(0, torch.device("cpu")),
+        optimizer_of(task, model, batch, settings) as (_, backward),
+        task_code(type(task), "the gradients of single rows"),
+    ):
+        backward(batch.features, batch.labels)
+
+
+def _far_features(task: Task, rows: Samples) -> list[str]:
+    """Of features in columns: those in which rows lie far from all that a scaled number should be."""
+    if rows.features.ndim != 2:
+        return []
+    names = task.feature_names() or tuple(f"feature {place}" for place in range(1, rows.features.shape[1] + 1))
+    far = (rows.features.abs() > _FAR).sum(dim=0).tolist()
+    return [
+        f"{name}: {count} of {len(rows)} training rows lie more than {_FAR:g} from 0 after scaling: another unit?"
+        for name, count in zip(names, far, strict=True)
+        if count
+    ]

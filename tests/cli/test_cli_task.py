@@ -1,0 +1,256 @@
+"""``securefda task check``: what it finds at each site, and one line, exit code 4, for each thing that is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from securefda.cli import main
+
+FEDERATION = """
+[federation]
+name = "own"
+target = "clinic"
+sources = ["north", "south", "west"]
+[task]
+factory = "{factory}"
+data-dir = "data"
+{options}
+[training.target]
+batch-size = 4
+"""
+TABULAR = """
+[task.options.label]
+column = "ill"
+classes = ["0", "1"]
+[task.options.columns]
+age = { type = "number", center = 50, scale = 10 }
+"""
+OWN = """
+import torch
+from torch import nn
+from securefda.tasks import Samples
+from securefda.tasks.classification import Classification
+
+class Own(Classification):
+    separate_rows = True
+    def model(self):
+        return nn.Linear(2, 3)
+    def train_data(self, site):
+        return Samples(torch.arange(40.0).reshape(20, 2) / 40, torch.arange(20) % 3)
+    def test_data(self, site):
+        return self.train_data(site)
+
+class Spoilt(Own):
+    def train_data(self, site):
+        good = super().train_data(site)
+        return self.spoil(good) if site == "south" else good
+"""
+SITES = ("clinic", "north", "south", "west")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    yield tmp_path
+    sys.path[:] = before
+    sys.modules.pop("own_rows", None)
+
+
+def own(folder: Path, body: str = "", cls: str = "Own") -> str:
+    (folder / "own_rows.py").write_text(f"{OWN}{body}")
+    (folder / "own.toml").write_text(FEDERATION.format(factory=f"own_rows:{cls}", options=""))
+    return "own.toml"
+
+
+def tabular(folder: Path) -> str:
+    (folder / "data").mkdir()
+    for site in SITES:
+        lines = ["number,age,ill", *(f"{i},{30 + i},{i % 2}" for i in range(60))]
+        (folder / "data" / f"{site}.csv").write_text("\n".join(lines))
+    (folder / "own.toml").write_text(FEDERATION.format(factory="securefda.tasks.tabular:Tabular", options=TABULAR))
+    return "own.toml"
+
+
+def test_each_site_is_shown_with_its_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["task", "check", tabular(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("securefda.tasks.tabular:Tabular: 66 parameters in 4 layers\n")
+    for site in SITES:
+        assert f"ok: {site}: forward, loss, backward, metrics of a batch of " in out
+    assert "note: columns that the task does not read: number" in out
+    assert "gradients of single rows" not in out
+
+
+def test_noise_is_tried_where_it_is_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    set_noise = ["--set", "training.source.dp.noise-multiplier=1"]
+    assert main(["task", "check", tabular(folder), "--site", "north", *set_noise, "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    assert data["per_sample_gradients"] is True
+    (site,) = data["sites"]
+    assert site["site"] == "north"
+    assert sum(split["rows"] for split in site["splits"]) == 60
+    assert site["batch"]["rows"] == 16
+    assert not (folder / "kits").exists()
+
+
+def test_the_rows_of_a_kit_are_its_own_sites(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tabular(folder)
+    assert main(["federation", "init", file]) == 0
+    for site in ("clinic", "north"):
+        (folder / "data" / f"{site}.csv").rename(folder / f"{site}.kept")
+    (folder / "kept").mkdir()
+    (folder / "north.kept").rename(folder / "kept" / "north.csv")
+    capsys.readouterr()
+    assert main(["task", "check", "kits/north", "--set", f"task.data-dir={folder / 'kept'}"]) == 0
+    assert "ok: north" in capsys.readouterr().out
+    assert main(["task", "check", "kits/clinic", "--set", f"task.data-dir={folder / 'kept'}"]) == 4
+    assert "clinic.csv: cannot be read" in capsys.readouterr().err
+    assert main(["task", "check", "kits/north", "--site", "south"]) == 4
+    assert "is the kit of north" in capsys.readouterr().err
+
+
+def test_every_failing_site_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tabular(folder)
+    (folder / "data" / "north.csv").unlink()
+    (folder / "data" / "west.csv").write_text("number,age,ill\n1,old,1\n2,50,0\n")
+    assert main(["task", "check", file]) == 4
+    printed = capsys.readouterr()
+    assert "ok: clinic" in printed.out
+    assert "FAILED: north: " in printed.out
+    assert "FAILED: west, train, column age: 1 of " in printed.out
+    assert printed.err.startswith("error: north: ")
+    assert "old" not in (printed.out + printed.err).replace("hold", "")
+
+
+UNFIT = {
+    "NaN": (
+        "good.features[3, 1] = float('nan'); return Samples(good.features, good.labels)",
+        "south, train: a feature is NaN or infinite in 1 of 20 rows, first in feature 2 of 2",
+        "row 4 is the first",
+    ),
+    "NaN label": (
+        "return Samples(good.features, good.labels * float('nan'))",
+        "south, train: a label is NaN or infinite in 20 of 20 rows",
+        "drop or fill",
+    ),
+    "no rows": ("return Samples(good.features[:0], good.labels[:0])", "south, train: a site has no rows", ""),
+    "one class": (
+        "return Samples(good.features, good.labels * 0)",
+        "south, train: all 20 rows have one label",
+        "look at how labels are read",
+    ),
+    "a tuple": (
+        "return good.features, good.labels",
+        "south, train: train_data returned a tuple of 2 and no Samples",
+        "return Samples(features, labels)",
+    ),
+    "nothing": ("pass", "south, train: train_data returned a NoneType and no Samples", ""),
+    "arrays": (
+        "return Samples(good.features.numpy(), good.labels)",
+        "south, train: features are a ndarray",
+        "torch.Tensor",
+    ),
+    "other lengths": ("return Samples(good.features, good.labels[1:])", "20 rows of features but 19 labels", ""),
+    "a class too many": (
+        "return Samples(good.features, good.labels + 1)",
+        "south, train: 6 of 20 labels are not among the model's 3 classes",
+        "begin at 0",
+    ),
+    "other columns": (
+        "return Samples(good.features[:, :1], good.labels)",
+        "the model, on 16 rows of shape (1,), raised RuntimeError",
+        "",
+    ),
+    "an exception": ("raise KeyError('Anna')", "train_data raised KeyError (own_rows.py, line ", "Anna"),
+}
+
+
+@pytest.mark.parametrize(("body", "message", "hint"), UNFIT.values(), ids=UNFIT.keys())
+def test_unfit_rows_name_site_and_split(
+    folder: Path, capsys: pytest.CaptureFixture[str], body: str, message: str, hint: str
+) -> None:
+    file = own(folder, f"    def spoil(self, good):\n        {body}\n", "Spoilt")
+    assert main(["task", "check", file]) == 4
+    error, _, rest = capsys.readouterr().err.partition("\n")
+    assert error.startswith("error: south")
+    assert message in error
+    assert "Anna" not in error
+    assert hint in rest
+    assert rest.count("\n") <= 1
+
+
+UNFIT_CODE = {
+    "BatchNorm": ("def model(self): return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))", "BatchNorm1d"),
+    "a loss for each row": (
+        "def loss(self, o, l): return nn.functional.cross_entropy(o, l, reduction='none')",
+        "its loss cannot be differentiated",
+    ),
+    "a loss that is a number": ("def loss(self, o, l): return 0.5", "its loss cannot be differentiated"),
+    "a loss that is NaN": ("def loss(self, o, l): return o.mean() * float('nan')", "its loss over 4 rows is nan"),
+    "no accuracy": ("def metrics(self, o, l): return {'recall': 1.0}", "its metrics lack accuracy"),
+    "accuracy in percent": ("def metrics(self, o, l): return {'accuracy': 87.0}", "its accuracy is 87"),
+    "a mean of outputs": (
+        "def model(self): return nn.Sequential(nn.Linear(2, 3), nn.Flatten(0))",
+        "its model returned (12,) for 4 rows",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), UNFIT_CODE.values(), ids=UNFIT_CODE.keys())
+def test_unfit_code_is_named(folder: Path, capsys: pytest.CaptureFixture[str], body: str, message: str) -> None:
+    file = own(folder, f"\nclass Unfit(Own):\n    {body}\n", "Unfit")
+    assert main(["task", "check", file]) == 4
+    assert message in capsys.readouterr().err
+
+
+MIXED = """
+class Mixed(Own):
+    def model(self):
+        return Less(2, 3)
+
+class Less(nn.Linear):
+    def forward(self, rows):
+        return super().forward(rows - rows.mean(0))
+"""
+
+
+def test_with_noise_rows_that_mix_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = own(folder, MIXED, "Mixed")
+    assert main(["task", "check", file]) == 0
+    assert main(["task", "check", file, "--set", "training.source.dp.noise-multiplier=1"]) == 4
+    assert "depends on the rows beside it" in capsys.readouterr().err
+
+
+def test_too_few_rows_for_a_round_of_the_target(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["task", "check", own(folder), "--set", "training.target.batch-size=20"]) == 4
+    assert "clinic: 20 rows in batches of 20 for 1 epoch(s) make 1 step(s)" in capsys.readouterr().err
+
+
+def test_rows_far_from_zero_are_pointed_at(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tabular(folder)
+    text = (folder / "data" / "west.csv").read_text().replace("\n3,33,", "\n3,3300,").replace("\n4,34,", "\n4,3400,")
+    (folder / "data" / "west.csv").write_text(text)
+    assert main(["task", "check", file]) == 0
+    assert "note: age: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["own.toml", "--site", "east"], "--site east: is no site of this federation"),
+        (["nowhere"], "nowhere: file not found"),
+        (["."], "startup"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    own(folder)
+    assert main(["task", "check", *arguments]) == 4
+    assert message in capsys.readouterr().err
