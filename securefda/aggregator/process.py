@@ -16,6 +16,7 @@ from typing import cast
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import run_settings, summary_of, target_site
 from securefda.aggregator.store import AggregatorStore
+from securefda.aggregator.target import compared
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member
 from securefda.errors import SecureFdaError
@@ -77,6 +78,8 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
                 folder.write_summary(summary_of(config, run.run_id, store, kit.roster, error))
             raise
         summary = summary_of(config, run.run_id, store, kit.roster, None)
+        folder.write_summary(summary)  # whole, should the comparison be cut short
+        summary = compared(summary, site.alone, watch)
         folder.write_summary(summary)
         return summary
 

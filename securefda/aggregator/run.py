@@ -119,6 +119,11 @@ class AggregatorRun:
         return self._model.vector
 
     @property
+    def site(self) -> TargetSite:
+        """The target's."""
+        return self._site
+
+    @property
     def layers(self) -> LayerTable:
         """Names and shapes of the model's layers."""
         return self._site.trainer.layers

@@ -10,9 +10,10 @@ from hashlib import sha256
 from typing import cast
 
 from securefda.aggregator.store import AggregatorStore
+from securefda.aggregator.target import TargetAlone
 from securefda.audit.journal import logs_folder
 from securefda.audit.witness import Witness
-from securefda.bootstrap import Member, run_info, target_rows, task_of, trainer_at, witness_of
+from securefda.bootstrap import Member, run_info, target_rows, task_of, trainer_at, training_rows, witness_of
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.operations.records import RoundLine, RunStatus, Summary, summarise
 from securefda.protocol.messages import Granularity, Signer, Visibility
@@ -43,7 +44,8 @@ class TargetSite:
     """Everything of the target that stays the same during a run; ``notes`` are for its operator, before it begins.
 
     ``trains_on`` says for people what computes: "cpu (1 thread)".
-    ``personal`` is what the target is measured with where that is not the common model.
+    ``personal`` is what the target is measured with where that is not the common model. ``alone`` is what the run is
+    compared with, if it is.
     """
 
     signer: Signer
@@ -58,6 +60,7 @@ class TargetSite:
     notes: tuple[str, ...] = ()
     trains_on: str = ""
     personal: PersonalModel | None = None
+    alone: TargetAlone | None = None
 
     @property
     def sources(self) -> frozenset[int]:
@@ -167,6 +170,14 @@ def target_site(
     )
     own = strategy.rule.is_personal
     rows = OwnRows(task, site_id, data, training, seed, secret) if own else None
+
+    def trainer_alone() -> Trainer:
+        own_rows = training_rows(task, site_id) if strategy.rule is Rule.ORACLE else data
+        plain = config.training.model_copy(update={"personal_layers": 0})
+        return trainer_at(config.aggregator, plain, member, task, own_rows, secret=secret, budget=budget)[0]
+
+    compares = config.strategy.compare_target_only and not config.training.dp.noise_multiplier
+    alone = TargetAlone(trainer_alone, test_data, store) if compares and strategy.rule is not Rule.TARGET_ONLY else None
     return TargetSite(
         signer=member.signer,
         roster=member.roster,
@@ -179,6 +190,7 @@ def target_site(
         notes=notes,
         trains_on=trainer.trains_on,
         personal=None if rows is None else personal_of(strategy, rows, store),
+        alone=alone,
     )
 
 
@@ -205,10 +217,10 @@ def personal_of(strategy: Strategy, rows: OwnRows, memory: PersonalMemory) -> Pe
 
 
 def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
-    """How the run goes. The digest covers all that must not change when a run is resumed; a budget and threads may."""
+    """How the run goes. The digest covers what must stay when a run is resumed: not budget, threads and comparison."""
     fixed = config.model_dump_json(
         include={"task", "strategy", "training", "privacy", "session"},
-        exclude={"privacy": {"budget"}, "training": {"threads"}},
+        exclude={"privacy": {"budget"}, "training": {"threads"}, "strategy": {"compare_target_only"}},
     )
     return settings_of(config, sha256(f"{config.aggregator.seed}\0{fixed}".encode() + roster.digest()).digest())
 

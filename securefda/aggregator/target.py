@@ -1,20 +1,74 @@
-"""The target's own part of a round: its update, its three statistics, what of them is published, and the rule on it."""
+"""What the target trains: its part of a round, what of that is published, and, to compare, itself alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from securefda.errors import TrainingError
+from securefda.errors import SecureFdaError, TrainingError
+from securefda.operations.progress import Reporter
+from securefda.operations.records import REPORTED_ROUNDS, Summary, TargetOnly
 from securefda.protocol.contribution import RoundTerms, evaluate_rule
 from securefda.protocol.encoding import ErrorUnits, Vector64, vector_to_wire
 from securefda.protocol.messages import TargetTerms
 from securefda.rules import Contribution, RoundPlan, Rule, StepStatistics, TargetStatistics
-from securefda.training import FEWEST_TARGET_STEPS, LocalResult, Vector
+from securefda.tasks import Samples
+from securefda.training import FEWEST_TARGET_STEPS, LocalResult, PersonalMemory, Vector
 from securefda.training.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TargetAlone:
+    """The target without any source, with which a run is compared. Nothing of it leaves the target.
+
+    Attributes:
+        trainer: makes what trains: from the run's first model, on the rows that the run trains the target on.
+        test_data: what it is measured on.
+        memory: keeps what it came to, so that a process that is started again need not train again.
+    """
+
+    trainer: Callable[[], Trainer]
+    test_data: Samples
+    memory: PersonalMemory
+
+    def train(self, run_id: str, rounds: int) -> TargetOnly:
+        """Train for as many rounds as the run finished, with the draws that the target had in each.
+
+        Raises:
+            TrainingError, DataError, ConfigError: training fails, or its rows have got a ledger.
+        """
+        place = f"{run_id} target-only"
+        if known := self.memory.personal(place, rounds + 1):
+            found: TargetOnly = json.loads(known)
+            if found["rounds"] == rounds:
+                return found
+        trainer, accuracies = self.trainer(), []
+        model = trainer.initial_model()
+        for number in range(1, rounds + 1):
+            model = model + trainer.train(model, number, 1.0, run_id=run_id).update
+            if number > rounds - REPORTED_ROUNDS:
+                accuracies.append(trainer.evaluate(model, self.test_data).metrics["accuracy"])
+        found = TargetOnly(accuracy=fmean(accuracies), final=accuracies[-1], rounds=rounds)
+        self.memory.keep_personal(place, rounds, json.dumps(found).encode())
+        return found
+
+
+def compared(summary: Summary, alone: TargetAlone | None, reporter: Reporter) -> Summary:
+    """The summary of a finished run, with what the target comes to alone. Where it fails alone, a note says why."""
+    if alone is None or not summary.rounds:
+        return summary
+    reporter.note(f"the run is over; the target trains alone for {summary.rounds} rounds, to compare")
+    try:
+        return replace(summary, target_only=alone.train(summary.run_id, summary.rounds))
+    except SecureFdaError as error:
+        reporter.note(f"no comparison with the target alone: {error}")
+        return summary
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import TargetSite, run_settings, summary_of, target_site
 from securefda.aggregator.store import AggregatorStore
+from securefda.aggregator.target import compared
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, make_ledgers
 from securefda.errors import PolicyRefusal, SecureFdaError
@@ -127,6 +128,8 @@ def simulate(
             folder.write_summary(federation.summary(run, error))
             raise
         summary = federation.summary(run, None)
+        folder.write_summary(summary)
+        summary = compared(summary, run.site.alone, reporter)
         folder.write_summary(summary)
         return summary
 

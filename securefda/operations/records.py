@@ -230,6 +230,19 @@ class PrivacySpent(TypedDict):
     """How epsilon is added up."""
 
 
+class TargetOnly(TypedDict):
+    """What the target comes to when it trains alone, from the same first model with its own settings."""
+
+    accuracy: float
+    """Mean accuracy over the last five rounds, from 0 to 1."""
+
+    final: float
+    """Accuracy of the last round."""
+
+    rounds: int
+    """Number of rounds: as many as the run finished."""
+
+
 class Spread(TypedDict):
     """A figure over several rounds."""
 
@@ -314,6 +327,9 @@ class Summary:
 
     evaluated: Literal["global", "personal"] = "global"
     """Whose accuracy these are: `personal`, of a model of the target's own, or `global`."""
+
+    target_only: TargetOnly | None = None
+    """What the target comes to alone; null where that is not measured: see `strategy.compare-target-only`."""
 
     error: Mapping[str, str] | None = None
     """Code, message and hint of the error that ended the run; null where it finished."""

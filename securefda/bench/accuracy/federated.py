@@ -79,7 +79,8 @@ def run(job: Job, scratch: Path | None = None) -> RunResult:
         SecureFdaError: whatever ended the run early.
     """
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        simulate(job.config, Path(folder), job.seed, SilentReporter())
+        alone = job.config.strategy.model_copy(update={"compare_target_only": False})  # suites have runs of their own
+        simulate(job.config.model_copy(update={"strategy": alone}), Path(folder), job.seed, SilentReporter())
         return result_of(read_run(Path(folder)), job.config.federation.sources)
 
 

@@ -182,6 +182,11 @@ class StrategySection(Settings):
     knn_scale: float = 1.0
     """Distance over which the weight of a neighbour falls by the factor e, above 0."""
 
+    compare_target_only: bool = True
+    """Whether the target, after the run, trains alone for as many rounds, so that the summary can say what the sources
+    were worth. No other site notices. It is not measured where the target trains with noise, which would be charged to
+    its ledger, nor under `target_only`, which is that itself."""
+
     @model_validator(mode="after")
     def _the_rules_accept_it(self) -> Self:
         strategy_of(self)
@@ -436,6 +441,10 @@ class MetricsSection(Settings):
     """Port of 127.0.0.1 on which the process serves metrics for Prometheus; 0 for none."""
 
 
+_OF_THE_TARGET = {"compare_target_only"}
+"""Settings of a strategy that concern the target alone: the rules do not know them."""
+
+
 def strategy_of(section: StrategySection) -> Strategy:
     """Return the strategy that the rules take.
 
@@ -445,7 +454,7 @@ def strategy_of(section: StrategySection) -> Strategy:
     from securefda.rules.strategy import Strategy
 
     try:
-        return Strategy(**section.model_dump())
+        return Strategy(**section.model_dump(exclude=_OF_THE_TARGET))
     except ValueError as error:
         raise _config_error("strategy", section, error) from error
 

@@ -1,0 +1,97 @@
+"""What the target comes to alone: measured after the run, at the target, as a run of ``target_only`` measures it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from securefda.aggregator.target import TargetAlone, compared
+from securefda.errors import TrainingError
+from securefda.local.simulator import simulate
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import Summary
+from securefda.samples import sample
+from securefda.site.config import load_federation
+from securefda.tasks import TaskSettings, load_task
+from securefda.training import TrainingSettings
+from securefda.training.trainer import SiteTrainer
+
+SHORT = ("strategy.rounds=3", "strategy.warm-up-rounds=1")
+SEED = 5
+
+
+def play(folder: Path, *settings: str) -> Summary:
+    return simulate(load_federation(sample("digits"), [*SHORT, *settings]), folder, SEED, SilentReporter())
+
+
+def test_it_is_what_a_run_of_target_only_comes_to(tmp_path: Path) -> None:
+    alone = play(tmp_path / "alone", "strategy.rule=target_only")
+    summary = play(tmp_path / "run")
+    assert alone.target_only is None
+    assert summary.target_only == {"accuracy": alone.target_accuracy, "final": alone.final_accuracy, "rounds": 3}
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["target_only"] == summary.target_only
+
+
+@pytest.mark.parametrize("rule", ["oracle", "ditto"])
+def test_it_has_the_targets_own_rows_and_the_common_model(tmp_path: Path, rule: str) -> None:
+    expected = play(tmp_path / "run", "strategy.warm-up-rounds=0").target_only
+    assert play(tmp_path / rule, f"strategy.rule={rule}", "strategy.warm-up-rounds=0").target_only == expected
+
+
+def test_it_can_be_left_out(tmp_path: Path) -> None:
+    assert play(tmp_path, "strategy.compare-target-only=false").target_only is None
+
+
+def test_it_is_left_out_where_it_would_be_charged_to_a_ledger(tmp_path: Path) -> None:
+    noise = (
+        "training.target.dp.noise-multiplier=1",
+        "training.target.batch-size=4",
+        "privacy.budget.target-delta=0.01",
+    )
+    assert play(tmp_path, *noise, "strategy.rounds=2", "privacy.budget.target-epsilon=1000").target_only is None
+
+
+class Kept:
+    """A memory as the store's, of one place."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, bytes] = {}
+
+    def personal(self, run_id: str, before: int) -> bytes | None:
+        assert before > 0
+        return self.states.get(run_id)
+
+    def keep_personal(self, run_id: str, round_number: int, state: bytes) -> None:
+        assert round_number > 0
+        self.states[run_id] = state
+
+
+class Notes(SilentReporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def fails() -> SiteTrainer:
+    raise TrainingError("target: the loss is NaN")
+
+
+def test_a_process_that_starts_again_does_not_train_again(tmp_path: Path) -> None:
+    task = load_task("securefda.tasks.digits:Digits", TaskSettings("target", ("source-1",)))
+    rows, memory = task.train_data("target"), Kept()
+    trains = TargetAlone(lambda: SiteTrainer(task, "target", rows, TrainingSettings(), 0), rows, memory)
+    found = trains.train("ab", 2)
+    assert found["rounds"] == 2
+    assert TargetAlone(fails, rows, memory).train("ab", 2) == found
+    assert trains.train("ab", 3)["rounds"] == 3  # of another number of rounds it is no answer
+
+
+def test_where_it_fails_the_run_is_as_it_was_and_a_note_says_why(tmp_path: Path) -> None:
+    summary, notes = play(tmp_path, "strategy.compare-target-only=false"), Notes()
+    alone = TargetAlone(fails, None, Kept())  # type: ignore[arg-type]  # what it is measured on is not reached
+    assert compared(summary, alone, notes) == summary
+    assert notes.notes[-1] == "no comparison with the target alone: target: the loss is NaN"
