@@ -21,7 +21,7 @@ from securefda.protocol import messages as m
 from securefda.protocol.roster import Roster
 from securefda.transport import wire
 from securefda.transport.observer import wire_size
-from securefda.transport.wire_encode import BODY_FIELDS
+from securefda.transport.wire import BODY_FIELDS
 from securefda.v1 import messages_pb2 as pb
 
 BROADCAST: Final = ("Header", "KeyList", "Survivors", "Consistency", "Result")

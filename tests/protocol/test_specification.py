@@ -40,7 +40,7 @@ from securefda.protocol.messages import (
 )
 from securefda.rules.norm_caps import SMALL_LAYER
 from securefda.source.run import MOST_BROKEN_IN_A_ROW
-from securefda.transport import wire, wire_decode, wire_encode
+from securefda.transport import wire
 from securefda.v1 import messages_pb2 as pb
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +121,7 @@ def test_fields_have_the_numbers_of_the_schema(first: str, message: Any) -> None
 
 def test_envelope_and_bodies_have_the_numbers_of_the_schema() -> None:
     by_name = pb.Envelope.DESCRIPTOR.fields_by_name
-    bodies = {kind.__name__: by_name[field].number for kind, field in wire_encode.BODY_FIELDS.items()}
+    bodies = {kind.__name__: by_name[field].number for kind, field in wire.BODY_FIELDS.items()}
     assert numbered("Header") == bodies
     for name in ("suite", "session_id", "sender", "context"):
         assert f"| {name} | {by_name[name].number} |" in PAGE
@@ -148,10 +148,10 @@ def test_enums_have_the_numbers_of_the_code() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"at most {wire_decode.MAX_ENVELOPE_BYTES} bytes ({wire_decode.MAX_ENVELOPE_BYTES / 2**20:g} MiB)",
+        f"at most {wire.MAX_ENVELOPE_BYTES} bytes ({wire_decode.MAX_ENVELOPE_BYTES / 2**20:g} MiB)",
         f"have at most {roster.MAX_SITES} entries",
         f"list of 1 to {roster.MAX_SITES} entries",
-        f"the layer table 1 to {wire_decode.MAX_LAYERS}",
+        f"the layer table 1 to {wire.MAX_LAYERS}",
         f"a box has 1 to {messages.MAX_BOX_BYTES} bytes",
         f"in a layer of fewer than {SMALL_LAYER} parameters",
         f"a vector has m + {checks.TAIL} elements",
@@ -159,7 +159,7 @@ def test_enums_have_the_numbers_of_the_code() -> None:
         f"The masked input itself has (m + {checks.TAIL}) · b/8 bytes",
         f"mean loss over the training rows / {encoding.LOSS_BOUND:g}",
         f"`source_only` / ({encoding.DISTANCE_BOUND:g} · mean_square)",
-        f"at most {wire_decode.MAX_SIDES} sides",
+        f"at most {wire.MAX_SIDES} sides",
         f"A checkpoint has at most {messages.MAX_NOTE_BYTES} bytes ({messages.MAX_NOTE_BYTES // 1024} KiB)",
         f"a proof at most {messages.MAX_PROOF_HASHES} hashes",
         f"a cosignature 1 to {messages.MAX_LINE_CHARACTERS} characters",
@@ -170,9 +170,9 @@ def test_enums_have_the_numbers_of_the_code() -> None:
         f"The log of a site is `{LogName('federation', 'site', 'run').origin}`",
         f"A witness is `{witness_name('federation', 'site')}` and cosigns",
         f"after {('no', 'one', 'two', 'three')[MOST_BROKEN_IN_A_ROW]} failed checks in a row it leaves the run",
-        f"other names of the header 1 to {wire_decode.MAX_NAME_BYTES}",
+        f"other names of the header 1 to {wire.MAX_NAME_BYTES}",
         f"a signature exactly {messages.SIGNATURE_BYTES}",
-        f"Every roster index is below 2^{wire_decode.MAX_INDEX.bit_length() - 1}",
+        f"Every roster index is below 2^{wire.MAX_INDEX.bit_length() - 1}",
         f"A box has {agreement.BOX_BYTES} bytes",
         f"32 + 4 + 4 + {shamir.SHARE_BYTES} + {shamir.SHARE_BYTES} + r bytes",
         f"as {shamir.SHARE_BYTES} bytes, big-endian",

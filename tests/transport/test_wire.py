@@ -18,9 +18,8 @@ from transport_kit import header_body
 
 from securefda.errors import ExitCode, ProtocolError
 from securefda.protocol import messages as m
-from securefda.transport.wire import WireError, decode, decode_signed, encode, encode_signed
-from securefda.transport.wire_decode import MAX_LAYERS, MAX_SITES
-from securefda.transport.wire_encode import BODY_FIELDS
+from securefda.protocol.roster import MAX_SITES
+from securefda.transport.wire import BODY_FIELDS, MAX_LAYERS, WireError, decode, decode_signed, encode, encode_signed
 from securefda.v1 import messages_pb2 as pb
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "messages.json").read_text())

@@ -13,8 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from wire_fields import SIZED, VARINT, tagged
 
 from securefda.protocol.messages import NO_SESSION
-from securefda.transport.wire import WireError, decode
-from securefda.transport.wire_decode import MAX_ENVELOPE_BYTES
+from securefda.transport.wire import MAX_ENVELOPE_BYTES, WireError, decode
 from securefda.v1 import messages_pb2 as pb
 
 ROOM = MAX_ENVELOPE_BYTES - 100

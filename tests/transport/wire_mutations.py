@@ -38,9 +38,7 @@ from wire_fields import (
 )
 
 from securefda.protocol.roster import MAX_SITES
-from securefda.transport.wire import WireError, decode_signed, encode, encode_signed
-from securefda.transport.wire_decode import MAX_LAYERS
-from securefda.transport.wire_encode import BODY_FIELDS
+from securefda.transport.wire import BODY_FIELDS, MAX_LAYERS, WireError, decode_signed, encode, encode_signed
 from securefda.v1 import messages_pb2 as pb
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "messages.json").read_text())

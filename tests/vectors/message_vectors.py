@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.protocol import messages as m
 from securefda.protocol.envelope import sign_bytes
-from securefda.transport.wire import encode, encode_signed
-from securefda.transport.wire_encode import BODY_FIELDS
+from securefda.transport.wire import BODY_FIELDS, encode, encode_signed
 from securefda.v1 import messages_pb2 as pb
 
 SESSION_ID = bytes(range(32))
