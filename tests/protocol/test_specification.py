@@ -148,7 +148,7 @@ def test_enums_have_the_numbers_of_the_code() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"at most {wire.MAX_ENVELOPE_BYTES} bytes ({wire_decode.MAX_ENVELOPE_BYTES / 2**20:g} MiB)",
+        f"at most {wire.MAX_ENVELOPE_BYTES} bytes ({wire.MAX_ENVELOPE_BYTES / 2**20:g} MiB)",
         f"have at most {roster.MAX_SITES} entries",
         f"list of 1 to {roster.MAX_SITES} entries",
         f"the layer table 1 to {wire.MAX_LAYERS}",
