@@ -15,3 +15,17 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 def printable(text: str) -> str:
     """Text for a terminal or a log, without what would steer either: a peer's words may stand in it."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, for example ``1 source`` or ``3 sources``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """A time for people, two digits or so: ``0.25 s``, ``4.2 s``, ``56 s``, ``5 min``, ``2.5 h``."""
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from securefda.operations.progress import Reporter
-from securefda.operations.records import RoundLine
-from securefda.text import printable
+from securefda.operations.records import RULES_WITHOUT_SOURCES, RoundLine, round_seconds
+from securefda.text import counted, duration, printable
 
 _NAMED_SITES = 4
+_ROUNDS_AVERAGED = 10
+"""Of so many last rounds the mean says how long the others take."""
 
 
 @contextmanager
@@ -29,26 +32,75 @@ def console_reporter(stream: TextIO | None = None) -> Iterator[Reporter]:
         yield BarReporter(progress)
 
 
+class Progressed:
+    """What the rounds heard of so far say of those to come: how long they take, and the best accuracy."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        """How many the run is to have; 0 while that is unknown."""
+        self._first = 0
+        self._best: tuple[float, int] | None = None
+        self._seconds: list[float] = []
+
+    def text(self, line: RoundLine) -> str:
+        """One line about a round that is over, which counts from now on.
+
+        For example ``round 3 of 50: accuracy 0.713, best 0.731 in round 2, beta 0.41, 5 sources, 1.2 s, about 56 s
+        left``. What came before the first round heard of is not known here: ``best since round 7`` says so.
+        """
+        number, seconds = line["round"], round_seconds(line)
+        self._first = self._first or number
+        parts = [] if line.get("status") != "lost" else ["lost, the model stays as it was"]
+        accuracy = None if line.get("status") == "lost" else line.get("accuracy")
+        if accuracy is not None:
+            parts.append(f"accuracy {accuracy:.3f}")
+            if self._best is None or accuracy > self._best[0]:
+                self._best = accuracy, number
+            elif number > self._first:
+                since = "" if self._first == 1 else f" since round {self._first}"
+                parts.append(f"best{since} {self._best[0]:.3f} in round {self._best[1]}")
+        if line.get("loss") is not None:
+            parts.append(f"loss {line['loss']:.3f}")
+        if (beta := line.get("mean_beta")) is not None:
+            parts.append(f"beta {beta:.2f}")
+        if line.get("delta_errors"):
+            parts.append(line["rule"])
+        survivors = len(line.get("survivors", []))
+        if survivors or line.get("rule") not in RULES_WITHOUT_SOURCES:
+            parts.append(counted(survivors, "source"))
+        if emptied := line.get("emptied"):
+            parts.append(f"{counted(len(emptied), 'layer')} emptied")
+        if line.get("dropped"):
+            parts.append(f"dropped {some_of(line['dropped'])}")
+        parts.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())
+        if seconds:
+            self._seconds = [*self._seconds[1 - _ROUNDS_AVERAGED :], seconds]
+            parts.append(duration(seconds))
+            if (left := self.rounds - number) > 0:
+                parts.append(f"about {duration(left * fmean(self._seconds))} left")
+        return f"round {number} of {self.rounds or '?'}: {', '.join(parts)}"
+
+
 class LineReporter:
     """Plain lines, for logs and pipes. A phase is a line of its own only before the first round."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._rounds = 0
+        self._progressed = Progressed()
         self._last = ""
 
     def round_started(self, round_number: int, rounds: int) -> None:  # noqa: ARG002 - the finished round has a line
         """Remember how many rounds there are."""
-        self._rounds = rounds
+        self._progressed.rounds = rounds
 
     def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
         """Before the first round, say for whom the run waits."""
-        if not self._rounds and waiting_for:
-            self.note(f"{name}: waiting for {some_of(waiting_for)}")
+        if not self._progressed.rounds and waiting_for:
+            self.note(phase_text(name, waiting_for))
 
     def round_finished(self, line: RoundLine) -> None:
         """Write the round's line."""
-        self.note(round_text(line, self._rounds))
+        self.note(self._progressed.text(line))
 
     def note(self, text: str) -> None:
         """Write the note, unless it repeats the line before."""
@@ -65,52 +117,32 @@ class BarReporter:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task = progress.add_task("", total=None, round="")
-        self._rounds = 0
+        self._progressed = Progressed()
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """Move the bar to this round."""
-        self._rounds = rounds
+        self._progressed.rounds = rounds
         self._progress.update(
-            self._task, total=rounds, completed=round_number - 1, round=f"round {round_number}/{rounds}"
+            self._task, total=rounds, completed=round_number - 1, round=f"round {round_number} of {rounds}"
         )
 
     def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
         """Show phase and sites behind the bar."""
-        self._progress.update(
-            self._task, description=f"{name}, waiting for {some_of(waiting_for)}" if waiting_for else name
-        )
+        self._progress.update(self._task, description=printable(phase_text(name, waiting_for)))
 
     def round_finished(self, line: RoundLine) -> None:
         """Advance the bar and leave the round's line above it."""
         self._progress.update(self._task, completed=line["round"])
-        self.note(round_text(line, self._rounds))
+        self.note(self._progressed.text(line))
 
     def note(self, text: str) -> None:
         """Leave the note above the bar."""
         self._progress.console.print(printable(text), markup=False, soft_wrap=True)
 
 
-def round_text(line: RoundLine, rounds: int) -> str:
-    """One line about a round, for example ``[ROUND 3/50] accuracy 0.713  beta 0.41  5 sources  1.2 s``."""
-    parts = [] if line.get("status") != "lost" else ["lost, the model stays as it was"]
-    if line.get("accuracy") is not None and line.get("status") != "lost":
-        parts.append(f"accuracy {line['accuracy']:.3f}")
-    if line.get("loss") is not None:
-        parts.append(f"loss {line['loss']:.3f}")
-    beta = line.get("mean_beta")
-    if beta is not None:
-        parts.append(f"beta {beta:.2f}")
-    if line.get("delta_errors"):
-        parts.append(line["rule"])
-    parts.append(f"{len(line.get('survivors', []))} sources")
-    if emptied := line.get("emptied"):
-        parts.append(f"{len(emptied)} layer{'s' if len(emptied) > 1 else ''} emptied")
-    if line.get("dropped"):
-        parts.append(f"dropped {some_of(line['dropped'])}")
-    parts.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())
-    if line.get("seconds"):
-        parts.append(f"{sum(line['seconds'].values()):.1f} s")
-    return f"[ROUND {line['round']}/{rounds or '?'}] {'  '.join(parts)}"
+def phase_text(name: str, waiting_for: Sequence[str]) -> str:
+    """Where a run stands, for example ``training: waiting for source-1, source-3``."""
+    return f"{name}: waiting for {some_of(waiting_for)}" if waiting_for else name
 
 
 def some_of(sites: Sequence[str]) -> str:

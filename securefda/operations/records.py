@@ -26,6 +26,12 @@ SCHEMA_VERSION = 4
 REPORTED_ROUNDS = 5
 """The reported accuracy is the mean over this many last rounds, as in the paper's tables."""
 
+JOIN_PHASE = "join"
+"""The phase in which a run waits for its sources, before a round."""
+
+RULES_WITHOUT_SOURCES = ("target_only", "oracle")
+"""Rules to whose rounds no source contributes."""
+
 RunStatus = Literal["finished", "failed", "interrupted"]
 
 
@@ -163,6 +169,11 @@ class SiteLine(TypedDict, total=False):
 
     epsilon: float
     """What the source's rows have cost with this round, where it trains with noise."""
+
+
+def round_seconds(line: RoundLine) -> float:
+    """Wall-clock seconds of a round, from its first phase on: waiting for sites to join is no part of it."""
+    return sum(seconds for phase, seconds in line.get("seconds", {}).items() if phase != JOIN_PHASE)
 
 
 def refused_line(refusal: PolicyRefusal, header: Signed[Header]) -> SiteLine:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from securefda.errors import SecureFdaError
-from securefda.operations.records import REPORTED_ROUNDS, RoundLine
+from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, round_seconds
 from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
 from securefda.operations.summary_text import levels_text, norm_cap_text, percent, releases_text, spent_text, verdict
 
@@ -256,7 +256,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tuple[str, str]]:
-    seconds = [sum(line.get("seconds", {}).values()) for line in rounds]
+    seconds = [round_seconds(line) for line in rounds]
     sent = [sum(line.get("bytes_up", {}).values()) + sum(line.get("bytes_down", {}).values()) for line in rounds]
     tiles = []
     if summary.get("target_accuracy") is not None:
@@ -292,12 +292,14 @@ def run_charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
         charts.append(Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS)))
     if beta := beta_chart(record, rounds):
         charts.append(beta)
-    names = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}))
+    names = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}) if phase != JOIN_PHASE)
     phases = {name: [line.get("seconds", {}).get(name, 0.0) for line in rounds] for name in names}
     phases = {name: seconds for name, seconds in phases.items() if any(seconds)}
     if phases:
         figure = seconds_figure([line["round"] for line in rounds], phases)
-        charts.append(Chart("Seconds by phase", "Wall clock at the aggregator.", figure))
+        charts.append(
+            Chart("Seconds by phase", "Wall clock at the aggregator, without the wait for sites to join.", figure)
+        )
     up = _total(line.get("bytes_up", {}) for line in rounds)
     down = _total(line.get("bytes_down", {}) for line in rounds)
     if sites := sorted({*up, *down}, key=_natural):
@@ -361,7 +363,7 @@ def _row(line: RoundLine) -> dict[str, str]:
         "loss": _number(line.get("loss"), 3),
         "beta": _number(line.get("mean_beta"), 2),
         "sources": str(len(line.get("survivors", []))),
-        "seconds": f"{sum(line.get('seconds', {}).values()):.2f}",
+        "seconds": f"{round_seconds(line):.2f}",
         "remarks": ", ".join(remarks),
     }
 

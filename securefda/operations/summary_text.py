@@ -6,12 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from securefda.operations.records import NormCap, PrivacySpent, Summary, TargetReleases
+from securefda.operations.records import (
+    JOIN_PHASE,
+    RULES_WITHOUT_SOURCES,
+    NormCap,
+    PrivacySpent,
+    Summary,
+    TargetReleases,
+)
 from securefda.operations.run_folder import REPORT_FILE
 from securefda.text import aligned
 
 _NAMED = 10
-_WITHOUT_SOURCES = ("target_only", "oracle")
 _NAMED_SITES = 6
 _CANCELLING = (
     "FedGP ran without its filter, so a target that lies about its update could let the parts of sources that are "
@@ -27,7 +33,7 @@ def run_text(summary: Summary, folder: Path) -> str:
         *([("measured", "a model of the target's own, not the common one")] if summary.evaluated == "personal" else []),
         ("final accuracy", percent(summary.final_accuracy)),
         ("rounds", f"{summary.rounds} of {summary.rounds_planned}{f', {lost} lost' if lost else ''}"),
-        ("seconds per round", f"{sum(summary.seconds_by_phase.values()):.2f}"),
+        ("seconds per round", f"{sum(s for phase, s in summary.seconds_by_phase.items() if phase != JOIN_PHASE):.2f}"),
         ("bytes up", f"{sum(summary.bytes_up.values()):,}"),
         ("bytes down", f"{sum(summary.bytes_down.values()):,}"),
     ]
@@ -125,7 +131,7 @@ def protected(levels: Mapping[str, str], rule: str, *, norm_cap: Mapping[str, An
         rule: the rule of the run's strategy.
         norm_cap: the norm cap as in ``summary.json``; None where there was none.
     """
-    if rule in _WITHOUT_SOURCES:
+    if rule in RULES_WITHOUT_SOURCES:
         return f"Protected: under {rule} the sources contribute nothing, so neither rows nor updates left any of them."
     masked = _at(levels, "sum", "cohort")
     if not masked:
@@ -165,7 +171,7 @@ def unprotected(
         norm_cap: the norm cap.
         privacy: what the target's rows have cost, as in ``summary.json``; None where it trained without noise.
     """
-    if rule in _WITHOUT_SOURCES:
+    if rule in RULES_WITHOUT_SOURCES:
         if privacy is not None:
             return f"Not protected: {_of_the_target(privacy)}."
         return "Not protected: no noise was added, so the final model may reveal something of the target's rows."

@@ -12,7 +12,7 @@ from securefda import __version__
 from securefda.errors import FaultyAggregatorError, PolicyRefusal, ProtocolError, SecureFdaError
 from securefda.operations.notes import Level, Remark, read_note
 from securefda.operations.progress import Reporter, SourceReporter
-from securefda.operations.records import RoundLine, SiteLine
+from securefda.operations.records import RoundLine, SiteLine, round_seconds
 from securefda.protocol.messages import (
     Advertise,
     Body,
@@ -26,6 +26,7 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.roster import Roster
 from securefda.site.config import LoggingSection, MetricsSection
+from securefda.text import counted, duration
 
 if TYPE_CHECKING:
     from securefda.operations.logs import OperationalLog
@@ -267,13 +268,16 @@ def _log(stack: ExitStack, settings: LoggingSection, out: Path, site: str, shown
 
 def _text_of(line: RoundLine) -> str:
     """One line about a round that is over."""
-    parts = [f"round {line['round']} is {line.get('status', 'lost')}", f"{len(line.get('survivors', []))} sources"]
+    parts = [
+        f"round {line['round']} is {line.get('status', 'lost')}",
+        counted(len(line.get("survivors", [])), "source"),
+    ]
     if line.get("dropped"):
         parts.append(f"dropped {', '.join(line['dropped'])}")
     if line.get("attempts", 0) > 1:
         parts.append(f"{line['attempts']} attempts")
     if "target_epsilon" in line:
         parts.append(f"epsilon {line['target_epsilon']:.4f} is spent")
-    if line.get("seconds"):
-        parts.append(f"{sum(line['seconds'].values()):.1f} s")
+    if seconds := round_seconds(line):
+        parts.append(duration(seconds))
     return "; ".join(parts)

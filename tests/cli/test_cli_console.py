@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from securefda.cli.console import BarReporter, LineReporter, console_reporter, round_text, some_of
+from securefda.cli.console import BarReporter, LineReporter, Progressed, console_reporter, some_of
 from securefda.operations.records import RoundLine
 
 LINE: RoundLine = {
@@ -28,22 +28,47 @@ class Terminal(io.StringIO):
         return True
 
 
+def round_text(line: RoundLine, rounds: int) -> str:
+    progressed = Progressed()
+    progressed.rounds = rounds
+    return progressed.text(line)
+
+
 def test_a_finished_round_is_one_line_with_what_went_wrong_in_it() -> None:
     assert round_text(LINE, 50) == (
-        "[ROUND 3/50] accuracy 0.713  loss 0.500  beta 0.41  2 sources  "
-        "dropped source-3  source-4 refused min-others  1.2 s"
+        "round 3 of 50: accuracy 0.713, loss 0.500, beta 0.41, 2 sources, "
+        "dropped source-3, source-4 refused min-others, 1.2 s, about 59 s left"
     )
 
 
 def test_a_lost_round_claims_no_accuracy() -> None:
     lost: RoundLine = {"round": 4, "survivors": [], "dropped": ["source-1"], "status": "lost", "accuracy": 0.9}
-    assert round_text(lost, 50) == "[ROUND 4/50] lost, the model stays as it was  0 sources  dropped source-1"
+    assert round_text(lost, 50) == "round 4 of 50: lost, the model stays as it was, 0 sources, dropped source-1"
 
 
-def test_a_round_without_the_sources_is_one_line_too() -> None:
-    assert round_text({"round": 1, "accuracy": 0.5, "mean_beta": None, "status": "finished"}, 2) == (
-        "[ROUND 1/2] accuracy 0.500  0 sources"
-    )
+def test_a_round_of_the_target_alone_counts_no_sources() -> None:
+    line: RoundLine = {"round": 1, "rule": "target_only", "accuracy": 0.5, "status": "finished"}
+    assert round_text(line, 2) == "round 1 of 2: accuracy 0.500"
+
+
+def test_waiting_for_sites_to_join_is_no_part_of_a_round() -> None:
+    line: RoundLine = {**LINE, "seconds": {"join": 400.0, "training": 2.0}}
+    assert ", 2.0 s, about 94 s left" not in round_text(line, 50)
+    assert ", 2.0 s, about 2 min left" in round_text(line, 50)
+
+
+def test_the_best_round_is_named_once_it_is_not_the_last() -> None:
+    progressed, shown = Progressed(), []
+    for number, accuracy in ((1, 0.5), (2, 0.7), (3, 0.6)):
+        shown.append(progressed.text({"round": number, "accuracy": accuracy, "status": "finished", "survivors": ["a"]}))
+    assert ["best" in text for text in shown] == [False, False, True]
+    assert "accuracy 0.600, best 0.700 in round 2, 1 source" in shown[-1]
+
+
+def test_a_resumed_run_claims_a_best_of_the_rounds_that_it_showed() -> None:
+    progressed = Progressed()
+    progressed.text({**LINE, "round": 7, "accuracy": 0.8})
+    assert "best since round 7 0.800 in round 7" in progressed.text({**LINE, "round": 8, "accuracy": 0.7})
 
 
 def test_a_pipe_gets_plain_lines_and_says_for_whom_the_start_waits() -> None:
@@ -72,10 +97,10 @@ def test_a_terminal_gets_a_bar_with_the_sites_that_are_waited_for_and_every_roun
         reporter.round_finished(LINE)
         reporter.note("[source-2] is not markup")
     text = stream.getvalue()
-    assert "[ROUND 3/50] accuracy 0.713" in text
+    assert "round 3 of 50: accuracy 0.713" in text
     assert "[source-2] is not markup" in text
-    assert "round 3/50" in text
-    assert "training, waiting for source-1" in text
+    assert "round 3 of 50" in text
+    assert "training: waiting for source-1" in text
 
 
 def test_many_sites_are_counted_and_not_listed() -> None:
@@ -86,6 +111,6 @@ def test_many_sites_are_counted_and_not_listed() -> None:
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["pipe", "terminal"])
 def test_words_of_a_peer_cannot_steer_the_terminal_nor_begin_a_line_of_their_own(stream: io.StringIO) -> None:
     with console_reporter(stream) as reporter:
-        reporter.note("source-1 refused: \x1b[2J\x1b]0;title\x07\n[ROUND 50/50] accuracy 1.000")
-    assert "source-1 refused: ?[2J?]0;title??[ROUND 50/50] accuracy 1.000\n" in stream.getvalue()
+        reporter.note("source-1 refused: \x1b[2J\x1b]0;title\x07\nround 50 of 50: accuracy 1.000")
+    assert "source-1 refused: ?[2J?]0;title??round 50 of 50: accuracy 1.000\n" in stream.getvalue()
     assert "\x1b[2J" not in stream.getvalue()

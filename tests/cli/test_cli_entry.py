@@ -139,11 +139,11 @@ def test_ctrl_c_ends_a_run_in_one_line_and_leaves_its_rounds_and_a_report(file: 
     command = [*COMMAND, "simulate", str(file), "--out", "run", "--set", "strategy.rounds=5000"]
     with subprocess.Popen(command, cwd=file.parent, env=_environment(), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        before = _lines_until(process, "[ROUND 2/5000]")
+        before = _lines_until(process, "round 2 of 5000: ")
         process.send_signal(signal.SIGINT)
         after = process.stderr.read()
         assert process.wait(60) == 1
-    assert any(line.startswith("[ROUND 1/5000] accuracy ") for line in before)
+    assert any(line.startswith("round 1 of 5000: accuracy ") for line in before)
     assert "Traceback" not in after
     assert "error: interrupted\nhint: every finished round is in run\n" in after
     rounds = [json.loads(line)["round"] for line in (file.parent / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -76,7 +76,7 @@ def test_a_killed_aggregator_goes_on_with_its_log_unless_somebody_has_touched_it
 ) -> None:
     with kits(tmp_path, settings=SETTINGS) as federation:
         processes = federation.start_all()
-        processes["target"].until("[ROUND 3/").kill()
+        processes["target"].until("round 3 of ").kill()
         log = log_of(federation, "target")
         assert_touched_log_is_refused(federation, "target", log)
         tear(log / "tail")

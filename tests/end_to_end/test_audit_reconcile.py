@@ -59,7 +59,7 @@ def test_two_kills_of_a_site_are_neither_lost_evidence_nor_conduct(
 ) -> None:
     with kits(tmp_path, settings=("strategy.rounds=6",)) as federation:
         processes = federation.start_all()
-        for site, text in ((federation.names[0], "[ROUND 2"), ("target", "[ROUND 4")):
+        for site, text in ((federation.names[0], "round 2 of "), ("target", "round 4 of ")):
             processes["target"].until(text)
             processes[site].kill()
             processes[site] = federation.start(site)

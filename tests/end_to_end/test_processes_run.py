@@ -103,7 +103,7 @@ def test_a_run_with_other_settings_leaves_the_folder_of_the_first_alone(happy: K
 def test_a_killed_source_that_comes_back_rejoins_at_the_next_round(tmp_path: Path) -> None:
     with kits(tmp_path, settings=SETTINGS) as federation:
         processes = federation.start_all()
-        aggregator = processes["target"].until("[ROUND 2/")
+        aggregator = processes["target"].until("round 2 of ")
         processes["source-2"].kill()
         back = federation.start("source-2")
         assert aggregator.end() == 0, aggregator.text
@@ -118,7 +118,7 @@ def test_a_killed_source_that_comes_back_rejoins_at_the_next_round(tmp_path: Pat
 def test_a_killed_aggregator_resumes_and_its_sources_rejoin_by_themselves(tmp_path: Path) -> None:
     with kits(tmp_path, settings=SETTINGS) as federation:
         processes = federation.start_all()
-        processes["target"].until("[ROUND 3/").kill()
+        processes["target"].until("round 3 of ").kill()
         digests = {line["round"]: line["model_digest"] for line in federation.rounds()}
         again = federation.start("target")
         assert again.end() == 0, again.text

@@ -47,7 +47,7 @@ def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal
         "[strategy]\nrounds = 5000\n"
     )
     run = Process(["run", str(file), "--out", str(tmp_path / "out")], by_exec=True)
-    run.until("[ROUND 2/")
+    run.until("round 2 of ")
     children = _children(run.process.pid)
     assert len(children) == 3
     run.interrupt(number)

@@ -55,6 +55,6 @@ def test_the_readme_s_walkthrough_trains_a_model_on_masked_updates(tmp_path: Pat
     assert summary["rounds"] == 12
     assert summary["visibility"] == dict.fromkeys(("hospital-a", "hospital-b", "hospital-c"), "sum")
     assert summary["target_accuracy"] > 0.5  # chance is 0.1, source_only stays near 0.3
-    assert "[ROUND 12/12]" in shown[0]
+    assert "round 12 of 12: " in shown[0]
     if choose_device().type == "cpu":
         assert all("trains on cpu (1 thread)" in text for text in shown)
