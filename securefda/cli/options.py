@@ -24,7 +24,7 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of data splits, m
 OutputFormat = Annotated[Format, typer.Option("--format", help="Text for people, or one JSON envelope.")]
 
 
-def _file_or_sample(value: str) -> Path:
+def file_or_sample(value: str) -> Path:
     """A bare name that is no file here names a sample."""
     from securefda.samples import sample, sample_names
 
@@ -37,7 +37,7 @@ FederationFile = Annotated[
     typer.Argument(
         metavar="FEDERATION.toml",
         help="The federation's configuration, or the name of a sample, e.g. digits.",
-        parser=_file_or_sample,
+        parser=file_or_sample,
     ),
 ]
 

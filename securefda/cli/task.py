@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from securefda.cli.options import OutputFormat, Overrides, Seed, now
+from securefda.cli.options import OutputFormat, Overrides, Seed, file_or_sample, now
 from securefda.cli.output import Format, print_error, print_result
 from securefda.errors import ConfigError
 from securefda.text import aligned
@@ -22,7 +22,12 @@ app = typer.Typer(help="Try a task on a site's rows, and prepare public data.")
 @app.command("check")
 def check(
     place: Annotated[
-        Path, typer.Argument(metavar="FEDERATION.toml|KIT", help="A federation's configuration, or a site's kit.")
+        Path,
+        typer.Argument(
+            metavar="FEDERATION.toml|KIT",
+            help="A federation's configuration, or the name of a sample; or a site's kit.",
+            parser=file_or_sample,
+        ),
     ],
     site: Annotated[
         list[str], typer.Option("--site", metavar="SITE", help="Only this site of a federation; may be repeated.")
@@ -45,6 +50,24 @@ def check(
     if output is Format.TXT:
         typer.echo(_text(found))
     raise typer.Exit(print_error(found.error, as_json=output is Format.JSON, data=found.as_json()))
+
+
+@app.command("convert-uci-heart")
+def convert_uci_heart(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder with the four files processed.HOSPITAL.data of UCI.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the CSV files.")],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Turn UCI's original heart disease files into the CSV files that the task fed_heart reads."""
+    from securefda.tasks.uci_heart import convert
+
+    converted = convert(folder, out)
+    rows = [(one.hospital, f"{one.patients} patients", str(one.file)) for one in converted]
+    then = f"securefda run fed_heart --set task.data-dir={out}"
+    data = {"files": [{"hospital": one.hospital, "file": one.file, "patients": one.patients} for one in converted]}
+    print_result(output, data, f"{aligned(rows)}\n\nnext: {then}")
 
 
 def _check_file(file: Path, sites: list[str], overrides: list[str], seed: int) -> TaskFound:

@@ -154,8 +154,9 @@ def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, ma
         _add_split(task, found, "train", train)
         test = rows_of(task, site, "test")
         _add_split(task, found, "test", test)
-        for split, rows in (("train", train), ("test", test)) if is_target else (("train", train),):
-            _require_two_labels(site, split, rows)
+        if is_target:
+            _require_two_labels(site, "train", train)
+            _require_two_labels(site, "test", test)
         require_steps(site, len(train), settings, FEWEST_TARGET_STEPS if is_target else 1)
         model = build_model(task, derive_seed(seed, "model"))
         found.batch = _try_batch(task, model, site, train, settings)
@@ -164,6 +165,8 @@ def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, ma
     except SecureFdaError as error:
         found.error = TaskCheckError(error, site)
         return found
+    if _has_one_label(train):  # at a source it may be meant: a hospital to which only the ill come
+        found.notes.append(f"all {len(train)} training rows have one label")
     found.notes += _far_features(task, train)
     if max_samples is not None and len(train) > max_samples:
         found.notes.append(f"its weight counts {max_samples} of its {len(train)} rows: session.max-samples")
@@ -194,10 +197,13 @@ def _labels_in_words(task: Task, rows: Samples) -> str:
 
 
 def _require_two_labels(site: str, split: str, rows: Samples) -> None:
-    if len(torch.unique(rows.labels.reshape(len(rows), -1), dim=0)) > 1:
-        return
-    hint = "look at how labels are read, or at the split; a run goes on with it, and learns little here"
-    raise DataError(f"{site}, {split}", f"all {len(rows)} rows have one label", hint=hint)
+    if _has_one_label(rows):
+        hint = "look at how labels are read, and at the split"
+        raise DataError(f"{site}, {split}", f"all {len(rows)} rows have one label", hint=hint)
+
+
+def _has_one_label(rows: Samples) -> bool:
+    return len(torch.unique(rows.labels.reshape(len(rows), -1), dim=0)) == 1
 
 
 def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings: TrainingSettings) -> dict[str, float]:

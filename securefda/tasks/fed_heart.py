@@ -155,7 +155,7 @@ def _read(path: Path, site: str) -> tuple[NDArray[np.float64], NDArray[np.int64]
 
 
 def _where_from(site: str) -> str:
-    return f"{site}.csv is made from {ORIGIN} (header {','.join(COLUMNS)}; missing = empty); SHA-256 {SHA256[site]}"
+    return f"securefda task convert-uci-heart makes {site}.csv from the files at {ORIGIN}; SHA-256 {SHA256[site]}"
 
 
 def _is_complete(row: dict[str, str]) -> bool:

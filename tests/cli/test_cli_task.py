@@ -140,11 +140,6 @@ UNFIT = {
         "drop or fill",
     ),
     "no rows": ("return Samples(good.features[:0], good.labels[:0])", "south, train: a site has no rows", ""),
-    "one class": (
-        "return Samples(good.features, good.labels * 0)",
-        "south, train: all 20 rows have one label",
-        "look at how labels are read",
-    ),
     "a tuple": (
         "return good.features, good.labels",
         "south, train: train_data returned a tuple of 2 and no Samples",
@@ -183,6 +178,24 @@ def test_unfit_rows_name_site_and_split(
     assert "Anna" not in error
     assert hint in rest
     assert rest.count("\n") <= 1
+
+
+ONE_LABEL = """
+class OneLabel(Own):
+    def train_data(self, site):
+        good = super().train_data(site)
+        return Samples(good.features, good.labels * (site != self.settings.options["where"]))
+"""
+
+
+def test_one_label_fails_at_the_target_and_is_noted_at_a_source(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = own(folder, ONE_LABEL, "OneLabel")
+    assert main(["task", "check", file, "--set", "task.options.where=south"]) == 0
+    assert "note: all 20 training rows have one label" in capsys.readouterr().out
+    assert main(["task", "check", file, "--set", "task.options.where=clinic"]) == 4
+    assert "error: clinic, train: all 20 rows have one label\n" in capsys.readouterr().err
 
 
 UNFIT_CODE = {
