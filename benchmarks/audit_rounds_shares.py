@@ -17,7 +17,10 @@ from securefda.transport.observer import Direction
 
 LOGGING = ((Journal, "append"), (Journal, "event"), (MessageRecorder, "_keep"), (MessageRecorder, "_entry"))
 STAY = frozenset({"run-began", "policy-loaded", "restarted", "run-ended", "checkpoint-signed", "checkpoint-cosigned"})
-WITNESSING = (*((Witness, name) for name in ("renew", "show", "cosign", "take", "check_header")), (Journal, "save"))
+WITNESSING = (
+    *((Witness, name) for name in ("renew", "show", "cosign", "take", "check_previous_checkpoint")),
+    (Journal, "save"),
+)
 
 
 class Shares:

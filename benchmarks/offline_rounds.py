@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from securefda.aggregator.target import TargetRound
-from securefda.rules import Contribution, ContributionSum, RoundPlan, contribute
+from securefda.rules import Contribution, ContributionSum, RoundPlan, alignment_factor, contribute
 from securefda.site.config import FederationConfig, strategy_of, training_settings
 from securefda.tasks import Samples, TaskSettings, load_task
 from securefda.training import LocalResult, TrainingSettings, Vector
@@ -51,15 +51,15 @@ class OfflineSites:
 
     def part(self, plan: RoundPlan, target: TargetRound | None, result: LocalResult) -> Contribution:
         """What a source hands in; ``target`` is None in rounds that use nothing of it."""
-        return contribute(
-            plan,
-            None if target is None else target.statistics,
-            None if target is None else target.result.update,
-            result.update,
+        if target is None:
+            return contribute(plan, None, None, result.update, layers=self.target.sizes)
+        factor = alignment_factor(
+            target_steps=target.result.steps,
             source_steps=result.steps,
-            learning_rate_ratio=1.0 if target is None else target.result.learning_rate / result.learning_rate,
-            layers=self.target.sizes,
+            learning_rate_ratio=target.result.learning_rate / result.learning_rate,
         )
+        aligned = np.multiply(result.update, factor if plan.align else 1.0, dtype=np.float64)
+        return contribute(plan, target.statistics, target.result.update, aligned, layers=self.target.sizes)
 
     def update_of(
         self, plan: RoundPlan, target: TargetRound | None, parts: list[Contribution], results: list[LocalResult]

@@ -12,7 +12,7 @@ import time
 
 from securefda.protocol.checks import SessionLimits
 from securefda.protocol.messages import Granularity, Header, Layer, NormCapTerms, RuleTerms, TargetTerms, Visibility
-from securefda.site.policy import SourcePolicy, check_header
+from securefda.site.policy import SourcePolicy, check_header_by_policy
 from securefda.site.policy.model import NormCapBounds
 
 
@@ -67,7 +67,7 @@ def main() -> None:
     times = []
     for _ in range(options.repetitions):
         started = time.perf_counter()
-        check_header(policy, header, header.participants[-1], limits)
+        check_header_by_policy(policy, header, header.participants[-1], limits)
         times.append(1e3 * (time.perf_counter() - started))
     measured = {"median_ms": round(statistics.median(times), 4), "slowest_ms": round(max(times), 4)}
     print(json.dumps({"participants": options.participants, "layers": options.layers, **measured}))

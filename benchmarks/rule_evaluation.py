@@ -62,13 +62,11 @@ def _cases(sources: int, parameters: int, layers: int, steps: int) -> dict[str, 
     target_statistics = TargetStatistics.from_batches(batches)
 
     def whole_round(rule: Rule) -> object:
-        """All that a round's rule needs: alignment, beta and projection of every source, and their combination."""
+        """All that a round's rule needs: beta and projection of every source, and their combination."""
         plan = RoundPlan(rule=rule)
         total = ContributionSum(parameters)
         for update in updates:
-            part = contribute(
-                plan, target_statistics, target, update, source_steps=steps, learning_rate_ratio=1.0, layers=sizes
-            )
+            part = contribute(plan, target_statistics, target, update, layers=sizes)
             total.add(part, 1.0)
         return total.combine(rule, target)
 

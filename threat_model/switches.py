@@ -297,7 +297,9 @@ are each enough against that (T38)."""
 def _of_any_run(original: Callable[..., Any]) -> Callable[..., Any]:
     def accept_header(site: SourceSite, header: Any, *came_with: Any) -> Any:
         of_header = SimpleNamespace(run=header.body.run_id.hex())
-        witness: Any = SimpleNamespace(journal=of_header, check_header=site.witness.check_header)
+        witness: Any = SimpleNamespace(
+            journal=of_header, check_previous_checkpoint=site.witness.check_previous_checkpoint
+        )
         return original(replace(site, witness=witness), header, *came_with)
 
     return accept_header
@@ -309,7 +311,7 @@ ONE_RUN_ON_A_CONNECTION = all_of("one run on a connection", ONE_RUN, RUN_OF_THE_
 
 POLICY = all_of(
     "the policy of the site",
-    replaced("headers within the policy", verdict, "check_header", lambda _: lambda *_, **__: None),
+    replaced("headers within the policy", verdict, "check_header_by_policy", lambda _: lambda *_, **__: None),
     replaced("updates within the policy", verdict, "check_metadata", lambda _: lambda *_: None),
 )
 """A source does not compare headers, or its update in clear, with its policy; what the session checks it checks."""

@@ -13,7 +13,9 @@ from securefda.protocol.messages import Header, Signed
 from securefda.transport import wire
 from threat_model.switches import method_replaced, replaced
 
-WITNESSED_HEADER = method_replaced("the cosigned log in the header", Witness, "check_header", lambda *_: None)
+WITNESSED_HEADER = method_replaced(
+    "the cosigned log in the header", Witness, "check_previous_checkpoint", lambda *_: None
+)
 """A source does not look at the checkpoint in a header."""
 
 WITNESS_MEMORY = method_replaced("the memory of witnesses", Witness, "_is_continued", lambda *_: True)

@@ -29,10 +29,7 @@ from securefda.site.config import (
 )
 from securefda.tasks import Samples
 from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, require_steps
-from securefda.training.mixture import Mixture
-from securefda.training.model_heads import OwnHead
-from securefda.training.neighbours import Neighbours
-from securefda.training.personal import Drawn, FineTuned
+from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
 from securefda.training.trainer import Trainer
 
 ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]

@@ -166,7 +166,7 @@ class Witness:
         self.hear(index, body.size)
         return True
 
-    def check_header(self, header: Header, max_colluders: int) -> None:
+    def check_previous_checkpoint(self, header: Header, max_colluders: int) -> None:
         """A source's check of the checkpoint in a header: the one that it cosigned last, cosigned by enough others.
 
         ``max_colluders`` is how many of the sources may collude, as this site's policy says.

@@ -16,7 +16,7 @@ from securefda.rules import Strategy
 from securefda.rules.strategy import CANDIDATES, round_plan
 from securefda.site.config import FederationConfig, load_federation, strategy_of
 from securefda.site.kit import Kit, PolicyFile
-from securefda.site.policy import SourcePolicy, check_header, check_task, check_training, require_satisfiable
+from securefda.site.policy import SourcePolicy, check_header_by_policy, check_task, check_training, require_satisfiable
 from securefda.transport.wire import WireError, decode_signed
 
 
@@ -77,7 +77,7 @@ class Question:
             check_training(policy, *self.noise)
         with_noise = self.noise is None or self.noise[0] > 0
         for header in self.headers:
-            check_header(policy, header, own, limits, with_noise=with_noise)
+            check_header_by_policy(policy, header, own, limits, with_noise=with_noise)
         return self.headers[0].level_of(own).label
 
 

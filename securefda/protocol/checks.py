@@ -171,7 +171,7 @@ class History:
     last_terms: bytes | None = None
 
 
-def check_header(
+def check_signed_header(
     signed: Signed[Header],
     *,
     own_index: int,

@@ -230,17 +230,7 @@ def evaluate_rule(
     Raises:
         ValueError: the arguments contradict each other; the message names one.
     """
-    target = terms.header.target
-    return contribute(
-        terms.plan,
-        statistics,
-        target_update,
-        update,
-        source_steps=target.steps if target else 1,  # the update is aligned already
-        learning_rate_ratio=1.0,
-        layers=terms.sizes,
-        step_updates=step_updates,
-    )
+    return contribute(terms.plan, statistics, target_update, update, layers=terms.sizes, step_updates=step_updates)
 
 
 def contribution_at_source(

@@ -11,8 +11,7 @@ ICLR 2024.
 
 from securefda.rules.beta import BetaRule, Estimator, auto_beta
 from securefda.rules.comparison import align_update, alignment_factor
-from securefda.rules.contribution import Contribution, ContributionSum, combine, contribute
-from securefda.rules.functions import fedda, fedgp
+from securefda.rules.contribution import Contribution, ContributionSum, combine, contribute, fedda, fedgp
 from securefda.rules.norm_caps import CapEffect, caps_for, contribution_norms, norm_codes, norms_of, scale_to_caps
 from securefda.rules.projection import Projection, cosine, project
 from securefda.rules.selection import DeltaErrors, delta_errors, mean_errors, source_errors

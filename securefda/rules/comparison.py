@@ -61,15 +61,13 @@ class Comparison:
 
     Attributes:
         statistics: of the target's steps.
-        factor: what aligns the source's update; 1 where the plan does not align.
-        products: in each layer, of the target's update and ``factor`` times the source's.
+        products: in each layer, of the target's update and the source's.
         geometry: over the whole vector, of the target's mean step and the source's aligned step.
         along_layers: <x_j, gbar> of each step of the target in each layer ``(B, n_layers)``; None where the plan has no
             use for it, or where the single steps are not at hand.
     """
 
     statistics: TargetStatistics
-    factor: float
     products: Products
     geometry: StepGeometry
     along_layers: Vector | None
@@ -102,20 +100,16 @@ def compare(
     source: Reals,
     sizes: Sequence[int],
     *,
-    source_steps: int,
-    learning_rate_ratio: float,
     step_updates: npt.ArrayLike | None = None,
 ) -> Comparison:
     """Compare a source's update with the target's under a plan.
 
     Args:
-        plan: whether to align, and whether single steps are of use.
+        plan: whether single steps are of use.
         statistics: of the target's steps in the round.
         target_update: g_T, ``(n_params,)``.
-        source: u_i, not aligned, finite, ``(n_params,)``.
+        source: g_i, finite, ``(n_params,)``; aligned already where the plan aligns.
         sizes: the layers' sizes, which sum to n_params.
-        source_steps: steps that the source took, at least 1.
-        learning_rate_ratio: the target's learning rate of the round over the source's, within 1e-9 and 1e9.
         step_updates: the target's single steps ``(B, n_params)``, only where ``plan.needs_step_updates``.
 
     Raises:
@@ -125,28 +119,14 @@ def compare(
     if statistics is None or target_update is None:
         raise ValueError(f"{'statistics' if statistics is None else 'target_update'}: {plan.rule} needs it")
     target = checks.vector("target_update", target_update, size=source.size)
-    factor = alignment_factor(
-        target_steps=statistics.steps, source_steps=source_steps, learning_rate_ratio=learning_rate_ratio
-    )
-    factor = factor if plan.align else 1.0
-    products = Products.of(target, source, sizes).with_source_times(factor)
-    steps = _steps_of(plan, step_updates, source.size, statistics.steps)
-    along = None if steps is None else _products_by_layer(steps, source, sizes) * (factor / statistics.steps)
+    products = Products.of(target, source, sizes)
+    along = None
+    if step_updates is not None and plan.needs_step_updates:
+        steps = checks.matrix("step_updates", step_updates, columns=source.size)
+        if steps.shape[0] != statistics.steps:
+            raise ValueError(f"step_updates: must have {statistics.steps} rows, has {steps.shape[0]}")
+        by_layer = [step_products(steps[:, part], source[part]) for part in layer_slices(sizes)]
+        along = np.stack(by_layer, axis=1) * (1 / statistics.steps)
     geometry = StepGeometry.of_round(products, steps=statistics.steps, size=source.size)
     statistics.require_agreement(geometry.mean_squared)
-    return Comparison(statistics, factor, products, geometry, along)
-
-
-def _steps_of(plan: RoundPlan, step_updates: npt.ArrayLike | None, size: int, count: int) -> Reals | None:
-    """Return the target's single steps ``(B, n_params)``, checked; None where the plan has no use for them."""
-    if step_updates is None or not plan.needs_step_updates:
-        return None
-    steps = checks.matrix("step_updates", step_updates, columns=size)
-    if steps.shape[0] != count:
-        raise ValueError(f"step_updates: must have {count} rows, has {steps.shape[0]}")
-    return steps
-
-
-def _products_by_layer(steps: Reals, source: Reals, sizes: Sequence[int]) -> Vector:
-    """Return <x_j, u> of each step in each layer, ``(B, n_layers)``."""
-    return np.stack([step_products(steps[:, part], source[part]) for part in layer_slices(sizes)], axis=1)
+    return Comparison(statistics, products, geometry, along)

@@ -4,6 +4,16 @@ Every rule here is ``sum_i n_i (keep_i g_T + v_i) / n`` with ``n = sum_i n_i``: 
 share keep_i in [0, 1] of the target's update that stands beside it. The target needs just the sums V of n_i v_i, w of
 n_i keep_i, and n. `contribute` is therefore the same call at a source, whose v_i then travels masked, and at an
 aggregator that is permitted to see the updates.
+
+FedDA and FedGP as functions of all updates at once (Definitions 4.1 and 4.3 of the paper) are such sums as well. A
+source that points the target's way takes part, one that points against it is left out by the filter:
+
+    >>> target = np.array([1.0, 1.0])
+    >>> sources = np.array([[2.0, 0.0], [-1.0, -1.0]])
+    >>> fedda(target, sources, beta=0.5)
+    array([0.75, 0.25])
+    >>> fedgp(target, sources, beta=0.5)
+    array([0.75, 0.5 ])
 """
 
 from __future__ import annotations
@@ -18,8 +28,8 @@ import numpy.typing as npt
 from securefda.rules import checks
 from securefda.rules.beta import source_beta
 from securefda.rules.blocks import Reals, Vector, add_scaled
-from securefda.rules.comparison import Comparison, compare
-from securefda.rules.projection import Products, layer_multiples, scale_layers
+from securefda.rules.comparison import compare
+from securefda.rules.projection import Products, Projection, layer_multiples, scale_layers
 from securefda.rules.selection import DeltaErrors, source_errors
 from securefda.rules.statistics import TargetStatistics
 from securefda.rules.strategy import OF_A_WHOLE_RUN, RoundPlan, Rule
@@ -111,8 +121,6 @@ def contribute(
     target_update: npt.ArrayLike | None,
     source_update: npt.ArrayLike,
     *,
-    source_steps: int,
-    learning_rate_ratio: float,
     layers: Sequence[int] | None = None,
     step_updates: npt.ArrayLike | None = None,
 ) -> Contribution:
@@ -120,17 +128,15 @@ def contribute(
 
     Beside its result it needs memory for some blocks of 8192 numbers, whatever the size of the model.
 
-    Where the plan selects, the contribution carries estimated errors as well. They are of the aligned update, while
-    the contribution to a source_only round is the update as it is, and to a target_only round it is zero.
+    Where the plan selects, the contribution carries estimated errors as well. The contribution to a source_only round
+    is the update as it is, and to a target_only round it is zero.
 
     Args:
         plan: the round's rule and its parameters; target_only just where it selects.
         statistics: of the target's steps in the round; None is permitted where ``plan.uses_target_statistics`` is
             false.
         target_update: g_T, the target's update of the round, ``(n_params,)``; None as for ``statistics``.
-        source_update: u_i, the source's own update, not aligned, ``(n_params,)``.
-        source_steps: steps that the source took, at least 1.
-        learning_rate_ratio: the target's learning rate of the round over the source's, within 1e-9 and 1e9.
+        source_update: g_i, the source's update, ``(n_params,)``; aligned (`align_update`) where the plan aligns.
         layers: sizes that sum to n_params; None is one layer.
         step_updates: the target's single steps ``(B, n_params)``, only where ``plan.needs_step_updates``.
 
@@ -153,8 +159,6 @@ def contribute(
         target_update,
         source,
         sizes,
-        source_steps=source_steps,
-        learning_rate_ratio=learning_rate_ratio,
         step_updates=step_updates,
     )
     errors = source_errors(comparison, plan.estimator) if plan.select else None
@@ -162,8 +166,13 @@ def contribute(
         return Contribution(vector=np.zeros(source.size), keep=1.0, beta=None, errors=errors)
     if not plan.rule.adapts:
         return Contribution(vector=source.astype(np.float64), keep=0.0, beta=None, errors=errors)
-    beta, products, factor = _beta(plan, comparison), comparison.products, comparison.factor
-    return replace(weighted_update(plan, source, sizes, products=products, beta=beta, factor=factor), errors=errors)
+    beta = plan.beta
+    if plan.rule.beta_rule is not None:
+        beta = source_beta(
+            plan.rule.beta_rule, plan.estimator, comparison.statistics, comparison.geometry, comparison.along
+        )
+    weighted = weighted_update(plan, source, sizes, products=comparison.products, beta=beta)
+    return replace(weighted, errors=errors)
 
 
 def weighted_update(
@@ -173,7 +182,6 @@ def weighted_update(
     *,
     products: Products,
     beta: float,
-    factor: float = 1.0,
 ) -> Contribution:
     """Return what a source adds to a FedDA or FedGP round, once its beta is known.
 
@@ -181,15 +189,14 @@ def weighted_update(
         plan: the round's rule and its parameters.
         source: the source's update, ``(n_params,)``.
         sizes: the layers' sizes, which sum to n_params.
-        products: of the target's update and ``factor * source``.
+        products: of the target's update and ``source``.
         beta: in [0, 1].
-        factor: what aligns ``source``.
     """
     if plan.rule.projects:
         multiples = layer_multiples(products, plan.projection, negative=not plan.filter)
     else:
         multiples = np.ones(len(sizes))
-    vector = scale_layers(source, sizes, multiples * (beta * factor))
+    vector = scale_layers(source, sizes, multiples * beta)
     return Contribution(vector=vector, keep=1.0 - beta, beta=beta)
 
 
@@ -240,9 +247,81 @@ def combine(
     return update
 
 
-def _beta(plan: RoundPlan, comparison: Comparison) -> float:
-    if plan.rule.beta_rule is None:
-        return plan.beta
-    return source_beta(
-        plan.rule.beta_rule, plan.estimator, comparison.statistics, comparison.geometry, comparison.along
+# --- all updates at once ----------------------------------------------------------------------------------------------
+
+
+def fedda(
+    target: npt.ArrayLike, sources: npt.ArrayLike, beta: npt.ArrayLike, weights: npt.ArrayLike | None = None
+) -> Vector:
+    """Return ``sum_i p_i [(1 - beta_i) g_T + beta_i g_i]`` with p_i the weights over their sum.
+
+    Args:
+        target: the target's update g_T, ``(n_params,)``.
+        sources: the sources' aligned updates g_i, ``(N, n_params)``.
+        beta: one number or ``(N,)``, in [0, 1].
+        weights: ``(N,)``, not negative and not all zero, for example numbers of samples; None is uniform.
+
+    Returns:
+        The round's update, float64 ``(n_params,)``.
+
+    Raises:
+        ValueError: an argument has a wrong shape or value, or is not finite; the message starts with its name.
+    """
+    return _combined(RoundPlan(rule=Rule.FEDDA), target, sources, beta=beta, weights=weights, layers=None)
+
+
+def fedgp(
+    target: npt.ArrayLike,
+    sources: npt.ArrayLike,
+    beta: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
+    *,
+    layers: Sequence[int] | None = None,
+    projection: str = Projection.ORTHOGONAL,
+    filter: bool = True,  # noqa: A002 - the paper's word
+) -> Vector:
+    """Return ``sum_i p_i [(1 - beta_i) g_T + beta_i P(g_T | g_i)]``, P layer by layer (`securefda.rules.project`).
+
+    Args:
+        target: as in `fedda`.
+        sources: as in `fedda`.
+        beta: as in `fedda`.
+        weights: as in `fedda`.
+        layers: sizes that sum to n_params; None is one layer.
+        projection: ``orthogonal`` (Definition 4.3) or ``cosine`` (Appendix C.9).
+        filter: leave out layers in which a source points against the target; False keeps them.
+
+    Returns:
+        The round's update, float64 ``(n_params,)``.
+
+    Raises:
+        ValueError: an argument has a wrong shape or value, or is not finite; the message starts with its name.
+    """
+    plan = RoundPlan(
+        rule=Rule.FEDGP,
+        projection=checks.choice("projection", projection, Projection),
+        filter=checks.switch("filter", filter),
     )
+    return _combined(plan, target, sources, beta=beta, weights=weights, layers=layers)
+
+
+def _combined(
+    plan: RoundPlan,
+    target: npt.ArrayLike,
+    sources: npt.ArrayLike,
+    *,
+    beta: npt.ArrayLike,
+    weights: npt.ArrayLike | None,
+    layers: Sequence[int] | None,
+) -> Vector:
+    target_update = checks.vector("target", target)
+    source_updates = checks.matrix("sources", sources, columns=target_update.size)
+    count = source_updates.shape[0]
+    betas = checks.fractions("beta", beta, count)
+    samples = checks.source_weights(weights, count)
+    sizes = checks.layer_sizes(layers, target_update.size)
+    total = ContributionSum(target_update.size)
+    for source, one_beta, weight in zip(source_updates, betas, samples, strict=True):
+        products = Products.of(target_update, source, sizes)
+        total.add(weighted_update(plan, source, sizes, products=products, beta=float(one_beta)), float(weight))
+    return total.combine(plan.rule, target_update)

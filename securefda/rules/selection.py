@@ -112,8 +112,6 @@ def delta_errors(
     target_update: npt.ArrayLike,
     source_update: npt.ArrayLike,
     *,
-    source_steps: int,
-    learning_rate_ratio: float,
     layers: Sequence[int] | None = None,
     step_updates: npt.ArrayLike | None = None,
 ) -> DeltaErrors:
@@ -123,9 +121,7 @@ def delta_errors(
         plan: with ``select``; its rule does not matter.
         statistics: as for `contribute`, and so are the others.
         target_update: g_T, ``(n_params,)``.
-        source_update: u_i, ``(n_params,)``.
-        source_steps: at least 1.
-        learning_rate_ratio: within 1e-9 and 1e9.
+        source_update: g_i, ``(n_params,)``.
         layers: sizes that sum to n_params; None is one layer.
         step_updates: ``(B, n_params)``, where ``plan.needs_step_updates``.
 
@@ -142,8 +138,6 @@ def delta_errors(
         target_update,
         source,
         checks.layer_sizes(layers, source.size),
-        source_steps=source_steps,
-        learning_rate_ratio=learning_rate_ratio,
         step_updates=step_updates,
     )
     return source_errors(comparison, plan.estimator)

@@ -13,7 +13,7 @@ import numpy as np
 
 from securefda.audit.witness import CheckpointError
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.checks import check_header
+from securefda.protocol.checks import check_signed_header
 from securefda.protocol.contribution import RoundTerms, checked_vectors, published_statistics, weight_of
 from securefda.protocol.encoding import Vector
 from securefda.protocol.messages import Header, Parcel, Signed, Visibility
@@ -70,7 +70,7 @@ def accept_header(
         raise FaultyAggregatorError("HEADER_PARTICIPANTS", "it does not name this site")
     site.check_policy(body)
     check_metrics(body, handed_in=site.permits.metrics)
-    check_header(
+    check_signed_header(
         header,
         own_index=own_index,
         roster=site.roster,
@@ -82,7 +82,7 @@ def accept_header(
     if body.run_id.hex() != site.witness.journal.run:
         raise FaultyAggregatorError("HEADER_RUN", "not the run that the connection was opened for")
     try:
-        site.witness.check_header(body, site.limits.max_colluders)
+        site.witness.check_previous_checkpoint(body, site.limits.max_colluders)
     except CheckpointError as error:
         raise FaultyAggregatorError(error.check, error.detail) from error
     terms = RoundTerms.of(body)

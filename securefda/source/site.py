@@ -19,7 +19,7 @@ from securefda.protocol.secret import RandomBytes
 from securefda.site.config import SourceConfig
 from securefda.site.policy import (
     SourcePolicy,
-    check_header,
+    check_header_by_policy,
     check_metadata,
     check_task,
     check_training,
@@ -106,7 +106,9 @@ class SourceSite:
             signer=signer,
             roster=roster,
             limits=limits,
-            check_policy=lambda header: check_header(policy, header, signer.index, limits, with_noise=not metrics),
+            check_policy=lambda header: check_header_by_policy(
+                policy, header, signer.index, limits, with_noise=not metrics
+            ),
             check_update=lambda update: check_metadata(policy, update),
             permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave), metrics),
             models=ModelBounds(policy.limits.model_step, policy.model.digests),

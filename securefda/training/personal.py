@@ -1,25 +1,32 @@
 """Models of the target's own, with which it is measured in place of the common one: they never leave the target.
 
+Five strategies make one: fine-tuning, Ditto, FedRep, whose last layers stay at every site, kNN-Per and APFL.
+
 What one must remember between rounds is kept by round: of a round that is begun again it is trained again, from what
 the rounds before it left, and comes out the same.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, from_numpy, nn
 
-from securefda.errors import TrainingError
+from securefda.errors import ConfigError, TrainingError
+from securefda.protocol.contribution import LocalResult
 from securefda.protocol.encoding import Vector
-from securefda.tasks import Samples, Task
+from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
-from securefda.training.local import Evaluation, Pull, evaluate, train_local
-from securefda.training.seeds import SecretSeed, Seed, derive_seed, round_seed
+from securefda.training.local import Evaluation, Pull, StepObserver, accuracy_in, batches, evaluate, train_local
+from securefda.training.optimizers import new_optimizer
+from securefda.training.seeds import SecretSeed, Seed, derive_seed, round_seed, seeded_torch
 from securefda.training.settings import TrainingSettings
-from securefda.training.vectors import build_model, vector_to_model
+from securefda.training.vectors import FlatModel, build_model, layer_sizes, layer_table, vector_to_model
 
 
 class PersonalMemory(Protocol):
@@ -155,3 +162,280 @@ def vector_of(state: bytes | None, otherwise: Vector) -> Vector:
             hint="give the settings of that run, or another --out folder",
         )
     return np.frombuffer(state, dtype="<f4").astype(np.float32)
+
+
+# --- last layers that stay at their site: FedRep (Collins et al. 2021, algorithm 1) -----------------------------------
+
+
+def head_size(sizes: Sequence[int], layers: int) -> int:
+    """Number of parameters in the last ``layers``.
+
+    Raises:
+        ConfigError: ``training.personal-layers``; no layer would be left.
+    """
+    if layers >= len(sizes):
+        why = f"{layers} of the model's {len(sizes)} layers leaves none to train together"
+        raise ConfigError("training.personal-layers", why, hint="a weight and a bias are one layer each; lower it")
+    return sum(sizes[len(sizes) - layers :])
+
+
+def train_with_head(
+    task: Task,
+    model: nn.Module,
+    received: Vector,
+    head: Vector,
+    data: Samples,
+    *,
+    settings: TrainingSettings,
+    seed: Seed,
+    site: str,
+    fewest_steps: int = 1,
+    on_step: StepObserver | None = None,
+) -> tuple[LocalResult, Vector]:
+    """Train a site's head on the received body for ``head_epochs``, then the body under it for ``epochs``.
+
+    Args:
+        task, model, data, settings, seed, site, fewest_steps: as for ``train_local``; steps are those of the body.
+        received: the global model, (m,) float32; where the head is, it does not matter.
+        head: the site's own last parameters, float32.
+        on_step: called after each step of the body.
+
+    Returns:
+        The round's result, whose update is exactly zero where the head is, whose loss is over both, and whose steps
+        are the body's; and the new head.
+
+    Raises:
+        TrainingError, DataError: as for ``train_local``.
+    """
+    cut = len(received) - len(head)
+    body, own = slice(0, cut), slice(cut, None)
+    of_head = train_local(
+        task,
+        model,
+        np.concatenate([received[body], head]),
+        data,
+        settings=replace(settings, epochs=settings.head_epochs),
+        seed=derive_seed(seed, "head"),
+        site=site,
+        part=own,
+    )
+    head = head + of_head.update[own]
+    start = np.concatenate([received[body], head])
+    result = train_local(
+        task,
+        model,
+        start,
+        data,
+        settings=settings,
+        seed=seed,
+        site=site,
+        fewest_steps=fewest_steps,
+        on_step=on_step,
+        part=body,
+    )
+    return replace(result, loss=_mean_loss(of_head, result, settings)), head
+
+
+def _mean_loss(of_head: LocalResult, of_body: LocalResult, settings: TrainingSettings) -> float | None:
+    if of_head.loss is None or of_body.loss is None:
+        return None
+    rows = settings.head_epochs + settings.epochs
+    return (settings.head_epochs * of_head.loss + settings.epochs * of_body.loss) / rows
+
+
+class OwnHead:
+    """The common body under the target's own head, which its training in the rounds keeps."""
+
+    def __init__(self, rows: OwnRows, memory: PersonalMemory) -> None:
+        self._rows, self._memory = rows, memory
+        self._size = head_size(layer_sizes(layer_table(rows.model)), rows.settings.personal_layers)
+
+    def train(self, received: Vector, run_id: str, round_number: int, factor: float) -> None:
+        """Nothing: the round's own training does."""
+
+    def evaluate(self, model: Vector, run_id: str, round_number: int, data: Samples) -> Evaluation:
+        """Of the round's new body and the head that was trained in it."""
+        cut = len(model) - self._size
+        head = vector_of(self._memory.personal(run_id, round_number + 1), model[cut:])
+        return self._rows.evaluated(np.concatenate([model[:cut], head]), data)
+
+
+# --- the nearest of the target's own rows: kNN-Per (Marfoq et al. 2022) -----------------------------------------------
+
+
+_ROWS = 1024
+_LEAST_PROBABILITY = 1e-12
+
+
+class Neighbours:
+    """Probabilities ``weight p_kNN + (1 - weight) p_model``.
+
+    A row's representation is what the last layer is given. Of the nearest rows by Euclidean distance d, each says its
+    label with a weight in proportion to ``exp(-d / scale)``. Nothing is trained, and nothing kept.
+
+    Raises:
+        TrainingError: the task's outputs are no probabilities of labels, or the last layer is not used once in each
+            pass.
+    """
+
+    def __init__(self, rows: OwnRows, *, neighbours: int, weight: float, scale: float) -> None:
+        """``neighbours`` at least 1; more than there are rows means all of them."""
+        self._rows = rows
+        self._neighbours, self._weight, self._scale = neighbours, weight, scale
+        self._mixed(rows.data)  # what does not fit is found before the first round
+
+    def train(self, received: Vector, run_id: str, round_number: int, factor: float) -> None:
+        """Nothing: the model is the common one."""
+
+    def evaluate(self, model: Vector, run_id: str, round_number: int, data: Samples) -> Evaluation:  # noqa: ARG002
+        """Of both together; the outputs that the task sees are logarithms of probabilities, or of odds."""
+        vector_to_model(model, self._rows.model)
+        outputs, task = self._mixed(data), self._rows.task
+        with task_code(type(task), "evaluation"):
+            loss = float(task.loss(outputs, data.labels))
+            metrics = task.metrics(outputs, data.labels)
+        accuracy_in(metrics, task)
+        return Evaluation(loss, metrics, len(data))
+
+    def _mixed(self, data: Samples) -> Tensor:
+        """The outputs for each row of ``data``, by the model as it stands."""
+        model, own = self._rows.model, self._rows.data
+        with torch.no_grad(), task_code(type(self._rows.task), "evaluation"):
+            _, known = _seen_by_the_last_layer(model, own)
+            outputs, asked = _seen_by_the_last_layer(model, data)
+        said = _probabilities_of(own.labels, outputs)
+        near = torch.cat([self._nearest(rows, known, said) for rows in torch.split(asked, _ROWS)])
+        binary = outputs.shape[1] == 1
+        by_model = outputs.double().sigmoid() if binary else outputs.double().softmax(dim=1)
+        both = (self._weight * near + (1 - self._weight) * by_model).clamp(_LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+        return (both.logit() if binary else both.log()).to(outputs.dtype)
+
+    def _nearest(self, asked: Tensor, known: Tensor, said: Tensor) -> Tensor:
+        """What the nearest of the known rows say of the asked ones, (n, classes)."""
+        distances = torch.cdist(asked, known)
+        nearest, rows = distances.topk(min(self._neighbours, len(known)), dim=1, largest=False)
+        weights = (-nearest / self._scale).softmax(dim=1)
+        return torch.einsum("nk,nkc->nc", weights, said[rows])
+
+
+def _seen_by_the_last_layer(model: nn.Module, data: Samples) -> tuple[Tensor, Tensor]:
+    """Outputs, and what the last layer with parameters was given, (n, d) float64, both on the CPU."""
+    name = layer_table(model)[-1][0].rpartition(".")[0]
+    seen: list[Tensor] = []
+    hook = model.get_submodule(name).register_forward_pre_hook(
+        lambda _module, given: seen.append(given[0].flatten(1).cpu().double())
+    )
+    device = next(model.parameters()).device
+    model.eval()
+    try:
+        outputs = torch.cat([model(rows.to(device)).cpu() for rows in torch.split(data.features, _ROWS)])
+    finally:
+        hook.remove()
+    if [len(rows) for rows in seen] != [len(rows) for rows in torch.split(data.features, _ROWS)]:
+        raise TrainingError(
+            f"model {type(model).__name__}: its last layer {name or '(the model)'} is not given each row once",
+            hint='rows must stay in dimension 0; use another strategy.rule than "knn_per"',
+        )
+    return outputs, torch.cat(seen)
+
+
+def _probabilities_of(labels: Tensor, outputs: Tensor) -> Tensor:
+    """Labels as probabilities, (n, classes) float64: of one class for each number, or of yes for a single output."""
+    classes = outputs.shape[1] if outputs.dim() == 2 else 0
+    if classes > 1 and labels.dim() == 1 and not labels.is_floating_point():
+        if int(labels.min()) >= 0 and int(labels.max()) < classes:
+            return nn.functional.one_hot(labels.long(), classes).double()
+    elif classes == 1 and labels.shape == (len(labels), 1) and bool(((labels == 0) | (labels == 1)).all()):
+        return labels.double()
+    raise TrainingError(
+        f"knn_per needs one output for each class and whole numbers as labels, or one output and labels of 0 and 1; "
+        f"outputs are {tuple(outputs.shape)} and labels {labels.dtype} {tuple(labels.shape)}",
+        hint="use another strategy.rule",
+    )
+
+
+# --- a mixture with the common model: APFL (Deng, Kamani, Mahdavi 2020, algorithm 1) ----------------------------------
+
+
+_ALPHA = struct.Struct("<d")
+
+
+class Mixture:
+    """``alpha v + (1 - alpha) w``, w being the common model.
+
+    In each step of a round w goes on as in the target's own training, on the same rows, and v by the gradient of the
+    loss at the mixture, which for v is alpha times that for the mixture. v begins with the first model of the run. An
+    adaptive alpha moves once in a round, on its first rows, by its own gradient ``<v - w, gradient at the mixture>``
+    times the learning rate, within [0, 1].
+    """
+
+    def __init__(self, rows: OwnRows, memory: PersonalMemory, *, alpha: float, adaptive: bool) -> None:
+        """``alpha`` in [0, 1] is where an adaptive one begins."""
+        self._rows, self._memory = rows, memory
+        self._alpha, self._adaptive = alpha, adaptive
+
+    def train(self, received: Vector, run_id: str, round_number: int, factor: float) -> None:
+        """Train v over the epochs of the target's own training and keep it with alpha.
+
+        Raises:
+            TrainingError: v is not finite.
+            DataError: the task's own code, or torch on its behalf, fails.
+        """
+        alpha, own = self._kept(self._memory.personal(run_id, round_number), received)
+        rows = self._rows
+        settings = rows.settings.with_learning_rate_factor(factor)
+        seed = rows.seed_of(run_id, round_number)  # that of the round's own training
+        steps = _Steps(rows, received, own, alpha, settings)
+        with seeded_torch(derive_seed(seed, "layers"), steps.device), task_code(type(rows.task), "training"):
+            for batch in batches(len(rows.data), settings, derive_seed(seed, "batches")):
+                steps.take(batch, adapt=self._adaptive)
+        own = steps.own.cpu().numpy()
+        if not np.isfinite(own).all():
+            raise TrainingError(
+                f"{rows.site}: its own model is not finite in round {round_number}", hint="lower training.learning-rate"
+            )
+        self._memory.keep_personal(run_id, round_number, _ALPHA.pack(steps.alpha) + own.astype("<f4").tobytes())
+
+    def evaluate(self, model: Vector, run_id: str, round_number: int, data: Samples) -> Evaluation:
+        """Of the mixture with the round's new model."""
+        alpha, own = self._kept(self._memory.personal(run_id, round_number + 1), model)
+        mixed = (alpha * own.astype(np.float64) + (1 - alpha) * model.astype(np.float64)).astype(np.float32)
+        return self._rows.evaluated(mixed, data)
+
+    def _kept(self, state: bytes | None, otherwise: Vector) -> tuple[float, Vector]:
+        if state is None:
+            return self._alpha, otherwise
+        return _ALPHA.unpack_from(state)[0], vector_of(state[_ALPHA.size :], otherwise)
+
+
+class _Steps:
+    """The two vectors of a round, and what moves them."""
+
+    def __init__(self, rows: OwnRows, received: Vector, own: Vector, alpha: float, settings: TrainingSettings) -> None:
+        self.device = next(rows.model.parameters()).device
+        self._task, self._rate, self._first = rows.task, settings.learning_rate, True
+        self._flat = FlatModel(rows.model, received, self.device)
+        self._model: nn.Module = self._flat.model.train()
+        self._features, self._labels = rows.data.features.to(self.device), rows.data.labels.to(self.device)
+        self._common = self._flat.values.clone()
+        self._of_common, self._of_own = (new_optimizer(len(received), settings, self.device) for _ in range(2))
+        self.own = torch.from_numpy(own.copy()).to(self.device)
+        self.alpha = alpha
+
+    def take(self, batch: Tensor, *, adapt: bool) -> None:
+        """Move both by their gradients at the same time; the first step may move alpha too."""
+        alpha, rows = self.alpha, batch.to(self.device)
+        of_common = self._gradient(self._common, rows)
+        of_mixture = self._gradient(alpha * self.own + (1 - alpha) * self._common, rows)
+        if adapt and self._first:
+            slope = float(torch.dot(self.own - self._common, of_mixture))
+            self.alpha = min(1.0, max(0.0, alpha - self._rate * slope))
+        self._first = False
+        self._of_common.step(self._common, of_common)
+        self._of_own.step(self.own, of_mixture.mul_(alpha))
+
+    def _gradient(self, at: Tensor, rows: Tensor) -> Tensor:
+        self._flat.values.copy_(at)
+        self._flat.gradient.zero_()
+        self._task.loss(self._model(self._features[rows]), self._labels[rows]).backward()  # type: ignore[no-untyped-call]
+        return self._flat.gradient.clone()

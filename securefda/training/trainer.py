@@ -30,8 +30,7 @@ from securefda.training import (
     vector_to_model,
 )
 from securefda.training.device import choose_threads, multiply_adds
-from securefda.training.model_heads import head_size, train_with_head
-from securefda.training.personal import vector_of
+from securefda.training.personal import head_size, train_with_head, vector_of
 from securefda.training.seeds import Seed, round_seed
 
 

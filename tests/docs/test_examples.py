@@ -8,7 +8,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("module", ["securefda.privacy.planning", "securefda.rules.functions"])
+@pytest.mark.parametrize("module", ["securefda.privacy.planning", "securefda.rules.contribution"])
 def test_the_examples_of_a_module_are_true(module: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(module))
     assert tried > 0

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.protocol import aggregator as agg
 from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.checks import History, SessionLimits, check_header, default_threshold, quantisation
+from securefda.protocol.checks import History, SessionLimits, check_signed_header, default_threshold, quantisation
 from securefda.protocol.envelope import sign_bytes
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import (
@@ -219,7 +219,7 @@ class Cohort:
 
     def _accept(self, index: int) -> src.Session:
         header = over_the_wire(self.header)
-        check_header(
+        check_signed_header(
             header,
             own_index=index,
             roster=self.roster,

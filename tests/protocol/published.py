@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.protocol import aggregator as agg
 from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.checks import History, PastResult, SessionLimits, check_header, quantisation
+from securefda.protocol.checks import History, PastResult, SessionLimits, check_signed_header, quantisation
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Result, Signed, Signer
 from securefda.protocol.roster import Roster
@@ -104,7 +104,7 @@ class SourceUnderTest:
         header, roster = received(one["header"]), Roster.from_canonical_bytes(one["roster"].encode())
         asked = limits_of(limits or one["limits"])
         layers = layer_names_and_shapes(header.body.layers)
-        check_header(
+        check_signed_header(
             header,
             own_index=index,
             roster=roster,

@@ -26,7 +26,7 @@ from cohort import (
 )
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.checks import History, PastResult, SessionLimits, check_header, check_vectors
+from securefda.protocol.checks import History, PastResult, SessionLimits, check_signed_header, check_vectors
 from securefda.protocol.messages import (
     NO_CONTEXT,
     Abort,
@@ -76,7 +76,7 @@ def check(
     now: int = NOW,
     own_index: int = ME,
 ) -> None:
-    check_header(
+    check_signed_header(
         signed,
         own_index=own_index,
         roster=roster or roster_of(N),

@@ -21,7 +21,7 @@ from published import (
 )
 
 from securefda.errors import ConfigError, FaultyAggregatorError, FaultySourceError, ProtocolError, QuorumLost
-from securefda.protocol.checks import check_header, check_vectors
+from securefda.protocol.checks import check_signed_header, check_vectors
 from securefda.protocol.roster import Roster, SignedRoster
 from securefda.transport.wire import WireError
 
@@ -131,7 +131,7 @@ def read_header(case: Entry) -> None:
     file = load("headers")
     case = {**file["usual"], **case}
     header = received(case)
-    check_header(
+    check_signed_header(
         header,
         own_index=case["source"],
         roster=Roster.from_canonical_bytes(file["rosters"][case["roster"]].encode()),

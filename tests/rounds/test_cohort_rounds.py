@@ -61,8 +61,6 @@ def in_clear(federation: Federation, rule: str, cohorts: list[list[str]], **plan
             target.statistics if target else None,
             target.result.update if target else None,
             mean,
-            source_steps=header.target.steps if header.target else 1,
-            learning_rate_ratio=1.0,
             layers=trainer.sizes,
             step_updates=target.step_updates if target else None,
         )

@@ -18,7 +18,7 @@ from securefda.protocol.checks import threshold_is_sound
 from securefda.protocol.contribution import terms_of
 from securefda.protocol.messages import Header, Visibility
 from securefda.rules import Strategy, round_plan
-from securefda.site.policy import check_header, default_policy
+from securefda.site.policy import check_header_by_policy, default_policy
 from securefda.site.policy.verdict import plan_levels
 
 INDIVIDUAL, COHORT, SUM = Visibility
@@ -116,7 +116,7 @@ def test_every_planned_header_passes_the_policy_of_every_source(
     for index, own in enumerate(permitted, start=1):
         policy = default_policy(own.label, min_others, max_colluders, clip=1.0, max_samples=1000, kappa=kappa)
         limits = policy.session_limits(roster_of(len(permitted)))
-        check_header(policy, header, index, limits, with_noise=max_colluders > 0)
+        check_header_by_policy(policy, header, index, limits, with_noise=max_colluders > 0)
         assert header.level_of(index) >= max(own, asked)
     if header.masked:
         assert threshold_is_sound(header.threshold, len(header.masked), max_colluders)

@@ -27,7 +27,7 @@ from securefda.protocol.messages import (
     Survivors,
     Visibility,
 )
-from securefda.site.policy import WorkLimits, check_header
+from securefda.site.policy import WorkLimits, check_header_by_policy
 from securefda.source.run import SourceRun
 from securefda.transport.wire import decode_signed, encode_signed
 
@@ -65,7 +65,7 @@ def tighten(federation: Federation, index: int, **changes: Any) -> None:
     """The owner of a site changes its policy while the process runs."""
     policy = federation.policy(index, **changes)
     site = federation.sources[index]._site
-    object.__setattr__(site, "check_policy", partial(check_header, policy, own_index=index))
+    object.__setattr__(site, "check_policy", partial(check_header_by_policy, policy, own_index=index))
 
 
 def has_burnt(federation: Federation, header: Signed[Header]) -> bool:

@@ -14,7 +14,7 @@ from rounds_federation import TARGET, UNIX_S, Federation, is_header, roster_of, 
 
 from securefda.protocol.messages import Abort, Header, KeyList, Parcel, Refusal, Signer, Survivors
 from securefda.protocol.roster import Roster
-from securefda.site.policy import check_header
+from securefda.site.policy import check_header_by_policy
 from securefda.source.run import SourceRun
 from securefda.transport import wire
 
@@ -56,7 +56,7 @@ def newer(federation: Federation, roster: Roster) -> SourceRun:
     old, federation.roster = federation.roster, roster
     made = federation.source(ME)
     federation.roster = old
-    site = replace(made._site, check_policy=partial(check_header, federation.policy(ME), own_index=ME))
+    site = replace(made._site, check_policy=partial(check_header_by_policy, federation.policy(ME), own_index=ME))
     federation.sources[ME] = SourceRun(site, made._reporter)
     return federation.sources[ME]
 

@@ -48,8 +48,6 @@ def by_definition(federation: Federation) -> dict[Rule, float]:
             statistics,
             sites.target,
             sites.aligned[index],
-            source_steps=len(sites.steps),
-            learning_rate_ratio=1.0,
             layers=sites.layers,
             step_updates=sites.steps,
         )

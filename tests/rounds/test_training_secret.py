@@ -37,8 +37,7 @@ from securefda.site.training_secret import REPEATABLE, TrainingSecret, secret_of
 from securefda.source.site import source_site
 from securefda.training import OwnRows, TrainingSettings, Vector, derive_seed, train_local
 from securefda.training.local import batches
-from securefda.training.mixture import Mixture
-from securefda.training.personal import FineTuned, vector_of
+from securefda.training.personal import FineTuned, Mixture, vector_of
 from securefda.training.seeds import encode_parts, generator_of, round_seed, seeded_torch
 from securefda.training.trainer import SiteTrainer
 from securefda.transport.wire import encode

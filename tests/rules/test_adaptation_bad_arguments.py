@@ -140,6 +140,12 @@ def test_bad_update_to_align_is_named(bad):
         align_update(bad, target_steps=2, source_steps=2, learning_rate_ratio=1.0)
 
 
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, 1e200])
+def test_bad_ratio_of_learning_rates_is_named(bad):
+    with pytest.raises(ValueError, match=r"^learning_rate_ratio: "):
+        align_update(ONE, target_steps=2, source_steps=2, learning_rate_ratio=bad)
+
+
 @pytest.mark.parametrize("name", ["target_steps", "source_steps"])
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True, None])
 def test_bad_number_of_steps_to_align_is_named(name, bad):

@@ -66,12 +66,10 @@ class Round:
                 self.statistics,
                 self.target,
                 update,
-                source_steps=steps,
-                learning_rate_ratio=RATIO,
                 layers=LAYERS,
                 **changes,
             )
-            for update, steps in zip(self.updates, SOURCE_STEPS, strict=True)
+            for update in (self.aligned if plan.align else self.updates)
         ]
 
     def combined(self, plan: RoundPlan, **changes) -> np.ndarray:
@@ -179,7 +177,7 @@ def test_source_only_is_the_weighted_mean_of_raw_updates_and_needs_nothing_of_th
     total = ContributionSum(SIZE)
 
     for update, samples in zip(state.updates, SAMPLES, strict=True):
-        part = contribute(RoundPlan(rule=Rule.SOURCE_ONLY), None, None, update, source_steps=4, learning_rate_ratio=1.0)
+        part = contribute(RoundPlan(rule=Rule.SOURCE_ONLY), None, None, update)
         assert (part.keep, part.beta) == (0.0, None)
         total.add(part, samples)
 
@@ -191,7 +189,7 @@ def test_fedavg_counts_the_target_as_one_more_site():
     state = a_round()
     total = ContributionSum(SIZE)
     for update, samples in zip(state.updates, SAMPLES, strict=True):
-        part = contribute(RoundPlan(rule=Rule.FEDAVG), None, None, update, source_steps=4, learning_rate_ratio=1.0)
+        part = contribute(RoundPlan(rule=Rule.FEDAVG), None, None, update)
         total.add(part, samples)
 
     result = total.combine(Rule.FEDAVG, state.target, target_samples=50)
@@ -247,8 +245,6 @@ def test_contribution_of_a_long_vector_needs_little_beyond_its_result():
         statistics,
         target,
         update,
-        source_steps=2,
-        learning_rate_ratio=1.0,
         layers=layers,
     )
     _, peak = tracemalloc.get_traced_memory()
@@ -268,7 +264,7 @@ update = generator.normal(size=300_000).astype(np.float32)
 part = contribute(
     RoundPlan(rule="fedgp_auto", estimator="exact"),
     TargetStatistics.from_batches(batches), batches.sum(axis=0), update,
-    source_steps=4, learning_rate_ratio=1.0, layers=(200_000, 100_000), step_updates=batches,
+    layers=(200_000, 100_000), step_updates=batches,
 )
 print(hashlib.sha256(part.vector.tobytes() + str(part.beta).encode()).hexdigest())
 """
@@ -313,12 +309,6 @@ BAD_CONTRIBUTIONS = {
     "target_update missing": ("target_update", {"target_update": None}),
     "target_update of another round": ("statistics", {"target_update": np.full(SIZE, 9.0)}),
     "statistics missing": ("statistics", {"statistics": None}),
-    "no source step": ("source_steps", {"source_steps": 0}),
-    "half a source step": ("source_steps", {"source_steps": 1.5}),
-    "ratio zero": ("learning_rate_ratio", {"learning_rate_ratio": 0.0}),
-    "ratio negative": ("learning_rate_ratio", {"learning_rate_ratio": -1.0}),
-    "ratio NaN": ("learning_rate_ratio", {"learning_rate_ratio": np.nan}),
-    "ratio absurd": ("learning_rate_ratio", {"learning_rate_ratio": 1e200}),
     "layers of another model": ("layers", {"layers": [SIZE - 1]}),
     "layer of negative size": ("layers", {"layers": [SIZE + 1, -1]}),
     "target_only": ("plan", {"plan": RoundPlan(rule=Rule.TARGET_ONLY)}),
@@ -343,8 +333,6 @@ def test_bad_contribution_is_refused_by_name(name, changes):
         "statistics": state.statistics,
         "target_update": state.target,
         "source_update": state.updates[0],
-        "source_steps": 3,
-        "learning_rate_ratio": RATIO,
         "layers": LAYERS,
     } | changes
     positional = [arguments.pop(key) for key in ("plan", "statistics", "target_update", "source_update")]

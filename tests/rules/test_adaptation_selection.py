@@ -61,8 +61,8 @@ class Round:
         )
 
     def given_to(self, function, plan: RoundPlan, **changes):
-        arguments = {"source_steps": SOURCE_STEPS, "learning_rate_ratio": RATIO, "layers": LAYERS} | changes
-        return function(plan, self.statistics, self.target, self.update, **arguments)
+        update = self.aligned if plan.align else self.update
+        return function(plan, self.statistics, self.target, update, **({"layers": LAYERS} | changes))
 
 
 def a_round(seed: int = 1, drift: float = 1.0) -> Round:
@@ -122,12 +122,12 @@ def test_estimating_errors_changes_nothing_of_a_contribution(rule):
     assert (plain.keep, plain.beta) == (selecting.keep, selecting.beta)
 
 
-def test_source_only_hands_in_the_update_as_it_is_although_its_errors_are_of_the_aligned_one():
+def test_source_only_hands_in_the_update_that_its_errors_are_of():
     state = a_round()
 
     contribution = state.given_to(contribute, SELECTING[Rule.SOURCE_ONLY])
 
-    assert np.array_equal(contribution.vector, state.update)
+    assert np.array_equal(contribution.vector, state.aligned)
     aligned = definitions.delta_errors(state.batches, state.aligned / TARGET_STEPS, LAYERS, "mean-field")
     assert contribution.errors.source_only == pytest.approx(aligned["source_only"], rel=1e-9)
 
@@ -179,13 +179,12 @@ def test_the_noise_that_projection_keeps_is_that_of_its_projections(layers, esti
     generator = np.random.default_rng(7)
     source = generator.standard_normal(40)
     plan = RoundPlan(rule=Rule.FEDGP_AUTO, select=True, estimator=estimator)
-    settings = {"source_steps": TARGET_STEPS, "learning_rate_ratio": 1.0}
     expected = project(np.ones(40), source, layers=layers, filter=False)
     estimated, squares = [], []
     for _ in range(1500):
         steps = 1 + generator.standard_normal((TARGET_STEPS, 40))
         statistics = TargetStatistics.from_batches(steps)
-        one = compare(plan, statistics, steps.sum(axis=0), source, layers, **settings, step_updates=steps)
+        one = compare(plan, statistics, steps.sum(axis=0), source, layers, step_updates=steps)
         estimated.append(one.noise_along(estimator))
         kept = project(steps.mean(axis=0), source, layers=layers, filter=False)
         squares.append(float(np.sum((kept - expected) ** 2)))
@@ -226,8 +225,6 @@ def test_fedda_is_chosen_where_the_source_is_as_long_as_the_targets_part_along_i
         statistics,
         batches.sum(axis=0),
         [2.0, 0.0, 0.0, 0.0],
-        source_steps=2,
-        learning_rate_ratio=1.0,
     )
 
     assert choose_rule(errors.by_rule(statistics.mean_variance)) is Rule.FEDDA_AUTO
@@ -261,14 +258,13 @@ def test_bad_errors_or_weights_have_no_mean():
 @pytest.mark.parametrize("rule", CANDIDATES)
 def test_a_round_that_estimates_errors_refuses_to_do_without_what_it_needs(rule):
     state = a_round()
-    keywords = {"source_steps": SOURCE_STEPS, "learning_rate_ratio": RATIO}
 
     with pytest.raises(ValueError, match=r"^statistics: "):
-        contribute(SELECTING[rule], None, state.target, state.update, **keywords)
+        contribute(SELECTING[rule], None, state.target, state.update)
     with pytest.raises(ValueError, match=r"^target_update: "):
-        contribute(SELECTING[rule], state.statistics, None, state.update, **keywords)
+        contribute(SELECTING[rule], state.statistics, None, state.update)
     with pytest.raises(ValueError, match=r"^statistics: "):
-        contribute(SELECTING[rule], state.statistics, 9 * state.target, state.update, **keywords)
+        contribute(SELECTING[rule], state.statistics, 9 * state.target, state.update)
     with pytest.raises(ValueError, match=r"^step_updates: "):
         state.given_to(contribute, RoundPlan(rule=rule, select=True, estimator="exact"))
 
@@ -278,7 +274,7 @@ def test_bad_arguments_of_the_errors_are_named():
 
     with pytest.raises(ValueError, match=r"^plan: "):
         state.given_to(delta_errors, RoundPlan(rule=Rule.FEDGP_AUTO))
-    for name, bad in (("layers", [1]), ("source_steps", 0), ("learning_rate_ratio", 0.0), ("step_updates", [[1.0]])):
+    for name, bad in (("layers", [1]), ("step_updates", [[1.0]])):
         plan = RoundPlan(rule=Rule.FEDGP_AUTO, select=True, estimator="exact")
         with pytest.raises(ValueError, match=rf"^{name}: "):
             state.given_to(delta_errors, plan, **({"step_updates": state.batches} | {name: bad}))

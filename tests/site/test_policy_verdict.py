@@ -15,7 +15,7 @@ from securefda.errors import ExitCode, FaultyAggregatorError, PolicyRefusal
 from securefda.protocol.messages import Granularity, Header, Layer, NormCapTerms, TargetTerms, Update, Visibility
 from securefda.rules.strategy import Rule
 from securefda.settings import known_keys
-from securefda.site.policy import SourcePolicy, check_header, check_metadata, check_task, check_training
+from securefda.site.policy import SourcePolicy, check_header_by_policy, check_metadata, check_task, check_training
 from securefda.site.policy.verdict import check_metrics
 
 Asks = Callable[[SourcePolicy], None]
@@ -31,13 +31,13 @@ def changed(policy: SourcePolicy, key: str, value: Any) -> SourcePolicy:
 
 
 def asked_by(header: Header) -> Asks:
-    return lambda policy: check_header(policy, header, ME, policy.session_limits(ROSTER))
+    return lambda policy: check_header_by_policy(policy, header, ME, policy.session_limits(ROSTER))
 
 
 def asked_of_noise() -> Asks:
     """The usual header, of a site that trains by DP-SGD."""
     header = header_at_every_limit()
-    return lambda policy: check_header(policy, header, ME, policy.session_limits(ROSTER), with_noise=True)
+    return lambda policy: check_header_by_policy(policy, header, ME, policy.session_limits(ROSTER), with_noise=True)
 
 
 def asking(**changes: Any) -> Asks:
@@ -175,7 +175,7 @@ def test_what_a_key_refuses_no_other_key_does(case: Case) -> None:
 
 def test_a_header_without_this_site_is_the_aggregators_fault_and_no_matter_of_the_policy() -> None:
     with pytest.raises(FaultyAggregatorError) as caught:
-        check_header(POLICY, header_at_every_limit(), 8)
+        check_header_by_policy(POLICY, header_at_every_limit(), 8)
     assert caught.value.check == "HEADER_PARTICIPANTS"
 
 
@@ -200,17 +200,17 @@ def test_counting_rules_concern_sums_only() -> None:
         sum_quorum=0,
         norm_cap=None,
     )
-    check_header(open_policy, alone, ME)
+    check_header_by_policy(open_policy, alone, ME)
 
 
 def test_a_cohort_must_hide_its_members_when_it_has_lost_all_but_its_quorum() -> None:
     policy = changed(POLICY, "max-visibility", "cohort")
-    check_header(policy, all_in_cohorts(), ME)
+    check_header_by_policy(policy, all_in_cohorts(), ME)
     with pytest.raises(PolicyRefusal) as caught:
-        check_header(policy, all_in_cohorts(cohort_quorum=3), ME)
+        check_header_by_policy(policy, all_in_cohorts(cohort_quorum=3), ME)
     assert (caught.value.key, caught.value.asked) == ("min-others", "a sum with 1 others that count")
     with pytest.raises(PolicyRefusal) as caught:
-        check_header(POLICY, all_in_cohorts(), ME)
+        check_header_by_policy(POLICY, all_in_cohorts(), ME)
     assert (caught.value.key, caught.value.asked, caught.value.allowed) == ("max-visibility", "cohort", "sum")
 
 
@@ -256,7 +256,7 @@ def test_a_filter_that_is_off_is_no_matter_of_a_rule_that_does_not_project(name:
 def test_a_filter_that_is_off_is_no_matter_of_a_site_that_asks_for_no_norms_or_is_not_at_sum() -> None:
     unfiltered = rule("fedgp_auto", filtered=False)
     asking(rule=unfiltered)(changed(OF_EVERY_RULE, "norm-cap.kappa", 0.0))
-    check_header(OF_EVERY_RULE, all_in_cohorts(rule=unfiltered), ME)
+    check_header_by_policy(OF_EVERY_RULE, all_in_cohorts(rule=unfiltered), ME)
     served_at(Visibility.INDIVIDUAL, rule=unfiltered)(OF_EVERY_RULE)
 
 
@@ -365,10 +365,10 @@ def test_every_accepted_header_satisfies_every_inequality(
         and attempt <= 3
     )
     if within:
-        check_header(POLICY, header, ME)
+        check_header_by_policy(POLICY, header, ME)
     else:
         with pytest.raises(PolicyRefusal):
-            check_header(POLICY, header, ME)
+            check_header_by_policy(POLICY, header, ME)
 
 
 @pytest.mark.parametrize("handed_in", [True, False])

@@ -15,10 +15,16 @@ from securefda.errors import ConfigError, TrainingError
 from securefda.tasks import Samples
 from securefda.training import OwnRows, TrainingSettings, build_model, evaluate, model_to_vector, train_local
 from securefda.training.local import batches
-from securefda.training.mixture import Mixture
-from securefda.training.model_heads import OwnHead, head_size, train_with_head
-from securefda.training.neighbours import Neighbours
-from securefda.training.personal import Drawn, FineTuned, vector_of
+from securefda.training.personal import (
+    Drawn,
+    FineTuned,
+    Mixture,
+    Neighbours,
+    OwnHead,
+    head_size,
+    train_with_head,
+    vector_of,
+)
 from securefda.training.seeds import derive_seed
 
 RUN = "0" * 32

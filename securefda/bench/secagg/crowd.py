@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.bench.secagg.job import K_MIN, Job, update_of
 from securefda.errors import SecureFdaError
 from securefda.protocol import source as src
-from securefda.protocol.checks import History, SessionLimits, check_header, quantisation
+from securefda.protocol.checks import History, SessionLimits, check_signed_header, quantisation
 from securefda.protocol.encoding import TAIL
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Signed, Signer
@@ -93,7 +93,7 @@ class Crowd:
         roster, key = self._setting.roster, self._setting.private_keys[index]
         limits = SessionLimits(K_MIN, 0, frozenset(entry.index for entry in roster.sources))
         layers = layer_names_and_shapes(header.body.layers)
-        check_header(
+        check_signed_header(
             header, own_index=index, roster=roster, limits=limits, history=History(), own_layers=layers, unix_s=_NOW
         )
         signer = Signer(index, Ed25519PrivateKey.from_private_bytes(key), encode)

@@ -20,7 +20,13 @@ from securefda.site.policy.template import (
     default_policy_text,
     policy_text,
 )
-from securefda.site.policy.verdict import check_header, check_metadata, check_task, check_training, require_satisfiable
+from securefda.site.policy.verdict import (
+    check_header_by_policy,
+    check_metadata,
+    check_task,
+    check_training,
+    require_satisfiable,
+)
 
 __all__ = [
     "NAMED_POLICIES",
@@ -34,7 +40,7 @@ __all__ = [
     "ReleaseLimits",
     "SourcePolicy",
     "WorkLimits",
-    "check_header",
+    "check_header_by_policy",
     "check_metadata",
     "check_task",
     "check_training",

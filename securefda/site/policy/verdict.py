@@ -130,7 +130,7 @@ def _refusal(key: str, asked: object, allowed: object) -> PolicyRefusal:
     return PolicyRefusal(key, asked, allowed, hint=_HINTS.get(key, _OWNER))
 
 
-def check_header(
+def check_header_by_policy(
     policy: SourcePolicy,
     header: Header,
     own_index: int,
