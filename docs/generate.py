@@ -9,17 +9,13 @@ Run as ``python docs/generate.py``.
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import inspect
 import json
 import pkgutil
-import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum, StrEnum
-from functools import cache
+from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
@@ -29,8 +25,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import typer.main  # noqa: E402
-from pydantic import AfterValidator, BeforeValidator  # noqa: E402
-from pydantic.fields import FieldInfo  # noqa: E402
 
 import securefda  # noqa: E402
 from securefda.audit.records import (  # noqa: E402
@@ -57,10 +51,18 @@ from securefda.operations.records import (  # noqa: E402
     Summary,
     TargetReleases,
 )
-from securefda.rules.strategy import Rule, Strategy  # noqa: E402
-from securefda.settings import Settings, kebab_case, known_keys  # noqa: E402
-from securefda.site.config import AggregatorConfig, FederationConfig, LoggingSection, SourceConfig  # noqa: E402
-from securefda.site.config.sections import StrategySection  # noqa: E402
+from securefda.rules.strategy import Rule  # noqa: E402
+from securefda.settings import Settings, known_keys  # noqa: E402
+from securefda.site.config import FederationConfig, LoggingSection  # noqa: E402
+from securefda.site.config.keys import (  # noqa: E402
+    FILES,
+    described,
+    keys_of,
+    markdown,
+    summary_of,
+    tables_of,
+    toml,
+)
 from securefda.site.endpoints import Endpoints  # noqa: E402
 from securefda.site.policy import NAMED_POLICIES, SourcePolicy  # noqa: E402
 
@@ -68,66 +70,7 @@ FOLDER = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- `python docs/generate.py` writes this page from the code; edit the code. -->"
 
 
-# Texts of the code
-
-
-@cache
-def descriptions(owner: type) -> Mapping[str, str]:
-    """Field name -> its text, of a class and its bases: below the field, or under "Attributes:" of the class."""
-    found: dict[str, str] = {}
-    for cls in reversed(owner.__mro__):
-        if cls.__module__.partition(".")[0] in ("builtins", "abc", "enum", "pydantic", "typing"):
-            continue
-        for entry in re.finditer(
-            r"(?m)^    ([a-z_, ]+): ((?:.+\n?(?:     .*\n?)*))", _attributes(inspect.getdoc(cls) or "")
-        ):
-            found |= dict.fromkeys(entry[1].split(", "), " ".join(entry[2].split()))
-        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for field, text in zip(body.body, body.body[1:], strict=False):
-            name = _assigned(field)
-            if name and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[name] = " ".join(str(text.value.value).split())
-    return found
-
-
-def _attributes(doc: str) -> str:
-    return doc.partition("Attributes:\n")[2].partition("\n\n")[0]
-
-
-def _assigned(statement: ast.stmt) -> str | None:
-    target = statement.target if isinstance(statement, ast.AnnAssign) else None
-    if isinstance(statement, ast.Assign):
-        target = statement.targets[0] if isinstance(statement.targets[0], ast.Name) else None
-    return target.id if isinstance(target, ast.Name) else None
-
-
-def described(owner: type, field: str, spelled: Callable[[str], str] = str) -> str:
-    """The text of one field as a sentence in Markdown; ``spelled`` turns names in code font into those of the file.
-
-    Raises:
-        LookupError: the code says nothing of it.
-    """
-    text = descriptions(owner).get(field)
-    if not text:
-        raise LookupError(f"{owner.__module__}.{owner.__qualname__}.{field} has no description")
-    return _sentence(markdown(text, spelled))
-
-
-def _sentence(text: str) -> str:
-    text = text[:1].upper() + text[1:]
-    return text if text.endswith((".", "`.")) else f"{text}."
-
-
-def markdown(text: str, spelled: Callable[[str], str] = str) -> str:
-    """A docstring's text in reStructuredText as Markdown: roles and double backticks become code."""
-    text = re.sub(r":\w+:`~?\.?([^`]+)`", lambda role: f"`{role[1].rpartition('.')[2]}`", text).replace("``", "`")
-    return re.sub(r"`([a-z_]+)`", lambda code: f"`{spelled(code[1])}`", text)
-
-
-def summary_of(owner: type) -> str:
-    """The first paragraph of a class's docstring."""
-    return markdown(" ".join((inspect.getdoc(owner) or "").partition("\n\n")[0].split()))
+# Pages and tables
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -141,93 +84,12 @@ def page(title: str, *parts: str) -> str:
     return "\n\n".join([NOTE, f"# {title}", *(part.strip("\n") for part in parts if part)]) + "\n"
 
 
-# Values
-
-_FORMS = {
-    "_site_id": "site id",
-    "_address": "`host:port`",
-    "_factory": "`package.module:Class`",
-    "_text_log": "file name",
-    "_json_log": "file name",
-    "_rule": "rule",
-    "_digest": "SHA-256, hex",
-    "_beside_the_file": "path",
-    "_first_models": '`"task"`, or a list of SHA-256, hex',
-}
-"""What the validators of single values let through."""
-
-
-def values(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """What a key takes, in words."""
-    for item in metadata:
-        if isinstance(item, AfterValidator | BeforeValidator):
-            return _FORMS[getattr(item.func, "__name__", "")]
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        extra = [part for item in arguments[1:] for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
-        return values(arguments[0], extra)
-    if origin is Literal:
-        return ", ".join(f"`{toml(choice)}`" for choice in arguments)
-    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
-        return ", ".join(f'`"{choice}"`' for choice in annotation)
-    if origin is tuple:
-        return f"list of: {values(arguments[0])}"
-    if origin is not None and issubclass(origin, Mapping):
-        return "table" if arguments[1] is Any else f"table of: {values(arguments[1])}"
-    if annotation is bool:
-        return "`true`, `false`"
-    if annotation in (int, float):
-        return ("whole number" if annotation is int else "number") + _range(metadata)
-    if annotation is str:
-        return "text"
-    raise TypeError(f"no words for {annotation}")
-
-
-def _range(metadata: Sequence[Any]) -> str:
-    bounds = {
-        name: getattr(item, name) for item in metadata for name in ("gt", "ge", "lt", "le") if hasattr(item, name)
-    }
-    signs = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-    return "".join(f", {signs[name]} {bound}" for name, bound in bounds.items())
-
-
-def toml(value: object) -> str:
-    """A value as it stands in a file."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return '""'
-    if isinstance(value, str | Path):
-        return json.dumps(str(value), ensure_ascii=False)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(toml, value))}]"
-    return "{}" if value == {} else repr(value)
-
-
-def unit(key: str) -> str:
-    """The unit that a key carries in its name, after a comma."""
-    units = {"s": "seconds", "bytes": "bytes", "bits": "bits"}
-    return "".join(f", {units[part]}" for part in key.split("-") if part in units)
-
-
 def setting_rows(owner: type[Settings]) -> Iterator[tuple[str, str, str, str]]:
     """Key, values with their unit, default and text of every value in a table of settings, without the tables in it."""
-    hints = get_type_hints(Strategy) if owner is StrategySection else {}
-    for name, field in owner.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
-            continue
-        choices = hints.get(name)
-        chosen = choices if isinstance(choices, type) and issubclass(choices, StrEnum) else field.annotation
-        default = "required" if field.is_required() else f"`{toml(field.get_default(call_default_factory=True))}`"
-        key = kebab_case(name)
-        yield f"`{key}`", values(chosen, field.metadata) + unit(key), default, described(owner, name, _as_key)
+    for key in keys_of(owner):
+        yield f"`{key.name}`", key.takes, "required" if key.default is None else f"`{key.default}`", key.meaning
 
 
-def _as_key(word: str) -> str:
-    return kebab_case(word) if kebab_case(word) in _KEYS else word
-
-
-_KEYS = {key.rpartition(".")[2] for model in (FederationConfig, SourcePolicy) for key in known_keys(model)}
 SETTING_HEAD = ("key", "values", "default", "what it means")
 
 
@@ -236,14 +98,10 @@ SETTING_HEAD = ("key", "values", "default", "what it means")
 
 def configuration() -> str:
     """Every key of the three configuration files, by table."""
-    files = {
-        "a federation's file": FederationConfig,
-        "the aggregator's settings": AggregatorConfig,
-        "a source's settings": SourceConfig,
-    }
+    files = {file: model for file, model in FILES.items() if model is not SourcePolicy}
     sections: dict[type[Settings], dict[str, list[str]]] = {}
     for file, model in files.items():
-        for name, owner in _tables(model):
+        for name, owner in tables_of(model):
             sections.setdefault(owner, {}).setdefault(name, []).append(file)
     parts = []
     for owner, names in sections.items():
@@ -279,17 +137,6 @@ What a source permits is in its signed policy: see [policy](policy.md).""",
     )
 
 
-def _tables(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, type[Settings]]]:
-    """Dotted name and class of every table of a file that holds values of its own."""
-    for name, field in model.model_fields.items():
-        owner = field.annotation
-        if isinstance(owner, type) and issubclass(owner, Settings):
-            dotted = prefix + kebab_case(name)
-            if any(True for _ in setting_rows(owner)):
-                yield dotted, owner
-            yield from _tables(owner, f"{dotted}.")
-
-
 def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
@@ -297,7 +144,7 @@ def _listed(words: Sequence[str]) -> str:
 def policy() -> str:
     """Every key of policy.toml, its values in the three templates, and their texts."""
     parts = [table(SETTING_HEAD, setting_rows(SourcePolicy))]
-    for name, owner in _tables(SourcePolicy):
+    for name, owner in tables_of(SourcePolicy):
         parts += [f"### [{name}]", summary_of(owner), table(SETTING_HEAD, setting_rows(owner))]
     rows = []
     for key in known_keys(SourcePolicy):

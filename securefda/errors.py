@@ -6,7 +6,7 @@ of this module ever holds a secret, a vector or a value of a data row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import TypeVar
 
@@ -73,6 +73,23 @@ class ConfigError(SecureFdaError):
         super().__init__(f"{key}: {why}", hint=hint)
         self.key = key
         self.why = why
+
+
+class ConfigErrors(ConfigError):
+    """Several settings of one file are wrong; ``errors`` has one error for each, and the line is of the first."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        first, *others = errors
+        super().__init__(first.key, f"{first.why}; also wrong: {', '.join(other.key for other in others)}")
+        self.hint = first.hint
+        self.errors = tuple(errors)
+
+    @staticmethod
+    def of(errors: Iterable[ConfigError]) -> ConfigError:
+        """The error itself where there is one alone; errors of several are taken apart, and no two say the same."""
+        flat = [one for error in errors for one in (error.errors if isinstance(error, ConfigErrors) else (error,))]
+        apart = list({str(error): error for error in flat}.values())
+        return apart[0] if len(apart) == 1 else ConfigErrors(apart)
 
 
 class DataError(ConfigError):

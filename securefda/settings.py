@@ -1,24 +1,53 @@
-"""Settings read from TOML: frozen, kebab-case, no unknown keys, and errors that name the key and the mend.
+"""Settings read from TOML: frozen, kebab-case, no unknown keys, and errors that name the key and the fix.
 
-The models of a configuration or a policy derive from :class:`Settings`. Every way of getting one wrong ends in one
-:class:`~securefda.errors.ConfigError` whose key is the dotted name in the file.
+The models of a configuration or a policy derive from :class:`Settings`. Every way of getting one wrong ends in a
+:class:`~securefda.errors.ConfigError` whose key is the dotted name in the file. A file with several errors is refused
+with all of them at once, unknown keys first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
-from securefda.errors import ConfigError
+from securefda.errors import ConfigError, ConfigErrors
 from securefda.parse import BeyondBounds, toml_table
 
 _SHOWN_CHARACTERS = 60
+_WORDS = {
+    "model_type": "must be a table",
+    "dict_type": "must be a table",
+    "mapping_type": "must be a table",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be text in quotes",
+    "path_type": "must be a path in quotes",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length}, has {actual_length}",
+    "too_long": "must have at most {max_length}, has {actual_length}",
+    "value_error": "{error}",
+}
+"""Type of an error of pydantic -> what it says to a user."""
+
 _MAX_FILE_BYTES = 4 * 1024 * 1024
 
 
@@ -45,6 +74,32 @@ class Settings(BaseModel):
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+class _Contradiction(ValueError):
+    """A :class:`ConfigError` on its way through pydantic, which collects no other errors than these."""
+
+    def __init__(self, error: ConfigError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def check(function: Callable[[SettingsT], SettingsT]) -> Any:
+    """A check of a table whose keys are right each by itself; it raises ConfigError.
+
+    Where a file is read, pydantic goes on with the other tables, so that all errors are found. A model that Python
+    builds raises the ConfigError itself.
+    """
+
+    def checked(self: SettingsT, info: ValidationInfo) -> SettingsT:
+        try:
+            return function(self)
+        except ConfigError as error:
+            if info.context is None:
+                raise
+            raise _Contradiction(error) from error
+
+    return model_validator(mode="after")(checked)
 
 
 def _beside_the_file(value: object, info: ValidationInfo) -> object:
@@ -114,14 +169,41 @@ def parse_settings(
         origins: dotted key -> where its value came from, for values that are not the file's own.
 
     Raises:
-        ConfigError: names the first wrong key; unknown keys come first, since they explain the missing ones.
+        ConfigError: the one that is wrong; a :class:`~securefda.errors.ConfigErrors` where there are several, unknown
+            keys first, since they explain the missing ones.
     """
+    known, unknown = _split(model, data, "")
+    errors = [_unknown_key_error(model, key, _origin(key, file, origins)) for key in unknown]
     try:
-        return model.model_validate(data, by_alias=True, by_name=False, context={"base": file.parent})
+        settings = model.model_validate(known, by_alias=True, by_name=False, context={"base": file.parent})
     except ValidationError as error:
         details = error.errors(include_url=False)
-        worst = next((detail for detail in details if detail["type"] == "extra_forbidden"), details[0])
-        raise _as_config_error(model, worst, file, origins) from None
+        missing = [detail for detail in details if detail["type"] == "missing"]
+        meant = {error.hint.removeprefix("did you mean ").rstrip("?") for error in errors}
+        for detail in (*missing, *(detail for detail in details if detail not in missing)):
+            found = _as_config_error(detail, file, origins)
+            if not (detail["type"] == "missing" and found.key in meant):
+                errors.append(found)
+    else:
+        if not errors:
+            return settings
+    raise ConfigErrors.of(errors)
+
+
+def _split(model: type[Settings], data: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], list[str]]:
+    """``data`` without the keys that ``model`` does not know, and the dotted names of these."""
+    fields = {kebab_case(name): field.annotation for name, field in model.model_fields.items()}
+    known, unknown = dict[str, Any](), list[str]()
+    for key, value in data.items():
+        annotation = fields.get(key)
+        if key not in fields:
+            unknown.append(f"{prefix}{key}")
+        elif isinstance(value, Mapping) and isinstance(annotation, type) and issubclass(annotation, Settings):
+            known[key], inner = _split(annotation, value, f"{prefix}{key}.")
+            unknown += inner
+        else:
+            known[key] = value
+    return known, unknown
 
 
 def known_keys(model: type[Settings]) -> dict[str, Any]:
@@ -148,42 +230,56 @@ def nearest_key(key: str, known: Mapping[str, Any]) -> str | None:
     return by_leaf[near[0]] if near else None
 
 
-def _as_config_error(
-    model: type[Settings], detail: ErrorDetails, file: Path, origins: Mapping[str, str]
-) -> ConfigError:
+def _as_config_error(detail: ErrorDetails, file: Path, origins: Mapping[str, str]) -> ConfigError:
     key = ".".join(str(part) for part in detail["loc"]) or str(file)
-    source = next((where for name, where in origins.items() if _overlap(key, name)), file.name)
-    if detail["type"] == "extra_forbidden":
-        if key in model.renamed:
-            return ConfigError(key, f"is now {model.renamed[key]} ({source})", hint=f"write {model.renamed[key]}")
-        return ConfigError(key, f"unknown key ({source})", hint=_unknown_key_hint(model, key))
+    contradiction = detail.get("ctx", {}).get("error")
+    if isinstance(contradiction, _Contradiction):
+        return contradiction.error
+    source = _origin(key, file, origins)
     if detail["type"] == "missing":
         return ConfigError(key, f"missing ({source})", hint=f"add {key.rpartition('.')[2]} to the file")
-    return ConfigError(key, f"{_why(detail)} ({source})")
+    if detail["type"] == "extra_forbidden":
+        return ConfigError(key, f"unknown key ({source})")
+    given = detail["input"]
+    bounds = {
+        name: int(one) if isinstance(one, float) and one.is_integer() else one
+        for name, one in detail.get("ctx", {}).items()
+    }
+    why = _WORDS.get(detail["type"], "has a value that this key does not take").format_map(bounds)
+    hint = nearest_choice(given, why) if isinstance(given, str) else ""
+    if isinstance(given, bool | int | float | str):
+        shown = repr(given)
+        why += f", not {shown if len(shown) <= _SHOWN_CHARACTERS else shown[:_SHOWN_CHARACTERS] + '...'}"
+    return ConfigError(key, f"{why} ({source})", hint=hint)
+
+
+def _unknown_key_error(model: type[Settings], key: str, source: str) -> ConfigError:
+    if key in model.renamed:
+        return ConfigError(key, f"is now {model.renamed[key]} ({source})", hint=f"write {model.renamed[key]}")
+    known = known_keys(model)
+    table = key.rpartition(".")[0]
+    beside = [name.removeprefix(f"{table}.") for name in known if name.startswith(f"{table}.")] if table else []
+    if near := nearest_key(key, known):
+        hint = f"did you mean {near}?"
+    elif beside:
+        hint = f"known keys of [{table}]: {', '.join(beside)}"
+    else:
+        hint = f"known tables and keys: {', '.join(dict.fromkeys(name.split('.')[0] for name in known))}"
+    return ConfigError(key, f"unknown key ({source})", hint=hint)
+
+
+def _origin(key: str, file: Path, origins: Mapping[str, str]) -> str:
+    """Where the value of a key came from, for an error."""
+    return next((where for name, where in origins.items() if _overlap(key, name)), file.name)
+
+
+def nearest_choice(given: str, why: str) -> str:
+    """A hint at what ``given`` was probably meant to be, where ``why`` lists what can be given; else empty."""
+    listed = why.partition("must be one of ")[2].partition(";")[0]
+    choices = listed.split(", ") if listed else re.findall(r"'([^']*)'", why)
+    near = get_close_matches(given, choices, n=1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def _overlap(key: str, other: str) -> bool:
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
-
-
-def _unknown_key_hint(model: type[Settings], key: str) -> str:
-    known = known_keys(model)
-    near = nearest_key(key, known)
-    if near:
-        return f"did you mean {near}?"
-    table = key.rpartition(".")[0]
-    beside = [name.removeprefix(f"{table}.") for name in known if name.startswith(f"{table}.")] if table else []
-    if beside:
-        return f"known keys of [{table}]: {', '.join(beside)}"
-    return f"known tables and keys: {', '.join(dict.fromkeys(name.split('.')[0] for name in known))}"
-
-
-def _why(detail: ErrorDetails) -> str:
-    if detail["type"] == "model_type":
-        return "must be a table"
-    message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be").replace("tuple", "list")
-    message = message[:1].lower() + message[1:]
-    if isinstance(detail["input"], bool | int | float | str):
-        shown = repr(detail["input"])
-        message += f", not {shown if len(shown) <= _SHOWN_CHARACTERS else shown[:_SHOWN_CHARACTERS] + '...'}"
-    return message

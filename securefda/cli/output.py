@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
-from securefda.errors import SecureFdaError
+from securefda.errors import ConfigErrors, SecureFdaError
 from securefda.text import printable
 
 ENVELOPE_VERSION = 1
@@ -41,13 +41,17 @@ def print_result(output: Format, data: Mapping[str, Any], text: str) -> None:
 
 def print_error(error: SecureFdaError, *, as_json: bool, data: Mapping[str, Any] | None = None) -> int:
     """Print an error and return its exit code. ``data`` is what was found out nevertheless (JSON only)."""
-    code = int(error.exit_code)
+    code, errors = int(error.exit_code), error.errors if isinstance(error, ConfigErrors) else (error,)
     if as_json:
         envelope = {"status": "error", "exit_code": code, "error_code": error.code, "message": str(error)}
-        _print_envelope(envelope | {"hint": error.hint} | ({} if data is None else {"data": data}))
+        each = [{"message": str(one), "hint": one.hint} for one in errors]
+        several = {"errors": each} if len(each) > 1 else {}
+        _print_envelope(envelope | {"hint": error.hint} | several | ({} if data is None else {"data": data}))
     else:
-        hint = f"hint: {_one_line(error.hint)}\n" if error.hint else ""
-        sys.stderr.write(f"error: {_one_line(str(error))}\n{hint}")
+        for one in errors:
+            sys.stderr.write(f"error: {_one_line(str(one))}\n")
+            if one.hint:
+                sys.stderr.write(f"hint: {_one_line(one.hint)}\n")
         sys.stderr.flush()
     return code
 

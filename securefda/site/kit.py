@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509 import Certificate
 
 from securefda.disk import SECRET_MODE, FileContent, make_folder, read_file, write_file, writing_errors
-from securefda.errors import CertificateError, ConfigError
+from securefda.errors import CertificateError, ConfigError, ConfigErrors
 from securefda.parse import canonical_json, load_object, number, object_with, text, texts
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.protocol.roster import Role, Roster, RosterEntry, SignedRoster, is_name
@@ -343,9 +343,11 @@ def naming(site: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if site in error.why:
+        each = error.errors if isinstance(error, ConfigErrors) else (error,)
+        if all(site in one.why for one in each):
             raise
-        raise ConfigError(error.key, f"{error.why}, in the policy of {site}", hint=error.hint) from error
+        where = f", in the policy of {site}"
+        raise ConfigErrors.of(ConfigError(one.key, one.why + where, hint=one.hint) for one in each) from error
 
 
 def check_not_older(local: Path, ca_fingerprint: str, roster: Roster) -> None:

@@ -194,7 +194,7 @@ def test_a_site_without_images_is_named(tmp_path: Path) -> None:
     [
         ({"classes": ["a"]}, "at least two classes"),
         ({"classes": ["a", "../b"]}, "names of folders"),
-        ({"size": 4}, "task.options.size: must be greater than or equal to 8"),
+        ({"size": 4}, "task.options.size: must be at least 8"),
         ({"colour": "gray"}, "must be 'grey' or 'rgb'"),
         ({"channels": 12}, "must be a multiple of 8"),
         ({"klasses": []}, "task.options.klasses: unknown key"),

@@ -14,13 +14,12 @@ from types import MappingProxyType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
 
 import tomli_w
-from pydantic import model_validator
 
 from securefda.errors import ConfigError
 from securefda.parse import MAX_NESTING, BeyondBounds, toml_table
 from securefda.protocol.checks import threshold_is_sound
 from securefda.protocol.messages import Visibility
-from securefda.settings import Settings, SettingsT, known_keys, parse_settings, read_toml
+from securefda.settings import Settings, SettingsT, check, known_keys, parse_settings, read_toml
 from securefda.site.config.sections import (
     MAX_PORT,
     FederationSection,
@@ -64,7 +63,7 @@ class FederationConfig(Settings):
     logging: LoggingSection = LoggingSection()
     metrics: MetricsSection = MetricsSection()
 
-    @model_validator(mode="after")
+    @check
     def _a_session_can_succeed(self) -> Self:
         sources = self.federation.sources
         for site in self.privacy.site_visibility:
@@ -97,12 +96,12 @@ class FederationConfig(Settings):
             raise ConfigError("privacy.norm-reports", why, hint=hint)
         return self
 
-    @model_validator(mode="after")
+    @check
     def _the_sites_train_as_the_strategy_needs(self) -> Self:
         require_fit(self.strategy, self.training.target, self.training.source)
         return self
 
-    @model_validator(mode="after")
+    @check
     def _every_site_has_logs_and_metrics_of_its_own(self) -> Self:
         _require_own_file("logging.file", self.logging.file)
         _require_own_file("logging.json-file", self.logging.json_file)
@@ -135,13 +134,13 @@ class AggregatorConfig(Settings):
     logging: LoggingSection = LoggingSection()
     metrics: MetricsSection = MetricsSection()
 
-    @model_validator(mode="after")
+    @check
     def _sums_are_large_enough(self) -> Self:
         if self.privacy.visibility != "individual":
             _require_large_sums(self.privacy, self.session)
         return self
 
-    @model_validator(mode="after")
+    @check
     def _the_target_trains_as_the_strategy_needs(self) -> Self:
         require_fit(self.strategy, self.training)
         return self
@@ -257,8 +256,12 @@ def _from_environment(model: type[Settings], env: Mapping[str, str]) -> list[tup
 
 def _environment_names(model: type[Settings]) -> dict[str, str]:
     """Environment name -> dotted key, for every key but the task's own options, whose names are the task's."""
-    keys = (key for key in known_keys(model) if key != "task.options")
-    return {ENVIRONMENT_PREFIX + key.replace(".", "_").replace("-", "_").upper(): key for key in keys}
+    return {name: key for key in known_keys(model) if (name := environment_name(key))}
+
+
+def environment_name(key: str) -> str:
+    """The environment variable that sets a key; empty for ``task.options``, whose keys are the task's."""
+    return "" if key == "task.options" else ENVIRONMENT_PREFIX + key.replace(".", "_").replace("-", "_").upper()
 
 
 def _parse_value(text: str, annotation: object) -> object:

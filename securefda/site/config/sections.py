@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from securefda.errors import ConfigError
-from securefda.settings import OptionalSettingsPath, Settings, SettingsPath, kebab_case
+from securefda.errors import ConfigError, ConfigErrors
+from securefda.settings import OptionalSettingsPath, Settings, SettingsPath, check, kebab_case, nearest_choice
 
 if TYPE_CHECKING:
     from securefda.rules.strategy import Strategy
@@ -84,7 +84,7 @@ class FederationSection(Settings):
     sources: Annotated[tuple[SiteId, ...], Field(strict=False, min_length=1)]
     """Site ids of the sources, in the order of the roster; at least one."""
 
-    @model_validator(mode="after")
+    @check
     def _sites_differ(self) -> Self:
         seen = {self.target}
         for site in self.sources:
@@ -187,7 +187,7 @@ class StrategySection(Settings):
     were worth. No other site notices. It is not measured where the target trains with noise, which would be charged to
     its ledger, nor under `target_only`, which is that itself."""
 
-    @model_validator(mode="after")
+    @check
     def _the_rules_accept_it(self) -> Self:
         strategy_of(self)
         return self
@@ -241,7 +241,7 @@ class TrainingSection(Settings):
 
     dp: NoiseSection = NoiseSection()
 
-    @model_validator(mode="after")
+    @check
     def _a_head_is_not_trained_with_noise(self) -> Self:
         if self.personal_layers and self.dp.noise_multiplier:
             why = f"is {self.personal_layers}, and a ledger does not count their epochs"
@@ -311,7 +311,7 @@ class PrivacySection(Settings):
         """Fewest sources in a sum: a source itself, ``min_others`` others, and ``max_colluders`` that may collude."""
         return self.min_others + self.max_colluders + 1
 
-    @model_validator(mode="after")
+    @check
     def _enough_others_can_count(self) -> Self:
         if self.norm_cap_kappa > self.min_others:
             why = (
@@ -320,7 +320,7 @@ class PrivacySection(Settings):
             raise ConfigError("privacy.norm-cap-kappa", why, hint="lower it, or raise privacy.min-others")
         return self
 
-    @model_validator(mode="after")
+    @check
     def _a_cohort_holds_the_smallest_sum(self) -> Self:
         if 0 < self.cohort_size < self.smallest_sum:
             why = f"{self.cohort_size} is below min-others + max-colluders + 1 = {self.smallest_sum}"
@@ -378,7 +378,7 @@ class TransportSection(Settings):
     idle_deadline_s: Positive = 86_400.0
     """How long the aggregator may live and send nothing between rounds before a source leaves."""
 
-    @model_validator(mode="after")
+    @check
     def _a_chunk_fits_a_message(self) -> Self:
         if self.chunk_bytes > self.max_message_bytes - 4096:
             why = f"{self.chunk_bytes} and its envelope do not fit max-message-bytes = {self.max_message_bytes}"
@@ -453,10 +453,21 @@ def strategy_of(section: StrategySection) -> Strategy:
     """
     from securefda.rules.strategy import Strategy
 
-    try:
-        return Strategy(**section.model_dump(exclude=_OF_THE_TARGET))
-    except ValueError as error:
-        raise _config_error("strategy", section, error) from error
+    given, errors = section.model_dump(exclude=_OF_THE_TARGET), dict[str, ConfigError]()
+    while True:
+        try:
+            strategy = Strategy(**given)
+        except ValueError as error:
+            name = str(error).partition(":")[0]
+            if name in errors or name not in given:
+                raise ConfigErrors.of([*errors.values(), _config_error("strategy", section, error)]) from error
+            errors[name] = _config_error("strategy", section, error)
+            given[name] = type(section).model_fields[name].get_default()  # to see what else is wrong
+        else:
+            break
+    if errors:
+        raise ConfigErrors.of(errors.values())
+    return strategy
 
 
 def training_settings(section: TrainingSection) -> TrainingSettings:
@@ -514,6 +525,8 @@ def _config_error(table: str, section: Settings, error: ValueError) -> ConfigErr
     """The messages of these packages read ``argument: why``."""
     name, colon, why = str(error).partition(": ")
     if colon and name in type(section).model_fields:
-        hint = "lower it, or raise strategy.rounds" if name in _PARTS_OF_A_RUN else ""
+        given = getattr(section, name)
+        hint = nearest_choice(given, why) if isinstance(given, str) else ""
+        hint = "lower it, or raise strategy.rounds" if name in _PARTS_OF_A_RUN else hint
         return ConfigError(f"{table}.{kebab_case(name)}", why, hint=hint)
     return ConfigError(table, str(error))

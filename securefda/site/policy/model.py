@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from securefda.errors import ConfigError
 from securefda.privacy.events import Budget
@@ -15,7 +15,7 @@ from securefda.protocol.checks import SessionLimits
 from securefda.protocol.messages import Granularity, Visibility
 from securefda.protocol.roster import Roster
 from securefda.rules.strategy import Rule
-from securefda.settings import Settings, parse_settings, parse_toml, read_toml
+from securefda.settings import Settings, check, parse_settings, parse_toml, read_toml
 
 SELECTION = Rule.AUTO.value
 """What a policy lists in order to hand in estimated errors, from which the rule of the next round is chosen."""
@@ -100,7 +100,7 @@ class QuantisationBounds(Settings):
     max_samples_min: Count = 1000
     max_samples_max: Count = 1_000_000
 
-    @model_validator(mode="after")
+    @check
     def _bounds_leave_room(self) -> Self:
         if self.clip_min > self.clip_max:
             raise ConfigError("quantisation.clip-min", f"{self.clip_min:g} is above clip-max = {self.clip_max:g}")
@@ -158,7 +158,7 @@ class WorkLimits(Settings):
     training_deadline_s_max: Positive = 86_400.0
     phase_deadline_s_max: Positive = 3_600.0
 
-    @model_validator(mode="after")
+    @check
     def _rates_leave_room(self) -> Self:
         if self.learning_rate_min > self.learning_rate_max:
             why = f"{self.learning_rate_min:g} is above learning-rate-max = {self.learning_rate_max:g}"
@@ -247,7 +247,7 @@ class SourcePolicy(Settings):
     release: ReleaseLimits = ReleaseLimits()
     metadata: MetadataPolicy = MetadataPolicy()
 
-    @model_validator(mode="after")
+    @check
     def _keys_agree(self) -> Self:
         if self.norm_cap.kappa > self.min_others:
             # Sources of equal norm have min-others times one's own squared norm: such a sum would always be empty.

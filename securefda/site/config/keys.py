@@ -1,0 +1,263 @@
+"""What every key of a settings file takes and means: for the manual, for ``config explain`` and for comments in files.
+
+The text of a key is the docstring that stands in the code: the string below the field, or the field's entry under
+"Attributes:". Names in backquotes are code.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import AfterValidator, BeforeValidator
+from pydantic.fields import FieldInfo
+
+from securefda.errors import ConfigError
+from securefda.rules.strategy import Strategy
+from securefda.settings import Settings, kebab_case, known_keys, nearest_key
+from securefda.site.config.load import (
+    AggregatorConfig,
+    FederationConfig,
+    SourceConfig,
+    environment_name,
+)
+from securefda.site.config.sections import StrategySection
+from securefda.site.policy import SourcePolicy
+
+FILES: Mapping[str, type[Settings]] = {
+    "a federation's file": FederationConfig,
+    "the aggregator's settings": AggregatorConfig,
+    "a source's settings": SourceConfig,
+    "a source's policy.toml": SourcePolicy,
+}
+"""The files that hold keys, and their models."""
+
+_FORMS = {
+    "_site_id": "site id",
+    "_address": "`host:port`",
+    "_factory": "`package.module:Class`",
+    "_text_log": "file name",
+    "_json_log": "file name",
+    "_rule": "rule",
+    "_digest": "SHA-256, hex",
+    "_beside_the_file": "path",
+    "_first_models": '`"task"`, or a list of SHA-256, hex',
+}
+"""What the validators of single values let through."""
+
+_SIGNS = (("gt", "above"), ("ge", "at least"), ("lt", "below"), ("le", "at most"))
+_UNITS = {"s": "seconds", "bytes": "bytes", "bits": "bits"}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of a table of settings; code in its texts stands in backquotes.
+
+    Attributes:
+        name: as it stands in the file.
+        takes: which values, with bounds and unit.
+        default: as it would stand in the file; None where the key is required.
+        meaning: one or more sentences.
+    """
+
+    name: str
+    takes: str
+    default: str | None
+    meaning: str
+
+
+def keys_of(owner: type[Settings]) -> Iterator[Key]:
+    """Every key of a table that holds a value, without the tables in it.
+
+    Raises:
+        LookupError: the code says nothing of one.
+    """
+    hints = get_type_hints(Strategy) if owner is StrategySection else {}
+    for name, field in owner.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            continue
+        choices = hints.get(name)
+        chosen = choices if isinstance(choices, type) and issubclass(choices, StrEnum) else field.annotation
+        default = None if field.is_required() else toml(field.get_default(call_default_factory=True))
+        key = kebab_case(name)
+        unit = "".join(f", {_UNITS[part]}" for part in key.split("-") if part in _UNITS)
+        yield Key(key, _taken(chosen, field.metadata) + unit, default, described(owner, name, _as_key))
+
+
+def tables_of(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, type[Settings]]]:
+    """Dotted name and class of every table of a file that holds values of its own."""
+    for name, field in model.model_fields.items():
+        owner = field.annotation
+        if isinstance(owner, type) and issubclass(owner, Settings):
+            dotted = prefix + kebab_case(name)
+            if any(True for _ in keys_of(owner)):
+                yield dotted, owner
+            yield from tables_of(owner, f"{dotted}.")
+
+
+def toml(value: object) -> str:
+    """A value as it stands in a file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return '""'
+    if isinstance(value, str | Path):
+        return json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_toml_key(key)} = {toml(one)}' for key, one in value.items())} }}" if value else "{}"
+    return repr(value)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+
+
+def described(owner: type, field: str, spelled: Callable[[str], str] = str) -> str:
+    """The text of one field as a sentence in Markdown; ``spelled`` turns names in code font into those of the file.
+
+    Raises:
+        LookupError: the code says nothing of it.
+    """
+    text = _descriptions(owner).get(field)
+    if not text:
+        raise LookupError(f"{owner.__module__}.{owner.__qualname__}.{field} has no description")
+    text = markdown(text, spelled)
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "`.")) else f"{text}."
+
+
+def summary_of(owner: type) -> str:
+    """The first paragraph of a class's docstring."""
+    return markdown(" ".join((inspect.getdoc(owner) or "").partition("\n\n")[0].split()))
+
+
+def markdown(text: str, spelled: Callable[[str], str] = str) -> str:
+    """A docstring's text in reStructuredText as Markdown: roles and double backquotes become code."""
+    text = re.sub(r":\w+:`~?\.?([^`]+)`", lambda role: f"`{role[1].rpartition('.')[2]}`", text).replace("``", "`")
+    return re.sub(r"`([a-z_]+)`", lambda code: f"`{spelled(code[1])}`", text)
+
+
+@cache
+def _descriptions(owner: type) -> Mapping[str, str]:
+    """Field name -> its text, of a class and its bases: below the field, or under "Attributes:" of the class."""
+    found: dict[str, str] = {}
+    for cls in reversed(owner.__mro__):
+        if cls.__module__.partition(".")[0] in ("builtins", "abc", "enum", "pydantic", "typing"):
+            continue
+        listed = (inspect.getdoc(cls) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+        for entry in re.finditer(r"(?m)^    ([a-z_, ]+): ((?:.+\n?(?:     .*\n?)*))", listed):
+            found |= dict.fromkeys(entry[1].split(", "), " ".join(entry[2].split()))
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        if not isinstance(body, ast.ClassDef):
+            continue
+        for statement, text in zip(body.body, body.body[1:], strict=False):
+            name = statement.target if isinstance(statement, ast.AnnAssign) else None
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                name = statement.targets[0]
+            if isinstance(name, ast.Name) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[name.id] = " ".join(str(text.value.value).split())
+    return found
+
+
+def _taken(annotation: Any, metadata: Sequence[Any] = ()) -> str:  # noqa: PLR0911 - a table of types
+    """What a key takes, in words."""
+    for item in metadata:
+        if isinstance(item, AfterValidator | BeforeValidator):
+            return _FORMS[getattr(item.func, "__name__", "")]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        extra = [part for item in arguments[1:] for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        return _taken(arguments[0], extra)
+    if origin is Literal:
+        return ", ".join(f"`{toml(choice)}`" for choice in arguments)
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return ", ".join(f'`"{choice}"`' for choice in annotation)
+    if origin is tuple:
+        return f"list of: {_taken(arguments[0])}"
+    if origin is not None and issubclass(origin, Mapping):
+        return "table" if arguments[1] is Any else f"table of: {_taken(arguments[1])}"
+    if annotation is bool:
+        return "`true`, `false`"
+    if annotation in (int, float):
+        signs = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+        bounds = [
+            f", {signs[name]} {getattr(item, name)}" for item in metadata for name in signs if hasattr(item, name)
+        ]
+        return ("whole number" if annotation is int else "number") + "".join(bounds)
+    if annotation is str:
+        return "text"
+    raise TypeError(f"no words for {annotation}")
+
+
+def _as_key(word: str) -> str:
+    return kebab_case(word) if kebab_case(word) in _names() else word
+
+
+@cache
+def _names() -> frozenset[str]:
+    return frozenset(key.rpartition(".")[2] for model in (FederationConfig, SourcePolicy) for key in known_keys(model))
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedKey:
+    """A key and every place where it can be set.
+
+    Attributes:
+        key: what it takes and means.
+        dotted: its name with the table's, as ``--set`` takes it.
+        files: of :data:`FILES`.
+        environment: the variable that sets it; empty for a policy's, which no variable changes.
+    """
+
+    key: Key
+    dotted: str
+    files: tuple[str, ...]
+    environment: str
+
+
+def explained(name: str) -> tuple[ExplainedKey, ...]:
+    """What a name stands for: a dotted key, the last part of one, or a table with all keys in it.
+
+    Raises:
+        ConfigError: there is no such key or table; the nearest is named. An old name's error says the new one.
+    """
+    asked = name.strip().strip("[]").strip()
+    every = list(_all_keys())
+    found = (
+        [one for one in every if one.dotted == asked]
+        or [one for one in every if one.dotted.startswith(f"{asked}.")]
+        or [one for one in every if one.key.name == asked]
+    )
+    if found:
+        return tuple(found)
+    renamed = {old: new for model in FILES.values() for old, new in model.renamed.items()}
+    if asked in renamed:
+        raise ConfigError(name, f"is now {renamed[asked]}", hint=f"securefda config explain {renamed[asked]}")
+    near = nearest_key(asked, {one.dotted: None for one in every})
+    if near is None:
+        tables = dict.fromkeys(one.dotted.partition(".")[0] for one in every if "." in one.dotted)
+        raise ConfigError(name, "there is no such key", hint=f"tables: {', '.join(tables)}")
+    raise ConfigError(name, "there is no such key", hint=f"did you mean {near}?")
+
+
+def _all_keys() -> Iterator[ExplainedKey]:
+    """Every key once: the same one in several files is one, and a policy's is another than a configuration's."""
+    places: dict[tuple[str, type[Settings], bool], list[str]] = {}
+    for file, model in FILES.items():
+        for table, owner in (("", model), *tables_of(model)):
+            places.setdefault((table, owner if table else model, model is SourcePolicy), []).append(file)
+    for (table, owner, of_policy), files in places.items():
+        for key in keys_of(owner):
+            dotted = f"{table}.{key.name}" if table else key.name
+            yield ExplainedKey(key, dotted, tuple(files), "" if of_policy else environment_name(dotted))
