@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securefda.errors import ConfigError, ExitCode
+from securefda.errors import ConfigError, ConfigErrors, ExitCode
 from securefda.privacy.events import Budget
 from securefda.rules.strategy import Strategy
-from securefda.settings import Settings, known_keys
+from securefda.settings import Settings, kebab_case, known_keys
 from securefda.site.config import (
+    SessionSection,
+    TransportSection,
     aggregator_toml,
     budget_of,
     child_environment,
@@ -26,6 +28,8 @@ from securefda.site.config import (
     strategy_of,
     training_settings,
 )
+from securefda.site.config.effective import changes_since, kept_settings, load_effective
+from securefda.site.config.keys import FILES, explained
 from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.site.policy import check_training
 from securefda.training import NoiseSettings, TrainingSettings
@@ -527,3 +531,158 @@ def test_a_path_with_a_nul_in_it_is_named(key: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"source\.{key}: must be a path, and none holds a NUL") as caught:
         load_source(tmp_path / "source.toml")
     assert str(caught.value).isprintable()
+
+
+MANY_ERRORS = """
+[federation]
+name = "digits"
+sources = ["source-1", "source-2", "source-3"]
+[task]
+factry = "securefda.tasks.digits:Digits"
+[strategy]
+rule = "fedgp_auot"
+roundz = 3
+beta = 3.0
+[privacy]
+visibility = "sums"
+[session]
+clip = "big"
+[transport]
+chunk-bytes = 5_000_000
+"""
+
+
+def test_all_errors_of_a_file_come_at_once_unknown_keys_first(file: Path) -> None:
+    file.write_text(MANY_ERRORS)
+    with pytest.raises(ConfigErrors) as caught:
+        load_federation(file)
+    errors = {error.key: error for error in caught.value.errors}
+    assert list(errors)[:2] == ["task.factry", "strategy.roundz"]
+    assert set(errors) == {
+        "task.factry",  # and not that task.factory is missing: that is this error
+        "strategy.roundz",
+        "strategy.rule",
+        "strategy.beta",
+        "privacy.visibility",
+        "session.clip",
+        "transport.chunk-bytes",
+    }
+    assert errors["strategy.rule"].hint == "did you mean fedgp_auto?"
+    assert errors["privacy.visibility"].hint == "did you mean sum?"
+    assert "Input should" not in str(caught.value)
+    assert caught.value.key == "task.factry"
+    assert caught.value.exit_code is ExitCode.CONFIG
+
+
+def test_a_table_that_python_builds_raises_the_error_itself() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TransportSection(chunk_bytes=5_000_000)
+    assert caught.value.key == "transport.chunk-bytes"
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "expected"),
+    [
+        ("warm-up-rounds = 4", "strategy.rounds=3", {"warm_up_rounds": 1}),
+        ("", "strategy.rounds=2", {"warm_up_rounds": 1}),
+        ("", "strategy.rounds=1", {"warm_up_rounds": 0}),
+        ("warm-up-rounds = 2", "strategy.rounds=3", {"warm_up_rounds": 2}),
+        ("rule = 'finetune_offline'\nfinetune-rounds = 5", "strategy.rounds=4", {"finetune_rounds": 2}),
+    ],
+)
+def test_a_run_that_an_override_shortens_is_made_to_fit(
+    file: Path, text: str, override: str, expected: dict[str, int]
+) -> None:
+    file.write_text(f"{MINIMAL}[strategy]\n{text}\n")
+    notes: list[str] = []
+    strategy = load_federation(file, [override], note=notes.append).strategy
+    assert {name: getattr(strategy, name) for name in expected} == expected
+    before = load_federation(file).strategy
+    changed = [name for name in expected if getattr(before, name) != expected[name]]
+    assert [note.partition(":")[0] for note in notes] == [f"strategy.{name.replace('_', '-')}" for name in changed]
+
+
+@pytest.mark.parametrize(
+    "overrides", [["strategy.rounds=3", "strategy.warm-up-rounds=3"], ["strategy.warm-up-rounds=30"]]
+)
+def test_what_is_asked_for_itself_is_not_made_to_fit(file: Path, overrides: list[str]) -> None:
+    with pytest.raises(ConfigError, match="must be below"):
+        load_federation(file, overrides)
+
+
+def test_a_file_that_does_not_fit_is_refused(file: Path) -> None:
+    file.write_text(f"{MINIMAL}[strategy]\nrounds = 3\nwarm-up-rounds = 4\n")
+    with pytest.raises(ConfigError, match="must be below the 3 rounds"):
+        load_federation(file)
+
+
+class TestEffectiveSettings:
+    def test_each_key_has_its_value_and_where_it_came_from(self, file: Path) -> None:
+        file.write_text(
+            f"{MINIMAL}options = {{ noise = 0.1 }}\n[session]\nclip = 2.0\n[strategy]\nwarm-up-rounds = 9\n"
+        )
+        found = {
+            one.key: one for one in load_effective(file, ["strategy.rounds=4"], {"SECUREFDA_SESSION_ATTEMPTS": "3"})
+        }
+        origins = {
+            "federation.name": "federation.toml",
+            "task.options.noise": "federation.toml",
+            "session.clip": "federation.toml",
+            "session.attempts": "SECUREFDA_SESSION_ATTEMPTS",
+            "strategy.rounds": "--set",
+            "strategy.warm-up-rounds": "to fit strategy.rounds (--set)",
+            "strategy.beta": "default",
+        }
+        assert {key: found[key].origin for key in origins} == origins
+        assert (found["session.attempts"].value, found["strategy.warm-up-rounds"].value) == ("3", "2")
+        assert set(known_keys(FederationConfig)) - {"task.options"} <= set(found)
+
+    @pytest.mark.parametrize("name", ["password", "api-key", "access_token", "DB_SECRET"])
+    def test_an_option_that_is_a_secret_is_hidden(self, file: Path, name: str) -> None:
+        file.write_text(f'{MINIMAL}options = {{ {name} = "hunter2", inner = {{ {name} = "hunter2", place = "x" }} }}\n')
+        shown = "\n".join(f"{one.key} {one.value}" for one in load_effective(file, [], {}))
+        assert "hunter2" not in shown
+        assert f"task.options.{name} (hidden)" in shown
+        assert 'place = "x"' in shown
+        assert b"hunter2" not in kept_settings(load_federation(file))
+
+    def test_what_has_changed_since_a_run_began_is_named(self, file: Path) -> None:
+        kept = kept_settings(load_federation(file, ["strategy.rounds=500"]))
+        now = load_federation(file, ["strategy.rounds=12", "task.options.noise=0.2"])
+        assert changes_since(kept, now) == [
+            "task.options.noise: not set → 0.2",
+            "strategy.rounds: 500 → 12",
+        ]
+        assert changes_since(kept_settings(now), now) == []
+
+
+class TestExplained:
+    @pytest.mark.parametrize("file", FILES)
+    def test_every_key_of_every_file_is_explained(self, file: str) -> None:
+        for key in known_keys(FILES[file]):
+            (found,) = [one for one in explained(key) if one.dotted == key and file in one.files]
+            assert found.key.meaning
+            assert found.key.takes
+            assert bool(found.environment) is (file != "a source's policy.toml" and key != "task.options")
+
+    def test_a_table_lists_its_keys(self) -> None:
+        assert {one.dotted for one in explained("[session]")} == {
+            f"session.{kebab_case(name)}" for name in SessionSection.model_fields
+        }
+
+    def test_the_last_part_is_enough(self) -> None:
+        assert [one.dotted for one in explained("warm-up-rounds")] == ["strategy.warm-up-rounds"]
+
+    @pytest.mark.parametrize(
+        ("name", "why", "hint"),
+        [
+            ("strategy.ruonds", "no such key", "did you mean strategy.rounds?"),
+            ("privacy.k-min", "is now privacy.min-others", "config explain privacy.min-others"),
+            ("xyzzy", "no such key", "tables: federation"),
+        ],
+    )
+    def test_an_unknown_key_names_the_nearest(self, name: str, why: str, hint: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            explained(name)
+        assert why in caught.value.why
+        assert hint in caught.value.hint

@@ -11,25 +11,28 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 from securefda.aggregator.run import AggregatorRun
-from securefda.aggregator.site import run_settings, summary_of, target_site
+from securefda.aggregator.site import is_fixed, run_settings, summary_of, target_site
 from securefda.aggregator.store import AggregatorStore
 from securefda.aggregator.target import compared
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member
-from securefda.errors import SecureFdaError
+from securefda.disk import read_file
+from securefda.errors import ConfigError, SecureFdaError
 from securefda.heap import map_large_blocks
 from securefda.operations import TargetWatch, watch_target
 from securefda.operations.progress import Reporter
 from securefda.operations.recording import RecordingReporter, model_file
 from securefda.operations.records import RoundLine, Summary
-from securefda.operations.run_folder import RunFolder
+from securefda.operations.run_folder import RunFolder, replace_file
 from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Join, Send
 from securefda.protocol.roster import Roster
 from securefda.site.config import AggregatorConfig
+from securefda.site.config.effective import changes_since, kept_settings
 from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.training_secret import secret_of_site
 from securefda.transport.event_loop import in_thread, run_until_told
@@ -39,7 +42,7 @@ from securefda.transport.server import AggregatorServer
 from securefda.transport.startup import credentials_of, source_of_pin, transport_settings
 from securefda.transport.wire import encode
 
-STATE_FILE = "state.sqlite"
+STATE_FILE, SETTINGS_FILE = "state.sqlite", "settings.json"
 FINISHED_GRACE_S, INTERRUPTED_GRACE_S = 5.0, 1.0
 
 
@@ -58,6 +61,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     folder = RunFolder(config.aggregator.out)
     watching = watch_target(reporter, config.logging, config.metrics, out=folder.path, roster=kit.roster)
     with watching as watch, closing(AggregatorStore(folder.path / STATE_FILE)) as store:
+        _keep_settings(config, store, settings.config_digest, folder.path / SETTINGS_FILE)
         recording = RecordingReporter(folder, watch)
         secret, about_secret = secret_of_site(config.aggregator, config.training, kit.local)
         site = target_site(config, member, meter.counts, store, secret=secret)
@@ -82,6 +86,25 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
         summary = compared(summary, site.alone, watch)
         folder.write_summary(summary)
         return summary
+
+
+def _keep_settings(config: AggregatorConfig, store: AggregatorStore, digest: bytes, file: Path) -> None:
+    """Write with which settings a run goes, so that one that is resumed with others can be told which differ.
+
+    Raises:
+        ConfigError: the folder holds a run with other settings.
+    """
+    try:
+        known = store.position(digest) is not None
+    except ConfigError as error:
+        try:
+            differ = [line for line in changes_since(read_file(file).data, config) if is_fixed(line.partition(": ")[0])]
+        except (ValueError, ConfigError):  # a run of an earlier version kept none
+            raise error from None
+        why = f"{error.why}: {'; '.join(differ) or 'the roster is another one'}"
+        raise ConfigError(error.key, why, hint=error.hint) from error
+    if not known:
+        replace_file(file, kept_settings(config))
 
 
 async def _serve(

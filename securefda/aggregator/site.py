@@ -222,6 +222,13 @@ def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
     return settings_of(config, sha256(f"{config.aggregator.seed}\0{fixed}".encode() + roster.digest()).digest())
 
 
+def is_fixed(key: str) -> bool:
+    """Whether a setting of the target must stay when a run is resumed: the digest of :func:`run_settings` covers it."""
+    free = ("privacy.budget.", "training.threads", "strategy.compare-target-only")
+    fixed = ("aggregator.seed", "task.", "strategy.", "training.", "privacy.", "session.")
+    return key.startswith(fixed) and not key.startswith(free)
+
+
 def settings_of(config: AggregatorConfig | FederationConfig, config_digest: bytes) -> RunSettings:
     """How a run of this configuration goes, under a digest of it."""
     privacy, session, transport = config.privacy, config.session, config.transport

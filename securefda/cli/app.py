@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 from securefda import __version__
-from securefda.cli import audit, bench, budget, federation, kit, policy, preflight, processes, task, threats, training
+from securefda.cli import (
+    audit,
+    bench,
+    budget,
+    config,
+    federation,
+    kit,
+    policy,
+    preflight,
+    processes,
+    task,
+    threats,
+    training,
+)
 
 app = typer.Typer(
     name="securefda",
@@ -25,6 +38,7 @@ app.command("threats")(threats.threats)
 app.add_typer(federation.app, name="federation")
 app.add_typer(kit.app, name="kit")
 app.add_typer(task.app, name="task")
+app.add_typer(config.app, name="config")
 app.add_typer(policy.app, name="policy")
 app.add_typer(budget.app, name="budget")
 app.add_typer(audit.app, name="audit")

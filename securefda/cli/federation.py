@@ -18,7 +18,7 @@ from securefda.cli.options import (
     now,
     pairs,
 )
-from securefda.cli.output import Format, print_result
+from securefda.cli.output import Format, print_result, say
 from securefda.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def init(
     from securefda.site.endpoints import Address, SiteSpec
     from securefda.site.enrolment import init_federation
 
-    config = load_federation(file, overrides, os.environ)
+    config = load_federation(file, overrides, os.environ, note=say)
     aggregator = Address.parse(address)
     site_ids = (config.federation.target, *config.federation.sources)
     entities, names = _known("--entity", entity, site_ids), _known("--name", name, site_ids)

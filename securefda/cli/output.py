@@ -56,6 +56,12 @@ def print_error(error: SecureFdaError, *, as_json: bool, data: Mapping[str, Any]
     return code
 
 
+def say(text: str) -> None:
+    """Write a line for people to stderr, beside a result."""
+    sys.stderr.write(f"{_one_line(text)}\n")
+    sys.stderr.flush()
+
+
 def _print_envelope(fields: Mapping[str, Any]) -> None:
     json.dump({"schema_version": ENVELOPE_VERSION, **fields}, sys.stdout, ensure_ascii=False, default=str)
     sys.stdout.write("\n")

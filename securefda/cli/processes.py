@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from securefda.cli.options import OutputFormat, Overrides, interruptible
-from securefda.cli.output import Format, print_result
+from securefda.cli.output import Format, print_result, say
 
 aggregator = typer.Typer(help="The target's process.")
 source = typer.Typer(help="A source's process.")
@@ -40,7 +40,7 @@ def start_aggregator(
     from securefda.operations.summary_text import run_text
     from securefda.site.config import load_aggregator
 
-    settings = load_aggregator(config, [*overrides, *_flags("aggregator", out, seed)], os.environ)
+    settings = load_aggregator(config, [*overrides, *_flags("aggregator", out, seed)], os.environ, note=say)
     from securefda.aggregator import process  # with torch, for which no wrong file should have to wait
 
     folder = settings.aggregator.out

@@ -17,7 +17,7 @@ from securefda.cli.options import (
     interruptible,
     require_fresh,
 )
-from securefda.cli.output import Format, print_result
+from securefda.cli.output import Format, print_result, say
 
 if TYPE_CHECKING:
     from securefda.operations.records import Summary
@@ -65,7 +65,7 @@ def demo(
     folder = require_fresh(out or default_out("demo"))
     summaries = {}
     for rule in (DEMO_RULE, *DEMO_COMPARED):
-        config = load_federation(sample("digits"), [*overrides, f"strategy.rule={rule}"], os.environ)
+        config = load_federation(sample("digits"), [*overrides, f"strategy.rule={rule}"], os.environ, note=say)
         alone = rule != DEMO_RULE
         title = f"{rule}: " + ("in one process, to compare" if alone else "one process per site, mutual TLS")
         summaries[rule] = _train(config, folder / rule, seed, title, in_one_process=alone)
@@ -84,7 +84,7 @@ def _one_run(
     from securefda.operations.summary_text import run_text
     from securefda.site.config import load_federation
 
-    config = load_federation(file, overrides, os.environ)
+    config = load_federation(file, overrides, os.environ, note=say)
     folder = require_fresh(out or default_out(config.federation.name))
     summary = _train(config, folder, seed, "", in_one_process=in_one_process)
     print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))

@@ -50,7 +50,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             ["simulate", "federation.toml", "--set", "task.factory=no.such:Task"],
             "there is no module no.such",
-            "install",
+            "PYTHONPATH",
         ),
         (["aggregator", "start", "--config", "nowhere.toml"], "nowhere.toml: file not found", "check the path"),
         (["source", "start"], "missing option '--config'", "source start --help"),

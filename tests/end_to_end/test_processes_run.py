@@ -96,7 +96,7 @@ def test_a_run_with_other_settings_leaves_the_folder_of_the_first_alone(happy: K
     before = (happy.run_folder / "summary.json").read_bytes()
     other = happy.start("target", "strategy.rounds=4", by_exec=False)
     assert other.end() == ExitCode.CONFIG
-    assert "holds a run with other settings" in other.text
+    assert "holds a run with other settings, task, sites or seed: strategy.rounds: " in other.text
     assert (happy.run_folder / "summary.json").read_bytes() == before
 
 

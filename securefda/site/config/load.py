@@ -7,11 +7,12 @@ The file of each site's process, derived from the configuration of a federation 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 from types import MappingProxyType, UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin
+from typing import Any, Generic, Literal, Self, Union, get_args, get_origin
 
 import tomli_w
 
@@ -19,9 +20,10 @@ from securefda.errors import ConfigError
 from securefda.parse import MAX_NESTING, BeyondBounds, toml_table
 from securefda.protocol.checks import threshold_is_sound
 from securefda.protocol.messages import Visibility
-from securefda.settings import Settings, SettingsT, check, known_keys, parse_settings, read_toml
+from securefda.settings import Settings, SettingsT, check, kebab_case, known_keys, parse_settings, read_toml
 from securefda.site.config.sections import (
     MAX_PORT,
+    PARTS_OF_A_RUN,
     FederationSection,
     LoggingSection,
     MetricsSection,
@@ -177,32 +179,83 @@ _NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 _FILES: tuple[type[Settings], ...] = (FederationConfig, AggregatorConfig, SourceConfig)
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[SettingsT]):
+    """Settings, and where they came from.
+
+    Attributes:
+        settings: all of them, valid.
+        given: dotted keys that are set -> where: the file's name, a variable of the environment, or ``--set``.
+        notes: what was changed beside what was asked for, one line each.
+    """
+
+    settings: SettingsT
+    given: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
 def load_federation(
-    path: Path, overrides: Iterable[str] = (), env: Mapping[str, str] = _NO_ENVIRONMENT
+    path: Path,
+    overrides: Iterable[str] = (),
+    env: Mapping[str, str] = _NO_ENVIRONMENT,
+    *,
+    note: Callable[[str], None] = lambda _: None,
 ) -> FederationConfig:
     """Read FEDERATION.toml.
+
+    Where an override shortens a run, and the file has no room left for its warm-up or its last rounds, they are
+    shortened too, to at most half of the run.
 
     Args:
         path: the file; relative paths inside it are relative to its folder.
         overrides: ``KEY=VALUE`` with a dotted key, as given to ``--set``; relative paths are the caller's own.
         env: the environment; ``SECUREFDA_STRATEGY_ROUNDS`` sets ``strategy.rounds``.
+        note: hears of what was changed beside what was asked for.
 
     Raises:
-        ConfigError: the file, a key or a value is wrong; the key is named, and for an unknown one the nearest.
+        ConfigError: the file, a key or a value is wrong; the key is named, and for an unknown one the nearest. All
+            errors of the file come at once, as ConfigErrors.
     """
-    return _load(FederationConfig, path, overrides, env)
+    return _noting(load_settings(FederationConfig, path, overrides, env), note)
 
 
 def load_aggregator(
-    path: Path, overrides: Iterable[str] = (), env: Mapping[str, str] = _NO_ENVIRONMENT
+    path: Path,
+    overrides: Iterable[str] = (),
+    env: Mapping[str, str] = _NO_ENVIRONMENT,
+    *,
+    note: Callable[[str], None] = lambda _: None,
 ) -> AggregatorConfig:
     """Read aggregator.toml; arguments and errors as for :func:`load_federation`."""
-    return _load(AggregatorConfig, path, overrides, env)
+    return _noting(load_settings(AggregatorConfig, path, overrides, env), note)
 
 
 def load_source(path: Path, overrides: Iterable[str] = (), env: Mapping[str, str] = _NO_ENVIRONMENT) -> SourceConfig:
     """Read source.toml; arguments and errors as for :func:`load_federation`."""
-    return _load(SourceConfig, path, overrides, env)
+    return load_settings(SourceConfig, path, overrides, env).settings
+
+
+def _noting(loaded: Loaded[SettingsT], note: Callable[[str], None]) -> SettingsT:
+    for line in loaded.notes:
+        note(line)
+    return loaded.settings
+
+
+def model_of(path: Path) -> type[FederationConfig | AggregatorConfig | SourceConfig]:
+    """Which of the three files this is, by its tables.
+
+    Raises:
+        ConfigError: none of them, or the file cannot be read.
+    """
+    tables = read_toml(path).keys()
+    kinds: Mapping[str, type[FederationConfig | AggregatorConfig | SourceConfig]]
+    kinds = {"federation": FederationConfig, "aggregator": AggregatorConfig, "source": SourceConfig}
+    found = [model for table, model in kinds.items() if table in tables]
+    if len(found) != 1:
+        why = f"has {'more than one' if found else 'none'} of the tables [federation], [aggregator] and [source]"
+        hint = "name a federation's file, a site's settings file or a startup kit"
+        raise ConfigError(str(path), why, hint=hint)
+    return found[0]
 
 
 def child_environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -211,9 +264,13 @@ def child_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in names}
 
 
-def _load(model: type[SettingsT], path: Path, overrides: Iterable[str], env: Mapping[str, str]) -> SettingsT:
+def load_settings(
+    model: type[SettingsT], path: Path, overrides: Iterable[str] = (), env: Mapping[str, str] = _NO_ENVIRONMENT
+) -> Loaded[SettingsT]:
+    """Read one of the three files; arguments and errors as for :func:`load_federation`."""
     data = read_toml(path)
     annotations = known_keys(model)
+    given = dict.fromkeys(keys_in(data, annotations), path.name)
     origins: dict[str, str] = {}
     for key, text, origin in (*_from_environment(model, env), *map(_from_flag, overrides)):
         try:
@@ -228,7 +285,37 @@ def _load(model: type[SettingsT], path: Path, overrides: Iterable[str], env: Map
                 raise ConfigError(key, f"{table} is a value, not a table ({origin})")
         inner[leaf] = value
         origins[key] = origin
-    return parse_settings(model, data, file=path, origins=origins)
+    fitted = _fit_to_rounds(data.get("strategy"), origins)
+    given |= origins | dict.fromkeys(fitted, f"to fit strategy.rounds ({origins.get('strategy.rounds')})")
+    return Loaded(parse_settings(model, data, file=path, origins=origins), given, tuple(fitted.values()))
+
+
+def keys_in(table: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> Iterator[str]:
+    """The known keys that a table sets."""
+    for key, value in table.items():
+        dotted = f"{prefix}{key}"
+        if dotted in known:
+            yield dotted
+        elif isinstance(value, Mapping):
+            yield from keys_in(value, known, f"{dotted}.")
+
+
+def _fit_to_rounds(strategy: object, origins: Mapping[str, str]) -> dict[str, str]:
+    """Shorten the parts of a run whose length an override alone sets; returns key -> what to say of it."""
+    if not isinstance(strategy, dict) or "strategy.rounds" not in origins:
+        return {}
+    rounds, said = strategy.get("rounds"), {}
+    for name in PARTS_OF_A_RUN:
+        key = kebab_case(name)
+        before = strategy.get(key, StrategySection.model_fields[name].default)
+        if f"strategy.{key}" in origins or type(rounds) is not int or type(before) is not int:
+            continue
+        if 1 <= rounds <= before:
+            strategy[key] = rounds // 2
+            said[f"strategy.{key}"] = (
+                f"strategy.{key}: {before} \N{RIGHTWARDS ARROW} {rounds // 2}, to fit the {rounds} rounds"
+            )
+    return said
 
 
 def _from_flag(override: str) -> tuple[str, str, str]:

@@ -24,7 +24,7 @@ from securefda.privacy.events import Budget
 SITE_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 MAX_PORT = 65535
 DEFAULT_DATA_SET = "training-rows"
-_PARTS_OF_A_RUN = ("warm_up_rounds", "finetune_rounds", "reptile_rounds")
+PARTS_OF_A_RUN = ("warm_up_rounds", "finetune_rounds", "reptile_rounds")
 
 
 def _site_id(value: str) -> str:
@@ -527,6 +527,6 @@ def _config_error(table: str, section: Settings, error: ValueError) -> ConfigErr
     if colon and name in type(section).model_fields:
         given = getattr(section, name)
         hint = nearest_choice(given, why) if isinstance(given, str) else ""
-        hint = "lower it, or raise strategy.rounds" if name in _PARTS_OF_A_RUN else hint
+        hint = "lower it, or raise strategy.rounds" if name in PARTS_OF_A_RUN else hint
         return ConfigError(f"{table}.{kebab_case(name)}", why, hint=hint)
     return ConfigError(table, str(error))

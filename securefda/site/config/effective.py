@@ -1,0 +1,108 @@
+"""The settings that a process really has: each with its value, where it came from, and how it differs from a run's.
+
+What an option's name marks as a secret is never shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from securefda.parse import canonical_json, load_object, texts
+from securefda.settings import Settings, known_keys, read_toml
+from securefda.site.config.keys import toml
+from securefda.site.config.load import Loaded, keys_in, load_settings, model_of
+from securefda.site.policy import SourcePolicy, load_policy
+
+DEFAULT = "default"
+HIDDEN = "(hidden)"
+_SECRET = re.compile(r"pass(word|phrase|wd)?|secret|token|credential|api-?key|private-?key", re.IGNORECASE)
+_EMPTY, _ABSENT = "{}", "not set"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """A key, its value as it would stand in a file, and where that came from."""
+
+    key: str
+    value: str
+    origin: str
+
+
+def load_effective(path: Path, overrides: Iterable[str], env: Mapping[str, str]) -> tuple[Effective, ...]:
+    """Every key of a settings file as a process that is started with it would have it.
+
+    Args:
+        path: one of the three files.
+        overrides: ``KEY=VALUE``, as given to ``--set``.
+        env: the environment.
+
+    Raises:
+        ConfigError: the file, an override or a variable is wrong.
+    """
+    loaded: Loaded[Any] = load_settings(model_of(path), path, overrides, env)
+    return tuple(effective(loaded.settings, loaded.given))
+
+
+def effective_policy(path: Path) -> tuple[Effective, ...]:
+    """Every key of a policy.toml, whether it is signed or not.
+
+    Raises:
+        ConfigError: the file is wrong.
+    """
+    given = dict.fromkeys(keys_in(read_toml(path), known_keys(SourcePolicy)), path.name)
+    return tuple(effective(load_policy(path), given))
+
+
+def effective(settings: Settings, given: Mapping[str, str]) -> Iterator[Effective]:
+    """Every key of ``settings``; those that are not ``given`` have their default."""
+    for key, value in values_of(settings).items():
+        yield Effective(key, value, next((given[name] for name in (key, _table(key)) if name in given), DEFAULT))
+
+
+def _table(key: str) -> str:
+    """The key that holds a table of options or sites in which ``key`` stands."""
+    return next((name for name in ("task.options", "privacy.site-visibility") if key.startswith(f"{name}.")), key)
+
+
+def values_of(settings: Settings) -> dict[str, str]:
+    """Dotted key -> value as it would stand in a file; options and the like one by one, and no secret."""
+    found: dict[str, str] = {}
+    for key in known_keys(type(settings)):
+        value: Any = settings
+        for part in key.split("."):
+            value = getattr(value, part.replace("-", "_"))
+        if isinstance(value, Mapping) and value:
+            found |= {
+                f"{key}.{name}": HIDDEN if _SECRET.search(name) else toml(_shown(one)) for name, one in value.items()
+            }
+        else:
+            found[key] = toml(value)
+    return found
+
+
+def _shown(value: Any) -> Any:
+    """A value in which no table holds a secret."""
+    if isinstance(value, Mapping):
+        return {name: HIDDEN if _SECRET.search(name) else _shown(one) for name, one in value.items()}
+    return [_shown(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def kept_settings(settings: Settings) -> bytes:
+    """The values as a run's folder keeps them, for people to compare later."""
+    return canonical_json({"version": _FORMAT, "settings": values_of(settings)}) + b"\n"
+
+
+def changes_since(kept: bytes, settings: Settings) -> list[str]:
+    """Lines such as ``strategy.rounds: 500 \N{RIGHTWARDS ARROW} 12``, of each key that differs from what was kept.
+
+    Raises:
+        ValueError: ``kept`` is not what :func:`kept_settings` gave.
+    """
+    before, now = texts(load_object(kept, "version", "settings")["settings"]), values_of(settings)
+    keys = [key for key in dict.fromkeys((*now, *before)) if before.get(key, _EMPTY) != now.get(key, _EMPTY)]
+    return [f"{key}: {before.get(key, _ABSENT)} \N{RIGHTWARDS ARROW} {now.get(key, _ABSENT)}" for key in keys]

@@ -1,0 +1,92 @@
+"""``securefda config``: what keys mean, and the settings that a process would have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from securefda.cli import main
+from securefda.samples import sample
+
+
+def test_a_key_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "explain", "strategy.rounds"]) == 0
+    assert capsys.readouterr().out == (
+        "strategy.rounds\n"
+        "  Rounds of the run, at least 1.\n"
+        "  takes    whole number\n"
+        "  default  20\n"
+        "  stands   as rounds in [strategy] of a federation's file, the aggregator's settings\n"
+        "  set by   --set strategy.rounds=VALUE; else the variable SECUREFDA_STRATEGY_ROUNDS; else the file\n"
+    )
+
+
+def test_a_table_lists_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "explain", "session"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["key", "default", "what", "it", "means"]
+    assert [line.split()[0] for line in lines[1:6]] == [
+        "session.threshold",
+        "session.modulus-bits",
+        "session.clip",
+        "session.max-samples",
+        "session.attempts",
+    ]
+
+
+def test_an_unknown_key_ends_with_4_and_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "explain", "strategy.ruonds"]) == 4
+    said = capsys.readouterr().err
+    assert said == "error: strategy.ruonds: there is no such key\nhint: did you mean strategy.rounds?\n"
+
+
+def test_effective_settings_say_where_each_came_from(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECUREFDA_SESSION_CLIP", "2.5")
+    assert main(["config", "show", "digits", "--set", "strategy.rounds=3", "--format", "json"]) == 0
+    (rows,) = json.loads(capsys.readouterr().out)["data"]["files"].values()
+    found = {row["key"]: (row["value"], row["origin"]) for row in rows}
+    assert found["session.clip"] == ("2.5", "SECUREFDA_SESSION_CLIP")
+    assert found["strategy.rounds"] == ("3", "--set")
+    assert found["strategy.warm-up-rounds"] == ("1", "to fit strategy.rounds (--set)")
+    assert found["strategy.rule"] == ('"fedgp_auto"', "digits.toml")
+    assert found["transport.listen"] == ('"127.0.0.1:0"', "default")
+
+
+def test_of_a_kit_its_settings_and_its_policy_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["federation", "init", str(sample("three_hospitals")), "--out", str(tmp_path / "kits")]) == 0
+    capsys.readouterr()
+    kit = tmp_path / "kits" / "hospital-a"
+    assert main(["config", "show", str(kit), "--changed"]) == 0
+    settings, policy = capsys.readouterr().out.split("\n\n")
+    assert settings.startswith(f"{kit / 'local' / 'settings.toml'}\nsource.kit")
+    assert policy.startswith(f"{kit / 'local' / 'policy.toml'}\nmax-visibility")
+    assert "default" not in settings.split()
+    assert main(["config", "show", str(tmp_path / "kits" / "clinic"), "--changed"]) == 0
+    assert "policy.toml" not in capsys.readouterr().out
+
+
+def test_a_file_without_a_table_of_ours_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "other.toml"
+    file.write_text("[tool]\nx = 1\n")
+    assert main(["config", "show", str(file)]) == 4
+    assert "has none of the tables [federation], [aggregator] and [source]" in capsys.readouterr().err
+
+
+def test_errors_of_a_file_come_with_a_hint_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text(
+        '[federation]\nname = "x"\nsources = ["a", "b", "c"]\n[task]\nfactry = "x:Y"\n[session]\nclip = 0\n'
+    )
+    assert main(["simulate", str(file)]) == 4
+    assert capsys.readouterr().err == (
+        "error: task.factry: unknown key (federation.toml)\nhint: did you mean task.factory?\n"
+        "error: session.clip: must be above 0, not 0 (federation.toml)\n"
+    )
+    assert main(["simulate", str(file), "--format", "json"]) == 4
+    said = json.loads(capsys.readouterr().out)
+    assert (said["error_code"], said["hint"]) == ("ConfigErrors", "did you mean task.factory?")
+    assert [error["message"].partition(":")[0] for error in said["errors"]] == ["task.factry", "session.clip"]
