@@ -137,14 +137,14 @@ def _kit_of(log_folder: Path) -> Path | None:
     return parents[2] if (parents[2] / STARTUP / KIT_ROSTER_FILE).exists() else None
 
 
-def keys_of_kit(kit: Path, own: Path) -> Keys:
+def keys_of_kit(kit: Path, own: Path | None = None) -> Keys:
     """The roster of a kit, as its CA and all members signed it.
 
     Neither private keys nor dates matter here: the log may be old. No private key is read.
 
     Args:
         kit: the folder with ``startup/`` in it.
-        own: the log's own roster; it need not exist.
+        own: a log's own roster, which need not exist; None where no log is looked at.
 
     Raises:
         ConfigError: a file of the kit is missing, or is not what was signed.
@@ -155,7 +155,7 @@ def keys_of_kit(kit: Path, own: Path) -> Keys:
     manifest = Manifest.from_signed_bytes(str(startup / KIT_FILE), read_file(startup / KIT_FILE).data, ca)
     file = startup / KIT_ROSTER_FILE
     roster = SignedRoster.from_bytes(read_file(file).data).verify(ca.roster_key)
-    return Keys(roster, "kit", file, manifest.site_id, _earlier(own, roster))
+    return Keys(roster, "kit", file, manifest.site_id, None if own is None else _earlier(own, roster))
 
 
 def _earlier(own: Path, roster: Roster) -> Roster | None:

@@ -12,6 +12,7 @@ from securefda.cli import (
     bench,
     budget,
     config,
+    dashboard,
     federation,
     kit,
     policy,
@@ -34,6 +35,7 @@ app.command("demo")(training.demo)
 app.command("run")(training.run)
 app.command("simulate")(training.simulate)
 app.command("preflight")(preflight.preflight)
+app.command("dashboard")(dashboard.dashboard)
 app.command("threats")(threats.threats)
 app.add_typer(federation.app, name="federation")
 app.add_typer(kit.app, name="kit")

@@ -30,7 +30,7 @@ MODEL_FILE = "model.safetensors"
 REPORT_FILE = "report.html"
 SITES_FOLDER = "sites"
 REFUSED_FOLDER = "refused"
-ROUND, _SITE, SUMMARY = TypeAdapter(RoundLine), TypeAdapter(SiteLine), TypeAdapter(Summary)
+ROUND, SITE, SUMMARY = TypeAdapter(RoundLine), TypeAdapter(SiteLine), TypeAdapter(Summary)
 """The forms of what is in a run folder."""
 
 _FILE_MODE = 0o666  # less the umask
@@ -102,7 +102,7 @@ def read_run(path: Path) -> RunRecord:
     if not (path / METRICS_FILE).exists() and not (path / SUMMARY_FILE).exists():
         raise ConfigError(str(path), "is no run folder", hint=f"a run folder holds {METRICS_FILE}")
     sites = {
-        file.parent.name: tuple(cast(list[SiteLine], _read_lines(file, _SITE)))
+        file.parent.name: tuple(cast(list[SiteLine], _read_lines(file, SITE)))
         for file in sorted((path / SITES_FOLDER).glob(f"*/{METRICS_FILE}"))
     }
     rounds = cast(list[RoundLine], _read_lines(path / METRICS_FILE, ROUND))

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from audit_report_browser import CHROMIUM, LOW_CONTRAST, NARROW, WIDE, Tab, browser
 from audit_report_logs import Logs
 from audit_report_pages import Page, page_of
+from browser import CHROMIUM, LOW_CONTRAST, NARROW, WIDE, Tab, browser
 
 _WIDER_THAN_THE_WINDOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 _BOXES_BEYOND = """

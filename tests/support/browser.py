@@ -1,6 +1,6 @@
 """Chromium without a window, driven through a pair of pipes: what a page looks like, and how it is walked by keyboard.
 
-``python tests/cli/audit_report_browser.py PAGE FOLDER`` writes screenshots of a page for people to look at.
+``python tests/support/browser.py PAGE FOLDER`` writes screenshots of a page for people to look at.
 """
 
 from __future__ import annotations
@@ -72,14 +72,17 @@ class Tab:
         self._session = ""
         self.complaints: list[str] = []
         """What the console and the browser's own log said."""
+        self.asked: list[str] = []
+        """Every URL that a page asked for, itself included."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    def open(self, page: Path, width: int = WIDE) -> None:
+    def open(self, page: Path | str, width: int = WIDE) -> None:
+        """Show a file, or what a URL names."""
         self.resize(width)
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while self._read().get("method") != "Page.loadEventFired":
             pass
 
@@ -97,11 +100,23 @@ class Tab:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
+    def wait_until(self, condition: str) -> None:
+        """Wait until an expression is true in the page, which looks again and again by itself."""
+        look = f"done => {{ const look = () => {{ if ({condition}) done(); else setTimeout(look, 50); }}; look(); }}"
+        self.call("Runtime.evaluate", expression=f"new Promise({look})", awaitPromise=True)
+
     def press_tab(self) -> str:
         """Move the focus on, and say where it is."""
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        self._press("Tab", 9)
         return str(self.evaluate(FOCUSED))
+
+    def press_enter(self) -> None:
+        """Do what the focus is on."""
+        self._press("Enter", 13, text="\r")
+
+    def _press(self, key: str, code: int, **more: str) -> None:
+        for kind in ("keyDown" if more else "rawKeyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more)
 
     def screenshot(self, file: Path) -> None:
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
@@ -134,6 +149,8 @@ class Tab:
         answer: dict[str, Any] = json.loads(line)
         if answer.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
             self.complaints.append(json.dumps(answer["params"]))
+        if answer.get("method") == "Network.requestWillBeSent":
+            self.asked.append(answer["params"]["request"]["url"])
         return answer
 
 

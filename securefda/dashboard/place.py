@@ -1,0 +1,135 @@
+"""Which site's files a folder holds: a run folder, a site's folder in a run, or a startup kit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from securefda.audit.keys import keys_of_kit
+from securefda.errors import ConfigError
+from securefda.operations.run_folder import METRICS_FILE, MODEL_FILE, REFUSED_FOLDER, SITES_FOLDER, SUMMARY_FILE
+from securefda.parse import json_value
+from securefda.settings import read_toml
+from securefda.site.kit import KIT_FILE, LOCAL, SETTINGS_FILE, STARTUP
+
+Role = Literal["target", "source", ""]
+
+_KITS: Final = "kits"
+_STATE: Final = "state.sqlite"
+_DEFAULT_OUT: Final = "run"
+_SETTINGS: Final[tuple[tuple[str, Role], ...]] = (("aggregator.toml", "target"), ("source.toml", "source"))
+_TABLES: Final = ("aggregator", "source")
+_LONGEST_LINE: Final = 1 << 24
+_HINT: Final = "name a run folder, a folder sites/SITE of one, or a site's startup kit"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one site's files are.
+
+    Attributes:
+        asked: the folder that the user named.
+        run: the site's run folder, which need not exist yet.
+        role: of the site; empty where nothing says it yet.
+        site: its id; empty where nothing says it.
+        kit: its startup kit; None where none is known.
+        settings: the settings file of its process; None likewise.
+    """
+
+    asked: Path
+    run: Path
+    role: Role = ""
+    site: str = ""
+    kit: Path | None = None
+    settings: Path | None = None
+
+
+def find_place(asked: Path) -> Place:
+    """Say whose files a folder holds. A folder that does not exist yet, or is empty, may become a run folder.
+
+    Raises:
+        ConfigError: it holds something else, or a kit or a settings file in it is wrong.
+        CertificateError: the kit's files are of two federations.
+    """
+    try:
+        if not asked.exists():
+            return Place(asked, asked)
+        if not asked.is_dir():
+            raise ConfigError(str(asked), "is not a folder", hint=_HINT)
+        folder = asked.resolve()
+        if (folder / STARTUP).is_dir():
+            return _of_kit(asked, folder)
+        if folder.name == LOCAL and (folder.parent / STARTUP).is_dir():
+            return _of_kit(asked, folder.parent)
+        for name, _ in _SETTINGS:
+            if (folder / name).is_file():
+                return _of_settings(asked, folder / name)
+        return _of_run(asked, folder)
+    except OSError as error:
+        raise ConfigError(str(asked), f"cannot be read: {error.strerror}", hint="check the permissions") from error
+
+
+def _of_kit(asked: Path, kit: Path) -> Place:
+    """A kit, and the run folder that its settings name; beside the kits of ``securefda run`` are the sites' folders."""
+    if not (kit / STARTUP / KIT_FILE).is_file():
+        raise ConfigError(str(asked), f"is no startup kit: {STARTUP}/ has no {KIT_FILE}", hint=_HINT)
+    keys = keys_of_kit(kit)
+    site, role = keys.site, "target" if keys.roles.get(keys.site) == "target" else "source"
+    own = kit.parent.parent / SITES_FOLDER / site
+    if kit.parent.name == _KITS and own.is_dir():
+        for name, _ in _SETTINGS:
+            if (own / name).is_file():
+                return _of_settings(asked, own / name)
+    settings = kit / LOCAL / SETTINGS_FILE
+    paths = _paths_in(settings) if settings.is_file() else {}
+    run = paths.get("out", kit / LOCAL / _DEFAULT_OUT)
+    return Place(asked, run, "target" if role == "target" else "source", site, kit, settings)
+
+
+def _of_settings(asked: Path, settings: Path) -> Place:
+    """The folder of one site in a run of ``securefda run``."""
+    paths, role = _paths_in(settings), dict(_SETTINGS)[settings.name]
+    return Place(asked, paths.get("out", settings.parent), role, settings.parent.name, paths.get("kit"), settings)
+
+
+def _of_run(asked: Path, folder: Path) -> Place:
+    for file in sorted(folder.glob(f"{SITES_FOLDER}/*/{_SETTINGS[0][0]}")):
+        place = _of_settings(asked, file)
+        return Place(asked, folder, "target", place.site, place.kit, place.settings)
+    if folder.parent.name == LOCAL and (folder.parent.parent / STARTUP / KIT_FILE).is_file():
+        place = _of_kit(asked, folder.parent.parent)
+        return Place(asked, folder, place.role, place.site, place.kit, place.settings)
+    names = {file.name for file in folder.iterdir()}
+    if names & {SUMMARY_FILE, MODEL_FILE, SITES_FOLDER}:
+        return Place(asked, folder, "target")
+    if REFUSED_FOLDER in names or any(name.startswith(f"{_STATE}.") for name in names):
+        return Place(asked, folder, "source")
+    if METRICS_FILE in names:
+        return Place(asked, folder, _role_in(folder / METRICS_FILE))
+    if not names or names & {_STATE, _KITS}:
+        return Place(asked, folder)
+    kits = sorted(file.parent.parent for file in folder.glob(f"*/{STARTUP}/{KIT_FILE}"))
+    hint = f"it holds kits: name the one of a site, {asked / kits[0].name}" if kits else _HINT
+    raise ConfigError(str(asked), "is no run folder and no startup kit", hint=hint)
+
+
+def _role_in(metrics: Path) -> Role:
+    """Whose rounds these are: only the aggregator's lines say which sources are in the sum."""
+    with metrics.open("rb") as file:
+        line = file.readline(_LONGEST_LINE)
+    try:
+        first = json_value(line)
+    except ValueError:
+        return ""
+    if not isinstance(first, dict):
+        return ""
+    return "target" if "survivors" in first or "status" in first else "source"
+
+
+def _paths_in(settings: Path) -> dict[str, Path]:
+    """``kit`` and ``out`` of a settings file, as far as they are there. Raises ConfigError: the file is no TOML."""
+    tables = read_toml(settings)
+    process: dict[str, Any] = next((tables[name] for name in _TABLES if isinstance(tables.get(name), dict)), {})
+    given = {key: process[key] for key in ("kit", "out") if isinstance(process.get(key), str) and process[key]}
+    return {key: settings.parent / Path(value).expanduser() for key, value in given.items()}

@@ -1,0 +1,353 @@
+"""What a site's files say now: its rounds, summary, audit log and policy. Each look reads only what is new.
+
+The files may be half written, damaged, of another release, or gone: what can be read is shown, and the rest is a line
+among the problems. Nothing here is verified: ``securefda audit verify`` does that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from pydantic import TypeAdapter
+
+from securefda.audit.keys import Keys, keys_of_kit
+from securefda.audit.reading import LogFolder, being_written, find_logs, open_log
+from securefda.audit.records import Record
+from securefda.audit.report.party_tables import PartyReader, PartyTables
+from securefda.audit.store import CHECKPOINT, TAIL
+from securefda.dashboard.place import Place, find_place
+from securefda.disk import read_file
+from securefda.errors import SecureFdaError
+from securefda.operations.records import RoundLine, SiteLine
+from securefda.operations.run_folder import METRICS_FILE, ROUND, SITE, SITES_FOLDER, SUMMARY, SUMMARY_FILE, read_object
+from securefda.settings import read_toml
+from securefda.site.authority import CA_FILE
+from securefda.site.kit import KIT_FILE, LOCAL, POLICY_FILE, ROSTER_FILE, STARTUP
+from securefda.site.policy import Explanation, SourcePolicy, explain, parse_policy
+from securefda.site.policy.signed import read_signed_policy
+
+_Read = TypeVar("_Read")
+_AUDIT: Final = "audit"
+_ASK_AGAIN_S: Final = 10.0
+"""To ask whether a log is being written takes its lock for a moment, which its writer may want just then."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySeen:
+    """A source's policy.
+
+    Attributes:
+        policy: as its file has it now.
+        words: what it means.
+        digest: SHA-256 of the file in hex.
+        signature: what is wrong with the site's signature; empty where it is right.
+    """
+
+    policy: SourcePolicy
+    words: Explanation
+    digest: str
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogSeen:
+    """What a site's audit log says so far.
+
+    Attributes:
+        folder: where it is.
+        run: run id.
+        tables: its records as tables.
+        heard: site id -> time of the last message that came from it.
+        last: the last record.
+        being_written: whether a process has it open; None where nothing says so.
+        others: how many other logs the kit has.
+    """
+
+    folder: Path
+    run: str
+    tables: PartyTables
+    heard: Mapping[str, str]
+    last: Record
+    being_written: bool | None
+    others: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was read in one look.
+
+    Attributes:
+        place: where.
+        keys: the kit's roster; None without a kit.
+        rounds: of a target, by round; of a round that was written twice the later line.
+        own: of a source, in the order of the file.
+        sites: of a target whose run folder has the sources' own records: by site.
+        summary: of a target's run that ended; None before.
+        planned: rounds that the run is to have; 0 where nothing says it.
+        log: None where there is none.
+        policy: of a source; None where there is none.
+        problems: what could not be read and why, one line each.
+    """
+
+    place: Place
+    keys: Keys | None = None
+    rounds: tuple[RoundLine, ...] = ()
+    own: tuple[SiteLine, ...] = ()
+    sites: Mapping[str, tuple[SiteLine, ...]] = field(default_factory=dict)
+    summary: Mapping[str, Any] | None = None
+    planned: int = 0
+    log: LogSeen | None = None
+    policy: PolicySeen | None = None
+    problems: tuple[str, ...] = ()
+
+
+class SiteReader:
+    """Looks at one folder again and again.
+
+    Args:
+        asked: the folder that the user named.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, asked: Path, clock: Callable[[], float]) -> None:
+        self._asked, self._clock = asked, clock
+        self._place = Place(asked, asked)
+        self._problems: list[str] = []
+        self._lines: dict[Path, _Lines] = {}
+        self._log: _Log | None = None
+        self._whole = _Whole()
+
+    def look(self) -> Seen:
+        """Read what is new. Whatever is wrong with a file is one of the problems: nothing is raised for it."""
+        self._problems = []
+        with self._noting():
+            self._place = find_place(self._asked)
+        place = self._place
+        keys = self._keys(place)
+        summary = self._summary(place) if place.role != "source" else None
+        rounds: tuple[RoundLine, ...] = ()
+        own: tuple[SiteLine, ...] = ()
+        if place.role == "target":
+            rounds = tuple({line["round"]: line for line in self._read(place.run / METRICS_FILE, ROUND)}.values())
+        elif place.role == "source":
+            own = cast(tuple[SiteLine, ...], tuple(self._read(place.run / METRICS_FILE, SITE)))
+        sites = {}
+        if place.role == "target":
+            for file in sorted(place.run.glob(f"{SITES_FOLDER}/*/{METRICS_FILE}")):
+                sites[file.parent.name] = cast(tuple[SiteLine, ...], tuple(self._read(file, SITE)))
+        return Seen(
+            place=place,
+            keys=keys,
+            rounds=rounds,
+            own=own,
+            sites=sites,
+            summary=summary,
+            planned=self._planned(place, summary),
+            log=self._log_of(place, str((summary or {}).get("run_id", ""))),
+            policy=self._policy(place, keys) if place.role == "source" and keys is not None else None,
+            problems=tuple(dict.fromkeys(self._problems)),
+        )
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Make an error of the block a problem."""
+        try:
+            yield
+        except SecureFdaError as error:
+            self._problems.append(f"{error}" + (f" ({error.hint})" if error.hint else ""))
+        except OSError as error:
+            self._problems.append(f"{error.filename}: cannot be read: {error.strerror}")
+
+    def _keys(self, place: Place) -> Keys | None:
+        if place.kit is None:
+            return None
+        kit = place.kit
+        with self._noting():
+            files = [kit / STARTUP / name for name in (CA_FILE, KIT_FILE, ROSTER_FILE)]
+            return self._whole.once("keys", files, lambda: keys_of_kit(kit))
+        return None
+
+    def _summary(self, place: Place) -> Mapping[str, Any] | None:
+        file = place.run / SUMMARY_FILE
+        with self._noting():
+            if file.exists():
+                return self._whole.once("summary", [file], lambda: read_object(file, 1, read_file(file).data, SUMMARY))
+        return None
+
+    def _planned(self, place: Place, summary: Mapping[str, Any] | None) -> int:
+        """As the summary says, or before it the target's settings."""
+        if summary is not None:
+            return int(summary.get("rounds_planned", 0))
+        if place.role != "target" or place.settings is None or not place.settings.is_file():
+            return 0
+        file = place.settings
+        with self._noting():
+            tables = self._whole.once("settings", [file], lambda: read_toml(file))
+            strategy = tables.get("strategy")
+            rounds = strategy.get("rounds") if isinstance(strategy, dict) else None
+            return rounds if type(rounds) is int and rounds > 0 else 0
+        return 0
+
+    def _read(self, file: Path, form: TypeAdapter[Any]) -> list[Any]:
+        lines = self._lines.setdefault(file, _Lines(file, form))
+        with self._noting():
+            lines.catch_up()
+        return lines.found
+
+    def _policy(self, place: Place, keys: Keys) -> PolicySeen | None:
+        if place.kit is None:
+            return None
+        file = place.kit / LOCAL / POLICY_FILE
+
+        def read() -> PolicySeen:
+            data = read_file(file).data
+            policy, signature = parse_policy(data, file), ""
+            try:
+                read_signed_policy(file, keys.federation, keys.site, keys.public[keys.site])
+            except SecureFdaError as error:
+                signature = str(error)
+            sources = sum(role == "source" for role in keys.roles.values())
+            words = explain(policy, keys.site, sources)
+            return PolicySeen(policy, words, hashlib.sha256(data).hexdigest(), signature)
+
+        with self._noting():
+            return self._whole.once("policy", [file, file.with_suffix(".sig")], read)
+        return None
+
+    def _log_of(self, place: Place, run: str) -> LogSeen | None:
+        """The log of the run that the summary names, else the one of the kit that was written last."""
+        root = None if place.kit is None else place.kit / LOCAL / _AUDIT
+        if root is None or not root.is_dir():
+            return None
+        with self._noting():
+            folders = find_logs(root)
+            if not folders:
+                return None
+            chosen = root / run if run and root / run in folders else max(folders, key=_written)
+            if self._log is None or self._log.folder != chosen:
+                self._log = _Log(chosen, self._clock)
+            with self._noting():
+                self._log.catch_up()
+            return self._log.seen(len(folders) - 1)
+        return None
+
+
+class _Whole:
+    """What small files said when they were last read, so that only those that have changed are parsed again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[object, object]] = {}
+
+    def once(self, what: str, files: list[Path], read: Callable[[], _Read]) -> _Read:
+        """What ``read`` makes of the files. Raises as it does, then again at every look."""
+        state = [(str(file), _state_of(file)) for file in files]
+        if what not in self._kept or self._kept[what][0] != state:
+            self._kept.pop(what, None)
+            self._kept[what] = (state, read())
+        return cast(_Read, self._kept[what][1])
+
+
+def _state_of(file: Path) -> tuple[int, ...]:
+    try:
+        status = file.stat()
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _written(folder: Path) -> tuple[int, str]:
+    """When a log was last written, as its files say; the name decides between two that were at once."""
+    times = [_state_of(folder / name)[-1:] for name in (TAIL, CHECKPOINT)]
+    return max((time for one in times for time in one), default=0), folder.name
+
+
+class _Lines:
+    """A file of JSON lines that grows: ``found`` are the whole lines so far."""
+
+    def __init__(self, file: Path, form: TypeAdapter[Any]) -> None:
+        self._file, self._form = file, form
+        self._begin(())
+
+    def _begin(self, identity: tuple[int, ...]) -> None:
+        self._identity, self._offset = identity, 0
+        self.found: list[Any] = []
+
+    def catch_up(self) -> None:
+        """Read the lines that were added. A file that was replaced or cut is read anew. Raises ConfigError, OSError."""
+        try:
+            file = self._file.open("rb")
+        except FileNotFoundError:
+            self._begin(())
+            return
+        with file:
+            status = self._file.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity != self._identity or status.st_size < self._offset:
+                self._begin(identity)
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # it is being written, or a crash tore it
+                    return
+                self.found.append(read_object(self._file, len(self.found) + 1, line, self._form))
+                self._offset += len(line)
+
+
+class _Log:
+    """A log that grows."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        self.folder, self._clock = folder, clock
+        self._asked_at, self._is_written = -_ASK_AGAIN_S, False
+        self._log: LogFolder | None = None
+
+    def _begin(self, log: LogFolder) -> None:
+        self._log, self._reader = log, PartyReader(log.party)
+        self._count, self._digest, self._last = 0, b"", cast("Record | None", None)
+        self._heard: dict[str, str] = {}
+
+    def catch_up(self) -> None:
+        """Read the records that were added. A log that was replaced is read anew. Raises AuditError."""
+        if self._log is None or not self._is_the_same(self._log):
+            self._log = None
+            self._begin(open_log(self.folder))
+        log = cast(LogFolder, self._log)
+        try:
+            for record in log.records(self._count):
+                self._reader.take(record)
+                self._count, self._last = self._count + 1, record
+                if record.entry.direction == "received":
+                    self._heard[record.entry.peer] = record.time
+        finally:
+            if self._last is not None:
+                self._digest = hashlib.sha256(self._last.to_bytes()).digest()
+
+    def _is_the_same(self, log: LogFolder) -> bool:
+        if not self._count:
+            return False
+        entry = log.entry(self._count - 1)
+        return entry is not None and hashlib.sha256(entry).digest() == self._digest
+
+    def seen(self, others: int) -> LogSeen | None:
+        """What was read so far; None before the first record. Raises AuditError."""
+        if self._log is None or self._last is None:
+            return None
+        return LogSeen(
+            folder=self.folder,
+            run=self._log.run,
+            tables=self._reader.tables(),
+            heard=dict(self._heard),
+            last=self._last,
+            being_written=self._being_written(),
+            others=others,
+        )
+
+    def _being_written(self) -> bool:
+        now = self._clock()
+        if now - self._asked_at >= _ASK_AGAIN_S:
+            self._asked_at, self._is_written = now, being_written(self.folder)
+        return self._is_written

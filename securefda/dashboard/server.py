@@ -1,0 +1,243 @@
+"""The server of the page: on 127.0.0.1 alone, for those who know the token in the URL, and for reading only.
+
+Every request must name this machine in its Host header, so that no page of another site can reach the server under a
+name of its own (DNS rebinding); must be a GET; and must have the token as the first part of its path. The token is in
+the path and not in a cookie: a browser sends a cookie of 127.0.0.1 to every port of it, also to those of other users.
+It is drawn anew at each start, logged nowhere, and sent to no other page (Referrer-Policy).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from securefda.dashboard.page import Rendered, document, icon, page_of, policy_of_content, rendered
+from securefda.dashboard.place import find_place
+from securefda.dashboard.reading import SiteReader
+from securefda.errors import ConfigError
+
+HOST: Final = "127.0.0.1"
+MOST_CONNECTIONS: Final = 32
+MOST_STREAMS: Final = 8
+_LOOK_S: Final = 1.0
+"""How often the files are looked at, while a page is open."""
+_ALIVE_S: Final = 15.0
+"""How often an open page hears from the server where nothing changes, so that a lost connection shows."""
+_TICK_S: Final = 0.2
+_TOKEN_BYTES: Final = 32
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Guard:
+    """Refuses every request that does not come from this machine's own browser with the token; ASGI middleware.
+
+    Args:
+        app: what answers the others.
+        token: the first part of the path.
+        port: that the server listens on.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
+        self._app, self._token = app, token.encode("ascii")
+        names = (HOST, "localhost")
+        self._hosts = {f"{name}:{port}".encode() for name in names} | {
+            name.encode()
+            for name in names
+            if port == 80  # a browser leaves that port out
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                fixed = {**_HEADERS, "Content-Security-Policy": policy_of_content()}
+                message["headers"] = [
+                    *message["headers"],
+                    *((name.lower().encode("ascii"), value.encode("ascii")) for name, value in fixed.items()),
+                ]
+            await send(message)
+
+        await (self._refusal(scope) or self._app)(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        hosts = [value.lower() for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
+            return PlainTextResponse("403: open the URL that securefda dashboard printed\n", 403)
+        if scope["method"] != "GET":
+            return PlainTextResponse("405: this page is for reading\n", 405, {"Allow": "GET"})
+        first = scope["path"].split("/")[1] if "/" in scope["path"] else ""
+        if not secrets.compare_digest(first.encode("utf-8", "surrogatepass"), self._token):
+            return PlainTextResponse("403: open the URL that securefda dashboard printed\n", 403)
+        return None
+
+
+class Watcher:
+    """Looks at a site's files for all open pages together, on a thread, at most once a second."""
+
+    def __init__(self, reader: SiteReader, clock: Callable[[], float] = time.monotonic) -> None:
+        self._reader, self._clock = reader, clock
+        self._looking = asyncio.Lock()
+        self._page: Rendered | None = None
+        self._at = 0.0
+
+    async def page(self) -> Rendered:
+        """The page as of at most a second ago."""
+        async with self._looking:
+            if self._page is None or self._clock() - self._at >= _LOOK_S:
+                self._page = await asyncio.to_thread(lambda: rendered(page_of(self._reader.look())))
+                self._at = self._clock()
+            return self._page
+
+
+def make_app(folder: Path, token: str, port: int, ended: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """The application.
+
+    Args:
+        folder: what is shown.
+        token: that every path begins with.
+        port: that the Host header must name.
+        ended: whether the server is about to stop, so that open streams end.
+    """
+    watcher = Watcher(SiteReader(folder, time.monotonic))
+    streams = 0
+
+    async def page(_: Request) -> Response:
+        return Response(document(await watcher.page()), media_type="text/html")
+
+    async def small_icon(_: Request) -> Response:
+        return Response(icon(), media_type="image/svg+xml")
+
+    async def events(_: Request) -> Response:
+        if streams >= MOST_STREAMS:
+            return PlainTextResponse(f"503: {MOST_STREAMS} pages are open already; close one\n", 503)
+        return StreamingResponse(counted(), media_type="text/event-stream")
+
+    async def counted() -> AsyncIterator[bytes]:
+        nonlocal streams
+        streams += 1
+        try:
+            async for event in _events(watcher, ended):
+                yield event
+        finally:
+            streams -= 1
+
+    routes = [
+        Route(f"/{token}/", page, methods=["GET"]),
+        Route(f"/{token}/events", events, methods=["GET"]),
+        Route(f"/{token}/icon.svg", small_icon, methods=["GET"]),
+    ]
+    return Guard(Starlette(routes=routes), token=token, port=port)
+
+
+async def _events(watcher: Watcher, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """The page now, again at every change, and a comment now and then, as server-sent events."""
+    sent: Rendered | None = None
+    said_at = time.monotonic()
+    while not ended():
+        page = await watcher.page()
+        if page != sent:
+            fields = {"title": page.title, "state": page.state, "sections": page.sections}
+            yield f"event: page\ndata: {json.dumps(fields)}\n\n".encode()
+            sent, said_at = page, time.monotonic()
+        elif time.monotonic() - said_at >= _ALIVE_S:
+            yield b": still here\n\n"
+            said_at = time.monotonic()
+        await asyncio.sleep(_TICK_S)
+
+
+class _Bounded(H11Protocol):
+    """Takes so many connections and no more, and drops one that says nothing."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Take a connection, or end it."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+
+def listen(port: int) -> socket.socket:
+    """A socket of this machine alone; port 0 takes one that is free.
+
+    Raises:
+        ConfigError: ``--port``: it is taken, or not permitted.
+    """
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        why = f"{port} on {HOST} cannot be opened: {os.strerror(error.errno or 0)}"
+        raise ConfigError("--port", why, hint="name another port; 0, the default, takes one that is free") from error
+
+
+def serve(folder: Path, port: int, tell: Callable[[str], None]) -> None:
+    """Serve the page of ``folder`` until Ctrl-C or SIGTERM.
+
+    Args:
+        folder: what is shown; it need not exist yet.
+        port: on 127.0.0.1; 0 for one that is free.
+        tell: is given the URL once, when the server listens.
+
+    Raises:
+        ConfigError: the folder is of something else, or the port cannot be opened.
+    """
+    find_place(folder)
+    own = listen(port)
+    with own:
+        taken, token = own.getsockname()[1], secrets.token_urlsafe(_TOKEN_BYTES)
+        config = uvicorn.Config(
+            make_app(folder, token, taken, lambda: server.should_exit),
+            http=_Bounded,
+            ws="none",
+            lifespan="off",
+            access_log=False,  # its lines would have the token
+            log_config=None,
+            log_level="error",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=5,
+        )
+        server = uvicorn.Server(config)
+        with _ended_by_signals():
+            tell(f"http://{HOST}:{taken}/{token}/")
+            server.run(sockets=[own])
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM are how the block ends; the server ends in order first and then raises them again."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)

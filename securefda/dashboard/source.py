@@ -1,0 +1,270 @@
+"""The page of a source: what left it, at which visibility and to whom, ε against its limit, its policy in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
+
+from securefda.audit.report.overview import alike
+from securefda.audit.report.words import count_of, level_text, names, time_text, what_text
+from securefda.dashboard.parts import (
+    Chart,
+    Charts,
+    Facts,
+    Lines,
+    Page,
+    Part,
+    Section,
+    Series,
+    State,
+    Table,
+    Tiles,
+    Tone,
+    Words,
+)
+from securefda.dashboard.reading import LogSeen, PolicySeen, Seen
+from securefda.dashboard.words import incident_lines, left_text, log_facts, problem_section, spent_text
+from securefda.operations.records import SiteLine
+from securefda.operations.report import human_bytes
+
+MOST_ROWS: Final = 50
+_TRAINS: Final = {"Header": "trains", "ledger-updated": "trains with noise"}
+"""Of a record after which the site trains: in words."""
+
+
+def source_page(seen: Seen) -> Page:
+    """The page of a source, as far as its files say."""
+    place = seen.place
+    sections = [
+        Section("figures", "Figures", [Tiles(tiles)] if (tiles := _tiles(seen)) else []),
+        problem_section(seen.problems),
+        _left(seen),
+        _budget(seen),
+        _alarms(seen),
+        Section("charts", "Over the rounds", [Charts(charts)] if (charts := _charts(seen)) else []),
+        _rounds(seen.own),
+        _policy(seen),
+        Section("about", "About this site", [Facts([("Run folder", str(place.run)), *log_facts(seen)])]),
+    ]
+    site = place.site or "Source"
+    return Page(site, f"source · {place.run}", source_state(seen), [one for one in sections if one.parts])
+
+
+def source_state(seen: Seen) -> State:
+    """Where the site stands, and whom it waits for."""
+    log, target = seen.log, _target(seen)
+    if log is not None:
+        return _state_of(log, target, _done(seen))
+    if seen.own:
+        return State("waiting", "No end yet", f"{_done(seen)} No audit log here says whether a process is at work.")
+    return State("none", "Not begun", f"Nothing has left this site: it has not joined a run of {target} yet.")
+
+
+def _state_of(log: LogSeen, target: str, done: str) -> State:
+    entry, since = log.last.entry, f"since {time_text(log.last.time)} UTC"
+    if entry.type == "run-ended":
+        outcome, rounds = entry.facts["outcome"], count_of(cast(int, entry.facts["rounds"]), "round")
+        if outcome == "completed":
+            return State("done", "Finished", f"The run is completed: {rounds} with a result.")
+        return State("failed", "Ended", f"The run ended: {outcome}, {rounds} with a result.")
+    if not log.being_written:
+        text = f"No process of this site is at work, and the run has no end. {done}"
+        return State("failed", "Stopped", text, "Start the process again: the site joins the run again.")
+    if entry.round and entry.direction != "sent":
+        what = _TRAINS.get(entry.type, "takes part in the session")
+        return State("going", "At work", f"Round {entry.round}: this site {what}, {since}. {done}")
+    where = f"Round {entry.round}: this" if entry.round else "This"
+    return State("waiting", "Waiting", f"{where} site waits for {target}, {since}. {done}")
+
+
+def _target(seen: Seen) -> str:
+    if seen.keys is None:
+        return "the target"
+    return next((site for site, role in seen.keys.roles.items() if role == "target"), "the target")
+
+
+def _finished(own: Sequence[SiteLine]) -> dict[int, SiteLine]:
+    """Round -> the last line of a result; refused headers have lines of their own."""
+    return {line["round"]: line for line in own if "refused" not in line}
+
+
+def _done(seen: Seen) -> str:
+    return f"{count_of(len(_finished(seen.own)), 'round')} with a result so far."
+
+
+def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
+    done = list(_finished(seen.own).values())
+    tiles = []
+    if done:
+        last = done[-1]
+        tiles.append((str(len(done)), "rounds with a result", f"last: round {last['round']}, {last.get('rule', '')}"))
+    if seen.log is not None:
+        updates = sum(flow.messages for flow in seen.log.tables.flows if flow.what == "update")
+        tiles.append((f"{updates}", "updates left this site", ""))
+        sent = sum(one.sent_bytes for one in seen.log.tables.traffic)
+        tiles.append((human_bytes(sent), "sent in all", ""))
+    if spent := _spent(seen):
+        limit = _limit(seen.policy)
+        tiles.append((spent_text(spent[-1][1]), "ε spent", f"limit {limit:g}" if limit is not None else ""))
+    if done and (beta := done[-1].get("beta")) is not None:
+        tiles.append((f"{beta:.2f}", "β of the last round", "stays at this site"))
+    return tiles
+
+
+def _left(seen: Seen) -> Section:
+    log = seen.log
+    heading = "What left this site"
+    if log is None:
+        lines = Lines([("none", "No audit log here, so this page cannot say what left.")])
+        return Section("left", heading, [lines])
+    flows = alike(log.tables.flows)
+    if not flows:
+        return Section("left", heading, [Lines([("done", "Nothing that discloses anything has left yet.")])])
+    rows = [
+        (what_text(one.what), names(one.receivers), level_text(one), f"{one.messages:,}", f"{one.rounds:,}")
+        for one in flows
+    ]
+    table = Table(heading, ("what", "to whom", "visibility", "messages", "rounds"), rows, frozenset({3, 4}))
+    last = log.tables.spans[-1] if log.tables.spans else None
+    note = "As this site's own audit log says, for the whole run."
+    when = f" The last round was {last.round}, until {time_text(last.last)} UTC." if last is not None else ""
+    return Section("left", heading, [table], f"{note}{when}")
+
+
+def _spent(seen: Seen) -> list[tuple[int, float]]:
+    """Round and ε with it: from the audit log, which has all charges; else from the rounds."""
+    if seen.log is not None and seen.log.tables.epsilons:
+        return list({one.round: (one.round, one.epsilon) for one in seen.log.tables.epsilons}.values())
+    lines = _finished(seen.own).values()
+    return [(line["round"], line["epsilon"]) for line in lines if line.get("epsilon") is not None]
+
+
+def _limit(policy: PolicySeen | None) -> float | None:
+    return None if policy is None else policy.policy.dp.target_epsilon
+
+
+def _budget(seen: Seen) -> Section:
+    heading, spent, limit = "Privacy budget", _spent(seen), _limit(seen.policy)
+    if not spent:
+        if seen.policy is None:
+            return Section("budget", heading, [])
+        line = "No round of this run has trained with noise, so nothing was charged."
+        if seen.policy.policy.dp.required:
+            line = f"Nothing is charged in this run yet. The policy requires noise, ε at most {limit:g}."
+        elif seen.own:
+            line += " Without noise, sums and later models may reveal something of single rows."
+        return Section("budget", heading, [Lines([("none", line)])])
+    number, epsilon = spent[-1]
+    facts = [("ε spent", f"{spent_text(epsilon)} with round {number}, over all rounds and runs of the ledger")]
+    lines: list[tuple[Tone, str]] = []
+    if limit is not None:
+        share = epsilon / limit
+        facts.append(("limit", f"ε at most {limit:g}, as the policy says now"))
+        facts.append(("left", f"{left_text(limit - epsilon)}, {max(0.0, 100 * (1 - share)):.0f} % of the limit"))
+        if epsilon > limit:
+            lines.append(("failed", "More is spent than the policy allows now: nothing trains on these rows."))
+    if seen.log is not None and seen.log.tables.epsilons:
+        charge = seen.log.tables.epsilons[-1]
+        dp = charge.spent
+        facts.append(("δ", dp.delta))
+        facts.append(("accountant", dp.accountant))
+        facts.append(
+            ("last charge", f"{dp.steps} steps, noise multiplier {dp.noise_multiplier}, {time_text(charge.time)} UTC")
+        )
+    note = "As the last charge says. securefda budget show computes it anew from the ledger, resets included."
+    parts: list[Part] = [Facts(facts)]
+    return Section("budget", heading, [*([Lines(lines)] if lines else []), *parts], note)
+
+
+def _charts(seen: Seen) -> list[Chart]:
+    done, charts = _finished(seen.own), []
+    if spent := _spent(seen):
+        limit = _limit(seen.policy)
+        across = ("limit", limit) if limit is not None else None
+        caption = "ε with each round, and the limit of the policy."
+        charts.append(Chart("ε spent", caption, [Series("ε spent", spent)], limit=across))
+    if betas := [(number, beta) for number, line in done.items() if (beta := line.get("beta")) is not None]:
+        caption = "This site's weight of its own update against the target's. It stays here."
+        charts.append(Chart("β", caption, [Series("β", betas)]))
+    if losses := [(number, loss) for number, line in done.items() if (loss := line.get("loss")) is not None]:
+        caption = "Mean over the rows trained on in the round. It stays here, but for its part in a sum."
+        charts.append(Chart("Training loss", caption, [Series("loss", losses)]))
+    return charts
+
+
+def _rounds(own: Sequence[SiteLine]) -> Section:
+    rows = [_row(line) for line in reversed(own[-MOST_ROWS:])]
+    head = ("round", "visibility", "rule", "β", "rows", "loss", "ε", "remarks")
+    parts = [Table("Rounds", head, rows, frozenset({0, 3, 4, 5, 6}))] if rows else []
+    before = len(own) - len(rows)
+    note = f"The last {len(rows)}; {before} before them." if before > 0 else ""
+    return Section("rounds", "Rounds", parts, note)
+
+
+def _row(line: SiteLine) -> tuple[str, ...]:
+    remarks = []
+    if refused := line.get("refused"):
+        remarks.append(_refusal(refused))
+    if line.get("attempt", 1) > 1:
+        remarks.append(f"attempt {line['attempt']}")
+    for key, words in (("capped", "capped"), ("zeroed", "set to zero")):
+        if (layers := line.get(key)) and isinstance(layers, int):
+            remarks.append(f"{count_of(layers, 'layer')} {words}")
+    if clipped := line.get("clipped"):
+        remarks.append(f"{count_of(clipped, 'coordinate')} clipped")
+    return (
+        str(line["round"]),
+        line.get("level", "–"),
+        line.get("rule", "–"),
+        _number(line.get("beta"), 2),
+        f"{line['samples']:,}" if "samples" in line else "–",
+        _number(line.get("loss"), 3),
+        spent_text(line["epsilon"]) if line.get("epsilon") is not None else "–",
+        ", ".join(remarks),
+    )
+
+
+def _refusal(refused: Mapping[str, str]) -> str:
+    key, asked, allowed = (refused.get(name, "?") for name in ("key", "asked", "allowed"))
+    return f"refused by {key}: asked {asked}, allowed {allowed}"
+
+
+def _number(value: float | None, places: int) -> str:
+    return "–" if value is None else f"{value:.{places}f}"
+
+
+def _alarms(seen: Seen) -> Section:
+    lines = incident_lines(seen.log.tables.incidents) if seen.log is not None else []
+    if seen.log is None:
+        refused = [line for line in seen.own if "refused" in line]
+        lines = [("waiting", f"Round {line['round']}: {_refusal(line['refused'])}") for line in refused[-MOST_ROWS:]]
+    elif not lines:
+        lines = [("done", "None: no check failed, and this site refused no round.")]
+    return Section("alarms", "Alarms and refusals", [Lines(lines)] if lines else [])
+
+
+def _policy(seen: Seen) -> Section:
+    policy = seen.policy
+    if policy is None:
+        return Section("policy", "Policy", [])
+    lines: list[tuple[Tone, str]] = [("none", policy.words.summary)]
+    lines.append(("failed", policy.signature) if policy.signature else ("done", f"Signed by {seen.place.site}."))
+    loaded = _loaded(seen.log)
+    if loaded and loaded != policy.digest:
+        lines.append(("failed", "The process runs with another policy than this one: it was changed after the start."))
+    lists = [
+        ("learns", "What the aggregator can learn", policy.words.learns),
+        ("hidden", "What it cannot learn", policy.words.does_not_learn),
+        ("noise", "What noise bounds", policy.words.budget),
+        ("pays", "What it costs the target", policy.words.target_pays),
+        ("rests", "What this rests on", policy.words.assumes),
+    ]
+    return Section("policy", "Policy in words", [Lines(lines), Words(lists)])
+
+
+def _loaded(log: LogSeen | None) -> str:
+    """Digest of the policy with which the process started last; empty where no log says it."""
+    if log is None:
+        return ""
+    loaded = [dict(mark.detail)["policy"] for mark in log.tables.milestones if mark.kind == "policy-loaded"]
+    return loaded[-1] if loaded else ""

@@ -1,0 +1,78 @@
+"""What both kinds of page say in the same words: alarms and refusals, the log, what could not be read, epsilon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from securefda.audit.report.party_tables import Incident
+from securefda.audit.report.words import incident_kind, incident_rounds, time_text
+from securefda.dashboard.parts import Lines, Section, Tone
+from securefda.dashboard.reading import Seen
+
+_MOST_LINES: Final = 30
+
+
+def incident_lines(incidents: Sequence[Incident]) -> list[tuple[Tone, str]]:
+    """The last of them first, each with its check, whom it accuses, the rounds and the time."""
+    lines = [(_tone(one), _text(one)) for one in sorted(incidents, key=lambda one: one.last, reverse=True)]
+    left = len(lines) - _MOST_LINES
+    more: list[tuple[Tone, str]] = [("waiting", f"And {left} more, which the audit log has.")] if left > 0 else []
+    return [*lines[:_MOST_LINES], *more]
+
+
+def spent_text(epsilon: float) -> str:
+    """Four decimals, rounded up: what is shown of an upper bound is one."""
+    return f"{math.ceil(epsilon * 10_000) / 10_000:.4f}" if math.isfinite(epsilon) else "not finite"
+
+
+def left_text(epsilon: float) -> str:
+    """Four decimals, rounded down: for what is left."""
+    return f"{math.floor(max(0.0, epsilon) * 10_000) / 10_000:.4f}"
+
+
+def problem_section(problems: Sequence[str]) -> Section:
+    """What could not be read; empty where all could."""
+    lines: list[tuple[Tone, str]] = [("failed", problem) for problem in problems]
+    note = "This page shows what could be read all the same."
+    return Section("problems", "Files that cannot be read", [Lines(lines)] if lines else [], note)
+
+
+def log_facts(seen: Seen) -> list[tuple[str, str]]:
+    """Federation, roster and audit log."""
+    facts = []
+    if seen.keys is not None:
+        facts += [("Federation", seen.keys.federation), ("Roster (SHA-256)", seen.keys.digest)]
+    log = seen.log
+    if log is None:
+        facts.append(("Audit log", "none here, so alarms and disclosures are not shown"))
+        return facts
+    began = next((dict(mark.detail) for mark in log.tables.milestones if mark.kind == "run-began"), {})
+    if not any(name == "Run" for name, _ in facts):
+        facts.append(("Run of the log", log.run))
+    if began:
+        facts.append(("Log began", f"release {began.get('release', '')}, task {began.get('task', '')}"))
+    others = f"; the kit has {log.others} more" if log.others else ""
+    facts.append(("Audit log", f"{log.tables.records} records in {log.folder}{others}"))
+    facts.append(("Verified", "no: this page shows what the site wrote. securefda audit verify checks it."))
+    facts.append(("Last record", f"{log.last.entry.type}, {time_text(log.last.time)} UTC"))
+    return facts
+
+
+def _tone(incident: Incident) -> Tone:
+    return "failed" if incident.kind in ("alarm", "aborted", "abort-sent", "abort-received") else "waiting"
+
+
+def _text(incident: Incident) -> str:
+    text = incident_kind(incident.kind).capitalize()
+    if incident.check:
+        text += f": {incident.check}"
+    if incident.accused:
+        text += f"; accused: {', '.join(incident.accused)}"
+    if incident.peer:
+        text += f" ({'from' if incident.kind.endswith('received') else 'to'} {incident.peer})"
+    where = incident_rounds(incident)
+    text += f", {where if where == 'outside rounds' else f'round {where}'}"
+    times = f", {incident.count} times" if incident.count > 1 else ""
+    return f"{text}{times}, {time_text(incident.last)} UTC"

@@ -1,0 +1,169 @@
+"""A federation on the disk for the tests of the dashboard: real kits, and what the processes of its sites write."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from securefda.audit.log import AuditLog
+from securefda.audit.notes import LogName
+from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
+from securefda.cli import main
+from securefda.dashboard.page import page_of, rendered
+from securefda.dashboard.parts import Facts, Lines, Page, Section, Table, Tiles
+from securefda.dashboard.reading import SiteReader
+from securefda.disk import read_file
+from securefda.operations.records import RoundLine, SiteLine, summarise
+from securefda.operations.run_folder import RunFolder, append_line
+from securefda.site.authority import load_signing_key
+
+RUN, OTHER_RUN = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+TARGET, SOURCES = "clinic", ("hospital-a", "hospital-b", "hospital-c")
+UPDATE = Disclosure("sum", "update", 3)
+
+
+def make_kits(folder: Path) -> Path:
+    """The kits of the README's federation."""
+    example = Path(__file__).resolve().parents[2] / "examples" / "three_hospitals.toml"
+    assert main(["federation", "init", str(example), "--out", str(folder)]) == 0
+    return folder
+
+
+@dataclass
+class Ticks:
+    """A clock that goes on by a second whenever it is looked at."""
+
+    now: datetime = field(default_factory=lambda: datetime(2026, 11, 21, 12, tzinfo=UTC))
+
+    def __call__(self) -> datetime:
+        self.now += timedelta(seconds=1)
+        return self.now
+
+
+class Site:
+    """One site: its kit, and its run folder as its process writes it."""
+
+    def __init__(self, kits: Path, name: str) -> None:
+        self.kits, self.name, self.kit = kits, name, kits / name
+        self.run = self.kit / "local" / "run"
+        self.clock = Ticks()
+
+    @contextmanager
+    def log(self, run: str = RUN) -> Iterator[Callable[..., None]]:
+        """Open the log for writing, as a process has it, until the block ends; gives what appends a record."""
+        key_file = self.kit / "startup" / "signing.key"
+        key = load_signing_key(str(key_file), read_file(key_file))
+        name = LogName("three-hospitals", self.name, run)
+        with AuditLog.open(self.kit / "local" / "audit", name, key, self.clock) as log:
+            if not log.size:
+                facts = {"release": "0.1.0", "task": "digits", "strategy": "fedgp_auto", "roster": "0" * 64}
+                log.append(Entry("event", "run-began", facts=facts))
+
+            def append(direction: Any, kind: str, round_number: int = 0, **fields: Any) -> None:
+                if direction != "event":
+                    fields = {"peer": TARGET, "digest": sha256(kind.encode()).hexdigest(), "bytes": 100, **fields}
+                log.append(Entry(direction, kind, round=round_number, attempt=min(round_number, 1), **fields))
+
+            yield append
+
+    def target_round(self, number: int, **changes: Any) -> None:
+        """A line of the aggregator's metrics."""
+        line = RoundLine(
+            round=number,
+            rule="fedgp_auto",
+            accuracy=0.5 + number / 100,
+            loss=2.0 - number / 10,
+            mean_beta=0.1 * number,
+            survivors=list(SOURCES),
+            levels=dict.fromkeys(SOURCES, "sum"),
+            seen=[{"level": "sum", "members": list(SOURCES), "rows": 717, "loss": 1.0, "accuracy": 0.5}],
+            attempts=1,
+            seconds={"training and R0 advertise": 0.25, "R4 unmask": 0.05},
+            bytes_up=dict.fromkeys(SOURCES, 2048),
+            bytes_down=dict.fromkeys(SOURCES, 4096),
+            status="finished",
+        )
+        RunFolder(self.run).append_round(line | changes)  # type: ignore[arg-type, typeddict-item]
+
+    def source_round(self, number: int, **changes: Any) -> None:
+        """A line of a source's metrics."""
+        line = SiteLine(round=number, attempt=1, level="sum", rule="fedgp_auto", beta=0.25, samples=239, loss=1.5)
+        self.run.mkdir(parents=True, exist_ok=True)
+        append_line(self.run / "metrics.jsonl", line | changes)
+
+    def summary(self, rounds: int, **changes: Any) -> None:
+        """The summary of a run that ended."""
+        lines = [RoundLine(round=number, accuracy=0.5, status="finished") for number in range(1, rounds + 1)]
+        given: dict[str, Any] = {
+            "run_id": RUN,
+            "task": "securefda.tasks.digits:Digits",
+            "strategy": {"rule": "fedgp_auto"},
+            "visibility": dict.fromkeys(SOURCES, "sum"),
+            "rounds_planned": 12,
+            "status": "finished",
+        }
+        RunFolder(self.run).write_summary(summarise(lines, **(given | changes)))
+
+    def update_left(self, append: Callable[..., None], number: int, **fields: Any) -> None:
+        """A round in which an update left, with its charge where ``epsilon`` is given."""
+        append("received", "Header", number)
+        if epsilon := fields.get("epsilon"):
+            dp = DpSpent("dp-sgd", "rdp", "4.5", "0.125", "1.0", "1e-05", repr(epsilon), 16, number, "0" * 64)
+            append("event", "ledger-updated", number, dp=dp)
+        allowed = Decision("allowed", "max-visibility")
+        append("sent", "MaskedInput", number, disclosure=UPDATE, decision=allowed, bytes=38_645)
+        append("received", "Result", number)
+
+
+class Pages:
+    """What the page of one folder says, look after look; the clock goes on by as much as one asks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.time = 0.0
+        self.reader = SiteReader(folder, lambda: self.time)
+
+    def look(self, after_s: float = 60.0) -> Shown:
+        """The page now."""
+        self.time += after_s
+        return Shown(page_of(self.reader.look()))
+
+
+class Shown:
+    """A page, and what is on it by the keys of its sections."""
+
+    def __init__(self, page: Page) -> None:
+        self.page, self.state = page, page.state
+        self.html = "".join(html for _, _, html in rendered(page).sections)
+
+    def section(self, key: str) -> Section:
+        return next(one for one in self.page.sections if one.key == key)
+
+    def has(self, key: str) -> bool:
+        return any(one.key == key for one in self.page.sections)
+
+    def tiles(self) -> dict[str, str]:
+        """Label -> value."""
+        return {label: value for part in self._parts("figures", Tiles) for value, label, _ in part.tiles}
+
+    def rows(self, key: str) -> list[tuple[str, ...]]:
+        return [tuple(row) for part in self._parts(key, Table) for row in part.rows]
+
+    def lines(self, key: str) -> list[str]:
+        return [text for part in self._parts(key, Lines) for _, text in part.lines]
+
+    def facts(self, key: str) -> dict[str, str]:
+        return {name: value for part in self._parts(key, Facts) for name, value in part.facts}
+
+    def _parts(self, key: str, kind: type[Any]) -> list[Any]:
+        return [part for part in self.section(key).parts if isinstance(part, kind)] if self.has(key) else []
+
+
+def copied(kits: Path, to: Path) -> Path:
+    """The same kits once more, for a test that writes into them."""
+    return shutil.copytree(kits, to / "kits")
