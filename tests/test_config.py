@@ -476,8 +476,35 @@ def test_a_process_file_names_the_data_folder_wherever_it_is_put(
     file.write_text(MINIMAL + 'data-dir = "data"\n')
     monkeypatch.chdir(tmp_path)
     config = load_federation(Path("federation.toml"))
-    texts = (source_toml(config, Path("kit"), Path("out"), 0), kit_settings_toml(config, "source-1", ""))
-    assert {tomllib.loads(text)["task"]["data-dir"] for text in texts} == {str(tmp_path / "data")}
+    text = source_toml(config, Path("kit"), Path("out"), 0)
+    assert tomllib.loads(text)["task"]["data-dir"] == str(tmp_path / "data")
+
+
+@pytest.mark.parametrize("site", ["target", "source-1"])
+def test_a_kits_data_folder_is_the_sites_own_and_not_the_founders(file: Path, site: str) -> None:
+    config = load_federation(file, ["task.data-dir=/home/founder/rows"])
+    assert tomllib.loads(kit_settings_toml(config, site, "a:1"))["task"]["data-dir"] == "data"
+    assert "data-dir" not in tomllib.loads(kit_settings_toml(load_federation(file), site, "a:1"))["task"]
+
+
+def test_a_kits_settings_hold_what_matters_each_with_a_comment(file: Path, tmp_path: Path) -> None:
+    config = load_federation(file, ["session.clip=2", "training.source.optimizer=sgd", "training.source.momentum=0.9"])
+    for site, load in (("target", load_aggregator), ("source-1", load_source)):
+        text = kit_settings_toml(config, site, "10.0.0.1:8443")
+        lines = text.splitlines()
+        keys = [number for number, line in enumerate(lines) if " = " in line and not line.startswith("#")]
+        assert all(lines[number - 1].startswith("# ") for number in keys)
+        assert 8 <= len(keys) <= 20
+        assert all(len(line) <= 120 for line in lines)
+        (tmp_path / "settings.toml").write_text(text)
+        settings = load(tmp_path / "settings.toml")
+        assert settings.training == (config.training.target if site == "target" else config.training.source)
+    source = tomllib.loads(kit_settings_toml(config, "source-1", "10.0.0.1:8443"))
+    assert source["training"]["momentum"] == 0.9
+    assert set(source) == {"source", "task", "training"}
+    target = tomllib.loads(kit_settings_toml(config, "target", "10.0.0.1:8443"))
+    assert target["session"] == {"clip": 2.0}
+    assert target["privacy"] == {"visibility": "sum", "min-others": 2, "max-colluders": 0}
 
 
 def test_a_kits_settings_stay_right_when_the_kit_is_moved(file: Path, tmp_path: Path) -> None:
@@ -489,13 +516,10 @@ def test_a_kits_settings_stay_right_when_the_kit_is_moved(file: Path, tmp_path: 
     assert (process.kit.resolve(), process.out) == (tmp_path / "moved" / "source-1", local / "run")
 
 
-@pytest.mark.parametrize(("listen", "expected"), [("127.0.0.1:0", "10.0.0.1:8443"), ("0.0.0.0:9", "0.0.0.0:9")])
-def test_a_targets_kit_listens_where_the_sources_look_unless_the_port_is_fixed(
-    file: Path, tmp_path: Path, listen: str, expected: str
-) -> None:
-    config = load_federation(file, [f"transport.listen={listen}"])
+def test_a_targets_kit_listens_where_it_is_told(file: Path, tmp_path: Path) -> None:
+    config = load_federation(file, ["transport.listen=127.0.0.1:9"])
     (tmp_path / "settings.toml").write_text(kit_settings_toml(config, "target", "10.0.0.1:8443"))
-    assert load_aggregator(tmp_path / "settings.toml").transport.listen == expected
+    assert load_aggregator(tmp_path / "settings.toml").transport.listen == "10.0.0.1:8443"
 
 
 def test_an_aggregator_file_rejects_a_sources_table(tmp_path: Path) -> None:
@@ -511,8 +535,9 @@ def test_any_option_text_survives_the_way_to_a_process(tmp_path_factory: pytest.
     file.write_text(MINIMAL)
     config = load_federation(file)
     task = config.task.model_copy(update={"options": {"text": text}})
-    derived = source_toml(config.model_copy(update={"task": task}), file, file, 0)
-    assert tomllib.loads(derived)["task"]["options"]["text"] == text
+    config = config.model_copy(update={"task": task})
+    for derived in (source_toml(config, file, file, 0), kit_settings_toml(config, "source-1", "")):
+        assert tomllib.loads(derived)["task"]["options"]["text"] == text
 
 
 def test_sections_convert_to_what_rules_and_training_take(file: Path) -> None:

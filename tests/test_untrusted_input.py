@@ -41,7 +41,9 @@ from securefda.privacy.ledger import Ledger, fingerprints_of
 from securefda.privacy.ledger_storage import DataSet, LedgerError, _digest
 from securefda.protocol.roster import Roster, SignedRoster
 from securefda.site.budget import load_site
-from securefda.site.config import aggregator_toml, kit_settings_toml, load_aggregator, load_federation
+from securefda.site.config import FederationConfig, aggregator_toml, kit_settings_toml, load_aggregator, load_federation
+from securefda.site.config.effective import changes_since, effective_policy
+from securefda.site.config.load import model_of
 from securefda.site.endpoints import Address, Endpoints, SiteSpec
 from securefda.site.enrolment import init_federation
 from securefda.site.kit import check_not_older, load_kit
@@ -187,6 +189,11 @@ def with_set(folder: Path, data: bytes) -> object:
     return load_federation(folder / "site.toml", [f"task.options.{key.strip()}={value}"])
 
 
+def federation_in(folder: Path) -> FederationConfig:
+    (folder / "site.toml").write_bytes(FEDERATION)
+    return load_federation(folder / "site.toml")
+
+
 def in_a_ledger(folder: Path, data: bytes) -> object:
     """In place of a row, by somebody who also knows how to digest it."""
     file = folder / "ledger.sqlite"
@@ -220,7 +227,12 @@ def as_the_result_of_a_process(folder: Path, data: bytes) -> object:
 
 
 READERS = {
-    "site.config.load._load": TomlReader(in_file("f.toml", load_federation), FEDERATION),
+    "site.config.load.load_settings": TomlReader(in_file("f.toml", load_federation), FEDERATION),
+    "site.config.load.model_of": TomlReader(in_file("f.toml", model_of), b"[tool]\ny = 1"),
+    "site.config.effective.effective_policy": TomlReader(in_file("p.toml", effective_policy), b"min-others = 2"),
+    "site.config.effective.changes_since": Reader(
+        lambda folder, data: changes_since(data, federation_in(folder)), b'{"version":1,"settings":@}', ValueError
+    ),
     "site.config.load._parse_value": TomlReader(with_set, b"", takes=True),
     "site.policy.model.load_policy": TomlReader(in_file("site.policy.toml", load_policy), b"min-others = 2"),
     "site.policy.model.parse_policy": TomlReader(
@@ -368,7 +380,7 @@ def test_deepest_options_of_a_task_go_all_the_way(tmp_path: Path) -> None:
     run_settings(read, load_kit(KIT[0], NOW).roster)
 
     file.write_bytes(FEDERATION + b"options.x = " + b"[" * levels + b"]" * levels)
-    refused("site.config.load._load", tmp_path, file.read_bytes())
+    refused("site.config.load.load_settings", tmp_path, file.read_bytes())
 
 
 @pytest.mark.parametrize("levels", [MAX_NESTING, MAX_NESTING + 1])

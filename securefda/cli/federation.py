@@ -40,8 +40,13 @@ def init(
     file: FederationFile,
     out: Annotated[Path, typer.Option("--out", help="Folder to make; one kit per site goes below it.")] = Path("kits"),
     address: Annotated[
-        str, typer.Option("--address", metavar="HOST:PORT", help="Where the sources reach the aggregator.")
+        str,
+        typer.Option("--address", metavar="HOST:PORT", help="Where the sources reach the aggregator."),
     ] = "127.0.0.1:8443",
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", metavar="HOST:PORT", help="Where the aggregator binds; default: --address."),
+    ] = None,
     server_name: Annotated[
         str | None, typer.Option("--server-name", help="Name in the target's certificate; default: the host.")
     ] = None,
@@ -56,7 +61,9 @@ def init(
     from securefda.site.enrolment import init_federation
 
     config = load_federation(file, overrides, os.environ, note=say)
-    aggregator = Address.parse(address)
+    aggregator = Address.parse(address, "--address")
+    fixed = "" if config.transport.listen.endswith(":0") else config.transport.listen
+    bound = Address.parse(listen, "--listen") if listen else fixed or aggregator
     site_ids = (config.federation.target, *config.federation.sources)
     entities, names = _known("--entity", entity, site_ids), _known("--name", name, site_ids)
     names.setdefault(config.federation.target, []).append(server_name or aggregator.host)
@@ -76,7 +83,7 @@ def init(
         aggregator=aggregator,
         server_name=server_name,
         policy_text=lambda site: _policy_text(config, site),
-        settings_text=lambda site: kit_settings_toml(config, site, str(aggregator)),
+        settings_text=lambda site: kit_settings_toml(config, site, str(bound)),
         now=now(),
     )
     print_result(output, _data(enrolment), _founded_text(enrolment))

@@ -153,7 +153,7 @@ def _enrol(config: FederationConfig, root: Path, address: Address) -> None:
         [SiteSpec(federation.target, "target", federation.target, (_HOST,)), *sources],
         aggregator=address,
         policy_text=lambda site: default_policy_text(site, site_policy(config, site)),
-        settings_text="",
+        settings_text=None,
         now=datetime.now(UTC),
     )
 

@@ -58,16 +58,19 @@ class Address:
             raise ConfigError("address", f"port {self.port} is not in 1 to 65535")
 
     @classmethod
-    def parse(cls, text: str) -> Address:
-        """Read ``host:port``; an IPv6 address stands in brackets. Raises ConfigError."""
+    def parse(cls, text: str, key: str = "address") -> Address:
+        """Read ``host:port``; an IPv6 address stands in brackets. Raises ConfigError, which names ``key``."""
         host, colon, port = text.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
         elif ":" in host:
             colon = ""
         if not colon or not re.fullmatch(r"[0-9]{1,5}", port):
-            raise ConfigError("address", f"{text!r} is not host:port", hint="for example aggregator.example.org:8443")
-        return cls(host, int(port))
+            raise ConfigError(key, f"{text!r} is not host:port", hint="for example aggregator.example.org:8443")
+        try:
+            return cls(host, int(port))
+        except ConfigError as error:
+            raise ConfigError(key, error.why, hint=error.hint) from None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

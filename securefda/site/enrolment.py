@@ -96,7 +96,7 @@ def init_federation(
     *,
     aggregator: Address,
     policy_text: SiteText,
-    settings_text: SiteText,
+    settings_text: SiteText | None,
     now: datetime,
     server_name: str | None = None,
     validity: timedelta = SITE_VALIDITY,
@@ -110,7 +110,7 @@ def init_federation(
         sites: exactly one target; the order is the roster's.
         aggregator: where the sources will connect to.
         policy_text: contents of each site's ``local/policy.toml``.
-        settings_text: contents of each site's ``local/settings.toml``.
+        settings_text: contents of each site's ``local/settings.toml``; None writes none.
         now: current time, with a time zone; certificates are valid from five minutes before.
         server_name: what the sources expect in the target's certificate; default: the aggregator's host.
         validity: of the sites' certificates and roster entries.

@@ -47,6 +47,28 @@ def test_init_makes_a_kit_per_site_with_settings_and_policy_that_load(kits: Path
     assert (policy.min_others, policy.release.max_attempts) == (3, 4)
 
 
+@pytest.mark.parametrize(
+    ("options", "listen"),
+    [
+        (["--address", "clinic.example.org:8443", "--listen", "0.0.0.0:9443"], "0.0.0.0:9443"),
+        (["--address", "127.0.0.1:8443"], "127.0.0.1:8443"),
+        (["--address", "127.0.0.1:8443", "--set", "transport.listen=0.0.0.0:9"], "0.0.0.0:9"),
+        (
+            ["--address", "127.0.0.1:8443", "--set", "transport.listen=0.0.0.0:9", "--listen", "[::1]:9443"],
+            "[::1]:9443",
+        ),
+    ],
+)
+def test_where_others_reach_the_aggregator_and_where_it_binds_are_two_things(
+    tmp_path: Path, options: list[str], listen: str
+) -> None:
+    assert main(["federation", "init", "digits", "--out", str(tmp_path / "kits"), *options]) == 0
+    target = tmp_path / "kits" / "target"
+    assert load_aggregator(target / "local" / "settings.toml").transport.listen == listen
+    assert str(load_kit(target, datetime.now(UTC)).endpoints.aggregator) == options[1]
+    assert "listen" not in (tmp_path / "kits" / "source-1" / "local" / "settings.toml").read_text()
+
+
 def test_init_refuses_a_folder_that_is_in_use(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(kits.rglob("*"))
     assert main(["federation", "init", str(sample("digits")), "--out", str(kits)]) == 4
@@ -64,8 +86,9 @@ def test_init_refuses_a_folder_that_is_in_use(kits: Path, capsys: pytest.Capture
             "source-1 and source-2 have the same legal entity",
         ),
         (["--name", "target=not a host"], "neither a host name nor an IP address"),
-        (["--address", "127.0.0.1"], "is not host:port"),
-        (["--address", "127.0.0.1:0"], "port 0"),
+        (["--address", "127.0.0.1"], "--address: '127.0.0.1' is not host:port"),
+        (["--address", "127.0.0.1:0"], "--address: port 0"),
+        (["--listen", "0.0.0.0:99999"], "--listen: port 99999"),
     ],
 )
 def test_init_refuses_wrong_sites_and_leaves_nothing(

@@ -136,6 +136,8 @@ class Kits:
             f'[federation]\nname = "study"\ntarget = "{self.target}"\nsources = {json.dumps(self.names)}\n'
             f'[task]\nfactory = "{task or "securefda.tasks.digits:Digits"}"\n'
         )
+        # A kit names a data folder of the site's own; here all sites share one
+        self.data = [text for text in settings if text.startswith("task.data-dir=")]
         sets = [part for text in (*QUICK, *settings) for part in ("--set", text)]
         address = f"127.0.0.1:{self.port}"
         command = ["federation", "init", str(self.file), "--out", str(root / "kits"), "--address", address, *sets]
@@ -159,7 +161,7 @@ class Kits:
         self, role: str, config: Path, *settings: str, flags: Iterable[str] = (), **options: Any
     ) -> Process:
         """Start ``securefda aggregator`` or ``source`` with a settings file."""
-        sets = [part for text in settings for part in ("--set", text)]
+        sets = [part for text in (*self.data, *settings) for part in ("--set", text)]
         command = [role, "start", "--config", str(config), *sets, *flags]
         process = Process(command, **{"by_exec": self.by_exec, **options})
         self.processes.append(process)

@@ -4,14 +4,10 @@ from securefda.site.config.load import (
     AggregatorConfig,
     FederationConfig,
     SourceConfig,
-    aggregator_toml,
     child_environment,
-    kit_settings_toml,
     load_aggregator,
     load_federation,
     load_source,
-    site_policy,
-    source_toml,
 )
 from securefda.site.config.sections import (
     BudgetSection,
@@ -31,6 +27,7 @@ from securefda.site.config.sections import (
     strategy_of,
     training_settings,
 )
+from securefda.site.config.write import aggregator_toml, kit_settings_toml, site_policy, source_toml
 
 __all__ = [
     "AggregatorConfig",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import tomli_w
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
@@ -105,22 +105,14 @@ def tables_of(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, ty
 
 
 def toml(value: object) -> str:
-    """A value as it stands in a file."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return '""'
-    if isinstance(value, str | Path):
-        return json.dumps(str(value), ensure_ascii=False)
+    """A value as it stands in a file, in one line."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{_toml_key(key)} = {toml(one)}' for key, one in value.items())} }}" if value else "{}"
-    return repr(value)
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+        parts = (f"{tomli_w.dumps({key: ''}).partition(' = ')[0]} = {toml(one)}" for key, one in value.items())
+        return f"{{ {', '.join(parts)} }}" if value else "{}"
+    plain = "" if value is None else str(value) if isinstance(value, Path) else value
+    return tomli_w.dumps({"value": plain}).removeprefix("value = ").rstrip("\n")
 
 
 def described(owner: type, field: str, spelled: Callable[[str], str] = str) -> str:

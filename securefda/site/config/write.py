@@ -1,0 +1,177 @@
+"""The files of each site's process, derived from the configuration of a federation: settings and policy.
+
+``run`` gives its processes every setting. A startup kit gets only what matters, with a comment on each key, for a
+person to read and to change; every other key has its default.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from securefda.settings import Settings, kebab_case
+from securefda.site.config.keys import keys_of, toml
+from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
+from securefda.site.config.sections import MAX_PORT, MetricsSection, ProcessSection, TransportSection, budget_of
+from securefda.site.policy import SourcePolicy, default_policy
+
+
+def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
+    """Return the policy that a source of ``config`` starts with: it permits what the configuration asks for.
+
+    Where sources are to train with noise, their policies require it: to train without any is then no slip of a setting.
+    """
+    privacy, session, dp = config.privacy, config.session, config.training.source.dp
+    return default_policy(
+        privacy.permitted(site),
+        privacy.min_others,
+        privacy.max_colluders,
+        session.attempts,
+        clip=session.clip,
+        max_samples=session.max_samples,
+        kappa=privacy.norm_cap_kappa,
+        granularity=privacy.norm_cap_granularity,
+        unfiltered_projection=not config.strategy.filter,
+        norm_reports=privacy.norm_reports,
+        budget=budget_of(privacy.budget),
+        required=dp.noise_multiplier > 0,
+        max_grad_norm=dp.max_grad_norm,
+    )
+
+
+def aggregator_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:
+    """Return the text of aggregator.toml for the target of ``config``; paths become absolute, training repeats."""
+    return _as_toml(_aggregator(config, _here(kit, out, seed)))
+
+
+def source_toml(config: FederationConfig, kit: Path, out: Path, seed: int, *, site: str = "") -> str:
+    """Return the text of source.toml for one source of ``config``; paths become absolute, training repeats."""
+    return _as_toml(_source(config, site, _here(kit, out, seed)))
+
+
+def _here(kit: Path, out: Path, seed: int) -> ProcessSection:
+    """Of a process in a federation whose sites are all on this machine, under one hand: its seed says all."""
+    return ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed, repeatable_training=True)
+
+
+def kit_settings_toml(config: FederationConfig, site: str, listen: str) -> str:
+    """Return the text of KIT/local/settings.toml, with which a site starts its process from its kit.
+
+    Kit and run folder are relative to the file, so that the kit can be moved. So is the data folder, where the task
+    needs one: ``data`` beside the file, for no other site has the founder's folders.
+
+    Args:
+        config: the federation.
+        site: its target, or any other site id for a source.
+        listen: ``host:port`` on which the aggregator listens.
+    """
+    task = config.task.model_copy(update={"data_dir": config.task.data_dir and Path("data")})
+    is_target = site == config.federation.target
+    transport = config.transport.model_copy(update={"listen": listen if is_target else TransportSection().listen})
+    config = config.model_copy(update={"task": task, "transport": transport})
+    process = ProcessSection(kit=Path(".."), out=Path("run"))
+    settings = _aggregator(config, process) if is_target else _source(config, site, process)
+    role, command = ("target", "aggregator") if is_target else ("source", "source")
+    heading = (
+        f"# Settings of {site}, a {role}: they belong to this site. Relative paths are relative to the folder of this\n"
+        f"# file. To start: securefda {command} start --config KIT/local/settings.toml\n"
+        "# Keys that are not here have their defaults: securefda config show KIT lists all keys, and\n"
+        "# securefda config explain KEY says more of one.\n"
+    )
+    return heading + "".join(_commented(settings, _ESSENTIAL[role], ""))
+
+
+_ESSENTIAL: Mapping[str, frozenset[str]] = {
+    "target": frozenset(
+        {
+            *(f"aggregator.{key}" for key in ("kit", "out", "seed")),
+            *(f"strategy.{key}" for key in ("rule", "rounds", "warm-up-rounds")),
+            *(f"training.{key}" for key in ("learning-rate", "batch-size", "epochs", "dp.noise-multiplier")),
+            *(f"privacy.{key}" for key in ("visibility", "min-others", "max-colluders")),
+            "task.factory",
+            "transport.listen",
+        }
+    ),
+    "source": frozenset(
+        {
+            *(f"source.{key}" for key in ("kit", "out", "seed")),
+            *(f"training.{key}" for key in ("learning-rate", "batch-size", "epochs", "dp.noise-multiplier")),
+            "task.factory",
+        }
+    ),
+}
+"""Keys that a kit's settings hold even where they have their defaults."""
+
+
+def _commented(settings: Settings, essential: frozenset[str], prefix: str) -> Iterator[str]:
+    """The tables of ``settings`` with what is essential or differs from its default, each key with what it means."""
+    fields, lines, inner = type(settings).model_fields, list[str](), list[str]()
+    meanings = {key.name: key.meaning for key in keys_of(type(settings))}
+    for name, field in fields.items():
+        key, value = kebab_case(name), getattr(settings, name)
+        if isinstance(value, Settings):
+            inner += _commented(value, essential, f"{prefix}{key}.")
+            continue
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if f"{prefix}{key}" in essential or value != default:
+            comment = meanings[key].replace("`", "").partition(". ")[0].rstrip(".")
+            lines.append("\n".join([*(f"# {line}." for line in textwrap.wrap(comment, 116)), f"{key} = {toml(value)}"]))
+    if lines:
+        yield f"\n[{prefix.rstrip('.')}]\n" + "\n\n".join(lines) + "\n"
+    yield from inner
+
+
+def _aggregator(config: FederationConfig, process: ProcessSection) -> AggregatorConfig:
+    return AggregatorConfig(
+        aggregator=process,
+        task=config.task,
+        strategy=config.strategy,
+        training=config.training.target,
+        privacy=config.privacy,
+        session=config.session,
+        transport=config.transport,
+        logging=config.logging,
+        metrics=config.metrics,
+    )
+
+
+def _source(config: FederationConfig, site: str, process: ProcessSection) -> SourceConfig:
+    """Sites may share a machine: the target has the metrics port of the file and each source the next one, in order.
+
+    A source that the file does not name yet gets the port behind theirs.
+    """
+    metrics = config.metrics
+    if metrics.port:
+        place = 1 + (*config.federation.sources, site).index(site)
+        metrics = MetricsSection(port=min(metrics.port + place, MAX_PORT))
+    return SourceConfig(
+        source=process,
+        task=config.task,
+        training=config.training.source,
+        transport=config.transport,
+        logging=config.logging,
+        metrics=metrics,
+    )
+
+
+def _as_toml(settings: AggregatorConfig | SourceConfig) -> str:
+    data_dir = settings.task.data_dir and settings.task.data_dir.absolute()
+    task = settings.task.model_copy(update={"data_dir": data_dir})
+    return tomli_w.dumps(_plain(settings.model_copy(update={"task": task}).model_dump(by_alias=True)))
+
+
+def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a dumped table fit for TOML: paths as text, an absent one as the empty text."""
+    plain: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            plain[key] = _plain(value)
+        elif isinstance(value, Path):
+            plain[key] = str(value)
+        else:
+            plain[key] = "" if value is None else value
+    return plain
