@@ -42,7 +42,7 @@ MOST_PROOF_MS = 5.0
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure everything; each part is told on stderr as it begins."""
+    """Measure everything; each part is named on stderr as it begins."""
     load = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         _say("appending")

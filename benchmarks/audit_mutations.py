@@ -38,7 +38,7 @@ _MEMORY = Path("/dev/shm")
 
 
 def measure(count: int, seed: int) -> dict[str, Any]:
-    """Go through so many mutations; every miss is told on stderr."""
+    """Go through so many mutations; every miss is named on stderr."""
     began, processor = time.monotonic(), time.process_time()
     made, missed, kinds, total = Counter[str](), Counter[str](), dict[str, Counter[str]](), 0
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as name:

@@ -6,9 +6,9 @@ round, and knows the site's rows, all canaries and all settings: everything but 
 step drew.
 
 Canary: an image of normal noise with a label by chance. Its gradient is longer than the clip norm, so it counts in
-full, and is its own direction, so it can be told from the others'. Where its coin says "out", a blank row stands in its
-place, whose loss is zero: the number of rows, on which the sampling rate depends, tells nothing of the coins, and what
-changes with a coin is one row that is there or not.
+full, and is its own direction, so it can be separated from the others'. Where its coin says "out", a blank row stands
+in its place, whose loss is zero: the number of rows, on which the sampling rate depends, tells nothing of the coins,
+and what changes with a coin is one row that is in the data or not.
 
 Score: each step is a sum of gradients and noise. All rows' gradients at the model of that moment are known, so how much
 of each the step holds is estimated by regression (the best linear estimate, with the variances that coins, sampling and
@@ -16,7 +16,7 @@ noise have). The score of a canary is the sum over all steps.
 
 Guesses, fixed before any run: "in" for the eighth of the canaries with the highest scores, "out" for the lowest eighth.
 
-The control trains without noise. The fault trains with a tenth of the noise that its ledger is told of; it must be
+The control trains without noise. The fault trains with a tenth of the noise that its ledger is charged for; it must be
 found out, or the audit finds nothing.
 """
 
@@ -76,7 +76,7 @@ class Run:
         noise: noise multiplier of every step; None for training without noise and clipping.
         batches: steps of a round; one over it is the sampling rate.
         ghost: with ghost clipping.
-        charged_as: noise multiplier that the ledger is told of; None for the true one.
+        charged_as: noise multiplier that the ledger is charged for; None for the true one.
     """
 
     noise: float | None
@@ -113,7 +113,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Canaries:
-    """All rows as whoever audits knows them, canaries first, and what they do not know: the coins."""
+    """All rows as the auditor knows them, canaries first, and what the auditor does not know: the coins."""
 
     rows: Samples
     included: NDArray[np.bool_]

@@ -86,8 +86,8 @@ class _Rounds(OfflineSites):
             for part, result in zip(parts, results, strict=True)
         ]
         limits = [self._clip * math.sqrt(size) for size in sizes]
-        told = [norms_of(norm_codes(row, sizes, limits), sizes, limits) for row in norms]
-        caps = caps_for(told, kappa=self._norm_cap.kappa, others=self._norm_cap.others)
+        reported = [norms_of(norm_codes(row, sizes, limits), sizes, limits) for row in norms]
+        caps = caps_for(reported, kappa=self._norm_cap.kappa, others=self._norm_cap.others)
         for part, row in zip(parts, norms, strict=True):
             scale_to_caps(part.vector, sizes, row, caps)
 

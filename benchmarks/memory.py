@@ -56,7 +56,7 @@ class WideTask(Task):
 
 
 class PeakSampler:
-    """Reads the peaks of this process's children until it is told to stop.
+    """Reads the peaks of this process's children until it is stopped.
 
     The kernel keeps the peak itself, so that one reading after it is enough however short it was.
     """

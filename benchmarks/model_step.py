@@ -203,7 +203,7 @@ def _run(case: Case, data: tuple[str, ...], seed: int) -> dict[str, Any]:
 
 @contextmanager
 def _unbounded() -> Iterator[list[Course]]:
-    """No step is too long; what was measured, with the units that it is held against."""
+    """No step is too long; what was measured, with the units that it is compared with."""
     courses: list[Course] = []
     course_of, after = acceptance.course_of, Course.after
 

@@ -24,7 +24,7 @@ class OfflineSites:
         strategy: of the file.
         target: trains on the target's rows; ``sources`` each on its own.
         test_data: the target's.
-        model: float32 ``(n_params,)``; whoever plays the rounds moves it.
+        model: float32 ``(n_params,)``; the caller that plays the rounds moves it.
     """
 
     def __init__(self, config: FederationConfig, seed: int) -> None:

@@ -106,7 +106,7 @@ STEPS = (
 
 
 def measure(sources: Sequence[int], dropped: Sequence[int], params: Sequence[int]) -> dict[str, Any]:
-    """Measure every cell; each is told on stderr as it is done."""
+    """Measure every cell; each is named on stderr when it is done."""
     began, cells = time.monotonic(), []
     for job in jobs_of(sources, params, dropped):
         at = time.monotonic()
@@ -263,7 +263,7 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
         _over_params(over_m, cells)
         of_source.set_ylabel("processor time of a session, seconds")
         low, high = of_source.get_ylim()
-        of_source.set_ylim(low, 20 * high)  # room for the legends
+        of_source.set_ylim(low, 20 * high)  # space for the legends
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 

@@ -1,4 +1,4 @@
-"""What tests of all rooms share."""
+"""What tests of all folders share."""
 
 import os
 from pathlib import Path

@@ -32,7 +32,7 @@ print(after_vectors - before, resident() - before)
 def test_freed_vectors_and_chunks_go_back_to_the_system():
     ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     if "assert map_large_blocks()" in ran.stderr:
-        pytest.skip("the C library cannot be told")
+        pytest.skip("the C library has no setting for it")
     assert ran.returncode == 0, ran.stderr
     after_vectors, after_chunks = map(float, ran.stdout.split())
     assert after_vectors < 10

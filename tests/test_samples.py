@@ -19,7 +19,7 @@ def test_sample_federation_is_read(file: Path) -> None:
     config = load_federation(file)
     assert config.federation.sources
     assert config.privacy.visibility == "sum"
-    assert config.strategy.filter or file.stem == "fed_heart"  # off, every site has to permit it
+    assert config.strategy.filter or file.stem == "fed_heart"  # without it, every site's policy has to allow that
 
 
 def test_there_are_samples_of_each_bundled_task() -> None:

@@ -40,7 +40,7 @@ class MeasuredProcess:
         self._pipe = pipe
         self._before = 0
 
-    async def told(self) -> Any:
+    async def received(self) -> Any:
         """What the victim says next."""
         return await in_thread(self._pipe.recv)
 
@@ -55,7 +55,7 @@ class MeasuredProcess:
 
     async def _ask(self) -> tuple[int, int, list[str]]:
         self._pipe.send("how much?")
-        answer: tuple[int, int, list[str]] = await self.told()
+        answer: tuple[int, int, list[str]] = await self.received()
         return answer
 
 
@@ -86,7 +86,7 @@ def aggregator_server(
     """The real server, which lets every source upload 4 KiB. Says its address, then how much memory it takes.
 
     Args:
-        pipe: to whoever measures.
+        pipe: to the process that measures.
         credentials: of the target.
         sites: TLS pin to roster index.
         settings: sizes and times.
@@ -134,7 +134,7 @@ def source_channel(
     """The real channel: says when it is connected, asked once takes in a message, says how that ended.
 
     Args:
-        pipe: to whoever measures.
+        pipe: to the process that measures.
         endpoint: the aggregator.
         credentials: of the source.
         settings: sizes and times.

@@ -173,7 +173,7 @@ class OverTls(Generic[AttackerT]):
         return self.adversary.receive(event.parcel)
 
     async def _send(self, sends: Sequence[Send]) -> None:
-        """Allow the uploads of the session in progress, then say it to whoever came; one that is away gets it later."""
+        """Allow the uploads of the session, then announce it to those connected; others get it later."""
         server = self._server
         if server is None:
             return

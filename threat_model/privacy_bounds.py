@@ -1,6 +1,7 @@
 """What (epsilon, delta)-differential privacy leaves an attacker, as bounds that tests compare scores with. Pure.
 
-One neighbouring relation throughout, the ledger's: a row is there or not (:data:`securefda.privacy.events.GUARANTEE`).
+One neighbouring relation throughout, the ledger's: a row is in the data or not
+(:data:`securefda.privacy.events.GUARANTEE`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ FALSE_ALARM = 1e-6
 def auc_bound(epsilon: float, delta: float) -> float:
     """Return the largest expected area under the ROC curve of any attacker who tells members from others.
 
-    Some rows are candidates, a random half of them is in the data, and whoever sees the output scores each. The area is
-    the probability that a member i scores above another row j, ties counting half. Compare with data that lack both: by
-    differential privacy P[j at or above i] is there at most e^epsilon times as large, plus delta. There i and j are
-    alike, so that over both orders of the pair it is 1/2. Hence 1 - area >= e^-epsilon (1/2 - delta).
+    Some rows are candidates, a random half of them is in the data, and an observer of the output scores each. The
+    area is the probability that a member i scores above another row j, ties counting half. Compare with data that
+    lack both: by differential privacy P[j at or above i] is then at most e^epsilon times as large, plus delta. There
+    i and j are alike, so that over both orders of the pair it is 1/2. Hence 1 - area >= e^-epsilon (1/2 - delta).
 
     This holds for many candidates in one run, whose scores depend on one another. One candidate in each of many
     independent runs has the smaller bound 1 - (1 - delta)^2 / (1 + e^epsilon): the area over the region of Kairouz, Oh,

@@ -1,8 +1,8 @@
 """pytest plugin: writes down how each test of a threat ended, and fails a full run that leaves a claim unproven.
 
 Marks become properties of a test where it is collected, which with pytest-xdist is in the workers. They come back with
-its reports, and the process that was started collects them; it alone writes ``.last-run.json``. A run that was told
-to leave something out adds what it ran to that file, and is judged by its own tests alone.
+its reports, and the process that was started collects them; it alone writes ``.last-run.json``. A run that has
+options that leave something out adds what it ran to that file, and is judged by its own tests alone.
 """
 
 from __future__ import annotations

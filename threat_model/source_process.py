@@ -82,9 +82,9 @@ class SourceProcess:
         self._original.close()
         self._copy.close()
 
-    def _ask(self, to: Connection, what: str, told: Sent | str | None = None) -> list[Parcel]:
+    def _ask(self, to: Connection, what: str, message: Sent | str | None = None) -> list[Parcel]:
         try:
-            to.send((what, told))
+            to.send((what, message))
             sent, alarms, error = to.recv()
         except (EOFError, OSError):
             return []
@@ -116,7 +116,7 @@ def _serve(
     connection.send("open")
     while True:
         try:
-            what, told = connection.recv()
+            what, message = connection.recv()
         except EOFError:
             os._exit(0)
         if what == "fork" and os.fork() == 0:
@@ -124,15 +124,15 @@ def _serve(
             continue
         known, answers, error = len(watch.alarms), [], ""
         try:
-            answers = _answers(rounds, what, told)
+            answers = _answers(rounds, what, message)
         except (SecureFdaError, ValueError) as caught:
             error = type(caught).__name__
         connection.send((_packed(answers), [getattr(one, "check", "") for one in watch.alarms[known:]], error))
 
 
-def _answers(rounds: SourceRun, what: str, told: Any) -> list[Parcel]:
+def _answers(rounds: SourceRun, what: str, message: Any) -> list[Parcel]:
     if what == "join":
-        return [rounds.join(told)]
+        return [rounds.join(message)]
     if what == "expire":
         return rounds.expire()
-    return [answer for parcel in _unpacked(told or []) for answer in rounds.handle(parcel)]
+    return [answer for parcel in _unpacked(message or []) for answer in rounds.handle(parcel)]

@@ -97,14 +97,14 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         n: number of sources.
         aggregator: makes the aggregator; the honest one by default.
         sources: makes those sources that are no victims, by roster index. An aggregator of the attacker sees them.
-        policies: of single sources; the others permit what ``settings`` ask for, and no more.
+        policies: of single sources; those of the others allow what ``settings`` ask for, and no more.
         max_unfinished: release.max-unfinished of those others.
         first_models: that their model.initial lists; none: the task's own alone.
         model_step: their limits.model-step; updates that a test makes up need not be of one size.
         updates: what each site's training gives.
         trainers: of single sites, by roster index, in place of one that gives ``updates``; see
             :mod:`threat_model.private_sites` for real ones.
-        visibility: the level that the run asks for and that policies permit.
+        visibility: the visibility that the run asks for and that policies allow.
         settings: fields of :class:`RunSettings` that differ from :func:`run_settings`.
         roster: another one than :func:`roster_of` gives.
         network: what becomes of messages under way.
@@ -184,7 +184,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
             self.observers[index] = MessageRecorder(journal, self.roster, index, run=run)
 
     def default_policy(self) -> SourcePolicy:
-        """What a source permits that agreed to the run's settings."""
+        """The policy of a source that agreed to the run's settings."""
         wanted = self.settings
         label: Any = wanted.visibility.label
         granularity: Any = wanted.norm_cap_granularity.label

@@ -49,7 +49,7 @@ from securefda.transport import limits
 from threat_model.sites import published_public_keys
 
 OUTSIDE = ("TYPE", "SENDER", "SESSION", "CONTEXT", "SIGNATURE")
-"""What :func:`securefda.protocol.checks.envelope_fault` can be told to overlook."""
+"""What :func:`securefda.protocol.checks.envelope_fault` can be made to overlook."""
 
 _CODE = ("securefda.", "services.", "threat_model.adversaries.")
 
@@ -214,9 +214,9 @@ def _names_required(node: ast.AST) -> list[str]:
 
 
 def outside_off(*names: str, mitigation: str = "") -> Switch:
-    """The outside of messages is not looked at in these respects, by whoever receives one.
+    """No receiver checks the outside of messages in these respects.
 
-    With SENDER off a message passes for whoever it says it is from, and the signature must still be that site's.
+    With SENDER off a message counts as that of the sender that it names, whose signature it must still have.
     ``mitigation`` as for :func:`checks_off`.
 
     Raises:

@@ -110,4 +110,4 @@ def _seeded_draw(_: object) -> Callable[[Any, int], bytes]:
 
 
 SYSTEM_RANDOMNESS = replaced("secrets from the operating system", secret, "draw", _seeded_draw)
-"""Every secret and every identifier comes from NumPy's global generator, as seeded by whoever seeds it."""
+"""Every secret and every identifier comes from NumPy's global generator, however that was seeded."""

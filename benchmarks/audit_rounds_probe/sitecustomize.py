@@ -16,7 +16,7 @@ from typing import Any
 
 
 class _Wait(MetaPathFinder):
-    """Starts when the services are imported: everything that is timed or replaced is there then."""
+    """Starts when the services are imported: everything that is timed or replaced exists by then."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:  # noqa: ARG002 - the finder's interface
         if fullname == "securefda.transport.event_loop":

@@ -87,7 +87,7 @@ def tile_length(bench: Bench, rng: random.Random) -> Mutation:
 
 
 def tile_hashes(bench: Bench, rng: random.Random) -> Mutation:
-    """Hashes of a tile change places, or one is there twice."""
+    """Hashes of a tile change places, or one occurs twice."""
     path = rng.choice([path for path in sorted(bench.tiles()) if len(bench.files[path]) > 32])
     first, under = bench.tiles()[path]
     hashes = [bench.files[path][at : at + 32] for at in range(0, len(bench.files[path]), 32)]

@@ -1,4 +1,4 @@
-"""A log's files made in memory of any records, as whoever has the party's key can make them."""
+"""A log's files made in memory from any records, as a holder of the party's key can make them."""
 
 from __future__ import annotations
 

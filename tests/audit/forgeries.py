@@ -32,7 +32,7 @@ def note_of(bench: Bench, size: int) -> bytes:
 
 
 def stolen_key(bench: Bench, rng: random.Random) -> Mutation:
-    """Everything is signed anew by whoever has the log's key; too few witnesses, or none, sign with him.
+    """A holder of the log's key signs everything again; too few witnesses, or none, cosign.
 
     He leaves what they signed before, up to where it still holds.
     """
@@ -57,8 +57,8 @@ def fork(bench: Bench, rng: random.Random) -> Mutation:
     witnesses = rng.choice(((), WITNESSES))
     files = log_files(entries, bench.heads, witnesses=witnesses)
     contradicted = min(size for size in known if size > first)
-    vouched = bench.heads if witnesses else known
-    trusted = max([0, *(size for size in vouched if size < contradicted)])
+    cosigned = bench.heads if witnesses else known
+    trusted = max([0, *(size for size in cosigned if size < contradicted)])
     what = f"fork at {first}, {len(witnesses)} witnesses, others hold {known}"
     notes = tuple(note_of(bench, size) for size in known)
     return Mutation(what, in_place(bench, files), "forked", trusted, notes, needed)
@@ -74,14 +74,14 @@ def fork_beside_its_other_checkpoint(bench: Bench, rng: random.Random) -> Mutati
     left = [size for size in left if rng.random() < 0.5] or left[-1:]
     kept = [size for size in bench.heads if size <= first and rng.random() < 0.7]
     files |= {f"checkpoints/{size:016d}": note_of(bench, size) for size in (*left, *kept)}
-    vouched = bench.heads if b"site-b" in files["checkpoint"] else kept
-    trusted = max([0, *(size for size in vouched if size < min(left))])
+    cosigned = bench.heads if b"site-b" in files["checkpoint"] else kept
+    trusted = max([0, *(size for size in cosigned if size < min(left))])
     what = f"fork at {first}, checkpoints of {left} and {kept} are of the other tree"
     return Mutation(what, in_place(bench, files), "forked", trusted)
 
 
 def false_checkpoint_before_a_true_one(bench: Bench, rng: random.Random) -> Mutation:
-    """Whoever has the log's key signs what he made of some records; the newest checkpoint is that of the witnesses."""
+    """A holder of the log's key signs changed records; the newest checkpoint is that of the witnesses."""
     first, entries = changed(bench, rng)
     entries[-1] = bench.entries[bench.size - 1]
     first = min(first, bench.heads[-2] - 1)

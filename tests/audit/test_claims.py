@@ -130,7 +130,7 @@ def test_a_target_is_not_held_to_what_a_source_signs_once() -> None:
 
 @pytest.fixture
 def header(tmp_path: Path) -> Callable[..., Statement]:
-    """Makes headers, of round 2 unless told otherwise; with other changes they have another session."""
+    """Makes headers, of round 2 by default; with other changes they have another session."""
     run = Run(tmp_path)
     for site in SITES:
         run.begin(site)

@@ -133,7 +133,7 @@ def test_a_pipe_or_a_link_in_place_of_a_file_is_refused_and_not_waited_for(tmp_p
         list(read_kept(tmp_path))
 
 
-def test_after_a_message_that_found_no_room_none_is_kept_until_the_log_is_opened_again(
+def test_after_a_message_that_did_not_fit_none_is_kept_until_reopened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A smaller one might fit: then the first would be missing before it, as if somebody had taken it out."""

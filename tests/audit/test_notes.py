@@ -160,7 +160,7 @@ def test_note_that_no_known_key_signed_is_refused() -> None:
         ours().check([NoteKey.parse(PETER)])
 
 
-def test_wrong_signature_of_one_known_key_refuses_the_note_whoever_else_signed() -> None:
+def test_wrong_signature_of_one_known_key_refuses_the_note() -> None:
     good = ours()
     forged = replace(good.signatures[1], value=good.signatures[1].value[:-1] + b"\xff")
 

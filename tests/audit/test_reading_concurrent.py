@@ -101,11 +101,11 @@ def test_lock_of_a_writer_hides_nothing_that_is_signed(tmp_path: Path) -> None:
         assert found(verify(folder)) == ("truncated", 6, True)
 
 
-def test_progress_is_told_after_every_file(tmp_path: Path) -> None:
+def test_progress_is_reported_after_every_file(tmp_path: Path) -> None:
     with opened(tmp_path) as log:
         grow(log, 600)
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
 
-    verify_log(tmp_path / "run-1", NAME, PUBLIC, progress=lambda read, covered: told.append((read, covered)))
+    verify_log(tmp_path / "run-1", NAME, PUBLIC, progress=lambda read, covered: reports.append((read, covered)))
 
-    assert told == [(256, 600), (512, 600), (600, 600)]
+    assert reports == [(256, 600), (512, 600), (600, 600)]

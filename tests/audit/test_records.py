@@ -314,7 +314,7 @@ def test_changed_bytes_are_refused_or_are_another_record_in_its_one_encoding(dat
     assert record.to_bytes() == bad
 
 
-def test_record_of_a_later_release_is_told_from_a_malformed_one() -> None:
+def test_record_of_a_later_release_is_not_called_malformed() -> None:
     with pytest.raises(NewerVersion, match="version 2"):
         Record.parse(changed(v=2, more="fields"))
 

@@ -91,7 +91,7 @@ def hung_up(number: int, hours: float) -> Log:
     return Log(f"run-{number}", hours).masked(1)
 
 
-def test_a_run_is_told_by_its_own_log() -> None:
+def test_a_run_has_the_history_of_its_own_log() -> None:
     log = Log().finished(1).finished(2).masked(3).ended("failed")
     log.add(Entry("event", "ledger-updated", 3, 1, dp=CHARGE))
 

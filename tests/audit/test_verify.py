@@ -301,7 +301,7 @@ def test_finding_shows_no_value_of_a_record(small: Path) -> None:
 
 def test_large_file_in_the_place_of_the_log_is_refused_unread(small: Path) -> None:
     with (small / "tail").open("wb") as tail:
-        tail.truncate(10 * 2**30)  # sparse: it takes no room
+        tail.truncate(10 * 2**30)  # sparse: it takes no space
 
     assert found(verify(small))[0] == "unreadable"
 

@@ -24,7 +24,7 @@ def test_log_signed_anew_with_a_stolen_key_lacks_the_witnesses(tmp_path: Path, b
     folder = forged(tmp_path, bad, SMALL)
 
     assert found(verify(folder)) == ("missing-cosignature", 0, False)
-    assert verify(folder, needed=0).finding is None  # the control: without witnesses nobody can tell
+    assert verify(folder, needed=0).finding is None  # the control: without witnesses it cannot be seen
 
 
 @pytest.mark.parametrize("bad", range(20))

@@ -1,4 +1,4 @@
-"""Owners of sites with a privacy ledger, or without one yet, for the tests of the budget commands."""
+"""What tests of commands share: owners of sites with a privacy ledger, or without one yet."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from pathlib import Path
 
 import pytest
 from budget_owner import Owner, found_noisy
+
+
+@pytest.fixture
+def no_disk_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that write many logs: nothing here survives a power cut, or needs to."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="session")

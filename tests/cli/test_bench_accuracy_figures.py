@@ -168,7 +168,7 @@ def test_selection_holds_where_the_predicted_rule_is_best_on_three_of_four_point
     ]
 
 
-def test_the_first_round_predicts_and_the_mean_of_all_rounds_is_told_beside_it():
+def test_the_first_round_predicts_and_the_mean_of_all_rounds_is_beside_it():
     rounds = (estimates("fedda_auto"), estimates("fedgp_auto") | {"fedgp_auto": 0.1})
     (one,) = judgements(grid([point()], [rounds]))
     assert (one.predicted, one.later, one.actual) == ("fedda_auto", "fedgp_auto", "fedda_auto")

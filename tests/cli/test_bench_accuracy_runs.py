@@ -25,7 +25,7 @@ NAMES = ",".join(RULES)
 WITH_CTRL_C = """
 import signal, sys
 from securefda.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where tests run in the background
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -1,4 +1,4 @@
-"""Which roster a log is held against, and what is said of it."""
+"""Which roster a log is checked with, and what the output says of it."""
 
 from __future__ import annotations
 

@@ -23,9 +23,7 @@ from securefda.audit.kept import FILE
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def _no_disk_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_disk_sync")
 
 
 @pytest.fixture

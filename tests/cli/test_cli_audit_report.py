@@ -25,9 +25,7 @@ from run_builder import HangsUp, Run, folder_of
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def _no_disk_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_disk_sync")
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def test_rounds_at_different_levels_are_different_rows(honest: Page) -> None:
     assert "update; individual: in clear, readable by the receiver" in rows["3"]
 
 
-def test_sums_and_updates_in_clear_are_told_apart_at_the_head(honest: Page) -> None:
+def test_sums_and_updates_in_clear_are_listed_apart_at_the_top(honest: Page) -> None:
     assert "3 updates left in clear, of hospital-a, hospital-b, hospital-c." in honest.text
     assert "6 updates left only under masks, in sums over at least 3 sources." in honest.text
 
@@ -98,7 +96,7 @@ def test_a_round_without_a_charge_is_not_hidden_by_those_with_one(tmp_path: Path
     assert "Something left target, source-1, source-2 in rounds without a charge" in page.text
 
 
-def test_more_than_the_limit_is_told(tmp_path: Path) -> None:
+def test_more_than_the_limit_is_said(tmp_path: Path) -> None:
     class Spends(Logs):
         def charge(self, site: str, number: int) -> None:
             super().charge(site, 2000 * number)

@@ -25,9 +25,7 @@ from run_builder import Run
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def _no_disk_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_disk_sync")
 
 
 @pytest.fixture
@@ -169,7 +167,7 @@ def test_wrong_arguments_are_one_clear_line_and_write_nothing(
     assert not list(tmp_path.rglob("*.html"))
 
 
-def test_logs_of_several_runs_are_told_apart_by_name(tmp_path: Path, capsys: Capture) -> None:
+def test_logs_of_several_runs_are_separated_by_name(tmp_path: Path, capsys: Capture) -> None:
     folder = Run(tmp_path / "all" / "one").write()
     Logs(tmp_path / "all" / "two", sources=1).write(1)
     assert main(["audit", "report", str(tmp_path / "all")]) == 4

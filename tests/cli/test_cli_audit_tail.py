@@ -28,7 +28,7 @@ def numbers(out: str) -> list[int]:
 
 
 def follow(path: Path, steps: Iterator[object], *, wanted: Filter | None = None, output: Format = Format.TXT) -> int:
-    """Follow a log; whenever nothing new is there, the next step is taken."""
+    """Follow a log; whenever nothing new has come, take the next step."""
     return tail_log(path, wanted or Filter(), 10, output, follow=True, pause=lambda _: (next(steps), None)[1])
 
 

@@ -122,7 +122,7 @@ def flip(log: Path, at: int) -> None:
     (log / FILE).write_bytes(data)
 
 
-def test_a_flipped_byte_in_the_evidence_is_told_apart_from_the_log(log: Path, trusted: Path, capsys: Capture) -> None:
+def test_a_flipped_byte_in_the_evidence_does_not_accuse_the_log(log: Path, trusted: Path, capsys: Capture) -> None:
     flip(log, 10)
 
     code, out, err = audit(capsys, "verify", log, "--roster", trusted)
@@ -186,7 +186,7 @@ def test_kind_and_place_of_a_falsification_are_named(
 
 
 def resign(party: Party, entries: list[bytes]) -> bytes:
-    """Write other records as whoever has stolen the key would: good tiles, good checkpoints, no cosignature."""
+    """Write other records as a thief of the key would: good tiles, good checkpoints, no cosignature."""
     levels = Levels()
     for entry in entries:
         levels.append(leaf_hash(entry))

@@ -116,7 +116,7 @@ def test_a_list_with_another_thing_in_it_is_refused_by_the_name_of_its_option(op
     assert option in envelope["message"]
 
 
-def test_sessions_too_large_for_processes_are_told_apart_and_measured_once():
+def test_sessions_too_large_for_processes_are_marked_and_measured_once():
     assert Job("", 100, 1_100_000, 0).fits_processes
     assert not Job("", 30, 11_000_000, 0).fits_processes
     assert Job("", 30, 11_000_000, 0).usual_repeats == 1

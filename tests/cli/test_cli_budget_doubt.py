@@ -125,7 +125,7 @@ def test_without_the_sites_key_nothing_is_signed(owner: Owner, damage: str) -> N
     assert (code, "signing.key: is " + damage in err) == (4, True)
 
 
-def test_a_clock_that_was_moved_back_is_warned_of_and_mended_by_the_sites_word(owner: Owner) -> None:
+def test_a_clock_moved_back_is_warned_of_until_the_site_accepts(owner: Owner) -> None:
     owner.train(1, later_s=86_400)
 
     (warning,) = owner.data("show")["warnings"]

@@ -58,7 +58,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_wrong_arguments_end_with_4_one_line_and_a_mend(
+def test_wrong_arguments_end_with_4_one_line_and_a_hint(
     arguments: list[str], error: str, hint: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 4

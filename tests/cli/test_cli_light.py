@@ -87,7 +87,7 @@ COMMANDS = {
 """Command -> its exit code."""
 
 DRAW = ("audit report {run} --roster {roster} --out {page}",)
-"""With matplotlib; the last of them, since a module that is there cannot be refused any more."""
+"""With matplotlib; the last of them, since an imported module cannot be refused any more."""
 
 
 class WithoutNoise(Run):

@@ -76,7 +76,7 @@ def test_check_permits_what_the_policies_were_made_for(kits: Path, capsys: pytes
     assert found["data"]["levels"] == {f"source-{index}": "sum" for index in range(1, 6)}
 
 
-def test_check_names_site_key_asked_allowed_and_mend_and_ends_with_10(
+def test_check_names_site_key_asked_allowed_and_hint_and_ends_with_10(
     kits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own(kits, "source-2", permits(min_others=4, max_colluders=0))
@@ -220,7 +220,7 @@ def test_an_unknown_key_is_named_with_the_nearest_and_the_site(kits: Path, capsy
 def test_a_federation_in_which_no_level_satisfies_all_is_said_to_be_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two sources, of which one permits sums only: there is no third to make up a sum."""
+    """Two sources, of which one allows sums only: there is no third to make up a sum."""
     federation = tmp_path / "federation.toml"
     text = sample("digits").read_text()
     start, end = text.index("sources ="), text.index("]", text.index("sources =")) + 1
@@ -406,7 +406,7 @@ def test_preflight_of_all_kits_plans_the_levels(kits: Path, capsys: pytest.Captu
 def test_preflight_of_all_kits_finds_that_no_level_satisfies_all(
     kits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After three sources left, one that permits sums alone has nobody to be summed with."""
+    """After three sources left, one that allows only sums has nobody to be summed with."""
     for index in (3, 4, 5):
         assert main(["federation", "revoke", str(kits), f"source-{index}"]) == 0
     own(kits, "source-1", default_policy("individual"))

@@ -281,9 +281,9 @@ def test_the_norm_cap_is_claimed_for_what_it_holds_and_its_numbers_are_said_to_b
     assert "Over all layers of the sum together" in protected(levels, "fedgp_auto", norm_cap=on_model)
     assert "at least 2 times the squared norm of any one's part" in protected(levels, "fedgp_auto", norm_cap=on_model)
     assert "not on directions" in protected(levels, "fedgp_auto", norm_cap=on_model)
-    told = unprotected(levels, "fedgp_auto", norm_cap=by_layer)
-    assert "the sources at sum saw of each other how large a part of the sum was" in told
-    assert "one number per layer; one that colludes could tell the aggregator" in told
+    text = unprotected(levels, "fedgp_auto", norm_cap=by_layer)
+    assert "the sources at sum saw of each other how large a part of the sum was" in text
+    assert "one number per layer; one that colludes could tell the aggregator" in text
     assert "nothing bounded how much of a sum is one source's part" in unprotected(levels, "fedgp_auto")
 
 

@@ -133,7 +133,7 @@ def test_control_that_was_skipped_is_not_shown(folder: Path, capsys: pytest.Capt
     assert "Mitigated, and not shown to be: T02\n" in text
 
 
-def test_runs_since_the_last_full_one_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_since_the_last_full_one_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(folder, *SHOWN, again=1)
     assert "All tests ran on 2026-05-01 10:00 UTC, some again up to 2026-05-02 11:30 UTC." in printed(folder, capsys)
     write_run(folder, *SHOWN, full=False)

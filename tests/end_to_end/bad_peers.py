@@ -93,8 +93,8 @@ async def made_first_model(signer: Signer, parcel: Parcel) -> Parcel | None:
     if not isinstance(body, Header):
         return parcel
     model = bytes(len(parcel.vectors[0]))
-    told = signed_anew(signer, parcel, replace(body, model_digest=sha256(model).digest()))
-    return replace(told, vectors=(model, *parcel.vectors[1:]))
+    false = signed_anew(signer, parcel, replace(body, model_digest=sha256(model).digest()))
+    return replace(false, vectors=(model, *parcel.vectors[1:]))
 
 
 def first_header_only() -> Lie:
@@ -151,9 +151,9 @@ class _Channel(SourceChannel):
         self._signer, self._lie = signer, lie
 
     async def send(self, parcel: Parcel) -> None:
-        told = await self._lie(self._signer, parcel)
-        if told is not None:
-            await super().send(told)
+        false = await self._lie(self._signer, parcel)
+        if false is not None:
+            await super().send(false)
 
 
 class _Server(AggregatorServer):
@@ -163,8 +163,8 @@ class _Server(AggregatorServer):
         self._signer, self._lie = signer, lie
 
     async def send(self, sends: Sequence[tuple[int, Parcel]]) -> None:
-        told = [(site, await self._lie(self._signer, parcel)) for site, parcel in sends]
-        await super().send([(site, parcel) for site, parcel in told if parcel is not None])
+        sent = [(site, await self._lie(self._signer, parcel)) for site, parcel in sends]
+        await super().send([(site, parcel) for site, parcel in sent if parcel is not None])
 
 
 class _Unheard:

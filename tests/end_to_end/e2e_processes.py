@@ -92,7 +92,7 @@ class Process:
 
 
 def assert_one_clear_line(process: Process, code: ExitCode, *words: str, hint: str = "") -> None:
-    """The process ended with this code, one error line with these words, a mend, and no traceback."""
+    """The process ended with this code, one error line with these words, a hint, and no traceback."""
     assert process.end() == code, process.text
     errors = [line for line in process.err if line.startswith("error: ")]
     hints = [line for line in process.err if line.startswith("hint: ")]

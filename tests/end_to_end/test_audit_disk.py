@@ -1,6 +1,6 @@
 """Audit logs of real processes: on a disk that fills, behind a file, open to others, cut, and after a kill.
 
-What a site cannot write down it neither sends nor handles: it ends with one line that names the file and the mend.
+What a site cannot write down it neither sends nor handles: it ends with one line that names the file, and a hint.
 """
 
 from __future__ import annotations

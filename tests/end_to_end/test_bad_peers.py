@@ -129,8 +129,9 @@ def test_a_source_that_was_asked_in_one_run_joins_no_other_until_its_operator_sa
         again = federation.start("source-1", new_folder)
         assert_one_clear_line(again, ExitCode.POLICY, "release.max-runs", "after 1 in 24 hours", hint="--accept-run")
         settings_file = federation.kit("source-1") / "local" / "settings.toml"
-        told = federation.start_command("source", settings_file, new_folder, flags=["--accept-run"]).until("round 1, ")
-        assert "--accept-run: one run beyond release.max-runs may begin" in told.text
+        consenting = federation.start_command("source", settings_file, new_folder, flags=["--accept-run"])
+        printed = consenting.until("round 1, ")
+        assert "--accept-run: one run beyond release.max-runs may begin" in printed.text
 
 
 def test_a_source_gives_up_on_an_aggregator_that_falls_silent(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ A run with one process per site, over TLS, in which every byte is seen in two pl
   Python's sockets say of themselves: native code that opens a socket of its own would not be seen, and there is none.
 - TLS hides what the bytes say. So in every process a tap lies where gRPC turns messages into bytes and back, above TLS
   and below all code of this project. What the taps of both ends saw is the same, and with what TLS and HTTP/2 add to
-  it, it makes up what the proxy counted: there is no room beside it for one vector.
+  it, it makes up what the proxy counted: it leaves no space for one vector.
 
 The bytes are taken apart anew. Each belongs to an application message, to a vector that a message names by its digest,
 or to a frame with a few numbers in it (greeting, heartbeat, acknowledgement). Each message then has one record at its
@@ -125,12 +125,12 @@ def test_every_message_on_the_wire_has_one_record_at_each_end_and_every_record_a
 
 def test_what_was_compared_is_a_whole_run(run: Observed) -> None:
     for site in run.federation.names:
-        told = Counter((way, kind) for way, _, kind, *_ in run.wire(site).lines)
-        assert {one: told[one] for one in EVERY_ROUND} == dict.fromkeys(EVERY_ROUND, ROUNDS)
-        assert (told["sent", "Join"], told["received", "Goodbye"]) == (1, 1)
+        logged = Counter((way, kind) for way, _, kind, *_ in run.wire(site).lines)
+        assert {one: logged[one] for one in EVERY_ROUND} == dict.fromkeys(EVERY_ROUND, ROUNDS)
+        assert (logged["sent", "Join"], logged["received", "Goodbye"]) == (1, 1)
         for kind in ("Checkpoint", "Cosigned"):
-            assert told["sent", kind] == told["received", kind] == ROUNDS + 1
-        assert set(told) - EVERY_ROUND == {
+            assert logged["sent", kind] == logged["received", kind] == ROUNDS + 1
+        assert set(logged) - EVERY_ROUND == {
             ("sent", "Join"),
             ("received", "Goodbye"),
             *((way, kind) for way in ("sent", "received") for kind in ("Checkpoint", "Cosigned")),

@@ -1,4 +1,4 @@
-"""Settings, data and machines that something is wrong with: one line with the mend, no traceback, a readable folder."""
+"""Settings, data and machines with a fault: one line and a hint, no traceback, a readable folder."""
 
 from __future__ import annotations
 

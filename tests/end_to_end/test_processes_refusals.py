@@ -1,4 +1,4 @@
-"""Peers that must not work together, and peers that are not there: each ends with one line, its mend and its code."""
+"""Peers that must not work together, and missing peers: each ends with one line, its hint and its code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_source_with_a_kit_of_another_federation_is_refused(waiting: Kits, tmp
 def test_an_aggregator_takes_no_source_whose_certificate_another_federation_issued(
     waiting: Kits, tmp_path: Path
 ) -> None:
-    """The source is told the right CA of the aggregator, but its own certificate is from elsewhere."""
+    """The source has the right CA of the aggregator, but its own certificate is from elsewhere."""
     other = Kits(tmp_path, port=waiting.port)
     startup, foreign = waiting.kit("source-1") / "startup", other.kit("source-1") / "startup"
     for name in ("ca.pem", "roster.json", "endpoints.toml", "kit.json"):

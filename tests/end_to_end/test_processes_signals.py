@@ -59,7 +59,7 @@ def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal
     assert len(record.rounds) >= 2
 
 
-def test_a_process_that_a_script_started_in_the_background_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_a_process_started_in_the_background_by_a_script_ends_on_sigint(tmp_path: Path) -> None:
     """Shells make such processes deaf to Ctrl-C; SIGTERM must reach them all the same."""
     settings = ("privacy.visibility=individual",)
     with kits(tmp_path, 1, settings=settings, by_exec=True) as federation, _deaf_to_ctrl_c():

@@ -123,7 +123,7 @@ class Wire:
     vectors: dict[bytes, bytearray] = field(default_factory=dict)
     again: int = 0
     _named: list[tuple[Line, tuple[bytes, ...], tuple[int, ...]]] = field(default_factory=list)
-    _told: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    _sent: dict[tuple[str, int], bytes] = field(default_factory=dict)
     _asked: bytes = b""
 
     @classmethod
@@ -156,11 +156,11 @@ class Wire:
             assert frame.WhichOneof("content") in IDLE
             return
         place, data = (way, frame.delivery.sequence), frame.delivery.SerializeToString(deterministic=True)
-        if place in self._told:
-            assert self._told[place] == data
+        if place in self._sent:
+            assert self._sent[place] == data
             self.again += 1
             return
-        self._told[place] = data
+        self._sent[place] = data
         self._name(way, other, signed_from_proto(frame.delivery.message), tuple(frame.delivery.attachment_bytes))
 
     def _name(self, way: str, other: str, message: Signed[Body], lengths: tuple[int, ...]) -> tuple[bytes, ...]:

@@ -89,8 +89,8 @@ class Tap:
 
 
 def install(tap: Tap) -> None:
-    """Put the tap between gRPC and whoever uses it, before anybody does."""
-    import grpc.aio  # noqa: PLC0415 - nothing is imported before the tap is there
+    """Put the tap between gRPC and its users, before anything imports it."""
+    import grpc.aio  # noqa: PLC0415 - nothing is imported before the tap is in place
     from grpc.aio import _channel  # noqa: PLC0415
 
     sys.addaudithook(tap.audit)
@@ -128,7 +128,7 @@ def _tap_handler(tap: Tap, module: Any, name: str) -> None:
 
 
 def smuggle() -> None:
-    """Have the source's transport send its first message once more, without a word to whoever keeps the log."""
+    """Have the source's transport send its first message once more, without a word to the log."""
     from securefda.transport.client import SourceChannel  # noqa: PLC0415
 
     real = SourceChannel.send

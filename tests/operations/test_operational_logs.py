@@ -26,7 +26,7 @@ FIELDS = ["time", "level", "site", "run", "round", "phase", "peer", "message"]
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Callable[..., OperationalLog]]:
-    """Logs in a folder that is not there yet; ``warnings`` hears what the operator is told."""
+    """Logs in a folder that does not exist yet; ``warnings`` gets what the operator sees."""
     made: list[OperationalLog] = []
 
     def new(settings: LoggingSection = BOTH, warnings: list[str] | None = None) -> OperationalLog:
@@ -166,8 +166,8 @@ def test_a_full_disk_costs_lines_and_one_warning_and_no_more(log: Callable[..., 
     assert "goes on" in warnings[0]
     assert len(json_lines(folder)) == 50
     (folder / "site.log").unlink()
-    one.write("info", "there is room again", PLACE)
-    assert (folder / "site.log").read_text().endswith("| there is room again\n")
+    one.write("info", "the disk has space again", PLACE)
+    assert (folder / "site.log").read_text().endswith("| the disk has space again\n")
 
 
 def test_a_file_that_may_not_grow_ends_with_whole_lines_once_there_is_room(

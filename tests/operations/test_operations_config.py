@@ -64,7 +64,7 @@ BAD_FOR_ALL_SITES = [
 
 
 @pytest.mark.parametrize(("text", "key", "why", "hint"), BAD + BAD_FOR_ALL_SITES)
-def test_a_wrong_setting_of_a_federation_is_named_with_its_mend(
+def test_a_wrong_setting_of_a_federation_is_named_with_a_hint(
     file: Path, text: str, key: str, why: str, hint: str
 ) -> None:
     file.write_text(f"{FEDERATION}\n{text}\n")
@@ -77,7 +77,7 @@ def test_a_wrong_setting_of_a_federation_is_named_with_its_mend(
 
 
 @pytest.mark.parametrize(("text", "key", "why", "hint"), BAD)
-def test_a_wrong_setting_of_a_site_is_named_with_its_mend(
+def test_a_wrong_setting_of_a_site_is_named_with_a_hint(
     tmp_path: Path, text: str, key: str, why: str, hint: str
 ) -> None:
     path = tmp_path / "source.toml"

@@ -28,7 +28,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def refused(site: Site) -> LedgerError:
-    """Ask for a round, which must be refused with exit code 11, a mend, and nothing written."""
+    """Ask for a round, which must be refused with exit code 11, a hint, and nothing written."""
     before = site.state() if site.path.parent.exists() else None
     with pytest.raises(LedgerError) as refusal:
         site.ledger.reserve(EVENT, WIDE, now=NOON + 9)
@@ -275,14 +275,14 @@ def test_newest_copy_that_is_put_back_is_accepted_with_all_that_was_spent(site: 
     assert site.ledger.spent(1e-5) == epsilon([EVENT, EVENT, EVENT], 1e-5)
 
 
-def test_broken_chain_is_not_mended_by_anybodys_word(site: Site) -> None:
+def test_broken_chain_cannot_be_accepted(site: Site) -> None:
     execute(site.path, *EDITS["a cheaper round"][0])
 
     with pytest.raises(LedgerError, match="row 2 was changed"):
         site.ledger.reset("never mind", sign, now=NOON + 9)
 
 
-def test_clock_that_was_ahead_is_mended_by_the_sites_word(site: Site) -> None:
+def test_clock_that_was_ahead_is_accepted_under_the_sites_signature(site: Site) -> None:
     ahead = NOON + 10**6
     site.ledger.reserve(EVENT, WIDE, now=ahead)
     with pytest.raises(ConfigError, match="clock"):

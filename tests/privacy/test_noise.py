@@ -131,7 +131,7 @@ def test_seeding_torch_numpy_and_random_changes_nothing_and_no_generator_moves()
 
 
 def test_whoever_knows_the_seed_predicts_noise_of_torch() -> None:
-    """Companion of the test above: what it looks for is there to be found."""
+    """Companion of the test above: without our noise it finds what it looks for."""
     torch.manual_seed(1)
     noise = torch.normal(0.0, 1.0, (1000,))
     torch.manual_seed(1)
@@ -207,7 +207,7 @@ def test_a_source_shows_and_carries_no_key() -> None:
 # The sum with a value
 
 
-def told_apart(release: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, float]:
+def distinguished(release: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, float]:
     """Mironov's reader of low bits: how often it says "0" of released zeros, and of released ones.
 
     One plus noise near minus one is a multiple of 2^-24, as that noise is; noise alone below 1/2 mostly is not.
@@ -221,12 +221,12 @@ def told_apart(release: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, 
 
 
 def test_the_low_bits_of_a_sum_do_not_tell_what_was_hidden() -> None:
-    assert told_apart(lambda hidden: NoiseSource().added_to(hidden, 1.0)) == (0.0, 0.0)
+    assert distinguished(lambda hidden: NoiseSource().added_to(hidden, 1.0)) == (0.0, 0.0)
 
 
 def test_the_low_bits_of_a_plain_float32_sum_tell_what_was_hidden() -> None:
     """Companion of the test above: the noise is as good, the addition is not."""
-    of_zeros, of_ones = told_apart(lambda hidden: hidden + NoiseSource().normal(hidden.shape, 1.0))
+    of_zeros, of_ones = distinguished(lambda hidden: hidden + NoiseSource().normal(hidden.shape, 1.0))
     assert of_zeros > 0.5
     assert of_ones == 0.0
 

@@ -19,7 +19,7 @@ from securefda.privacy.noise import PAIRS, NoiseSource
 
 COUNT = 2**18
 STD = 0.37
-BEYOND = 5.0  # two-sided p = 5.7e-7, which leaves room for the skewness of the estimators at this COUNT
+BEYOND = 5.0  # two-sided p = 5.7e-7, which allows for the skewness of the estimators at this COUNT
 BEYOND_OF_40 = 5.7  # two-sided p = 1.2e-8, 40 times
 LAGS = [1, 2, 3, 4, 5, 7, 8, 16, 64, 1024, PAIRS - 1, PAIRS, PAIRS + 1, 2 * PAIRS, 3 * PAIRS, 4 * PAIRS]
 

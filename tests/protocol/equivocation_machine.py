@@ -37,12 +37,12 @@ class EquivocationMachine(RuleBasedStateMachine):
     """An adversary that is the aggregator and max_colluders sources.
 
     Attributes:
-        extra: how many sources more than policies reckon with.
+        extra: how many sources more than policies expect.
         may_be_crude: whether it also does what breaks the protocol's letter.
     """
 
     events: ClassVar[Counter[str]] = Counter()
-    """What happened in all examples, for whoever wants to know that much did."""
+    """What happened in all examples, so that tests can see that enough did."""
     steps = 12
     extra = 0
     may_be_crude = True
@@ -134,7 +134,7 @@ class EquivocationMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def session_isolates_one(self, data: Any) -> None:
-        """One masks among fewer than the others think, who are then told that all it masked with are dropped."""
+        """One masks among fewer than the others think; their lists then say that all it masked with are dropped."""
         world = self.world
         one = data.draw(st.sampled_from(sorted(world.sources)))
         self._begin_next_round(list(world.sources))
@@ -213,7 +213,7 @@ class EquivocationMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def earlier_message_is_replayed(self, data: Any) -> None:
         victim = data.draw(st.sampled_from(sorted(self.world.sources)))
-        earlier = data.draw(st.sampled_from(self.world.told + self.world.heard))
+        earlier = data.draw(st.sampled_from(self.world.sent + self.world.heard))
         due = self.world.next_message(victim)
         if due is not None and data.draw(st.booleans()):
             earlier = signer(TARGET).sign(due.envelope.session_id, due.envelope.context, earlier.body)
@@ -238,7 +238,7 @@ def _levels(body: Header, changes: dict[str, Any]) -> Iterable[tuple[int, Visibi
 
 
 def _plan_of(terms: Terms) -> dict[str, Any]:
-    """The levels that policies permit, with the smallest sums."""
+    """The visibilities that policies allow, with the smallest sums."""
     in_cohorts = terms.quorum if terms.of_sum < terms.n else 0
     of_sum = terms.quorum if terms.of_sum else 0
     norm_cap = NormCapTerms(1.0, terms.quorum - 1 - terms.max_colluders, Granularity.LAYER) if of_sum else None

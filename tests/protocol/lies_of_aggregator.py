@@ -42,9 +42,9 @@ class Lie:
 
     Attributes:
         check: name of the check that refuses it.
-        claim: what is told, in words.
+        claim: the lie, in words.
         slot: which message is replaced, :data:`KEY_LIST` to :data:`RESULT`.
-        tell: the lie, made from the honest message.
+        tell: makes the lie from the honest message.
         setup: how the cohort differs from the usual five sources.
     """
 

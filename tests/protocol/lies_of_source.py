@@ -18,13 +18,13 @@ KEYS, SHARES, INPUT, SIGNATURE, UNMASK = range(5)
 
 @dataclass(frozen=True)
 class SourceLie:
-    """A lie in place of the liar's honest message, told after all others have answered.
+    """A lie in place of the liar's honest message, sent after all others have answered.
 
     Attributes:
         check: name of the check that refuses it.
-        claim: what is told, in words.
+        claim: the lie, in words.
         slot: which message is replaced, :data:`KEYS` to :data:`UNMASK`.
-        tell: the lie, made from the honest message.
+        tell: makes the lie from the honest message.
         vector: what is uploaded, made from the honest masked input.
     """
 

@@ -104,7 +104,7 @@ class LyingAggregator:
     """The aggregator with its colluders, and the honest sources against it.
 
     Attributes:
-        told: every message of the aggregator so far.
+        sent: every message of the aggregator so far.
         heard: every message of an honest source so far.
         headers: every header so far.
         results: digest of the last result that each source accepted.
@@ -116,7 +116,7 @@ class LyingAggregator:
         self.indices = [index for index in range(terms.n + 1) if index != TARGET]
         self.colluding = sorted(colluding)
         self.sources = {i: HonestSource(i, self.folder, terms) for i in self.indices if i not in colluding}
-        self.told: list[AnySigned] = []
+        self.sent: list[AnySigned] = []
         self.heard: list[AnySigned] = []
         self.headers: list[AnySigned] = []
         self.results: dict[int, bytes] = {}
@@ -239,7 +239,7 @@ class LyingAggregator:
     def tell(self, victim: int, message: AnySigned) -> None:
         """A source processes a message; its answers are heard."""
         source = self.sources[victim]
-        self.told.append(message)
+        self.sent.append(message)
         vectors = (MODEL,) if isinstance(message.body, Header) else ()
         was_result = isinstance(source.phase, src.AwaitingResult)
         passed = received(UnderWay.of(TARGET, victim, Parcel(message, vectors)))

@@ -7,7 +7,7 @@
   lies. A sum beyond the range is between all that are in it.
 - By the aggregator, for the outside of a message or its place: liars, and sources with a bent channel. A channel is
   bent when the network repeats, reorders, alters or replays messages on it, which TLS keeps a network from.
-- By an honest source: whoever dealt a box that does not open, or holds another row than its dealer committed to, if
+- By an honest source: the dealer of a box that does not open, or holds another row than its dealer committed to, if
   that is a liar. The aggregator, which relays everything, only where the source's own channel is bent or a deadline
   passed.
 

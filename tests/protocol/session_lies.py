@@ -52,7 +52,7 @@ class Liar:
         source: runs the honest code with the liar's real keys.
         channels: its channel pair in each session, kept from erasure, so that it can seal other boxes.
         key_lists: the key list that it was shown in each session.
-        reports: the norm report, behind its opening, that it tells in each session.
+        reports: the norm report that it sends in each session, after the random bytes of its commitment.
         added: what was added to its input, by digest of the masked input; WIDTH + TAIL numbers in the ring.
     """
 

@@ -47,7 +47,7 @@ def terms_with(max_colluders: int) -> list[Terms]:
             ):
                 if n >= quorum and threshold_is_sound(threshold, n, max_colluders):
                     found.append(Terms(n, n, min_others, max_colluders, threshold))
-                    for size in {quorum, min(quorum + 1, threshold)}:  # without room for a loss, and with it
+                    for size in {quorum, min(quorum + 1, threshold)}:  # with no loss possible, and with one
                         found.append(Terms(n, 0, min_others, max_colluders, threshold, size))
                     for of_sum in {quorum, n - quorum} if n >= 2 * quorum else ():
                         found.append(Terms(n, of_sum, min_others, max_colluders, threshold, quorum))
@@ -58,7 +58,7 @@ class SessionMachine(RuleBasedStateMachine):
     """A run of three rounds whose messages an adversary schedules. In some examples the network does no harm."""
 
     events: ClassVar[Counter[str]] = Counter()
-    """What happened in all examples, for whoever wants to know that much did."""
+    """What happened in all examples, so that tests can see that enough did."""
     steps = 30
     net: SessionNetwork
 

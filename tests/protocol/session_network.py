@@ -266,13 +266,13 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
             self.events["capped"] += 1
 
     def _codes_of(self, member: int, attempt: Attempt) -> bytes:
-        """The norm report that a member told the others."""
+        """The norm report that a member sent to the others."""
         header = attempt.header.body
         most = [header.layers[0].clip * math.sqrt(WIDTH)]
         if member in self.liars:
-            told = self.liars[member].reports.get(attempt.header.envelope.session_id)
-            if told is not None:
-                return told.reveal()[REPORT_OPENING_BYTES:]
+            false = self.liars[member].reports.get(attempt.header.envelope.session_id)
+            if false is not None:
+                return false.reveal()[REPORT_OPENING_BYTES:]
         return norm_codes([1.0], [WIDTH], most)
 
     def _judge_part(self, attempt: Attempt, part: PartialSum, total: Any) -> None:

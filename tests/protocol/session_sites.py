@@ -69,7 +69,7 @@ def place_of(round_number: int, index: int) -> int:
 class Terms:
     """What a federation is set up with, at the aggregator and in every policy alike.
 
-    ``of_sum`` of the ``n`` sources, spread evenly, permit no more than ``sum``; the others permit ``cohort``.
+    ``of_sum`` of the ``n`` sources, spread evenly, allow no more than ``sum``; the others allow ``cohort``.
     """
 
     n: int
@@ -81,13 +81,13 @@ class Terms:
 
     @property
     def levels(self) -> tuple[Visibility, ...]:
-        """What each source's policy permits, in the order of their indices."""
+        """What each source's policy allows, in the order of their indices."""
         before = [place * self.of_sum // self.n for place in range(self.n + 1)]
         of_sum = [start < end for start, end in itertools.pairwise(before)]
         return tuple(Visibility.SUM if one else Visibility.COHORT for one in of_sum)
 
     def level_of(self, index: int) -> Visibility:
-        """What the policy of a source permits."""
+        """What the policy of a source allows."""
         return self.levels[index if index < TARGET else index - 1]
 
     @property

@@ -1,4 +1,4 @@
-"""No check without a lie: every name that the session can blame somebody with is told in one of the tables."""
+"""No check without a lie: one of the tables has a lie for every name with which a session can blame somebody."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def names_in(module: ModuleType) -> set[str]:
     return {text for text in texts if NAME.fullmatch(text)}
 
 
-def test_every_check_of_a_source_is_told_in_a_lie_of_the_aggregator() -> None:
-    told = HEADER | AGGREGATOR | {"HEADER_MODEL"} & names_in(test_header_checks)
-    assert names_in(checks) | names_in(source) == told
+def test_every_check_of_a_source_has_a_lie_of_the_aggregator() -> None:
+    in_lies = HEADER | AGGREGATOR | {"HEADER_MODEL"} & names_in(test_header_checks)
+    assert names_in(checks) | names_in(source) == in_lies
 
 
-def test_every_check_of_the_aggregator_is_told_in_a_lie_of_a_source() -> None:
+def test_every_check_of_the_aggregator_has_a_lie_of_a_source() -> None:
     apart = {"SENDER", "DUPLICATE", "SHARE_COMMITMENT", "UNMASK_SHARE", "RANGE"}
     assert apart <= names_in(test_lying_source)
     outside = set(lies_of_source.OUTSIDE)  # found by envelope_fault, whose names are in the module of the checks
@@ -42,7 +42,7 @@ def test_every_check_of_the_aggregator_is_told_in_a_lie_of_a_source() -> None:
     assert names_in(aggregator) | names_in(aggregator) | names_in(unmasking) | outside == SOURCE | apart
 
 
-def test_key_of_low_order_is_told_where_masks_are_made_too() -> None:
+def test_key_of_low_order_has_a_lie_where_masks_are_made_too() -> None:
     assert "KEY_INVALID" in names_in(test_lying_aggregator)
 
 

@@ -85,7 +85,7 @@ def test_nonce_fits_its_own_commitment_alone() -> None:
     assert not nonce_fits(bytes(32), committed, owner=3, ctx=ctx)
 
 
-def test_who_is_in_no_cohort_is_told_so() -> None:
+def test_source_in_no_cohort_gets_an_error() -> None:
     with pytest.raises(ValueError, match="index 9"):
         cohort_with(9, (frozenset({1, 2}),))
 

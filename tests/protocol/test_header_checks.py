@@ -148,7 +148,7 @@ LIES = [
     HeaderLie("HEADER_TARGET", "terms for a rule that needs none", {"target": PUBLISHED}),
     HeaderLie("HEADER_TARGET", "estimates of errors without the target's terms", {"rule": SELECT}),
     *(HeaderLie("HEADER_MODULUS", f"{bits} bits", {"modulus_bits": bits}) for bits in (0, 1, 2, 16, 33, 128)),
-    HeaderLie("HEADER_WRAP", "room for fewer than take part", {"n_max": N - 1}),
+    HeaderLie("HEADER_WRAP", "a ring for fewer than take part", {"n_max": N - 1}),
     HeaderLie("HEADER_WRAP", "no resolution left", {"n_max": 2**31}),
     *(HeaderLie("HEADER_THRESHOLD", f"t = {t} of {N}", {"threshold": t}) for t in (0, 1, 2, N + 1)),
     HeaderLie(

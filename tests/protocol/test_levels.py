@@ -51,7 +51,7 @@ def test_sum_and_every_cohort_beside_it_open_exactly(of_sum: int, in_cohorts: in
 
 @pytest.mark.parametrize("phase", range(len(PHASES)), ids=PHASES)
 @pytest.mark.parametrize("of_sum", [3, 4, 5])
-def test_every_sum_is_exact_whoever_is_lost(of_sum: int, phase: int) -> None:
+def test_every_sum_is_exact_after_any_loss(of_sum: int, phase: int) -> None:
     terms = changes(of_sum, 3, 3, in_clear=1)
     for lost in session(terms).indices:
         assert_sum_is_exact(session(terms, {lost: phase}), {lost: phase})

@@ -1,4 +1,4 @@
-"""A source refuses, by name, each lie of the aggregator, and goes on with the truth as if it had not been told."""
+"""A source refuses each lie of the aggregator by name, and continues with the truth as if no lie had come."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ def test_source_makes_no_second_masked_input_for_other_members() -> None:
         cohort.step(VICTIM, other)
 
 
-def test_lies_are_told_in_every_phase_but_the_first() -> None:
+def test_every_phase_but_the_first_has_lies() -> None:
     assert {lie.slot for lie in LIES} == set(range(1, len(PHASES) + 1))

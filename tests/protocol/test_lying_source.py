@@ -209,7 +209,7 @@ def test_owner_whose_commitment_does_not_fit_its_shares_is_named(liar: int) -> N
 
 
 def test_sum_beyond_the_range_of_honest_inputs_names_the_survivors() -> None:
-    """One source adds a whole vector of ones in the highest bit; with room for twice the inputs that must show."""
+    """One source adds a whole vector of ones in the highest bit; in a ring for twice the inputs that must show."""
     cohort = Cohort(5, changes={"n_max": 10})
     honest = cohort.encoded
 

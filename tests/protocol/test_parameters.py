@@ -12,7 +12,7 @@ from securefda.protocol.checks import SessionLimits, default_threshold, sum_cann
 
 SIZES = st.integers(2, 400)
 COLLUDERS = st.integers(0, 40)
-K_MIN = st.integers(1, 40)
+MIN_OTHERS = st.integers(1, 40)
 
 
 @pytest.mark.parametrize(("n", "threshold"), [(3, 3), (5, 4), (10, 7), (20, 14), (100, 67)])
@@ -21,7 +21,7 @@ def test_default_threshold_is_two_thirds_and_one(n: int, threshold: int, min_oth
     assert default_threshold(n, min_others, 0) == threshold
 
 
-@given(SIZES, K_MIN, COLLUDERS)
+@given(SIZES, MIN_OTHERS, COLLUDERS)
 def test_default_threshold_is_sound_or_none_is(n: int, min_others: int, max_colluders: int) -> None:
     sound = [t for t in range(1, n + 1) if threshold_is_sound(t, n, max_colluders)]
     if sound:
@@ -31,10 +31,8 @@ def test_default_threshold_is_sound_or_none_is(n: int, min_others: int, max_coll
             default_threshold(n, min_others, max_colluders)
 
 
-@given(SIZES, K_MIN, COLLUDERS)
-def test_threshold_many_survivors_satisfy_k_min_unless_all_of_them_could_not(
-    n: int, min_others: int, max_colluders: int
-) -> None:
+@given(SIZES, MIN_OTHERS, COLLUDERS)
+def test_threshold_many_survivors_satisfy_min_others_where_all_do(n: int, min_others: int, max_colluders: int) -> None:
     if not threshold_is_sound(n, n, max_colluders):
         return
     limits = SessionLimits(min_others, max_colluders, frozenset(range(n)))
@@ -44,7 +42,7 @@ def test_threshold_many_survivors_satisfy_k_min_unless_all_of_them_could_not(
 
 
 @given(n=st.integers(1, 60), max_colluders=st.integers(0, 60), threshold=st.integers(-1, 61))
-def test_sound_threshold_leaves_no_room_for_two_views(n: int, max_colluders: int, threshold: int) -> None:
+def test_sound_threshold_rules_out_two_views(n: int, max_colluders: int, threshold: int) -> None:
     """Honest sources answer in one view only: two views of t answers, liars in both, do not fit into n sources."""
     two_views_fit = 2 * (threshold - max_colluders) <= n - max_colluders
     assert threshold_is_sound(threshold, n, max_colluders) == (max_colluders < threshold <= n and not two_views_fit)

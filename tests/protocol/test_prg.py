@@ -82,11 +82,11 @@ def test_an_error_in_another_thread_is_raised_here(monkeypatch: pytest.MonkeyPat
 
     def opened(key: Secret, first_byte: int) -> CipherContext:
         if first_byte:
-            raise MemoryError("no room for a cipher")
+            raise MemoryError("no memory for a cipher")
         return keystream(key, first_byte)
 
     monkeypatch.setattr(masking, "_keystream", opened)
-    with pytest.raises(MemoryError, match="no room"):
+    with pytest.raises(MemoryError, match="no memory"):
         add_masks(np.zeros(3 * BLOCK_BYTES // 4, np.uint32), [Mask(Secret(KEYS[0]))], threads=2)
 
 

@@ -60,11 +60,11 @@ def test_there_are_at_least_five_invalid_cases_for_each_valid_one() -> None:
     ids=["source", "aggregator"],
 )
 def test_every_check_of_a_side_has_a_published_case(files: tuple[str, ...], modules: tuple[Any, ...]) -> None:
-    told = {case["check"] for case in cases(*files)}
+    covered = {case["check"] for case in cases(*files)}
     named = set().union(*(names_in(module) for module in modules))
     # Another suite never gets as far as its check: its bytes are refused when they are parsed.
-    assert named - {"SUITE"} <= told
-    assert "WIRE" in told
+    assert named - {"SUITE"} <= covered
+    assert "WIRE" in covered
 
 
 def test_no_case_is_listed_twice() -> None:

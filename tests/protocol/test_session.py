@@ -1,4 +1,4 @@
-"""Sessions among honest sites: the sum is exact whoever drops out, and below the threshold nothing opens."""
+"""Sessions among honest sites: the sum is exact whichever sources drop out, and below the threshold nothing opens."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_no_sum_over_too_few_opens_whatever_a_lying_aggregator_tells_whom() -> N
 
 
 class OneColluderMore(EquivocationMachine):
-    """The aggregator has one source more than policies reckon with."""
+    """The aggregator has one source more than policies expect."""
 
     extra = 1
 

@@ -134,8 +134,8 @@ def test_envelope_and_bodies_have_the_numbers_of_the_schema() -> None:
 )
 def test_fields_of_messages_around_a_session_have_the_numbers_of_the_schema(message: Any) -> None:
     (row,) = re.findall(rf"^\| {message.DESCRIPTOR.name} \| (.*?) \|", section("11. Aborts"), flags=re.MULTILINE)
-    told = {name: int(number) for name, number in re.findall(r"([a-z_]+) \((\d)", row)}
-    assert told == {field.name: field.number for field in message.DESCRIPTOR.fields}
+    numbers = {name: int(number) for name, number in re.findall(r"([a-z_]+) \((\d)", row)}
+    assert numbers == {field.name: field.number for field in message.DESCRIPTOR.fields}
 
 
 def test_enums_have_the_numbers_of_the_code() -> None:

@@ -25,22 +25,22 @@ from securefda.transport.observer import Direction
 
 
 class FullDisk:
-    """Counts what takes space below ``folder``, and refuses it from the ``room``-th time on; without one, never.
+    """Counts writes that take space below ``folder``, and refuses them from number ``space`` on; without one, never.
 
     That is: bytes at the end of a file, a new file, a new folder, and what must be on the disk now. Where the first to
     be refused is an odd one, half of its bytes are in the file before, as on a disk that had a little space left.
     Files can be read, cut and renamed all the time.
     """
 
-    def __init__(self, folder: Path, room: int | None = None) -> None:
-        self._folder, self._room = str(folder), room
+    def __init__(self, folder: Path, space: int | None = None) -> None:
+        self._folder, self._space = str(folder), space
         self._paths: dict[int, str] = {}
         self.taken, self.refused = 0, 0
         self._open, self._write, self._fsync, self._mkdir = os.open, os.write, os.fsync, os.mkdir
 
     def free(self) -> None:
         """From now on there is space."""
-        self._room = None
+        self._space = None
 
     @contextmanager
     def mounted(self) -> Iterator[Self]:
@@ -56,7 +56,7 @@ class FullDisk:
         return str(path).startswith(self._folder)
 
     def _is_refused(self) -> bool:
-        full = self._room is not None and self.taken >= self._room
+        full = self._space is not None and self.taken >= self._space
         self.taken += 1
         self.refused += full
         return full
@@ -152,7 +152,7 @@ class EndingFederation(Federation):
         self.restart_aggregator()
 
     def _do(self, step: Any) -> None:
-        """What a process does next; whoever cannot write it down ends."""
+        """What a process does next; one that cannot write it down ends."""
         try:
             step()
         except AuditError as error:

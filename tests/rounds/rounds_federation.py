@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from known_sites import known_key, known_roster
 from rounds_tasks import Points
@@ -169,8 +170,8 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
     Args:
         folder: the stores lie here, so that a second federation in it is one whose processes have restarted.
         n: number of sources.
-        visibility: the level that the aggregator asks for, and that every policy permits unless ``permits`` differs.
-        permits: index of a source -> what its own policy permits, where that is another level.
+        visibility: what the aggregator asks for, and every policy allows unless ``permits`` differs.
+        permits: index of a source -> what its own policy allows, where that differs.
         settings: fields of :class:`RunSettings` that differ from :func:`run_settings`.
         roster: of the federation, where it is not the usual one of n sources.
         recorded: whether every site writes down its messages, before they leave and before they are handled.
@@ -230,6 +231,24 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         self.run._site.witness.journal.close()
         self.store.close()
         self.aggregator = self.new_aggregator()
+
+    def kill_aggregator_at(self, kind: type, number: int | None = None) -> Self:
+        """Play until a message of this kind, in round ``number`` if given, is on its way; its process ends there."""
+        current = 0
+
+        def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+            nonlocal current
+            if is_header(message):
+                current = message.body.round
+            if isinstance(message.body, kind) and number in (None, current):
+                raise Killed
+            return message
+
+        self.link = link
+        with pytest.raises(Killed):
+            self.go()
+        self.link = intact
+        return self
 
     def new_aggregator(self) -> AggregatorRun:
         self.store = AggregatorStore(self.folder / "target.sqlite")
@@ -298,7 +317,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         return witness_of(self.folder / "audit" / member.site_id, member, memory, info, lambda: self.unix_s)
 
     def policy(self, index: int, **changes: Any) -> SourcePolicy:
-        """A policy that permits what the run asks for, but for ``changes``."""
+        """A policy that allows what the run asks for, but for ``changes``."""
         settings = self.settings
         level = self.permits.get(index, settings.visibility)
         policy = default_policy(

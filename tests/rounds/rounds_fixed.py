@@ -36,7 +36,7 @@ class Fixed(SiteTrainer):
     ) -> LocalResult:
         result = super().train(received, round_number, factor)
         for _ in range(STEPS if on_step else 0):
-            on_step(self._update / STEPS)  # type: ignore[misc]  # it is there
+            on_step(self._update / STEPS)  # type: ignore[misc]  # it is not None
         return replace(result, update=self._update, steps=STEPS, learning_rate=LEARNING_RATE, **self._changes)
 
 

@@ -197,7 +197,7 @@ def test_refusals_that_leave_too_few_end_the_run_and_say_who_refused_what(build:
         assert not source.goodbye.completed
 
 
-def test_an_abort_of_a_source_is_told_with_the_check_that_it_found(build: Callable[..., Federation]) -> None:
+def test_an_abort_of_a_source_is_shown_with_its_check(build: Callable[..., Federation]) -> None:
     federation = build(4, rounds=1)
 
     def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
@@ -213,7 +213,7 @@ def test_an_abort_of_a_source_is_told_with_the_check_that_it_found(build: Callab
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_a_source_that_lies_is_named_told_and_out(build: Callable[..., Federation], kind: type) -> None:
+def test_a_source_that_lies_is_named_and_out(build: Callable[..., Federation], kind: type) -> None:
     federation = build(4, rounds=1)
 
     def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
@@ -227,8 +227,8 @@ def test_a_source_that_lies_is_named_told_and_out(build: Callable[..., Federatio
     assert "alarm: source source-2 fails check SIGNATURE" in federation.watch.text
     aborts = [message.body for _, to, message in federation.passed if to == VICTIM and isinstance(message.body, Abort)]
     assert [(abort.check, abort.accused) for abort in aborts] == [("SIGNATURE", VICTIM)]
-    told = federation.names(to=VICTIM)
-    assert told[told.index("Abort") + 1 :] == ["Goodbye"]
+    sent = federation.names(to=VICTIM)
+    assert sent[sent.index("Abort") + 1 :] == ["Goodbye"]
 
 
 def test_an_early_message_expels_its_sender(build: Callable[..., Federation]) -> None:
@@ -267,7 +267,7 @@ def test_a_late_message_changes_nothing(build: Callable[..., Federation]) -> Non
         ((0, 2**32 - 2**29), "fails check RANGE"),
     ],
 )
-def test_a_lie_in_the_tail_loses_the_round_and_not_the_run(
+def test_a_lie_in_the_statistics_loses_the_round_and_not_the_run(
     build: Callable[..., Federation], tail: tuple[int, int], alarm: str
 ) -> None:
     """All three lie, so that no honest sum comes out; one clear line, and the model stays as it was."""
@@ -286,8 +286,8 @@ def test_a_lie_in_the_tail_loses_the_round_and_not_the_run(
     kept = {type(one) for one in reached_from(federation.run._progress.losses)}
     assert not kept & {np.ndarray}, "the error holds on to the round's vectors"
     check = "RANGE" if "RANGE" in alarm else "SUM"
-    told = {to: message.body for _, to, message in federation.passed if isinstance(message.body, Abort)}
-    assert {to: (body.check, body.accused) for to, body in told.items()} == dict.fromkeys((1, 2, 3), (check, None))
+    aborts = {to: message.body for _, to, message in federation.passed if isinstance(message.body, Abort)}
+    assert {to: (body.check, body.accused) for to, body in aborts.items()} == dict.fromkeys((1, 2, 3), (check, None))
     logs = find_logs(federation.folder / "audit" / "target")
     events = [record.entry for log in logs for record in open_log(log).records() if record.entry.type in WENT_WRONG]
     said = [(event.type, event.facts["check"]) for event in events]
@@ -295,7 +295,7 @@ def test_a_lie_in_the_tail_loses_the_round_and_not_the_run(
     assert check == "RANGE" or said[-2] == ("alarm", check)
 
 
-def test_a_source_that_is_late_is_told_and_waits_for_nothing_more(build: Callable[..., Federation]) -> None:
+def test_a_late_source_gets_an_abort_and_stops_waiting(build: Callable[..., Federation]) -> None:
     federation = build(4, rounds=1)
 
     def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
@@ -336,7 +336,7 @@ def test_what_the_target_s_own_error_says_stays_at_the_target(
 def test_a_later_attempt_asks_for_the_same_though_fewer_sources_are_there(
     build: Callable[..., Federation], rule: str, restart: bool
 ) -> None:
-    """One that permits the sum alone takes all there. Without it the others could be cohorts, and would refuse."""
+    """One that allows only the sum moves all to it. Without it the others could be cohorts, and would refuse."""
     federation = build(5, rounds=1, visibility=Visibility.COHORT, permits={1: Visibility.SUM}, rule=rule)
     until(federation.open(), TARGET, Advertise)
     assert set(federation.round_in_progress.levels.values()) == {Visibility.SUM}  # type: ignore[union-attr]
@@ -574,7 +574,7 @@ def test_a_result_leaves_before_the_next_round_begins(build: Callable[..., Feder
     assert federation.statuses == ["finished"] * 2
 
 
-def test_who_joins_after_the_end_is_told_so(build: Callable[..., Federation]) -> None:
+def test_a_source_that_joins_after_the_end_gets_a_goodbye(build: Callable[..., Federation]) -> None:
     federation = build(4, rounds=1)
     federation.reached.discard(4)
     federation.open().go()

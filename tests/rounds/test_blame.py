@@ -103,7 +103,7 @@ def test_what_the_transport_refused_is_the_reason_for_which_a_source_is_missing(
     assert str(federation.run.error).endswith("missing: source-3 (fails check WIRE: suite 2 is not known here)")
 
 
-def test_a_refusal_is_not_told_to_other_sources(build: Callable[..., Federation]) -> None:
+def test_other_sources_do_not_hear_of_a_refusal(build: Callable[..., Federation]) -> None:
     federation = build(rounds=1)
     federation.link = unsigned(Header, by=TARGET, to=VICTIM)
     federation.open().go()

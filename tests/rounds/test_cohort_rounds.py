@@ -116,7 +116,7 @@ def test_one_source_lost_in_any_phase_leaves_the_others_sums(tmp_path: Path, kin
     assert np.max(np.abs(federation.run.model - expected)) < 1e-6
 
 
-def test_a_cohort_that_loses_too_many_is_given_up_and_told_so_while_the_others_finish(tmp_path: Path) -> None:
+def test_a_cohort_that_loses_too_many_is_given_up_while_others_finish(tmp_path: Path) -> None:
     lost: set[int] = set()
     given_up: set[int] = set()
 
@@ -135,9 +135,9 @@ def test_a_cohort_that_loses_too_many_is_given_up_and_told_so_while_the_others_f
     assert first["status"] == second["status"] == "finished"
     assert {site_id(index) for index in given_up} == set(first["dropped"])
     assert len(cohorts_of(first)) == 2
-    told = {to: message.body.check for _, to, message in federation.passed if isinstance(message.body, Abort)}
-    assert told == {index: "DEADLINE" if index in lost else "COHORT_QUORUM" for index in given_up}
-    for index, check in told.items():
+    checks = {to: message.body.check for _, to, message in federation.passed if isinstance(message.body, Abort)}
+    assert checks == {index: "DEADLINE" if index in lost else "COHORT_QUORUM" for index in given_up}
+    for index, check in checks.items():
         (alarm,) = federation.watch.alarms[index]
         assert check in str(alarm)
     federation.close()

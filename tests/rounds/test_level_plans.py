@@ -82,7 +82,7 @@ def settings_of(min_others: int, max_colluders: int, kappa: float, asked: Visibi
 
 
 def planned_header(run: RunSettings, permitted: list[Visibility]) -> Header:
-    """The header of an attempt of sources that permit this much."""
+    """The header of an attempt of sources whose policies allow this much."""
     names = {number: f"source-{number}" for number in range(1, len(permitted) + 1)}
     return header_of(
         Federation(bytes(32), len(names), (("weight", (2,)),)),
@@ -107,7 +107,7 @@ def planned_header(run: RunSettings, permitted: list[Visibility]) -> Header:
 def test_every_planned_header_passes_the_policy_of_every_source(
     permitted: list[Visibility], min_others: int, max_colluders: int, kappa: float, asked: Visibility
 ) -> None:
-    """What the aggregator offers to those that said what they permit, none of them refuses."""
+    """No source refuses what the aggregator offers on the basis of its Join."""
     run = settings_of(min_others, max_colluders, kappa, asked)
     try:
         header = planned_header(run, permitted)

@@ -66,7 +66,7 @@ def assert_all_is_logged(federation: EndingFederation) -> None:
     assert [index for index in range(federation.n + 1) if not is_all_logged(federation, index)] == []
 
 
-def assert_names_the_mend(error: SecureFdaError, logs: Path) -> None:
+def assert_has_a_hint(error: SecureFdaError, logs: Path) -> None:
     assert isinstance(error, AuditError)
     assert str(logs) in str(error)
     assert "No space left on device" in str(error)
@@ -84,17 +84,17 @@ def kinds_of_findings(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def fill(folder: Path, visibility: Visibility, index: int, room: int) -> tuple[EndingFederation, FullDisk]:
+def fill(folder: Path, visibility: Visibility, index: int, space: int) -> tuple[EndingFederation, FullDisk]:
     """The disk of a site fills, and its process ends; the others go on as long as they can."""
     federation = build(folder, visibility)
-    disk = FullDisk(federation.logs_of(index), room)
+    disk = FullDisk(federation.logs_of(index), space)
     with disk.mounted():
         federation.open().go()
     assert disk.refused
     return federation, disk
 
 
-def room_until_the_result(folder: Path, visibility: Visibility, index: int) -> int:
+def space_until_the_result(folder: Path, visibility: Visibility, index: int) -> int:
     """How often the log of a site takes space until round 1 has its result."""
     federation = build(folder, visibility, rounds=1)
     disk = FullDisk(federation.logs_of(index))
@@ -119,15 +119,15 @@ def room_until_the_result(folder: Path, visibility: Visibility, index: int) -> i
 def test_nothing_unlogged_leaves_whenever_the_disk_fills_in_a_round(
     tmp_path: Path, visibility: Visibility, index: int, part: int
 ) -> None:
-    rooms = range(part, room_until_the_result(tmp_path / "whole", visibility, index), STEP)
-    assert len(rooms) > 10
+    spaces = range(part, space_until_the_result(tmp_path / "whole", visibility, index), STEP)
+    assert len(spaces) > 10
 
-    for room in rooms:
-        federation, _ = fill(tmp_path / str(room), visibility, index, room)
+    for space in spaces:
+        federation, _ = fill(tmp_path / str(space), visibility, index, space)
         federation.close()
 
-        assert set(federation.ended) == {index}, room
-        assert_names_the_mend(federation.ended[index], federation.logs_of(index))
+        assert set(federation.ended) == {index}, space
+        assert_has_a_hint(federation.ended[index], federation.logs_of(index))
         assert_all_is_logged(federation)
 
 
@@ -136,11 +136,11 @@ def test_nothing_unlogged_leaves_whenever_the_disk_fills_in_a_round(
 def test_a_site_that_is_started_again_when_there_is_space_goes_on_with_its_log(
     tmp_path: Path, visibility: Visibility, index: int
 ) -> None:
-    rooms = range(0, room_until_the_result(tmp_path / "whole", visibility, index), at_depth(11, 7))
-    assert len(rooms) >= at_depth(4, 6)
+    spaces = range(0, space_until_the_result(tmp_path / "whole", visibility, index), at_depth(11, 7))
+    assert len(spaces) >= at_depth(4, 6)
 
-    for room in rooms:
-        federation, disk = fill(tmp_path / str(room), visibility, index, room)
+    for space in spaces:
+        federation, disk = fill(tmp_path / str(space), visibility, index, space)
         with disk.mounted():
             disk.free()
             federation.start_anew()
@@ -149,17 +149,17 @@ def test_a_site_that_is_started_again_when_there_is_space_goes_on_with_its_log(
         federation.close()
 
         assert not federation.ended
-        assert statuses[-1] == "finished", room
-        assert types.count("run-began") == 1, room
+        assert statuses[-1] == "finished", space
+        assert types.count("run-began") == 1, space
         assert_all_is_logged(federation)
-        assert kinds_of_findings(tmp_path / str(room)) == {"alone": [], "together": []}, room
+        assert kinds_of_findings(tmp_path / str(space)) == {"alone": [], "together": []}, space
 
 
 @pytest.mark.parametrize("index", [TARGET, 1])
 def test_a_disk_that_fills_after_the_last_result_leaves_a_log_that_verifies(tmp_path: Path, index: int) -> None:
-    result = room_until_the_result(tmp_path / "whole", SUM, index)
-    for room in range(result + 1, result + 36, 5):
-        federation, disk = fill(tmp_path / str(room), SUM, index, room)
+    result = space_until_the_result(tmp_path / "whole", SUM, index)
+    for space in range(result + 1, result + 36, 5):
+        federation, disk = fill(tmp_path / str(space), SUM, index, space)
         with disk.mounted():
             disk.free()
             federation.start_anew()
@@ -167,7 +167,7 @@ def test_a_disk_that_fills_after_the_last_result_leaves_a_log_that_verifies(tmp_
         federation.close()
 
         assert_all_is_logged(federation)
-        assert kinds_of_findings(tmp_path / str(room))["alone"] == [], room
+        assert kinds_of_findings(tmp_path / str(space))["alone"] == [], space
 
 
 def test_other_sources_finish_the_rounds_without_the_one_whose_disk_is_full(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_site_that_cannot_go_on_with_its_log_says_the_cause_as_often_as_it_is_
     for _ in range(2):
         with pytest.raises(AuditError) as said:
             journal.event("alarm", check="ORDER", accused=[])
-        assert_names_the_mend(said.value, federation.logs_of(1))
+        assert_has_a_hint(said.value, federation.logs_of(1))
     federation.close()
 
 
@@ -204,9 +204,9 @@ class Careless(EndingFederation):
 
 def test_control_a_site_that_sends_what_it_could_not_write_down_is_found(tmp_path: Path) -> None:
     found = set()
-    for room in range(20, 40):
-        federation = Careless(tmp_path / str(room), 1, visibility=CLEAR, rounds=1, settings={"attempts": 1})
-        with FullDisk(federation.logs_of(1), room).mounted():
+    for space in range(20, 40):
+        federation = Careless(tmp_path / str(space), 1, visibility=CLEAR, rounds=1, settings={"attempts": 1})
+        with FullDisk(federation.logs_of(1), space).mounted():
             federation.open().go()
         federation.close()
         found |= {index for index in (TARGET, 1) if not is_all_logged(federation, index)}

@@ -26,7 +26,7 @@ from securefda.rules import DeltaErrors, TargetStatistics
 from securefda.site.policy import MetadataPolicy
 
 INDIVIDUAL, COHORT, SUM = Visibility
-TOLD = {"samples", "loss", "accuracy"}
+FIGURES = {"samples", "loss", "accuracy"}
 MASKED = {"modulus_bits": 64}
 
 
@@ -49,7 +49,7 @@ def means(sites: Trained, members: list[str]) -> tuple[int, float, float]:
 
 
 def test_no_message_but_an_update_in_clear_has_a_place_for_rows_loss_or_accuracy() -> None:
-    places = {kind for kind in get_args(Body) if TOLD & {field.name for field in fields(kind)}}
+    places = {kind for kind in get_args(Body) if FIGURES & {field.name for field in fields(kind)}}
     assert places == {Update}
 
 
@@ -81,11 +81,11 @@ def test_beside_an_update_in_clear_goes_what_the_policy_lists(tmp_path: Path, ma
     federation.sources[2] = federation.source(2, policy=policy)
     federation.open().go().close()
     sites = trained(federation)
-    told = {m.sender: m.body for *_, m in federation.passed if isinstance(m.body, Update)}
+    updates = {m.sender: m.body for *_, m in federation.passed if isinstance(m.body, Update)}
     loss = sites.losses[2] if "loss" in may_leave else None
     accuracy = sites.accuracies[2] if "accuracy" in may_leave else None
-    assert (told[2].samples, told[2].loss, told[2].accuracy) == (sites.samples[2], loss, accuracy)
-    assert (told[1].loss, told[1].accuracy) == (None, None)
+    assert (updates[2].samples, updates[2].loss, updates[2].accuracy) == (sites.samples[2], loss, accuracy)
+    assert (updates[1].loss, updates[1].accuracy) == (None, None)
     seen = next(seen for seen in federation.watch.lines[0]["seen"] if seen["members"] == ["source-2"])
     assert (seen["rows"], seen["loss"], seen["accuracy"]) == (sites.samples[2], loss, accuracy)
 

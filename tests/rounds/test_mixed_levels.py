@@ -35,7 +35,7 @@ RULES = ["source_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto"]
 
 
 def mixed(folder: Path, n: int, permits: dict[int, Visibility], **options: Any) -> Federation:
-    """A federation in which every source is served as its own policy permits."""
+    """A federation in which every source has the visibility that its own policy allows."""
     settings = NO_CAPS | options.pop("settings", {})
     return Federation(folder, n, visibility=INDIVIDUAL, permits=permits, settings=settings, **options)
 
@@ -223,7 +223,7 @@ def test_every_source_gets_the_same_result_whatever_its_level(tmp_path: Path) ->
         ] * 2
 
 
-def test_what_a_policy_permits_holds_as_soon_as_it_is_told_anew(tmp_path: Path) -> None:
+def test_what_a_policy_allows_holds_from_the_next_join(tmp_path: Path) -> None:
     """A source that comes back with a stricter policy is served by it from the next header on."""
     federation = mixed(tmp_path, 6, TWO_LEVELS, rule="source_only", rounds=2).open()
     until(federation, 1, Result)
@@ -238,8 +238,8 @@ def test_aborts_and_refusals_of_one_part_do_not_reach_the_other(tmp_path: Path) 
     federation = mixed(tmp_path, 6, TWO_LEVELS, rule="source_only", rounds=1)
     federation.link = silent(3, 4, kind=Advertise)
     play(federation)
-    told = {to: message.body.check for _, to, message in federation.passed if isinstance(message.body, Abort)}
-    assert told == {3: "DEADLINE", 4: "DEADLINE", 5: "QUORUM", 6: "QUORUM"}
+    checks = {to: message.body.check for _, to, message in federation.passed if isinstance(message.body, Abort)}
+    assert checks == {3: "DEADLINE", 4: "DEADLINE", 5: "QUORUM", 6: "QUORUM"}
     assert not any(isinstance(message.body, (Refusal, KeyList)) for *_, message in federation.passed)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rounds_federation import TARGET, AnySigned, Federation, Killed, changed, signer, trainer_of, until
+from rounds_federation import TARGET, AnySigned, Federation, changed, signer, trainer_of, until
 
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.checks import SessionLimits
@@ -371,18 +371,7 @@ def test_source_without_receipts_of_others_sits_one_round_out_and_is_not_lost(fe
 
 
 def test_result_that_nobody_got_before_the_aggregator_was_killed_is_taken_up(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, N).open()
-
-    def link(_sender: int, _to: int, message: AnySigned) -> AnySigned:
-        if isinstance(message.body, Result):
-            raise Killed
-        return message
-
-    federation.link = link
-    with pytest.raises(Killed):
-        federation.go()
-    federation.link = lambda _sender, _to, message: message
-    federation.restart_aggregator().go()
+    federation = Federation(tmp_path, N).open().kill_aggregator_at(Result).restart_aggregator().go()
 
     assert federation.statuses == ["finished"] * 3
     for index in range(1, N + 1):

@@ -230,7 +230,7 @@ def test_a_restarted_source_does_not_resume_the_session(federation: Federation, 
 
 
 @contextmanager
-def no_room_to_grow(path: Path) -> Iterator[None]:
+def full_for(path: Path) -> Iterator[None]:
     """No file can grow beyond this one's length: the system's own way to a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
@@ -245,7 +245,7 @@ def test_a_full_disk_at_the_fuse_lets_nothing_out_and_says_so_in_one_line(
 ) -> None:
     header, delivery = header_until(federation, ShareDelivery)
     secrets = secrets_in(me._round.phase if me._round else None)
-    with no_room_to_grow(tmp_path / f"source-{ME}.sqlite-wal"):
+    with full_for(tmp_path / f"source-{ME}.sqlite-wal"):
         answers = me.handle(delivery)
     assert bodies(answers) == [Refusal("STORAGE")]
     assert answers[0].vectors == ()

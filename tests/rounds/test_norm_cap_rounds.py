@@ -146,7 +146,7 @@ def test_a_sum_under_caps_is_the_definition_over_capped_contributions(
     assert np.max(np.abs(federation.run.model - expected)) < 1e-6
 
 
-def test_every_source_scales_to_the_same_caps_and_the_aggregator_is_told_nothing_of_them(tmp_path: Path) -> None:
+def test_every_source_scales_to_the_same_caps_unknown_to_the_aggregator(tmp_path: Path) -> None:
     federation = Federation(tmp_path, N, rule="fedda_auto", rounds=1, settings=FINE)
     seen = Seen(federation)
     play(federation)
@@ -231,7 +231,7 @@ def test_who_is_lost_after_it_shared_counts_for_the_caps_and_not_in_the_sum(tmp_
 
 
 def with_rows(federation: Federation) -> dict[int, set[int]]:
-    """For whom the boxes of each source have room for a norm report."""
+    """For whom the boxes of each source are long enough for a norm report."""
     return {
         message.sender: {box.peer for box in message.body.boxes if len(box.box) > BOX_BYTES}
         for *_, message in federation.passed

@@ -98,7 +98,7 @@ def test_no_message_depends_on_the_rows_of_one_side(tmp_path: Path, who: tuple[i
 
 @pytest.mark.parametrize("plan", ["individual", "sum"])
 def test_no_message_depends_on_the_rows_of_the_one_that_adds_noise(tmp_path: Path, plan: str) -> None:
-    """Among others that train without: what is told of those is another matter."""
+    """Among others that train without noise: what they reveal is another matter."""
     assert differences(tmp_path, (2,), plan, "source_only", private=(2,)) == []
 
 
@@ -138,8 +138,8 @@ class WithLoss(PrivateTrainer):
 
     def train(self, *arguments: Any, **options: Any) -> LocalResult:
         result = super().train(*arguments, **options)
-        told = self.evaluate(arguments[0], self._data)
-        return replace(result, loss=told.loss, accuracy=told.metrics["accuracy"])
+        evaluated = self.evaluate(arguments[0], self._data)
+        return replace(result, loss=evaluated.loss, accuracy=evaluated.metrics["accuracy"])
 
 
 class WithoutClipping(PrivateTrainer):

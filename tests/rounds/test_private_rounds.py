@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rounds_federation import TARGET, AnySigned, Killed, identity, is_header, site_id
+from rounds_federation import TARGET, AnySigned, identity, is_header, site_id
 from rounds_private import WIDE, PrivateFederation, enough_for
 
 from securefda.errors import BudgetExhausted, ExitCode, TrainingError
 from securefda.privacy.accountants import epsilon
-from securefda.protocol.messages import Advertise, MaskedInput, Refusal, Visibility
+from securefda.protocol.messages import Advertise, Header, MaskedInput, Refusal, Visibility
 from securefda.site.privacy_account import signer_of
 from securefda.site.private_trainer import PrivateTrainer
 from securefda.training import LocalResult
@@ -220,7 +220,7 @@ def test_round_whose_training_fails_stays_charged_and_was_not_finished(
 
 
 def test_weights_that_overflow_for_every_row_leave_a_round_of_noise(build: Callable[..., PrivateFederation]) -> None:
-    """A refusal would tell whoever chose the weights which rows there are."""
+    """A refusal would reveal which rows the site has to the author of the weights."""
     trainer = build().trainer_of(1)
     endless = np.full(trainer.n_params, 3e37, np.float32)
 
@@ -247,21 +247,6 @@ def test_round_that_is_refused_for_want_of_budget_is_not_charged_and_nothing_tra
     assert (federation.charged(1), asked) == ([], [])
 
 
-def killed_in_round_2(federation: PrivateFederation) -> None:
-    """The aggregator's process ends when its first header of round 2 is on its way, and begins anew."""
-
-    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
-        if is_header(message) and message.body.round == 2:
-            raise Killed
-        return message
-
-    federation.link = link
-    with pytest.raises(Killed):
-        federation.open().go()
-    federation.link = lambda _sender, _recipient, message: message
-    federation.restart_aggregator().go()
-
-
 def headers(federation: PrivateFederation, number: int) -> set[tuple[int, bytes]]:
     """Attempt and digest of g_T of every header of a round that was on its way."""
     bodies = [message.body for *_, message in federation.passed if is_header(message)]
@@ -271,8 +256,7 @@ def headers(federation: PrivateFederation, number: int) -> set[tuple[int, bytes]
 def test_target_that_was_killed_inside_a_round_gives_it_up_and_is_charged_for_no_second_update(
     build: Callable[..., PrivateFederation],
 ) -> None:
-    federation = build(rounds=3)
-    killed_in_round_2(federation)
+    federation = build(rounds=3).open().kill_aggregator_at(Header, 2).restart_aggregator().go()
     assert federation.statuses == ["finished", "lost", "finished"]
     assert federation.charged(TARGET) == [(1, 1), (2, 1), (3, 1)]
     assert headers(federation, 2) == set()
@@ -281,8 +265,7 @@ def test_target_that_was_killed_inside_a_round_gives_it_up_and_is_charged_for_no
 
 def test_target_without_noise_takes_the_round_up_again(build: Callable[..., PrivateFederation]) -> None:
     """Companion of the test above: it trains to the same update to the last bit."""
-    federation = build(rounds=3, private=(1, 2, 3))
-    killed_in_round_2(federation)
+    federation = build(rounds=3, private=(1, 2, 3)).open().kill_aggregator_at(Header, 2).restart_aggregator().go()
     assert federation.statuses == ["finished"] * 3
     assert {attempt for attempt, _ in headers(federation, 2)} == {2}
     assert len({digest for _, digest in headers(federation, 2)}) == 1
@@ -291,23 +274,7 @@ def test_target_without_noise_takes_the_round_up_again(build: Callable[..., Priv
 def test_sources_that_saw_a_round_which_the_target_gave_up_are_charged_for_what_they_trained(
     build: Callable[..., PrivateFederation],
 ) -> None:
-    federation = build(rounds=3)
-
-    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
-        if (
-            isinstance(message.body, MaskedInput)
-            and federation.round_in_progress
-            and federation.round_in_progress.number == 2
-        ):
-            raise Killed
-        return message
-
-    federation.link = link
-    with pytest.raises(Killed):
-        federation.open().go()
-    federation.link = lambda _sender, _recipient, message: message
-    federation.restart_aggregator().go()
-
+    federation = build(rounds=3).open().kill_aggregator_at(MaskedInput, 2).restart_aggregator().go()
     assert federation.statuses == ["finished", "lost", "finished"]
     assert [federation.charged(index) for index in EVERYONE] == [[(1, 1), (2, 1), (3, 1)]] * 4
 

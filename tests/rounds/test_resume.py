@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rounds_federation import SEED, TARGET, AnySigned, Federation, Killed, is_header, until
+from rounds_federation import SEED, TARGET, Federation, is_header, until
 
 from securefda.aggregator.run import AggregatorRun
 from securefda.errors import ConfigError
@@ -31,21 +31,7 @@ ROUNDS = 3
 
 def killed_at(folder: Path, kind: type, *, n: int = 3, number: int = 2, **strategy: object) -> Federation:
     """A federation whose aggregator is killed when a message of this kind, of this round, is next to arrive."""
-    federation = Federation(folder, n, rounds=ROUNDS, **strategy).open()
-    state = {"round": 0}
-
-    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
-        if is_header(message):
-            state["round"] = message.body.round
-        if isinstance(message.body, kind) and state["round"] == number:
-            raise Killed
-        return message
-
-    federation.link = link
-    with pytest.raises(Killed):
-        federation.go()
-    federation.link = lambda _sender, _recipient, message: message
-    return federation
+    return Federation(folder, n, rounds=ROUNDS, **strategy).open().kill_aggregator_at(kind, number)
 
 
 @pytest.fixture
@@ -100,7 +86,7 @@ def test_killed_with_a_result_on_disk_and_not_sent_it_goes_on_behind_it(
     federation.close()
 
 
-def test_killed_before_its_last_word_it_says_it_to_whoever_reports_again(tmp_path: Path) -> None:
+def test_killed_before_the_goodbye_it_repeats_it_to_all_that_join(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=1).open()
     federation.link = lambda sender, to, message: None if isinstance(message.body, Goodbye) else message
     federation.go()

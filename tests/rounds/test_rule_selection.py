@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rounds_definition import trained
-from rounds_federation import TARGET, AnySigned, Federation, Killed, is_header, site_id
+from rounds_federation import TARGET, AnySigned, Federation, is_header, site_id
 from rounds_fixed import fix
 from rounds_liars import Liar
 
@@ -104,17 +104,7 @@ def test_a_rule_that_no_strategy_chooses_by_asks_for_no_errors(tmp_path: Path) -
 @pytest.mark.parametrize("killed_in", [2, 3])
 def test_a_killed_aggregator_resumes_with_the_rule_that_it_would_have_chosen(tmp_path: Path, killed_in: int) -> None:
     whole = play(build(tmp_path / "whole"))
-    federation = build(tmp_path / "killed")
-
-    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
-        if is_header(message) and message.body.round == killed_in:
-            raise Killed
-        return message
-
-    federation.link = link
-    with pytest.raises(Killed):
-        federation.open().go()
-    federation.link = lambda sender, recipient, message: message
+    federation = build(tmp_path / "killed").open().kill_aggregator_at(Header, killed_in)
     federation.restart_aggregator().go().close()
     lines, expected = federation.watch.lines, whole.watch.lines
     assert [line["rule"] for line in lines] == [line["rule"] for line in expected]

@@ -190,12 +190,12 @@ def test_the_operator_s_word_is_for_one_run_of_one_process(
     book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
 ) -> None:
     finish(book(), header(A))
-    told = book(accept_run=True)
+    consenting = book(accept_run=True)
 
-    finish(told, header(B), OTHER_FOLDER)
+    finish(consenting, header(B), OTHER_FOLDER)
 
-    assert is_open(told, B, OTHER_FOLDER)
-    assert not is_open(told, C)
+    assert is_open(consenting, B, OTHER_FOLDER)
+    assert not is_open(consenting, C)
     finish(book(max_runs=0, accept_run=True), header(C, 3))
     assert not is_open(book(), b"D" * 16)
 
@@ -203,10 +203,10 @@ def test_the_operator_s_word_is_for_one_run_of_one_process(
 def test_the_operator_s_word_is_not_used_up_by_a_run_that_needs_none(
     book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
 ) -> None:
-    told = book(accept_run=True)
-    finish(told, header(A))
+    consenting = book(accept_run=True)
+    finish(consenting, header(A))
 
-    assert is_open(told, B)
+    assert is_open(consenting, B)
 
 
 def test_with_0_runs_a_day_none_begins_by_itself(book: Callable[..., RunBook]) -> None:
@@ -305,7 +305,7 @@ def test_of_two_processes_that_take_one_session_one_is_refused(
 
 
 def test_a_folder_whose_run_the_book_lacks_is_refused(tmp_path: Path) -> None:
-    """Whoever deletes the book would have the site forget what it took part in."""
+    """To delete the book would make the site forget what it took part in."""
     federation = Federation(tmp_path)
     federation.sources[ME].handle(until(federation.open(), ME, Header))
     federation.close()

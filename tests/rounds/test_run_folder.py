@@ -107,7 +107,7 @@ def test_a_figure_that_is_not_finite_becomes_null(tmp_path: Path) -> None:
     assert found["metrics"]["auc"] is None
 
 
-def test_a_full_disk_is_one_clear_line_with_the_mend(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_clear_line_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(SecureFdaError, match=r"metrics\.jsonl: the disk is full") as caught:
         append_line(tmp_path / "metrics.jsonl", {"round": 1})

@@ -166,7 +166,7 @@ def test_clipped_coordinates_are_counted_and_clipped_the_same_at_every_level(pla
     assert [records[0]["clipped"] for records in masked.watch.records.values()] == [1, 0, 0]
 
 
-def test_training_that_diverges_at_the_target_ends_the_run_with_the_mend(tmp_path: Path) -> None:
+def test_training_that_diverges_at_the_target_ends_the_run_with_a_hint(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rule="target_only", rounds=2)
     site = federation.run._site
     object.__setattr__(site, "trainer", trainer_of(3, TARGET, optimizer="sgd", weight_decay=1e38))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rounds_federation import TARGET, AnySigned, Federation, Killed, is_header, until
+from rounds_federation import TARGET, AnySigned, Federation, is_header, until
 
 from securefda.protocol.messages import Advertise, Header, MaskedInput, Result, Visibility
 from securefda.rules import ServerPlan, server_step
@@ -105,18 +105,7 @@ def test_a_run_that_was_killed_and_goes_on_ends_with_the_same_model(
 
 def test_a_lost_round_leaves_the_state_as_it_was(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=ROUNDS, settings=NO_CAPS, **STRATEGIES[0]).open()
-    state = {"round": 0}
-
-    def link(sender: int, to: int, message: AnySigned) -> AnySigned:
-        state["round"] = message.body.round if is_header(message) else state["round"]
-        if isinstance(message.body, MaskedInput) and state["round"] == 2:
-            raise Killed
-        return message
-
-    federation.link = link
-    with pytest.raises(Killed):
-        federation.go()
-    federation.link = lambda _sender, _to, message: message
+    federation.kill_aggregator_at(MaskedInput, 2)
     before = federation.store.server()
     federation.restart_aggregator()
     until(federation, 1, Header, round_number=3)

@@ -202,7 +202,7 @@ def test_a_header_must_continue_the_last_result(federation: Federation, me: Sour
 
 
 def test_a_policy_refusal_names_the_key_and_nothing_else(tmp_path: Path) -> None:
-    """The aggregator heard that this site permits more than it does."""
+    """The aggregator heard that this site allows more than it does."""
     federation = Federation(tmp_path, visibility=Visibility.INDIVIDUAL).open()
     federation.permits = {ME: Visibility.SUM}
     federation.sources[ME] = federation.source(ME)
@@ -216,21 +216,21 @@ def test_a_policy_refusal_names_the_key_and_nothing_else(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("expected", list(PHASES))
-@pytest.mark.parametrize("told", [KeyList, ShareDelivery, Survivors, Consistency, Result])
+@pytest.mark.parametrize("sent", [KeyList, ShareDelivery, Survivors, Consistency, Result])
 def test_a_message_out_of_order_ends_the_session_for_good(
-    federation: Federation, me: SourceRun, expected: type, told: type
+    federation: Federation, me: SourceRun, expected: type, sent: type
 ) -> None:
-    """The lie is a message that the aggregator really signs in a later or an earlier phase."""
-    if expected is told:
+    """Each lie is a message that the aggregator really signs in a later or an earlier phase."""
+    if expected is sent:
         return
     honest = until(federation, ME, expected)
     if expected is Header:
         me.handle(honest)
-        if told is KeyList:
+        if sent is KeyList:
             return
     phase = me._round.phase if me._round else None
     me_session = honest.message.envelope.session_id
-    lie = signer(TARGET).sign(me_session, NO_CONTEXT, _any_body(told))
+    lie = signer(TARGET).sign(me_session, NO_CONTEXT, _any_body(sent))
     answer = answer_of(me.handle(Parcel(lie)))
     assert isinstance(answer, Abort)
     assert (answer.check, answer.accused) == ("ORDER", TARGET)

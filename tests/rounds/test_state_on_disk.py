@@ -186,9 +186,7 @@ RESTORED: dict[Callable[[Path], Path], str] = {
 
 
 @pytest.mark.parametrize("restore", RESTORED, ids=lambda restore: restore.__name__.strip("_"))
-def test_state_that_may_have_forgotten_a_release_is_refused_with_the_mend(
-    folder: Path, restore: Callable[[Path], Path]
-) -> None:
+def test_state_that_may_have_forgotten_a_release_is_refused(folder: Path, restore: Callable[[Path], Path]) -> None:
     restored = restore(folder)
     before = names(restored)
     for _ in range(2):  # a second start finds what the first has found

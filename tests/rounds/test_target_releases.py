@@ -13,7 +13,7 @@ from rounds_federation import TARGET, AnySigned, Federation, Killed, is_header, 
 from securefda.aggregator.store import AggregatorStore, TargetRelease
 from securefda.errors import SecureFdaError
 from securefda.protocol.encoding import vector_to_wire
-from securefda.protocol.messages import Advertise, MaskedInput, Visibility
+from securefda.protocol.messages import Advertise, Header, MaskedInput, Visibility
 from securefda.rules import cosine
 
 INDIVIDUAL, COHORT, SUM = Visibility
@@ -98,17 +98,7 @@ def test_a_lost_round_released_it_all_the_same(tmp_path: Path) -> None:
 
 
 def test_releases_are_kept_when_the_aggregator_begins_anew(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, rule="fedgp_auto", rounds=2)
-
-    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
-        if is_header(message) and message.body.round == 2:
-            raise Killed
-        return message
-
-    federation.link = link
-    with pytest.raises(Killed):
-        federation.open().go()
-    federation.link = lambda sender, recipient, message: message
+    federation = Federation(tmp_path, rule="fedgp_auto", rounds=2).open().kill_aggregator_at(Header, 2)
     federation.restart_aggregator().go()
     releases = releases_and_close(federation)
     assert [(release.round, release.attempt) for release in releases] == [(1, 1), (2, 1), (2, 2)]

@@ -137,8 +137,8 @@ def test_where_every_source_has_figures_they_travel(build: Callable[..., Federat
     assert all((accuracy > 0) == (sites.accuracies[index] > 0) for index, (_, accuracy) in found.items())
     updates = bodies(federation, Update)
     assert found.keys() | updates.keys() == set(range(1, N + 1))
-    told = {index: (body.loss, body.accuracy) for index, (body,) in updates.items()}
-    assert told == {index: (sites.losses[index], sites.accuracies[index]) for index in updates}
+    figures = {index: (body.loss, body.accuracy) for index, (body,) in updates.items()}
+    assert figures == {index: (sites.losses[index], sites.accuracies[index]) for index in updates}
     (line,) = federation.watch.lines
     for seen in line["seen"]:
         members = [index for index in sites.losses if site_id(index) in seen["members"]]
@@ -331,8 +331,8 @@ def test_what_a_source_puts_in_the_places_of_figures_that_do_not_travel_is_not_w
     def link(_sender: int, _recipient: int, message: AnySigned) -> AnySigned:
         if isinstance(message.body, Update):
             own = federation.sources[message.sender]._site.signer
-            told = replace(message.body, loss=0.5, accuracy=0.5)
-            return own.sign(message.envelope.session_id, message.envelope.context, told)
+            false = replace(message.body, loss=0.5, accuracy=0.5)
+            return own.sign(message.envelope.session_id, message.envelope.context, false)
         return message
 
     federation.sources = {index: Liar(source, lie) for index, source in federation.sources.items()}

@@ -132,7 +132,7 @@ def test_without_its_secret_a_site_trains_on_with_another(site: Site) -> None:
 
 
 def test_repeatable_training_is_what_it_was_and_needs_no_secret(site: Site) -> None:
-    """The figures that were published were made so; and whoever knows the seed has the update."""
+    """The figures that were published were made so; and the seed is enough to get the update."""
     for run_id in (RUN, OTHER_RUN):
         assert site.update(run_id, repeatable=True).tobytes() == by_the_seed(site.index).tobytes()
     assert site.update(RUN, 2, repeatable=True).tobytes() != by_the_seed(site.index).tobytes()
@@ -177,7 +177,7 @@ def test_training_with_noise_makes_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o601, 0o620])
-def test_a_secret_that_is_open_to_others_is_refused_with_the_mend(site: Site, mode: int) -> None:
+def test_a_secret_that_is_open_to_others_is_refused_with_a_hint(site: Site, mode: int) -> None:
     first = site.update()
     site.file.chmod(mode)
 

@@ -1,4 +1,4 @@
-"""The norm cap: its caps are the largest that are feasible, the same for everybody, and hold whoever is lost."""
+"""The norm cap: caps are the largest feasible, the same for everybody, and hold whichever sources are lost."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_rule_in_every_layer_is_the_rule_for_the_model(rule):
 
 
 @given(rule=rules(least=3, most=6))
-def test_the_rule_holds_for_those_who_are_left_whoever_is_lost(rule):
+def test_the_cap_holds_for_those_left_after_any_loss(rule):
     rows, kappa, others = rule
 
     capped = np.minimum(rows.astype(np.float64), caps_for(rows, kappa=kappa, others=others))
@@ -234,7 +234,7 @@ def test_every_code_is_that_of_the_norm_that_it_stands_for(size):
     assert (norms[0], norms[-1]) == (0, 3.7)
 
 
-def test_a_norm_above_its_limit_is_told_as_the_limit():
+def test_a_norm_above_its_limit_is_reported_as_the_limit():
     assert norm_codes([3.0, 4.0], [1, 1000], [2.0, 2.0]) == bytes([255, 255])
 
 

@@ -68,7 +68,7 @@ def test_the_norm_cap_is_claimed_for_what_it_holds_for(granularity: str, claim: 
     assert "others that are opposed cancel." in text
 
 
-def test_a_site_that_permits_unfiltered_projections_is_told_that_the_other_parts_can_cancel() -> None:
+def test_unfiltered_projections_are_explained_as_parts_that_cancel() -> None:
     def said(**changes: object) -> str:
         bounds = default_policy(unfiltered_projection=True).norm_cap.model_copy(update=changes)
         return explain(default_policy().model_copy(update={"norm_cap": bounds}), "lyon", 5).text()
@@ -130,7 +130,7 @@ def test_what_a_budget_does_not_cover_is_said_with_noise_required_or_not() -> No
         assert f"of two rows together epsilon is {2 * policy.dp.target_epsilon:g}," in text
 
 
-def test_a_site_that_may_train_without_noise_is_told_what_then_protects_and_what_does_not() -> None:
+def test_training_without_noise_is_explained_with_what_protects() -> None:
     found = explain(SourcePolicy(), "lyon", 5)
     assert "training without noise permitted" in found.summary
     assert WITHOUT in found.budget[0]

@@ -16,7 +16,7 @@ def test_a_policy_that_all_sources_together_can_meet_is_accepted(min_others: int
 
 
 @pytest.mark.parametrize(("min_others", "max_colluders"), [(4, 0), (3, 1), (2, 2), (5, 0), (1, 3)])
-def test_k_min_beyond_the_federation_is_refused(min_others: int, max_colluders: int) -> None:
+def test_min_others_beyond_the_federation_is_refused(min_others: int, max_colluders: int) -> None:
     with pytest.raises(ConfigError, match=r"beta asks for .* the federation has 4") as caught:
         require_satisfiable(SourcePolicy(min_others=min_others, max_colluders=max_colluders), "beta", SITES)
     assert caught.value.key == "min-others"
@@ -37,7 +37,7 @@ def test_a_site_that_shows_its_updates_needs_no_others() -> None:
         (("alpha", "beta"), False),  # to trust oneself hides nobody
     ],
 )
-def test_at_least_k_min_and_n_c_others_must_be_trusted(trusted: tuple[str, ...], accepted: bool) -> None:
+def test_min_others_and_max_colluders_others_must_be_trusted(trusted: tuple[str, ...], accepted: bool) -> None:
     policy = SourcePolicy(min_others=1, max_colluders=1, trusted_peers=trusted)
     if accepted:
         require_satisfiable(policy, "beta", SITES)

@@ -126,7 +126,7 @@ def test_a_signature_is_of_these_bytes_for_this_site_and_no_other_message(lyon: 
 
 
 def test_new_keys_do_not_sign_the_policy_in_the_sites_place(federation: Path, lyon: Kit) -> None:
-    """Whoever stole the old key could have signed another policy; the site looks at it before it signs."""
+    """A thief of the old key could have signed another policy; the site looks at it before it signs."""
     before = (lyon.local / "policy.sig").read_bytes()
     renew_site(federation, "lyon", now=NOW)
     renewed = load_kit(federation / "lyon", NOW)

@@ -1,4 +1,4 @@
-"""The three named policies load as they are, give a reason for each value, and permit what their names say."""
+"""The three named policies load as they are, give a reason for each value, and allow what their names say."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ OF_THE_RUN_BOOK = {"release.max-runs", "release.max-unfinished"}
 
 
 OF_THE_MODEL = {"model.initial", "limits.model-step"}
-"""What the vectors beside a header are held against, see ``tests/rounds/test_model_bound.py``."""
+"""What the vectors beside a header are compared with, see ``tests/rounds/test_model_bound.py``."""
 
 
 def test_every_key_of_the_schema_has_been_asked_for_too_much_of() -> None:

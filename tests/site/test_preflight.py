@@ -311,7 +311,7 @@ def test_full_disk_and_missing_local_folder_fail(live: Path, tmp_path: Path) -> 
     assert "cannot be written" in check(preflight(site, NOW, address=free_address()), "disk").message
 
 
-def test_revoked_site_is_told_by_its_new_kits_peers(live: Path, tmp_path: Path) -> None:
+def test_revoked_site_hears_it_from_its_new_kits_peers(live: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(live, tmp_path / "fed"))
     revoked = load_kit(root / "lyon", NOW)
     revoke_site(root, "lyon")

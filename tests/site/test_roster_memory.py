@@ -1,4 +1,4 @@
-"""An old roster does not come back: who was struck from it stays out, whoever puts old files back."""
+"""An old roster does not come back: a site that was struck stays out, even if old files are put back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def put_back(old: Path, federation: Path) -> None:
     shutil.copytree(old / "basel" / "startup", federation / "basel" / "startup")
 
 
-def test_old_startup_folder_that_is_put_back_is_refused_with_the_mend(pristine: Path, federation: Path) -> None:
+def test_old_startup_folder_that_is_put_back_is_refused(pristine: Path, federation: Path) -> None:
     revoke_site(federation, "lyon")
     use_kit(kit_of(federation))
     put_back(pristine, federation)

@@ -59,10 +59,10 @@ class Server:
             for thing in (self._control, self._selector):
                 stack.enter_context(thing)
             stack.callback(lambda: [channel.close() for channel in self._channels.values()])
-            ended, told = map(stack.enter_context, socket.socketpair())
-            told.setblocking(False)
+            ended, woken = map(stack.enter_context, socket.socketpair())
+            woken.setblocking(False)
             stack.callback(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, lambda number, frame: None))
-            stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(told.fileno()))
+            stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(woken.fileno()))
             self._selector.register(self._control, selectors.EVENT_READ, _CONTROL)
             self._selector.register(ended, selectors.EVENT_READ, _ENDED)
             while True:

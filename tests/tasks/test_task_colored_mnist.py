@@ -74,7 +74,7 @@ def test_target_has_labels_for_the_first_rows_of_the_oracle(folder):
     assert torch.equal(task.train_data("minus-90").features, task.oracle_data().features[:7])
 
 
-def test_a_domain_is_the_same_whoever_is_the_target(folder):
+def test_a_domain_is_the_same_for_every_target(folder):
     first, other = (all_rows(colored(folder, target), "plus-80") for target in ("minus-90", "plus-90"))
     assert torch.equal(first[0], other[0])
     assert torch.equal(first[1], other[1])

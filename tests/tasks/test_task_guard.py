@@ -74,8 +74,8 @@ def test_a_constructor_that_fails_is_one_line(tmp_path, monkeypatch):
 
 def test_errors_that_are_clear_already_stay_as_they_are():
     with pytest.raises(ConfigError, match=r"^key: why$") as caught, task_code(Odd, "training"):
-        raise ConfigError("key", "why", hint="mend")
-    assert caught.value.hint == "mend"
+        raise ConfigError("key", "why", hint="do this")
+    assert caught.value.hint == "do this"
 
 
 def test_the_end_of_the_process_is_no_error_of_the_task():

@@ -1,4 +1,4 @@
-"""What a task has to keep to so that DP-SGD's bound holds, as far as it can be told."""
+"""What a task must satisfy so that DP-SGD's bound holds, as far as it can be checked."""
 
 from __future__ import annotations
 

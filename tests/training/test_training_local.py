@@ -147,7 +147,7 @@ def test_every_epoch_sees_every_row_once(epochs):
     assert len({tuple(order) for order in epoch_orders}) == epochs  # each in an order of its own
 
 
-def test_too_few_steps_at_the_target_are_refused_with_the_mend_before_training():
+def test_too_few_steps_at_the_target_are_refused_before_training():
     settings = TrainingSettings(batch_size=20, device="cpu")
     steps = []
     with pytest.raises(TrainingError, match=r"source-1: 20 rows in batches of 20 .* make 1 step") as caught:
@@ -157,7 +157,7 @@ def test_too_few_steps_at_the_target_are_refused_with_the_mend_before_training()
     assert not steps
 
 
-def test_loss_that_explodes_names_site_step_and_mend():
+def test_loss_that_explodes_names_site_step_and_hint():
     settings = TrainingSettings(optimizer="sgd", learning_rate=1e30, batch_size=5, device="cpu")
     with pytest.raises(TrainingError, match=r"^source-1: the loss is (nan|inf) at step [23]$") as caught:
         train(settings=settings)

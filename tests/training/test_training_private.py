@@ -148,7 +148,7 @@ def test_no_seed_predicts_or_repeats_a_round(ghost: bool) -> None:
     assert (updates[0] == updates[1]).mean() < 0.1
 
 
-def test_whoever_knows_the_seed_repeats_a_plain_round() -> None:
+def test_the_seed_is_enough_to_repeat_a_plain_round() -> None:
     """Companion of the test above."""
     task, settings = Net(), replace(SGD, dp=None)
     model, received = build_model(task, 0), model_to_vector(build_model(task, 0))
@@ -257,7 +257,7 @@ def test_sum_is_divided_by_the_expected_number_of_rows_and_not_by_how_many_were_
     assert least <= moved / (SGD.learning_rate * NOISE.max_grad_norm / 5) <= most
 
 
-def test_nothing_is_told_of_a_round_but_the_update_and_public_numbers() -> None:
+def test_a_round_yields_only_the_update_and_public_numbers() -> None:
     result = train()
     assert (result.loss, result.accuracy) == (None, None)
     assert (result.steps, result.samples, result.learning_rate) == (8, ROWS, 0.05)

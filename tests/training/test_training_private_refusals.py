@@ -232,23 +232,23 @@ def test_parameter_without_a_part_in_the_loss_is_refused_by_name(ghost: bool) ->
 @ways
 @pytest.mark.parametrize("label", [3e38, float("nan")])
 def test_row_whose_gradient_is_not_finite_counts_as_one_without_gradient(ghost: bool, label: float) -> None:
-    """To refuse would tell whoever sent the model, with weights made for it, that there is such a row."""
+    """A refusal would reveal to the author of crafted weights that such a row exists."""
     data = silent(Net(), 4, 1.0)
     object.__setattr__(data, "labels", data.labels.clone().index_fill_(0, torch.tensor([4]), label))
-    without, told = (
+    without, with_row = (
         train(Net(), by(WHOLE, ghost), data=rows, random_bytes=fixed(1)).update
         for rows in (silent(Net(), 4, None), data)
     )
-    np.testing.assert_allclose(told, without, atol=1e-6)
+    np.testing.assert_allclose(with_row, without, atol=1e-6)
 
 
 @ways
 def test_a_round_of_rows_without_any_finite_gradient_is_noise(ghost: bool) -> None:
     data = silent(Net(), 4, None)
     object.__setattr__(data, "labels", torch.full_like(data.labels, float("nan")))
-    told = train(Net(), by(WHOLE, ghost), data=data, random_bytes=fixed(1)).update
+    update = train(Net(), by(WHOLE, ghost), data=data, random_bytes=fixed(1)).update
     noise = train(Net(), by(WHOLE, ghost), data=AGREEING, random_bytes=fixed(1)).update
-    np.testing.assert_allclose(told, noise, atol=1e-6)
+    np.testing.assert_allclose(update, noise, atol=1e-6)
 
 
 def test_batch_that_is_larger_than_the_data_is_refused_by_its_key() -> None:

@@ -113,7 +113,7 @@ def test_first_weights_depend_on_the_seed_and_not_on_the_global_generator():
         (nn.InstanceNorm1d(3, track_running_stats=True), "InstanceNorm1d"),
     ],
 )
-def test_running_statistics_are_refused_and_the_mend_named(layer, name):
+def test_running_statistics_are_refused_with_a_hint(layer, name):
     with pytest.raises(TrainingError, match=f"layer 1.0 is {name}") as caught:
         build_model(Line(nn.Sequential(nn.Linear(3, 3), nn.Sequential(layer), nn.Linear(3, 1))), 0)
     assert "GroupNorm" in caught.value.hint

@@ -67,7 +67,7 @@ def signed(sender: int, body: Body, session: bytes = SESSION) -> Signed[Any]:
     return Signer(sender, KEYS[sender], encode).sign(session, NO_CONTEXT, body)
 
 
-def opening(*, with_update: bool = False) -> Signed[Any]:
+def round_header(*, with_update: bool = False) -> Signed[Any]:
     return signed(TARGET, header_body(bytes(32), b"u" * 32 if with_update else b""))
 
 

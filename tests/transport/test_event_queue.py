@@ -29,7 +29,7 @@ async def _left_of(events: list[Event]) -> list[Event]:
 
 
 @pytest.mark.parametrize(
-    ("happened", "told"),
+    ("happened", "kept"),
     [
         ([LEFT, BACK], [LEFT, BACK]),
         ([JOINED, LEFT, BACK], [JOINED, LEFT, BACK]),
@@ -49,8 +49,8 @@ async def _left_of(events: list[Event]) -> list[Event]:
         "what the new one does comes after it",
     ],
 )
-def test_of_comings_and_goings_that_wait_the_newest_state_is_told(happened: list[Event], told: list[Event]) -> None:
-    assert asyncio.run(_left_of(happened)) == told
+def test_of_comings_and_goings_that_wait_only_the_newest_is_kept(happened: list[Event], kept: list[Event]) -> None:
+    assert asyncio.run(_left_of(happened)) == kept
 
 
 def test_what_is_dropped_is_of_the_same_site_and_no_message() -> None:
@@ -77,12 +77,12 @@ def test_a_new_process_waits_until_its_coming_is_read() -> None:
 
 def test_a_misbehaviour_is_reported_again_after_it_was_read() -> None:
     async def read() -> list[Event]:
-        queue, told = EventQueue(), []
+        queue, events = EventQueue(), []
         for detail in ("first", "second"):
             for check in ("WIRE", "SENDER", "WIRE"):
                 queue.put(Misbehaved(1, check, detail))
-            told += await _waiting(queue)
-        return told
+            events += await _waiting(queue)
+        return events
 
     kinds = [("WIRE", "first"), ("SENDER", "first"), ("WIRE", "second"), ("SENDER", "second")]
     assert asyncio.run(read()) == [Misbehaved(1, check, detail) for check, detail in kinds]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recorder_kit import NAMES, RUN, SECRET, SESSION, Log, opening, signed, size_of
+from recorder_kit import NAMES, RUN, SECRET, SESSION, Log, round_header, signed, size_of
 from transport_kit import (
     CALM,
     TARGET,
@@ -96,7 +96,7 @@ async def test_sender_and_receiver_record_the_same_digest_and_number_of_bytes(tm
 def test_a_message_is_in_the_log_before_anybody_else_hears_of_it(logs: list[Log]) -> None:
     seen: list[list[tuple[str, str, str, int]]] = []
     recorder = logs[1].recorder(then=lambda *_, more: seen.append(logs[1].lines))
-    one, other = signed(1, Refusal("min-others")), opening()
+    one, other = signed(1, Refusal("min-others")), round_header()
     recorder(Direction.SENT, TARGET, one, size_of(one))
     recorder(Direction.RECEIVED, TARGET, other, size_of(other, 12))
     first = ("sent", "Refusal", one.digest().hex(), size_of(one))
@@ -144,7 +144,7 @@ def test_a_header_with_what_the_target_learned_is_on_the_disk_before_it_leaves(
     forced: list[int] = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda descriptor: (forced.append(os.fstat(descriptor).st_ino), real(descriptor)))
-    logs[0].recorder()(Direction.SENT, 1, opening(with_update=with_update), 1000)
+    logs[0].recorder()(Direction.SENT, 1, round_header(with_update=with_update), 1000)
     assert ((logs[0].folder / RUN / "tail").stat().st_ino in forced) == with_update
 
 
@@ -154,14 +154,14 @@ def test_releases_that_leave_together_are_forced_once_and_before_the_first_leave
     logs[0].journal.begin(RUN)
     recorder, tail = logs[0].recorder(), (logs[0].folder / RUN / "tail").stat().st_ino
     on_the_disk: list[int] = []
-    released = opening(with_update=True)
+    released = round_header(with_update=True)
 
     def fsync(descriptor: int) -> None:
         if os.fstat(descriptor).st_ino == tail:
             on_the_disk.append(len(logs[0].entries))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    for one, more in ((released, True), (released, True), (opening(), False), (opening(), False)):
+    for one, more in ((released, True), (released, True), (round_header(), False), (round_header(), False)):
         recorder(Direction.SENT, 1, one, 1000, more=more)
     assert on_the_disk == [3]
 
@@ -269,7 +269,7 @@ def test_of_shares_there_is_a_record_and_no_copy(logs: list[Log], body: Body, wa
 
 
 def test_every_other_message_is_kept_verbatim_and_vectors_are_not(logs: list[Log]) -> None:
-    recorder, one, reply = logs[1].recorder(), opening(), signed(1, MaskedInput(bytes(32), 4))
+    recorder, one, reply = logs[1].recorder(), round_header(), signed(1, MaskedInput(bytes(32), 4))
     outside = note(1, 1).message
     for way, peer, message_ in (
         (Direction.SENT, TARGET, outside),
@@ -283,7 +283,7 @@ def test_every_other_message_is_kept_verbatim_and_vectors_are_not(logs: list[Log
 
 
 def test_a_header_to_three_sources_has_three_records_and_one_copy(logs: list[Log]) -> None:
-    recorder, one = logs[0].recorder(), opening()
+    recorder, one = logs[0].recorder(), round_header()
     for peer in (1, 2, 3):
         recorder(Direction.SENT, peer, one, size_of(one, 48))
     assert [entry.peer for entry in logs[0].entries] == NAMES[1:]
@@ -292,7 +292,7 @@ def test_a_header_to_three_sources_has_three_records_and_one_copy(logs: list[Log
 
 
 def test_messages_are_placed_by_the_header_that_their_site_took_for_their_session(logs: list[Log]) -> None:
-    recorder, one = logs[1].recorder(), opening()
+    recorder, one = logs[1].recorder(), round_header()
     recorder(Direction.RECEIVED, TARGET, one, 1)
     recorder(Direction.SENT, TARGET, signed(1, MaskedInput(bytes(32), 4)), 1)
     logs[1].journal.enter(one)
@@ -317,7 +317,7 @@ def test_messages_are_placed_by_the_header_that_their_site_took_for_their_sessio
 def test_what_a_source_shows_is_said_of_what_it_sends(
     logs: list[Log], body: Body, disclosure: Disclosure | None, decision: Decision | None
 ) -> None:
-    at_source, at_target, one = logs[1].recorder(), logs[0].recorder(), opening()
+    at_source, at_target, one = logs[1].recorder(), logs[0].recorder(), round_header()
     at_source(Direction.RECEIVED, TARGET, one, 1)
     at_target(Direction.SENT, 1, one, 1)
     logs[1].journal.enter(one)
@@ -332,7 +332,7 @@ def test_what_a_source_shows_is_said_of_what_it_sends(
 
 @pytest.mark.parametrize(("with_update", "what"), [(False, "model"), (True, "model-and-target-update")])
 def test_what_the_target_shows_is_said_of_its_headers(logs: list[Log], with_update: bool, what: str) -> None:
-    logs[0].recorder()(Direction.SENT, 1, opening(with_update=with_update), 1)
+    logs[0].recorder()(Direction.SENT, 1, round_header(with_update=with_update), 1)
     assert [entry.disclosure for entry in logs[0].entries] == [Disclosure("individual", what, 1)]
 
 
@@ -358,8 +358,8 @@ def test_beyond_a_bound_others_messages_have_a_record_and_no_copy(
     assert len(logs[0].lines) == 20
     assert 0 < kept < 10
     assert logs[0].not_kept == [("source-1", one.digest().hex(), "BOUND") for one in flood[kept:]]
-    logs[0].journal.enter(opening())
-    recorder(Direction.RECEIVED, 1, flood[-1], 1)  # another attempt, with room of its own
+    logs[0].journal.enter(round_header())
+    recorder(Direction.RECEIVED, 1, flood[-1], 1)  # another attempt, with a budget of its own
     recorder(Direction.SENT, 1, note(TARGET, 1).message, 1)
     assert logs[0].kept[-2] == encode_signed(flood[-1])
     assert len(logs[0].not_kept) == 20 - kept
@@ -387,7 +387,7 @@ def test_messages_are_on_the_disk_before_a_checkpoint_is_shown(
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", watched)
-    one = opening()
+    one = round_header()
     logs[0].recorder()(Direction.SENT, 1, one, size_of(one))
     path = str(logs[0].folder / RUN / FILE)
     assert path not in forced

@@ -62,16 +62,16 @@ async def test_a_source_that_takes_no_messages_is_gone_before_they_fill_the_memo
         left = await next_event(server, Left)
         assert (left.site, left.why) == (1, "it takes no messages: more than 524288 bytes wait for it")
         assert link.untaken_bytes == 0
-        told = len(shown)
-        assert told > CALM.max_untaken_bytes // 2048  # and not too early
+        delivered = len(shown)
+        assert delivered > CALM.max_untaken_bytes // 2048  # and not too early
         async with raw_channel(sites, address) as channel:
             control = FederationServiceStub(channel).Control()
             await control.write(pb.ControlRequest(frame=HELLO))
             assert (await next_event(server, Joined)).resumed
-            await server.send([(1, note(TARGET, told))])
+            await server.send([(1, note(TARGET, delivered))])
             while (frame := (await soon(control.read())).frame).WhichOneof("content") != "delivery":
                 pass
-            assert frame.delivery.sequence == told + 1
+            assert frame.delivery.sequence == delivered + 1
             control.cancel()
 
 

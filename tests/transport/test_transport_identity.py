@@ -135,7 +135,7 @@ async def test_a_source_refuses_a_message_that_the_aggregator_did_not_send() -> 
 
 
 @scenario
-async def test_an_aggregator_of_another_federation_is_refused_with_the_mend() -> None:
+async def test_an_aggregator_of_another_federation_is_refused_with_a_hint() -> None:
     sites, others = Sites(), Sites()
     async with others.listening() as (server, address):
         with pytest.raises(CertificateError, match="was not issued by this federation's CA") as caught:

@@ -261,7 +261,7 @@ async def test_a_received_message_that_cannot_be_recorded_stops_the_aggregator()
 
 
 @scenario
-async def test_a_source_is_not_told_what_the_aggregator_could_not_write() -> None:
+async def test_what_the_aggregator_could_not_write_does_not_leave() -> None:
     def full_disk(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
         raise SecureFdaError("audit log /home/clinic/kit/local/audit: cannot be written: No space left on device")
 

@@ -152,7 +152,7 @@ async def test_a_restarted_source_joins_anew_and_gets_nothing_meant_for_its_pred
 
 
 @scenario
-async def test_a_restarted_aggregator_is_told_apart_from_a_broken_connection() -> None:
+async def test_a_restarted_aggregator_is_no_broken_connection() -> None:
     sites = Sites()
     async with sites.listening() as (server, address):
         channel = sites.channel(1, address)

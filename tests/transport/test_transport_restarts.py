@@ -61,7 +61,7 @@ async def test_nothing_of_an_old_process_is_handed_up_after_the_new_one() -> Non
             opening = asyncio.create_task(sites.channel(1, upstream).open())
             while server._table.site(1).instance_id == before.instance_id:
                 await asyncio.sleep(0)
-            for number in range(UNREAD_MESSAGES):  # makes room for it at this very moment
+            for number in range(UNREAD_MESSAGES):  # makes space for it at this very moment
                 assert number_of((await next_event(server, Received)).parcel) == number
             await joined(server, 1)
             await soon(opening)
@@ -111,7 +111,7 @@ async def test_a_source_that_restarts_before_it_was_missed_is_out_of_the_round_a
 
 
 @scenario
-async def test_a_new_process_that_comes_and_goes_is_told_nothing_before_it_has_joined(tmp_path: Path) -> None:
+async def test_a_new_process_gets_nothing_before_it_has_joined(tmp_path: Path) -> None:
     federation = Driven(tmp_path, rounds=1)
     async with federation.driven() as (_, driving):
         victim, others = await _begun(federation)
@@ -129,7 +129,7 @@ async def test_a_new_process_that_comes_and_goes_is_told_nothing_before_it_has_j
 
 
 @scenario
-async def test_a_source_that_is_late_with_its_upload_is_told_so_and_not_accused(tmp_path: Path) -> None:
+async def test_a_source_that_is_late_with_its_upload_is_not_accused(tmp_path: Path) -> None:
     federation = Driven(tmp_path, rounds=2, phase_deadline_s=3.0)
     async with federation.driven() as (_, driving):
         others = [await federation.process(index) for index in (1, 2, VICTIM)]

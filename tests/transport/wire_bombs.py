@@ -16,7 +16,7 @@ from securefda.protocol.messages import NO_SESSION
 from securefda.transport.wire import MAX_ENVELOPE_BYTES, WireError, decode
 from securefda.v1 import messages_pb2 as pb
 
-ROOM = MAX_ENVELOPE_BYTES - 100
+LENGTH = MAX_ENVELOPE_BYTES - 100
 HEAD = tagged(1, VARINT, b"\x01") + tagged(2, SIZED, NO_SESSION)
 
 
@@ -28,20 +28,20 @@ def bombs() -> Iterator[tuple[str, bytes]]:
                 elements = _elements(field)
                 yield f"{body.name}.{field.name}", HEAD + tagged(body.number, SIZED, elements)
         empty = tagged(body.number, SIZED, b"")
-        yield f"{body.name} again and again", HEAD + empty * (ROOM // len(empty))
+        yield f"{body.name} again and again", HEAD + empty * (LENGTH // len(empty))
         unknown = tagged(1000, VARINT, b"\x01")
-        yield f"unknown in {body.name}", HEAD + tagged(body.number, SIZED, unknown * (ROOM // len(unknown)))
-    groups = b"\x7b" * (ROOM // 2) + b"\x7c" * (ROOM // 2)
+        yield f"unknown in {body.name}", HEAD + tagged(body.number, SIZED, unknown * (LENGTH // len(unknown)))
+    groups = b"\x7b" * (LENGTH // 2) + b"\x7c" * (LENGTH // 2)
     yield "groups in groups", HEAD + groups
-    yield "one body after another", HEAD + b"".join(tagged(n, SIZED, b"") for n in (27, 29)) * (ROOM // 6)
+    yield "one body after another", HEAD + b"".join(tagged(n, SIZED, b"") for n in (27, 29)) * (LENGTH // 6)
     yield "longer than a message may be", HEAD + bytes(4 << 20)
 
 
 def _elements(field: FieldDescriptor) -> bytes:
     if field.message_type is None:
-        return tagged(field.number, SIZED, b"\x01" * ROOM)
+        return tagged(field.number, SIZED, b"\x01" * LENGTH)
     empty = tagged(field.number, SIZED, b"")
-    return empty * (ROOM // len(empty))
+    return empty * (LENGTH // len(empty))
 
 
 def peak_bytes() -> int:

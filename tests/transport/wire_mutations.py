@@ -98,14 +98,14 @@ class Mutator:
     def __init__(self, valid: bytes, kind: Descriptor, is_valid: Callable[[bytes], bool], seed: int) -> None:
         self._random = random.Random(seed)
         self._bases = [Base.of(valid, kind)]
-        room = {True: DERIVED, False: DERIVED // 2}
-        while any(room.values()):
+        left = {True: DERIVED, False: DERIVED // 2}
+        while any(left.values()):
             data = self._with_another_field()
             fits = is_valid(data)
-            if room[fits] and len(data) <= LONGEST_BASE:
+            if left[fits] and len(data) <= LONGEST_BASE:
                 with suppress(ValueError, IndexError):
                     self._bases.append(Base.of(data, kind))
-                    room[fits] -= 1
+                    left[fits] -= 1
 
     def messages(self, count: int) -> Iterator[bytes]:
         """So many messages; some of them are valid all the same."""

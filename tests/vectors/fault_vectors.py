@@ -1,7 +1,7 @@
 """What each side must refuse in the middle of a session: the tables of lies in ``tests/protocol``, as bytes.
 
 Every case names a session of ``sessions.json``, who is tested and which message is due; all but the last of what is
-delivered is accepted. Each is told here to the real state machine first, so that a case cannot name a wrong check.
+delivered is accepted. Each is first delivered here to the real state machine, so that no case names a wrong check.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _awaiting(name: str, slot: int) -> VectorCohort:
     return cohort
 
 
-def _source_case(name: str, check: str, claim: str, cohort: Cohort, slot: int, *told: AnySigned) -> dict[str, Any]:
-    error = _error_of(lambda: _tell(cohort, told))
+def _source_case(name: str, check: str, claim: str, cohort: Cohort, slot: int, *messages: AnySigned) -> dict[str, Any]:
+    error = _error_of(lambda: _tell(cohort, messages))
     if not isinstance(error, ProtocolError) or error.check != check:
         raise ValueError(f"{check} {claim}: the source says {error!r}")
     return {
@@ -70,14 +70,14 @@ def _source_case(name: str, check: str, claim: str, cohort: Cohort, slot: int, *
         "session": name,
         "source": VICTIM,
         "waits_for": DUE_AT_SOURCE[slot - 1],
-        "deliver": [signed(message) for message in told],
+        "deliver": [signed(message) for message in messages],
         "check": check,
         "suspect": error.suspect if isinstance(error, FaultyAggregatorError) else None,
     }
 
 
-def _tell(cohort: Cohort, told: Iterable[AnySigned]) -> None:
-    for message in told:
+def _tell(cohort: Cohort, messages: Iterable[AnySigned]) -> None:
+    for message in messages:
         cohort.phases[VICTIM], _ = cohort.step(VICTIM, over_the_wire(message))
 
 
@@ -93,8 +93,8 @@ def _lies_to_source() -> Iterable[dict[str, Any]]:
     for lie in false_aggregator.LIES:
         name = _plan_with(lie.setup)
         cohort = _awaiting(name, lie.slot)
-        told = lie.tell(cohort, cohort.inbox[VICTIM])
-        yield _source_case(name, lie.check, lie.claim, cohort, lie.slot, told)
+        false = lie.tell(cohort, cohort.inbox[VICTIM])
+        yield _source_case(name, lie.check, lie.claim, cohort, lie.slot, false)
 
 
 def _false_outsides_to_source() -> Iterable[dict[str, Any]]:
@@ -102,9 +102,9 @@ def _false_outsides_to_source() -> Iterable[dict[str, Any]]:
         cohort = _awaiting(USUAL, slot)
         honest = cohort.inbox[VICTIM]
         for check, change in false_aggregator.OUTSIDE.items():
-            told, found = (of_suite_2(honest, TARGET), "WIRE") if check == "SUITE" else (change(honest), check)
+            false, found = (of_suite_2(honest, TARGET), "WIRE") if check == "SUITE" else (change(honest), check)
             claim = f"{honest.type_name} with a false {check.lower()}"
-            yield _source_case(USUAL, found, claim, cohort, slot, told)
+            yield _source_case(USUAL, found, claim, cohort, slot, false)
 
 
 def _replays_to_source() -> Iterable[dict[str, Any]]:
@@ -252,8 +252,8 @@ def _lies_to_aggregator() -> Iterable[dict[str, Any]]:
     for lie in false_source.LIES:
         cohort, honest = _liar_at(lie.slot)
         vector = _vector_of(cohort, lie.slot)
-        told = (lie.tell(cohort, honest), lie.vector(vector) if lie.vector else vector)
-        yield _aggregator_case(WITH_A_LOSS, lie.check, lie.claim, lie.slot, [told])
+        false = (lie.tell(cohort, honest), lie.vector(vector) if lie.vector else vector)
+        yield _aggregator_case(WITH_A_LOSS, lie.check, lie.claim, lie.slot, [false])
 
 
 def _liar_at(slot: int) -> tuple[VectorCohort, AnySigned]:
@@ -269,11 +269,11 @@ def _false_outsides_to_aggregator() -> Iterable[dict[str, Any]]:
     for slot, due in enumerate(DUE_AT_AGGREGATOR):
         cohort, honest = _liar_at(slot)
         vector = _vector_of(cohort, slot)
-        told = {check: (check, change(honest)) for check, change in false_source.OUTSIDE.items()}
-        told["SUITE"] = ("WIRE", of_suite_2(honest, LIAR))
-        told["SENDER"] = ("SENDER", false_source.from_outside(honest))
-        told["SENDER beyond the roster"] = ("SENDER", forged(honest, LIAR, sender=99))
-        for name, (check, lie) in told.items():
+        lies = {check: (check, change(honest)) for check, change in false_source.OUTSIDE.items()}
+        lies["SUITE"] = ("WIRE", of_suite_2(honest, LIAR))
+        lies["SENDER"] = ("SENDER", false_source.from_outside(honest))
+        lies["SENDER beyond the roster"] = ("SENDER", forged(honest, LIAR, sender=99))
+        for name, (check, lie) in lies.items():
             claim = f"{due} with a false {name.lower()}"
             yield _aggregator_case(WITH_A_LOSS, check, claim, slot, [(lie, vector)])
         twice: list[Event] = [(honest, vector), (honest, vector)]

@@ -49,14 +49,14 @@ def _case(
     now: int = NOW,
     source: int = table.ME,
 ) -> Terms:
-    told = {
+    given = {
         "source": source,
         "roster": (roster or roster_of(table.N)).digest().hex(),
         "limits": plain(limits or limits_of(table.N)),
         "history": plain(history or History()),
         "unix_s": now,
     }
-    return {"claim": claim, **signed(message)} | {name: one for name, one in told.items() if one != USUAL[name]}
+    return {"claim": claim, **signed(message)} | {name: one for name, one in given.items() if one != USUAL[name]}
 
 
 def _error_of(act: Callable[[], object]) -> str:
@@ -75,8 +75,8 @@ def _refused() -> list[Terms]:
         cases.append({**terms, "check": lie.check})
     for check, change in table.OUTSIDE.items():
         honest = table.header()
-        told, found = (of_suite_2(honest, TARGET), "WIRE") if check == "SUITE" else (change(honest), check)
-        cases.append({**_case(f"a false {check.lower()}", told), "check": found})
+        false, found = (of_suite_2(honest, TARGET), "WIRE") if check == "SUITE" else (change(honest), check)
+        cases.append({**_case(f"a false {check.lower()}", false), "check": found})
     return cases
 
 

@@ -242,7 +242,7 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Header, "one participant twice", "participants", _set("participants.0", 2)),
     (m.Header, "1025 participants", "participants", _more("participants", *range(201, 201 + 1021))),
     (m.Header, "a participant beyond 2^31", "participants", _more("participants", 2**31)),
-    (m.Header, "no room for a sample", "max_samples", _clear("max_samples")),
+    (m.Header, "no sample allowed", "max_samples", _clear("max_samples")),
     (m.Header, "no time to train", "deadlines", _clear("training_deadline_ms")),
     (m.Header, "no time for a phase", "deadlines", _clear("phase_deadline_ms")),
     (m.Header, "a result digest of 31 bytes", "previous_result_digest", _set("previous_result_digest", bytes(31))),

@@ -275,7 +275,7 @@ def _refused_terms() -> list[dict[str, Any]]:
 
 
 def _refused_inputs() -> list[dict[str, Any]]:
-    """Two coordinates with clip 1 and a tail of one, room for four inputs in 32 bits."""
+    """Two coordinates with clip 1 and a tail of one, for up to four inputs in 32 bits."""
 
     def case(why: str, vector: list[float], tail: float) -> dict[str, Any]:
         return {"why": why, "refused_at": "encode", "vector": [x.hex() for x in vector], "tail": [tail.hex()]}

@@ -107,7 +107,7 @@ class Draws:
 
 
 class VectorCohort(Cohort):
-    """A session whose draws are kept, and whose ring has room for twice the sources."""
+    """A session whose draws are kept, and whose ring holds twice as many inputs as there are sources."""
 
     def __init__(self, plan: Plan, seen: list[tuple[int, int, AnySigned, bool]] | None = None) -> None:
         lossy = leaving(plan.drops)

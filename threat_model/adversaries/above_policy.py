@@ -1,4 +1,4 @@
-"""T33: a source is asked for more than its policy permits."""
+"""T33: a source is asked for more than its policy allows."""
 
 from __future__ import annotations
 

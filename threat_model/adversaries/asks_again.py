@@ -15,7 +15,7 @@ from threat_model.private_sites import Candidates, asked
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Told:
+class Answers:
     """What the site gave in all: the mean of its updates (m,), over how many, and its last word on epsilon."""
 
     mean: Vector
@@ -40,7 +40,7 @@ class AsksAgain:
     def __init__(self, started: Callable[[], PrivateTrainer]) -> None:
         self._started = started
 
-    def attack(self, rounds: int) -> Told:
+    def attack(self, rounds: int) -> Answers:
         """Ask up to ``rounds`` times; the site may end it before, when its budget is spent."""
         model = self._started().initial_model()
         total, count, epsilon = np.zeros(len(model), np.float64), 0, 0.0
@@ -50,8 +50,8 @@ class AsksAgain:
             except BudgetExhausted:
                 break
             total, count, epsilon = total + result.update, count + 1, result.epsilon or 0.0
-        return Told((total / max(count, 1)).astype(np.float32), count, epsilon)
+        return Answers((total / max(count, 1)).astype(np.float32), count, epsilon)
 
-    def scores(self, told: Told, candidates: Candidates) -> Vector64:
+    def scores(self, answers: Answers, candidates: Candidates) -> Vector64:
         """How strongly the mean points to each candidate, (n,): a matched filter."""
-        return matched(told.mean, candidates)
+        return matched(answers.mean, candidates)

@@ -1,7 +1,7 @@
 """The aggregator of the attacker: plays an honest run, keeps everything, and can say another thing to each source.
 
 A subclass overrides one of the ``..._for`` methods, which give the body of a message for one source; it is signed with
-the target's real key, in that source's session and context. ``None`` in place of a body: that source is told nothing.
+the target's real key, in that source's session and context. ``None`` in place of a body: that source gets nothing.
 """
 
 from __future__ import annotations
@@ -154,13 +154,13 @@ class MaliciousAggregator(Opens):
         return Consistency(tuple(signed[sender] for sender in sorted(signed)), self.inputs_for(index))
 
     def inputs_for(self, index: int) -> tuple[Signed[MaskedInput], ...]:
-        """R3': the inputs that came of those whom this source was told to have survived."""
+        """R3': the inputs of those that survived according to the lists of this source."""
         lists, inputs = self.heard.views[index].survivors, self.heard.inputs
         alive = lists.body.survivors if lists else ()
         return tuple(inputs[item.index] for item in alive if item.index in inputs)
 
     def result_for(self, index: int) -> Result | None:
-        """The result: over as many as the source was told, and the model that comes next."""
+        """The result: over as many as the source's lists say, and the next model."""
         view = self.heard.views[index]
         count = len(view.survivors.body.survivors) if view.survivors else len(self.heard.updates)
         return Result(b"", count, sha256(vector_to_wire(self.model)).digest())
@@ -217,7 +217,7 @@ class MaliciousAggregator(Opens):
         """Go on with who answered."""
         if not self.sessions:
             return self._begin()
-        self.heard.told &= set(self.heard.answers(self._waits_for)) if self._waits_for else set()
+        self.heard.asked &= set(self.heard.answers(self._waits_for)) if self._waits_for else set()
         return self._go_on()
 
     def sign(self, index: int, context: bytes, body: BodyT) -> Signed[BodyT]:
@@ -296,7 +296,7 @@ class MaliciousAggregator(Opens):
         return [Send(index, Parcel(self.signer.sign(NO_SESSION, NO_CONTEXT, body)))]
 
     def _tell(self, index: int, parcel: Parcel) -> list[Send]:
-        self.heard.told.add(index)
+        self.heard.asked.add(index)
         return [Send(index, one) for one in self.outgoing(index, parcel)]
 
     def _go_on(self) -> list[Send]:
@@ -308,22 +308,22 @@ class MaliciousAggregator(Opens):
 
     def _waiting(self, kind: type) -> set[int]:
         """Who still has to answer; those whose update comes in clear have no part in the session of the others."""
-        waiting = self.heard.told - self.heard.gone - set(self.heard.answers(kind))
+        waiting = self.heard.asked - self.heard.gone - set(self.heard.answers(kind))
         return waiting if kind is Update else waiting - self._in_clear()
 
     def _in_clear(self) -> set[int]:
-        told = {index: view.header.body for index, view in self.heard.views.items()}
-        return {index for index, header in told.items() if index in header.at(Visibility.INDIVIDUAL)}
+        headers = {index: view.header.body for index, view in self.heard.views.items()}
+        return {index for index, header in headers.items() if index in header.at(Visibility.INDIVIDUAL)}
 
     def _close_step(self, kind: type) -> list[Send]:
         """Answer everyone who answered; after the result, or when nobody is left, the session is over."""
         answer, self._waits_for = self._steps()[kind]
-        answered = self.heard.told & set(self.heard.answers(kind)) - self.heard.gone
+        answered = self.heard.asked & set(self.heard.answers(kind)) - self.heard.gone
         if self._waits_for is None:
             answered |= set(self.heard.updates)
-        self.heard.told = set()
+        self.heard.asked = set()
         sends = [send for index in sorted(answered) for send in answer(index)]
-        if self._waits_for is None or not self.heard.told:
+        if self._waits_for is None or not self.heard.asked:
             self._waits_for = None
             return sends + self._begin()
         return sends

@@ -30,10 +30,10 @@ class Isolation:
 class CohortIsolation(MaliciousAggregator):
     """Moves the victim into a cohort of its own making, whose other members the rest takes for dropped.
 
-    Whoever has seen all nonces can choose among many cohorts for the victim by leaving boxes out of its delivery alone.
-    In the view of all others the chosen mates lie scattered over their cohorts, and can be dropped without any sum
-    falling below its quorum, while the victim survived. These others then give away the victim's self secret and the
-    masters of its mates: every mask of its input.
+    Having seen all nonces, the aggregator can choose among many cohorts for the victim by leaving boxes out of its
+    delivery alone. In the view of all others the chosen mates lie scattered over their cohorts, and can be dropped
+    without any sum falling below its quorum, while the victim survived. These others then give away the victim's self
+    secret and the masters of its mates: every mask of its input.
 
     Powers: the target's key and the relay; no source colludes.
     Goal: the victim's update, exactly.
@@ -64,7 +64,7 @@ class CohortIsolation(MaliciousAggregator):
         return ShareDelivery(tuple(box for box in boxes if box.peer not in self.plan.left_out))
 
     def _plans(self) -> Iterator[Isolation]:
-        """Every choice of boxes to leave out after which t others can be told that the mates are dropped."""
+        """Every choice of boxes to leave out after which t others can be shown the mates as dropped."""
         header, ctx1 = self.heard.header, self.heard.views[self.victim].ctx1
         nonces = {sender: bundle.body.nonce for sender, bundle in self.heard.bundles.items()}
         of_the_others = cohorts_of(header, ctx1, nonces)
@@ -86,7 +86,7 @@ class CohortIsolation(MaliciousAggregator):
             yield from map(frozenset, combinations(others, count))
 
     def survivors_for(self, index: int) -> Survivors | None:
-        """The mates are dropped; the victim, whose view these lists do not fit, and the mates are told nothing."""
+        """The mates are dropped; they get no lists, nor does the victim, whose view these do not fit."""
         lists = super().survivors_for(index)
         if lists is None or self.plan is None or index in {self.victim, *self.plan.mates}:
             return None

@@ -15,7 +15,7 @@ class SubtractsColluders(MaliciousAggregator):
     """Opens the smallest sum that holds the victim and all colluders, and subtracts what the colluders put into it.
 
     Powers: the target's key, the relay, and the inputs and secrets of ``colluders``. It may lose any honest source
-    that the threshold, or the quorum of the victim's cohort, can do without: those are told nothing any more.
+    that the threshold, or the quorum of the victim's cohort, can do without: those hear nothing more.
     Goal: the victim's update, or the sum of as few honest ones as possible.
     Source: Bonawitz et al. 2017, section 6.2, theorem 6.3: what remains is the sum over the honest sources.
 
@@ -36,7 +36,7 @@ class SubtractsColluders(MaliciousAggregator):
         self._lost: set[int] = set()
 
     def survivors_for(self, index: int) -> Survivors | None:
-        """Honest sources beyond the quorum are declared dropped, and not told."""
+        """Honest sources beyond the quorum are declared dropped, and get no lists."""
         if not self.summed:
             self._choose()
         lists = super().survivors_for(index)

@@ -15,7 +15,7 @@ class DeclaredDropped(MaliciousAggregator):
 
     Powers: the target's key and the relay; no source colludes.
     Goal: the victim's update, from its masked input without its pairwise masks.
-    Source: Bonawitz et al. 2017, section 4.0.2, the reason for the second mask; section 6.2 for the lie.
+    Source: Bonawitz et al. 2017, section 4.0.2, the reason for the second mask; section 6.2 for this attack.
 
     Args:
         seat: of the target.

@@ -18,7 +18,7 @@ WAYS: tuple[Way, ...] = ("edited", "unsigned", "of another site", "signed by ano
 
 @dataclass(frozen=True, slots=True)
 class EditsPolicy:
-    """Puts a policy that permits everything in place of the one that the site's owner signed.
+    """Puts a policy that allows everything in place of the one that the site's owner signed.
 
     Powers: may write every file in the ``local`` folder of the site's kit; a key of its own, and the policy of another
     site with that site's signature. It does not hold the site's signing key.
@@ -27,7 +27,7 @@ class EditsPolicy:
 
     Args:
         kit: folder of the site's kit.
-        other: folder of the kit of another site of the federation, whose policy permits more.
+        other: folder of the kit of another site of the federation, whose policy allows more.
         key: a signing key that is not the site's.
     """
 

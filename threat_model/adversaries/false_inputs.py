@@ -1,4 +1,4 @@
-"""T16: inputs beyond what an honest source can send, and a ring without room for honest ones."""
+"""T16: inputs beyond what an honest source can send, and a ring too small for honest ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FalseInput(MaliciousSource):
     """Masks another vector than its training gave, by the protocol otherwise.
 
     Powers: the real key of its site.
-    Goal: a wrong sum, or a model further off than the clip permits, without an alarm.
+    Goal: a wrong sum, or a model further off than the clip allows, without an alarm.
     Source: Bonawitz et al. 2017, section 6: nothing is proven of what is masked.
 
     Args:

@@ -107,7 +107,7 @@ class Framer(MaliciousAggregator):
         site = replace(seat.site, random_bytes=self._random_bytes)
         self.hoard, self._most, self._lies = hoard, sessions, lies
         super().__init__(replace(seat, site=site))
-        self.vouching: set[int] = set()
+        self.cosigning: set[int] = set()
         self._parcels: dict[int, Parcel] = {}
         self._without: dict[type, int | None] = {}
 
@@ -167,7 +167,7 @@ class Framer(MaliciousAggregator):
 
     def ready(self) -> bool:
         """When all sources have joined and cosigned."""
-        return not self.sessions and set(self.joined) == self.seat.site.sources == self.vouching
+        return not self.sessions and set(self.joined) == self.seat.site.sources == self.cosigning
 
     def receive(self, parcel: Parcel) -> list[Send]:
         """As always, but for the log: in each run it shows the checkpoint of its first record, again and again."""
@@ -180,7 +180,7 @@ class Framer(MaliciousAggregator):
             return [Send(sender, Parcel(self.signer.sign(NO_SESSION, NO_CONTEXT, shown)))]
         if isinstance(body, Cosigned):
             self.hoard.cosignatures.setdefault(self.run, {})[sender] = Signature.parse(body.signature)
-            self.vouching.add(sender)
+            self.cosigning.add(sender)
             return self._begin() if self.ready() else []
         if isinstance(body, Checkpoint):
             try:

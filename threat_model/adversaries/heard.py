@@ -1,4 +1,4 @@
-"""What an aggregator of the attacker knows of one session: what it told whom, and everything it was told."""
+"""What an aggregator of the attacker knows of one session: what it sent to each source, and all that it received."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from securefda.training import Vector
 
 @dataclass
 class View:
-    """What one source was told in a session; all its contexts follow from that."""
+    """What one source was sent in a session; all its contexts follow from that."""
 
     owner: int
     header: Signed[Header]
@@ -74,8 +74,8 @@ class Heard:
     Attributes:
         header: what the header says to everyone, unless ``header_for`` says otherwise.
         session_id: of all its messages.
-        views: what each source was told.
-        told: sources whose answer is waited for.
+        views: what each source was sent.
+        asked: sources whose answer is awaited.
         vectors: masked inputs.
         clear: updates at visibility ``individual``.
     """
@@ -83,7 +83,7 @@ class Heard:
     header: Header
     session_id: bytes
     views: dict[int, View] = field(default_factory=dict)
-    told: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
     advertised: dict[int, Signed[Advertise]] = field(default_factory=dict)
     bundles: dict[int, Signed[ShareBundle]] = field(default_factory=dict)
     inputs: dict[int, Signed[MaskedInput]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""T20: whoever knows every seed and all rows but one takes the noise, or what layers draw, off an update."""
+"""T20: an attacker with every seed and all rows but one subtracts the noise, or what layers draw, from an update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from securefda.training import NoiseSettings, TrainingSettings, Vector
 from threat_model.private_sites import ABSENT
 
 _FAR = 11.0
-"""Two updates that are so many standard deviations of the noise apart are told apart, but for 4e-8."""
+"""Two updates so many standard deviations of the noise apart are distinguished, with errors of at most 4e-8."""
 
 
 def without_row(data: Samples, row: int) -> Samples:
@@ -33,11 +33,11 @@ class KnowsTheSeed:
     noise, it trains with next to none: dropout draws by a row's place, so that without the row the gradients of all
     behind it are others, and the two updates are farther apart than noise for one row hides.
 
-    Powers: the code, the settings, the run's seed, which every site of a federation is told, the model, all rows of
+    Powers: the code, the settings, the run's seed, which every site of a federation knows, the model, all rows of
     the site but whether one of them is in, and the update. It seeds torch as the site's process was seeded. It has no
     part of the site's operating system's random bytes.
     Goal: whether the row is in, with certainty.
-    Source: Opacus draws from torch's generator unless told otherwise; Mironov 2012 for noise that can be taken off.
+    Source: Opacus draws from torch's generator by default; Mironov 2012 for noise that can be subtracted.
 
     Args:
         task: of the site.

@@ -88,7 +88,7 @@ class ForksLater(MaliciousAggregator):
     """Has its log cosigned, plays a round, and goes on with another history of that round.
 
     Powers: the target's key and the relay.
-    Goal: that what its log says of the first round is not held against it: the sources vouch for another log.
+    Goal: that what its log says of the first round cannot be used as evidence: the sources cosigned another log.
     Source: as :class:`SplitsLog`.
 
     Args:

@@ -1,7 +1,7 @@
 """T40: a model that is made so that updates answer questions about rows.
 
-An update is what a source's rows make of the model that it was sent. So whoever chooses the model chooses the question,
-and masks do not help: the answer is as plain in a sum over all sources.
+An update is what a source's rows make of the model that it was sent. So the party that chooses the model chooses the
+question, and masks do not help: the answer is as plain in a sum over all sources.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class AsksByModel(MaliciousAggregator):
             self.model = made
 
     def next_place(self) -> Place | None:
-        """Rounds until the sum over the made model is there."""
+        """Play rounds until the sum over the made model has come."""
         place = super().next_place() if len(self.sessions) < self._at_round else None
         if place is None or place.round < self._at_round:
             return place
@@ -89,7 +89,7 @@ class AsksByModel(MaliciousAggregator):
         return sends
 
     def _begin(self) -> list[Send]:
-        """The next round, when there are receipts to show to whoever was not in the last one."""
+        """The next round, once there are receipts for the sources that were not in the last one."""
         self._waits = bool(self._halves) and not self.had_result <= set(self.receipts)
         return [] if self._waits else super()._begin()
 
@@ -131,10 +131,10 @@ class AsksAndAborts(MaliciousAggregator):
 
 
 class WalksThere(AsksByModel):
-    """Moves the model to the made one as fast as the bound on steps lets it, and reads the sum when it is there.
+    """Moves the model to the made one as fast as the bound on steps lets it, and then reads the sum.
 
     Powers: as :class:`AsksByModel`; and it knows how far each source's training moves the model, from the rounds that
-    it leads. What it does not know here is told to it by the test, for the strongest target.
+    it leads. The test gives it what it cannot know here, for the strongest target.
 
     Args:
         seat: of the target.
@@ -149,7 +149,7 @@ class WalksThere(AsksByModel):
         self._moved_after = 0
 
     def next_place(self) -> Place | None:
-        """Rounds until a sum over the made model is there."""
+        """Play rounds until a sum over the made model has come."""
         return None if self.arrived else super().next_place()
 
     @property

@@ -22,8 +22,8 @@ from threat_model.weak_masks import Words, first_word_of_every_seed, twister_wor
 class FoldedSeedSearch(MaliciousAggregator):
     """Tries every seed of 24 bits for the one mask that is left on an input of which it knows a few words.
 
-    Powers: the target's key, and the self secret of the victim, which the protocol opens for whoever is in the sum. It
-    follows the protocol; no source colludes. In a sum of two, one pairwise mask is left then.
+    Powers: the target's key, and the self secret of the victim, which the protocol opens for every source in the sum.
+    It follows the protocol; no source colludes. In a sum of two, one pairwise mask is left then.
     Goal: the victim's update, from coordinates of which everybody knows that they do not move.
     Source: an implementation of SecAgg+ in use elsewhere, whose masks come from 32 bits of a seed.
 
@@ -94,7 +94,7 @@ class MaskStatistics:
     """Looks at one long masked input as numbers, and at how its bytes are distributed.
 
     Powers: the masked input of one source. It follows the protocol.
-    Goal: anything about the input behind it; whoever scores it knows that input.
+    Goal: anything about the input behind it; the test that scores it knows that input.
     Source: mask words made by generators of non-negative integers, or by rounding of floats, in research code.
     """
 

@@ -1,4 +1,4 @@
-"""T20: whoever knows how floating-point noise is made sees whether what is left of an update can be such noise."""
+"""T20: an attacker who knows how floating-point noise is made sees whether the rest of an update can be such noise."""
 
 from __future__ import annotations
 

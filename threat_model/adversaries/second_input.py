@@ -48,21 +48,21 @@ class SecondInput(MaliciousAggregator):
         super().__init__(seat)
         self.victim = victim
         self.inputs: list[RingVector] = []
-        self._told: dict[type, Parcel] = {}
+        self._sent: dict[type, Parcel] = {}
         self._joins, self._shown, self._is_again = 0, 0, False
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
-        """Keep what the victim is told; it is told the header twice where it came anew before there was one."""
+        """Keep what the victim is sent; it gets the header twice where it joined again before there was one."""
         if index != self.victim:
             return [parcel]
-        self._told[type(parcel.message.body)] = parcel
+        self._sent[type(parcel.message.body)] = parcel
         if isinstance(parcel.message.body, Header):
             self._shown = min(self._joins, 2)
             return [parcel] * self._shown
         return [parcel]
 
     def receive(self, parcel: Parcel) -> list[Send]:
-        """As always; but a victim that reports anew hears all that it was told before."""
+        """As always; but a victim that joins again gets all that it was sent before."""
         body = parcel.message.body
         if parcel.message.sender != self.victim:
             return super().receive(parcel)
@@ -73,13 +73,13 @@ class SecondInput(MaliciousAggregator):
             self.inputs.append(ring_vector(self.heard.header, bytes(parcel.vectors[0])))
         if isinstance(body, Cosigned) and self._shown < 2:  # it vouches once more for the checkpoint in the header
             self._is_again, self._shown = True, 2
-            return [*super().receive(parcel), Send(self.victim, self._told[Header])]
+            return [*super().receive(parcel), Send(self.victim, self._sent[Header])]
         if isinstance(body, Join | Checkpoint | Cosigned):
             return super().receive(parcel)
         if not self._is_again or isinstance(body, (Refusal, Abort)):
             self._is_again = False
             return super().receive(parcel)
-        following = self._told.get(_NEXT.get(type(body), Join))
+        following = self._sent.get(_NEXT.get(type(body), Join))
         return [] if following is None else [Send(self.victim, following)]
 
     def attack(self) -> Vector64 | None:

@@ -32,7 +32,7 @@ def test_bound_within_one_run_is_above_the_area_for_independent_runs(epsilon: fl
     assert auc_bound(epsilon, delta) <= 1
 
 
-def test_without_a_budget_nothing_is_told_and_with_a_large_one_all() -> None:
+def test_epsilon_zero_reveals_nothing_and_a_large_one_all() -> None:
     assert auc_bound(0.0, 0.0) == 0.5
     assert guess_bound(0.0, 0.0, 64) == 1 / 64
     assert auc_bound(50.0, 0.0) == pytest.approx(1.0)
@@ -45,8 +45,8 @@ def test_randomised_response_keeps_both_bounds_and_comes_near_that_of_guesses(ep
     candidates = 64
     right = math.exp(epsilon) / (math.exp(epsilon) + candidates - 1)
     assert 0.9 * guess_bound(epsilon, 0.0, candidates) < right <= guess_bound(epsilon, 0.0, candidates)
-    told = math.exp(epsilon) / (1 + math.exp(epsilon))  # a member's bit is 1 with this, another's with 1 - told
-    assert told**2 + told * (1 - told) <= auc_bound(epsilon, 0.0)
+    kept = math.exp(epsilon) / (1 + math.exp(epsilon))  # a member's bit is 1 with this, another's with 1 - kept
+    assert kept**2 + kept * (1 - kept) <= auc_bound(epsilon, 0.0)
 
 
 @pytest.mark.parametrize(("trials", "probability"), [(30, 0.05), (60, 0.115), (8, 0.01)])

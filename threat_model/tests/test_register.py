@@ -1,4 +1,4 @@
-"""The register, its table and its pages: what they say is there."""
+"""The register, its table and its pages: everything that they name exists."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_tests_of_a_threat_are_found_by_their_marks(tmp_path: Path) -> None:
     }
 
 
-def test_stale_table_is_found_and_mended(
+def test_stale_table_is_found_and_renewed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readme = tmp_path / "README.md"

@@ -17,7 +17,7 @@ from threat_model.scores import auc
 from threat_model.stage import MakesStage, Stage
 
 VICTIM, ROWS = 1, 100
-TOLD = 0.8
+FOUND = 0.8
 CANDIDATES = Candidates.drawn(ROWS, seed=2)
 EPOCHS, RATE, NOISE = 20, 10.0, 16.0
 CLIP = 64.0
@@ -41,13 +41,13 @@ def area(stage: Stage) -> float:
 
 @pytest.mark.threat("T02")
 @pytest.mark.control
-def test_members_are_told_by_their_loss_under_an_update_that_was_fitted_to_them(staged: MakesStage) -> None:
+def test_members_are_found_by_their_loss_under_an_update_fitted_to_them(staged: MakesStage) -> None:
     stage = played(staged, plain_trainer(CANDIDATES.data, sgd(RATE, ROWS, epochs=EPOCHS)))
-    assert area(stage) > TOLD
+    assert area(stage) > FOUND
 
 
 @pytest.mark.threat("T02")
-def test_members_are_told_no_better_than_the_epsilon_of_their_source_allows(staged: MakesStage, ledgers: Path) -> None:
+def test_members_are_found_no_better_than_epsilon_allows(staged: MakesStage, ledgers: Path) -> None:
     """Noise is a fixed stream, so there is no false alarm; with a fresh one the area has a deviation of 0.06."""
     settings = sgd(RATE, ROWS, epochs=EPOCHS, noise=NOISE)
     site = private_trainer(ledgers, CANDIDATES.data, settings, random_bytes=fixed_bytes(2))

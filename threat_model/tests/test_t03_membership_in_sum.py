@@ -38,7 +38,7 @@ def area(stage: Stage) -> float:
 @pytest.mark.threat("T03")
 @pytest.mark.control
 @pytest.mark.parametrize("visibility", [Visibility.COHORT, Visibility.SUM])
-def test_members_are_told_from_a_sum_over_three_sources_without_noise(
+def test_members_are_found_in_a_sum_over_three_sources_without_noise(
     staged: MakesStage, visibility: Visibility
 ) -> None:
     sites: dict[int, SiteTrainer] = {index: plain_trainer(rows_at(index).data, PLAIN) for index in range(1, K + 1)}
@@ -50,7 +50,7 @@ def test_members_are_told_from_a_sum_over_three_sources_without_noise(
 @pytest.mark.threat("T03")
 @pytest.mark.parametrize("private", [(VICTIM,), (1, 2, 3)], ids=["the victim alone", "all"])
 @pytest.mark.parametrize("visibility", [Visibility.COHORT, Visibility.SUM])
-def test_members_are_told_from_a_sum_no_better_than_the_epsilon_of_their_source_allows(
+def test_members_are_found_in_a_sum_no_better_than_epsilon_allows(
     staged: MakesStage, ledgers: Path, visibility: Visibility, private: tuple[int, ...]
 ) -> None:
     """Noise is a fixed stream, so there is no false alarm; with a fresh one the area has a deviation of 0.04."""

@@ -18,7 +18,7 @@ VICTIM, OTHERS = 2, [1, 3, 4, 5]
 
 
 def master_is_open(stage: Stage) -> bool:
-    """Whether the attacker holds the victim's real master: the lie was believed by as many as it takes."""
+    """Whether the attacker holds the victim's real master: as many sources believed it as that takes."""
     master, heard = stage.adversary.master_of(VICTIM), stage.adversary.heard
     if master is None:
         return False
@@ -38,7 +38,7 @@ def assert_input_stays_hidden(stage: Stage) -> None:
 
 
 @pytest.mark.threat("T06")
-def test_source_that_is_told_it_was_dropped_alarms_and_its_input_stays_hidden(staged: MakesStage) -> None:
+def test_source_listed_as_dropped_alarms_and_its_input_stays_hidden(staged: MakesStage) -> None:
     stage = staged(aggregator=partial(DeclaredDropped, victim=VICTIM)).play()
     assert stage.alarms(VICTIM) == ["SURVIVOR_SELF"]
     assert stage.said(VICTIM, SurvivorSignature) == []

@@ -1,4 +1,4 @@
-"""T09: whoever colludes, what the aggregator learns is one sum over the victim and min-others others or more."""
+"""T09: whichever sources collude, the aggregator learns one sum over the victim and at least min-others others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threat_model.scores import NOTHING_LEARNT_COSINE, cosine, cosine_of_one_in,
 from threat_model.sites import CLIP, MAX_SAMPLES
 from threat_model.stage import MakesStage, Stage
 
-VICTIM, K_MIN = 1, 2
+VICTIM, MIN_OTHERS = 1, 2
 
 
 def colluding_stage(staged: MakesStage, n: int, colluders: set[int], max_colluders: int, **options: Any) -> Stage:
@@ -25,7 +25,7 @@ def colluding_stage(staged: MakesStage, n: int, colluders: set[int], max_collude
         n,
         aggregator=partial(SubtractsColluders, victim=VICTIM),
         sources=dict.fromkeys(colluders, ColludingSource),
-        settings={"max_colluders": max_colluders, "min_others": K_MIN},
+        settings={"max_colluders": max_colluders, "min_others": MIN_OTHERS},
         **options,
     )
 
@@ -45,13 +45,13 @@ CASES = [
 
 @pytest.mark.threat("T09")
 @pytest.mark.parametrize(("n", "colluders", "visibility"), CASES, ids=str)
-def test_aggregator_and_all_colluders_learn_one_sum_over_k_min_others_and_no_part_of_it(
+def test_aggregator_and_all_colluders_learn_one_sum_and_no_part(
     staged: MakesStage, n: int, colluders: set[int], visibility: Visibility
 ) -> None:
     stage = colluding_stage(staged, n, colluders, len(colluders), visibility=visibility).play()
     rest = stage.adversary.summed - colluders
     assert VICTIM in rest
-    assert len(rest) >= 1 + K_MIN
+    assert len(rest) >= 1 + MIN_OTHERS
     assert len(stage.adversary.summed) < n
     opened = stage.adversary.attack().update
     assert is_recovered(opened, mean_of(stage, rest), 2 * len(rest) * stage.precision(VICTIM))
@@ -64,7 +64,7 @@ def test_aggregator_and_all_colluders_learn_one_sum_over_k_min_others_and_no_par
 @pytest.mark.parametrize("allowed_for", [1, 2, 3])
 def test_header_over_too_few_honest_others_is_refused_before_training(staged: MakesStage, allowed_for: int) -> None:
     """Four sources of which three collude; the run says that none does, the victim's policy knows better."""
-    policy = default_policy("sum", K_MIN, allowed_for, 2, clip=CLIP, max_samples=MAX_SAMPLES, kappa=0.0)
+    policy = default_policy("sum", MIN_OTHERS, allowed_for, 2, clip=CLIP, max_samples=MAX_SAMPLES, kappa=0.0)
     stage = colluding_stage(staged, 4, {2, 3, 4}, 0, policies={VICTIM: policy}).play()
     assert stage.refusals(VICTIM) == ["min-others"]
     assert not any(stage.said(VICTIM, kind) for kind in (Advertise, ShareBundle, MaskedInput))

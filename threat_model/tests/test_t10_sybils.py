@@ -160,7 +160,7 @@ def test_kit_in_which_the_aggregator_exchanged_files_is_refused(
 
 
 @pytest.mark.threat("T10")
-def test_whole_kit_of_the_aggregators_own_making_is_told_by_the_fingerprint_of_the_ca(
+def test_kit_made_by_the_aggregator_is_found_by_the_ca_fingerprint(
     federations: tuple[Path, Path],
 ) -> None:
     real, made_up = federations

@@ -70,11 +70,11 @@ from threat_model.switches import ONE_RUN, POLICY, UPDATE_AT_THE_CLIP, switched_
 N = 3
 CLIPS = (1e-9, 1e-4, 0.05, 0.1, 0.2, 0.3, 0.4, 0.46, 0.48, 1.0)
 """From bare signs to all of the update, whose coordinates are uniform in [-0.5, 0.5]: 1 in 8 is beyond 0.4375. The
-policy permits the fourth and those that follow."""
+policy allows the fourth and those that follow."""
 
 
 def large_update(index: int, round_number: int, received: Any) -> Any:
-    """Every coordinate is beyond the least clip that the policy permits: their lengths are uniform in [0.15, 0.45]."""
+    """Every coordinate is beyond the least clip that the policy allows: their lengths are uniform in [0.15, 0.45]."""
     update = known_update(index, round_number, received)
     return np.sign(update) * (np.float32(0.15) + np.float32(0.6) * np.abs(update))
 
@@ -172,7 +172,7 @@ def test_sum_under_a_tiny_clip_tells_every_sign_of_what_moves_where_the_policy_l
 
 HALVES = (("body", (2048,)), ("head", (2048,)))
 LEAST_CLIP, GREATEST_CLIP, RATE = CLIP / 10, CLIP * 10, 90.0
-"""What a policy permits: the clips and, at a learning rate of 0.1, a factor on it.
+"""What a policy allows: the clips and, at a learning rate of 0.1, a factor on it.
 
 Updates within 0.05, times the rate, are within the greater clip.
 """
@@ -269,7 +269,7 @@ def test_tiny_rate_leaves_the_largest_update_alone_where_the_policy_lets_it_pass
 # Every header: what the victim accepts, against inequalities that are written down here once more.
 
 ME, SITES = 2, 7
-PERMITS = default_policy(
+OWN_POLICY = default_policy(
     "cohort", 2, 1, 2, clip=CLIP, max_samples=MAX_SAMPLES, norm_reports="colluders-may-see"
 ).model_copy(
     update={
@@ -295,7 +295,7 @@ class Victim:
     def __post_init__(self) -> None:
         self.roster, self.numbers, self.answers = roster_of(SITES), count(1), Counter()
         self._store = store_at(self.folder / "state")
-        self._site = source_site(ME, self.roster, PERMITS, known_update, self._store, logs=self.folder / "logs")
+        self._site = source_site(ME, self.roster, OWN_POLICY, known_update, self._store, logs=self.folder / "logs")
         self.rounds = SourceRun(self._site, SiteWatch())
 
     def close(self) -> None:
@@ -433,7 +433,7 @@ CHANGES = st.one_of(
 def inequalities(header: Header, policy: SourcePolicy) -> dict[str, bool]:
     """What has to hold of a header that asks for a sum, or for cohorts."""
     n, t, max_colluders, min_others = len(header.masked), header.threshold, policy.max_colluders, policy.min_others
-    bounds, room, limits = policy.quantisation, 2 ** (header.modulus_bits - 1), policy.limits
+    bounds, half, limits = policy.quantisation, 2 ** (header.modulus_bits - 1), policy.limits
     own, of_sum, in_cohorts = header.level_of(ME), header.at(Visibility.SUM), header.at(Visibility.COHORT)
     at_sum = own is Visibility.SUM
     left = (
@@ -449,7 +449,7 @@ def inequalities(header: Header, policy: SourcePolicy) -> dict[str, bool]:
         "k": left >= min_others,
         "modulus": header.modulus_bits in (32, 64) and header.modulus_bits >= bounds.modulus_bits_min,
         "n-max": n <= header.n_max <= bounds.n_max,
-        "wrap": header.n_max * min((room - 1) // header.n_max, 2**40) < room and (room - 1) // header.n_max >= 1,
+        "wrap": header.n_max * min((half - 1) // header.n_max, 2**40) < half and (half - 1) // header.n_max >= 1,
         "clip": all(bounds.clip_min <= layer.clip <= bounds.clip_max for layer in header.layers),
         "rows": bounds.max_samples_min <= header.max_samples <= bounds.max_samples_max,
         "attempt": header.attempt <= policy.release.max_attempts and header.round <= policy.release.max_rounds,
@@ -523,7 +523,7 @@ def test_every_header_that_is_accepted_satisfies_every_inequality(ledgers: Path)
             for change in changes:
                 header = change(header)
             if victim.accepts(header):
-                assert [name for name, holds in inequalities(header, PERMITS).items() if not holds] == []
+                assert [name for name, holds in inequalities(header, OWN_POLICY).items() if not holds] == []
 
         ask()
     assert victim.answers["accepted"] > EXAMPLES / 10

@@ -93,7 +93,7 @@ def assert_lost_by(stage: Stage, check: str) -> None:
 
 
 @pytest.mark.threat("T16")
-def test_lie_of_half_the_ring_in_every_coordinate_raises_the_alarm_over_all_that_may_have_told_it(
+def test_lie_of_half_the_ring_in_every_coordinate_suspects_all(
     staged: MakesStage,
 ) -> None:
     stage = lying(staged, 5, 2**31, N_PARAMS).play()
@@ -111,7 +111,7 @@ def test_lie_in_one_coordinate_raises_an_alarm_or_stays_within_the_clip(
 ) -> None:
     """In sixteenths of the ring, laid out for six inputs of which three take part, at a weight of 1.86 in all.
 
-    Where the lie is drawn evenly over the ring, 1.86 / 6 of them, 31 %, pass; of lies in k coordinates, 0.31^k do.
+    Of lies drawn evenly over the ring 1.86 / 6, 31 %, pass; of lies in k coordinates, 0.31^k do.
     """
     stage = lying(staged, 3, sixteenths * 2**28, 1).play()
     if check:

@@ -69,8 +69,8 @@ def mixed(staged: MakesStage, may_leave: tuple[str, ...]) -> tuple[Stage, ReadsM
 @pytest.mark.threat("T18")
 def test_no_number_of_a_source_that_is_masked_stands_in_its_messages(staged: MakesStage) -> None:
     stage, reader = mixed(staged, ALL)
-    told = reader.attack(SECRETS)
-    assert {index: told[index] for index in MASKED} == {index: set() for index in MASKED}
+    read = reader.attack(SECRETS)
+    assert {index: read[index] for index in MASKED} == {index: set() for index in MASKED}
     (line,) = stage.aggregator.operator.lines
     sums = [seen for seen in line["seen"] if seen["level"] != "individual"]
     assert sorted(len(seen["members"]) for seen in sums) == [3, 3]
@@ -83,9 +83,9 @@ def test_no_number_of_a_source_that_is_masked_stands_in_its_messages(staged: Mak
 @pytest.mark.parametrize("listed", [("samples",), ("samples", "loss"), ("samples", "accuracy")])
 def test_in_clear_no_number_leaves_that_the_policy_does_not_list(staged: MakesStage, listed: tuple[str, ...]) -> None:
     stage, reader = mixed(staged, listed)
-    told = reader.attack(SECRETS)
+    read = reader.attack(SECRETS)
     for index in set(ROWS) - set(MASKED):
-        assert told[index] == set(listed)
+        assert read[index] == set(listed)
         assert len(stage.said(index, Update)) == 1
 
 
@@ -94,5 +94,5 @@ def test_in_clear_no_number_leaves_that_the_policy_does_not_list(staged: MakesSt
 def test_every_number_is_read_where_the_policy_lists_it(staged: MakesStage) -> None:
     """No switch: ``metadata.may-leave`` of sites at ``individual``."""
     _, reader = mixed(staged, ALL)
-    told = reader.attack(SECRETS)
-    assert {index: told[index] for index in (1, 2, 3)} == {index: set(ALL) for index in (1, 2, 3)}
+    read = reader.attack(SECRETS)
+    assert {index: read[index] for index in (1, 2, 3)} == {index: set(ALL) for index in (1, 2, 3)}

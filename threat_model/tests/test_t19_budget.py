@@ -21,7 +21,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from securefda.privacy.events import Budget
 from securefda.site.private_trainer import PrivateTrainer
-from threat_model.adversaries.asks_again import AsksAgain, Told
+from threat_model.adversaries.asks_again import Answers, AsksAgain
 from threat_model.privacy_bounds import auc_bound
 from threat_model.private_sites import (
     DELTA,
@@ -63,7 +63,8 @@ def is_epsilon_of(stated: float, rounds: list[tuple[float, float, int]]) -> bool
 
 @dataclass
 class Witness:
-    """Stands where random bytes come from, and writes down each step before it gets any; kills its process when told.
+    """Stands where random bytes come from, and writes down each step before it gets any; kills its process at the
+    step that the test names.
 
     It is asked for the rows of each step, eight bytes a row, and for a key of the step's noise.
     """
@@ -83,7 +84,7 @@ class Witness:
 
 
 def life(folder: Path, number: int, chance: random.Random, *, kill_at: int) -> None:
-    """One life of a site's process: trains in the places that it is told, asked again for some, until it is killed."""
+    """One life of a site's process: trains in the given places, in some of them twice, until it is killed."""
     noise, batch, epochs = chance.choice(WAYS)
     witness = Witness(folder / "raw.log", kill_at=chance.randint(1, kill_at) if kill_at else -1)
     settings = sgd(0.5, batch, epochs=epochs, noise=noise)
@@ -149,7 +150,7 @@ BUDGET = Budget(1.5, DELTA)
 """Pays for two rounds of one step on all rows at this noise: 0.99 for one, 1.44 for two, 1.79 for three."""
 
 
-def asked_for_long(folder: Path) -> tuple[AsksAgain, Told]:
+def asked_for_long(folder: Path) -> tuple[AsksAgain, Answers]:
     """The site's process ends after every round; rows and classes are seeded, and so is the noise."""
     random_bytes = fixed_bytes(19)
 
@@ -161,30 +162,30 @@ def asked_for_long(folder: Path) -> tuple[AsksAgain, Told]:
     return adversary, adversary.attack(ASKED)
 
 
-def area(adversary: AsksAgain, told: Told) -> float:
-    scores = adversary.scores(told, CANDIDATES)
+def area(adversary: AsksAgain, answers: Answers) -> float:
+    scores = adversary.scores(answers, CANDIDATES)
     return auc(scores[CANDIDATES.members], scores[~CANDIDATES.members])
 
 
 @pytest.mark.threat("T19")
 def test_site_that_is_asked_for_ever_ends_within_its_budget_and_tells_no_more_than_that(ledgers: Path) -> None:
     """Noise is a fixed stream, so there is no false alarm; with a fresh one the area has a deviation of 0.06."""
-    adversary, told = asked_for_long(ledgers)
+    adversary, answers = asked_for_long(ledgers)
 
-    assert told.rounds == 2
-    assert told.epsilon <= BUDGET.epsilon
-    assert is_epsilon_of(told.epsilon, [(NOISE, 1.0, 1)] * told.rounds)
-    assert area(adversary, told) < auc_bound(told.epsilon, DELTA)
+    assert answers.rounds == 2
+    assert answers.epsilon <= BUDGET.epsilon
+    assert is_epsilon_of(answers.epsilon, [(NOISE, 1.0, 1)] * answers.rounds)
+    assert area(adversary, answers) < auc_bound(answers.epsilon, DELTA)
 
 
 @pytest.mark.threat("T19")
 @pytest.mark.control
 def test_accountant_that_is_made_anew_each_round_says_a_tenth_of_it_and_members_are_found(ledgers: Path) -> None:
     with switched_off(LEDGER_MEMORY, roster=roster_of(3)):
-        adversary, told = asked_for_long(ledgers)
-    true = by_google([(NOISE, 1.0, 1)] * told.rounds)
+        adversary, answers = asked_for_long(ledgers)
+    true = by_google([(NOISE, 1.0, 1)] * answers.rounds)
 
-    assert told.rounds == ASKED
-    assert told.epsilon < BUDGET.epsilon
-    assert true > 10 * told.epsilon
-    assert area(adversary, told) > auc_bound(told.epsilon, DELTA)
+    assert answers.rounds == ASKED
+    assert answers.epsilon < BUDGET.epsilon
+    assert true > 10 * answers.epsilon
+    assert area(adversary, answers) > auc_bound(answers.epsilon, DELTA)

@@ -100,7 +100,7 @@ def row_in_or_out(data: Samples, is_in: bool) -> Samples:
 
 
 def update_of(is_in: bool, seed: int, task: Task, data: Samples, settings: TrainingSettings) -> Vector:
-    """The site's update, with torch seeded by whoever wants to know its noise."""
+    """The site's update, with torch seeded by an attacker who wants to know its noise."""
     torch.manual_seed(seed)
     model = task.model()
     zeros = np.zeros(sum(one.numel() for one in model.parameters()), np.float32)
@@ -126,15 +126,15 @@ MANY = rows_drawn(1600, INPUTS, seed=21)
 DROPPING_SITE = (DroppingRows(), MANY, sgd(RATE, len(MANY), noise=NOISE))
 
 
-def told_by_the_seed(is_in: bool, seed: int, task: Task, data: Samples, settings: TrainingSettings) -> bool | None:
+def guessed_from_the_seed(is_in: bool, seed: int, task: Task, data: Samples, settings: TrainingSettings) -> bool | None:
     adversary = KnowsTheSeed(task, data, ROW, settings, seed)
     return adversary.attack(ZEROS, update_of(is_in, seed, task, data, settings))
 
 
 @pytest.mark.threat("T20")
 @pytest.mark.parametrize("seed", [0, SEED])
-def test_whoever_knows_all_seeds_and_all_other_rows_takes_no_noise_off(seed: int) -> None:
-    assert [told_by_the_seed(is_in, seed, *SITE) for is_in in (True, False)] == [None, None]
+def test_all_seeds_and_all_other_rows_do_not_take_noise_off(seed: int) -> None:
+    assert [guessed_from_the_seed(is_in, seed, *SITE) for is_in in (True, False)] == [None, None]
 
     adversary = KnowsTheSeed(*SITE[:2], ROW, SETTINGS, seed)
     left = adversary.noise(ZEROS, update_of(True, seed, *SITE))
@@ -147,13 +147,13 @@ def test_whoever_knows_all_seeds_and_all_other_rows_takes_no_noise_off(seed: int
 @pytest.mark.parametrize("switch", [NOISE_OF_A_CSPRNG, SECRET_SEED], ids=["of torch", "of a CSPRNG"])
 def test_noise_is_not_predicted_though_it_is_of_torch_or_torch_has_the_seed_of_the_run(switch: Switch) -> None:
     with switched_off(switch, roster=roster_of(3)):
-        assert [told_by_the_seed(is_in, SEED, *SITE) for is_in in (True, False)] == [None, None]
+        assert [guessed_from_the_seed(is_in, SEED, *SITE) for is_in in (True, False)] == [None, None]
 
 
 @pytest.mark.threat("T20")
 @pytest.mark.parametrize("seed", [0, SEED])
-def test_whoever_knows_all_seeds_does_not_know_what_dropout_draws(seed: int) -> None:
-    assert [told_by_the_seed(is_in, seed, *DROPPING_SITE) for is_in in (True, False)] == [None, None]
+def test_all_seeds_do_not_reveal_what_dropout_draws(seed: int) -> None:
+    assert [guessed_from_the_seed(is_in, seed, *DROPPING_SITE) for is_in in (True, False)] == [None, None]
 
 
 @pytest.mark.threat("T20")
@@ -162,7 +162,7 @@ def test_whoever_knows_all_seeds_does_not_know_what_dropout_draws(seed: int) -> 
 def test_dropout_that_is_predicted_tells_through_the_noise_whether_a_row_is_in(seed: int) -> None:
     """Without the row, all behind it train with another one's dropout: no noise for one row hides that."""
     with switched_off(SECRET_SEED, roster=roster_of(3)):
-        assert [told_by_the_seed(is_in, seed, *DROPPING_SITE) for is_in in (True, False)] == [True, False]
+        assert [guessed_from_the_seed(is_in, seed, *DROPPING_SITE) for is_in in (True, False)] == [True, False]
 
 
 # What floating-point noise shows without a seed.
@@ -172,22 +172,22 @@ FEW = rows_drawn(20, WIDE, seed=22)
 WIDE_SITE = (Rows(inputs=WIDE), FEW, sgd(RATE, len(FEW), noise=NOISE))
 
 
-def told_by_the_grid(is_in: bool) -> bool | None:
+def guessed_from_the_grid(is_in: bool) -> bool | None:
     update = update_of(is_in, SEED, *WIDE_SITE)
     return ReadsTheGrid(*WIDE_SITE[:2], ROW, WIDE_SITE[2], WIDE * OUTPUTS).attack(np.zeros_like(update), update)
 
 
 @pytest.mark.threat("T20")
 def test_what_is_left_of_an_update_without_its_rows_is_on_no_grid_of_torch() -> None:
-    assert [told_by_the_grid(is_in) for is_in in (True, False)] == [None, None]
+    assert [guessed_from_the_grid(is_in) for is_in in (True, False)] == [None, None]
 
 
 @pytest.mark.threat("T20")
 @pytest.mark.control
 def test_noise_of_torch_tells_by_its_grid_whether_a_row_is_in_though_nobody_knows_its_seed() -> None:
     with switched_off(NOISE_OF_A_CSPRNG, roster=roster_of(3)):
-        assert [told_by_the_grid(is_in) for is_in in (True, False)] == [True, False]
-        assert failed(steps_without_rows(SEED)) == set()  # no test of the noise itself would have told
+        assert [guessed_from_the_grid(is_in) for is_in in (True, False)] == [True, False]
+        assert failed(steps_without_rows(SEED)) == set()  # no test of the noise itself would have found it
 
 
 @pytest.mark.threat("T20")

@@ -159,7 +159,7 @@ def test_sum_is_the_victims_alone_where_nobody_scales_to_the_caps(staged: MakesS
 
 
 def with_auto_beta(staged: MakesStage, rule: str) -> Stage:
-    """FedDA weighs whoever agrees with the target, where the target's steps hardly scatter; FedGP projects."""
+    """FedDA weights sources that agree with the target, where the target's steps hardly scatter; FedGP projects."""
     known = updates_of(N)
     alone = target_update_for(multiplied(1, 0, 0, 0, 0), known, SIZES)
     update, scatter = (known[VICTIM], 1e-9) if rule == "fedda_auto" else (alone, 1e6)
@@ -226,7 +226,7 @@ COLLUDERS_STAND_IN = multiplied(1, 0.001, 0.001, 1, 1, 1, 1)
 
 
 def colluding(staged: MakesStage, multiples: Multiples, factor: float, *, max_colluders: int, **options: Any) -> Stage:
-    """Two colluders that claim so many times the norms that they have; all sources reckon with ``max_colluders``."""
+    """Two colluders that claim so many times the norms that they have; all sources expect ``max_colluders``."""
     sources = dict.fromkeys(COLLUDERS, partial(ClaimsNorm, factor=factor))
     return crafted(staged, multiples, sources=sources, settings={"max_colluders": max_colluders}, **options)
 
@@ -255,7 +255,7 @@ def test_colluders_stand_in_for_others_where_sources_reckon_with_none(staged: Ma
 
 
 def policy(**changes: Any) -> SourcePolicy:
-    """What the stage's sources permit, but for these keys."""
+    """The policy of the stage's sources, but for these keys."""
     permits = default_policy("sum", 2, 0, 2, clip=CLIP, max_samples=MAX_SAMPLES)
     return permits.model_copy(update=changes)
 

@@ -207,7 +207,7 @@ def test_log_that_is_written_anew_with_the_sites_key_lacks_witnesses(
 def test_log_that_is_written_anew_with_the_sites_key_is_a_fork_of_what_one_honest_site_holds(
     finished: Stage, tmp_path: Path, site: int, change: Any
 ) -> None:
-    """All other sources side with it, and vouch for what it says."""
+    """All other sources side with it, and cosign what it says."""
     honest = SOURCE if site == TARGET else TARGET
     known = held_by(finished, site, honest)[-1:]
     place = release_in(insider(finished, site))

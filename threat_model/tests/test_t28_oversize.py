@@ -78,7 +78,7 @@ class AtAServer:
         pins = {credentials.pin: index for index, credentials in sites.sources.items()}
         serving = (aggregator_server, sites.target, pins, settings, *([within] if within else []))
         with in_its_own_process(*serving) as process:
-            address, own = await process.told(), sites.sources[1]
+            address, own = await process.received(), sites.sources[1]
             joining = FloodingSource.connected(address, own, sites.target.certificate)
             flooding = FloodingSource.connected(address, own, sites.target.certificate, compression)
             async with joining as joined, joined.joined(), flooding as source:
@@ -153,10 +153,10 @@ async def at_a_source(
 
 async def outcome(process: MeasuredProcess, aggregator: FloodingAggregator) -> tuple[str, int]:
     """How the source's wait for one message ended, and by how much its memory grew meanwhile."""
-    assert await process.told() == "connected"
+    assert await process.received() == "connected"
     await process.settle()
     aggregator.go.set()
-    return await process.told(), (await process.growth())[0]
+    return await process.received(), (await process.growth())[0]
 
 
 HEADER = header(os.urandom(1000)).message
@@ -173,8 +173,8 @@ TOO_MUCH = {
 async def test_source_refuses_what_is_too_large_and_takes_no_memory(frame: Any, vector: bytes, why: str) -> None:
     aggregator = FloodingAggregator(frame(GIB), vector=vector)
     async with at_a_source(aggregator, USUAL) as process:
-        told, growth = await outcome(process, aggregator)
-    assert why in told
+        printed, growth = await outcome(process, aggregator)
+    assert why in printed
     assert growth < MOST_GROWTH
 
 
@@ -184,8 +184,8 @@ async def test_source_refuses_what_is_too_large_and_takes_no_memory(frame: Any, 
 async def test_large_message_is_in_the_memory_of_a_source_that_limits_nothing() -> None:
     aggregator = FloodingAggregator(bytes(BOMB))
     async with at_a_source(aggregator, UNLIMITED) as process:
-        told, growth = await outcome(process, aggregator)
-    assert "fails check WIRE" in told  # it was read
+        printed, growth = await outcome(process, aggregator)
+    assert "fails check WIRE" in printed  # it was read
     assert growth > BOMB
 
 
@@ -194,7 +194,7 @@ async def test_large_message_is_in_the_memory_of_a_source_that_limits_nothing() 
 async def test_source_takes_nothing_from_an_aggregator_that_compresses() -> None:
     aggregator = FloodingAggregator(bytes(BOMB))
     async with at_a_source(aggregator, USUAL, GZIP) as process:
-        assert "Compression algorithm 'gzip' is disabled" in await process.told()
+        assert "Compression algorithm 'gzip' is disabled" in await process.received()
         assert not aggregator.go.is_set()
 
 

@@ -77,7 +77,7 @@ def test_with_exactly_t_answers_a_wrong_share_opens_nothing(staged: MakesStage) 
 
 
 def assert_lost(stage: Stage, check: str) -> None:
-    """Everyone is told why; the model stays as it was, and there is no second try after inputs have left."""
+    """Every source gets the reason; the model stays as it was, and there is no second try after inputs have left."""
     assert results(stage) == set()
     assert {one.message.body.check for one in stage.said(0, Abort)} == {check}
     assert len(stage.said(0, Abort)) == 6
@@ -128,7 +128,7 @@ def test_wrong_share_gives_a_wrong_sum_and_no_alarm_where_nothing_that_opens_is_
 @pytest.mark.threat("T31")
 @pytest.mark.control
 def test_honest_are_accused_of_wrong_shares_where_nothing_that_opens_is_checked(staged: MakesStage) -> None:
-    """The first t answers give the secret, right or wrong, and whoever does not agree with it is named."""
+    """The first t answers give the secret, right or wrong; holders whose share differs from it are named."""
     with switched_off(OPENED_SUMS, roster=roster_of(6)):
         stage = played(staged, **liars(LIAR, of=3))
     alarms = stage.aggregator.operator.alarms

@@ -122,7 +122,7 @@ NOT_IN_A_HEADER = {"allowed-tasks", "metadata.may-leave", "release.max-runs", "r
 """What a site trains for, with which noise, and what it adds to its own messages: no aggregator has a say in any. And
 what counts over rounds and runs: no single header is above it."""
 OF_THE_MODEL = {"model.initial", "limits.model-step"}
-"""What the vectors beside a header are held against: T40."""
+"""What the vectors beside a header are compared with: T40."""
 
 
 def played(staged: MakesStage, case: Case) -> Stage:

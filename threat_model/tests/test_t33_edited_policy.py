@@ -79,7 +79,7 @@ def test_update_leaves_under_an_edited_policy_where_signatures_are_not_looked_at
 
 @pytest.mark.threat("T33")
 @pytest.mark.control
-def test_whoever_holds_the_sites_key_decides_from_the_next_start_on(insider: EditsPolicy) -> None:
+def test_holder_of_the_sites_key_decides_from_the_next_start_on(insider: EditsPolicy) -> None:
     """The mitigation is that the insider does not hold the key; here it does."""
     insider.attack("edited", FEDERATION)
     kit = load_kit(insider.kit, NOW)

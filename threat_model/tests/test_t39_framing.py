@@ -67,7 +67,7 @@ SAME_VIEW = replaced(
 OWN_RUN = replaced(
     "that a header is of the run and roster of the claim", claims, "is_of_run", lambda _: lambda *_: True
 )
-"""The target's headers are held against whatever run and roster their accuser names."""
+"""The target's headers are judged in the run and under the roster that their accuser names."""
 
 ONLY_VIEWS = Switch(
     "that keys and updates in clear are of no view", lambda: [Replacement(claims, "ONCE_IN_A_VIEW", frozenset(ONCE))]
@@ -217,7 +217,7 @@ def two_inputs_of_one_session(hoard: Hoard) -> tuple[Statement, Statement]:
         other = first.setdefault((one.sender, one.session), one) if one.type == "MaskedInput" else one
         if other.context != one.context:
             return other, one
-    raise AssertionError("no source was told a session id twice")
+    raise AssertionError("no source was sent a session id twice")
 
 
 def reused_session(folder: Path) -> tuple[Path, Path]:

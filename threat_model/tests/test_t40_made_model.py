@@ -41,7 +41,7 @@ COUNT = counting_model(INPUTS, UNITS)
 
 
 class Pictures(Task):
-    """Two classes of rows with values in [0, 1], told apart by a layer of rectified units under a logistic one."""
+    """Two classes of rows with values in [0, 1], separated by a layer of rectified units under a logistic one."""
 
     def __init__(self) -> None:
         super().__init__(TaskSettings("target", ("source-1",)))
@@ -139,7 +139,7 @@ LONG_AFTER = 40
 
 
 def asked_without_receipts(staged: MakesStage) -> Stage:
-    """The half that was away is told that it missed many rounds, and shown nothing of them."""
+    """The half that was away hears that it missed many rounds, and sees nothing of them."""
     stage = asked(staged, IMPRINT, 3, halves=HALVES, called=LONG_AFTER)
     shown = AsksByModel.missed_by
     stage.adversary.missed_by = lambda index: [] if index in HALVES[1] else shown(stage.adversary, index)
@@ -203,7 +203,7 @@ def test_half_takes_a_model_of_nobodys_where_chains_are_not_looked_at(staged: Ma
 
 
 FIRST_OR_CHAINED = all_of("that an aborted round moves no model", INITIAL_MODEL, MODEL_CHAIN)
-"""A round that nobody finished leaves the model as it was. What follows is held against its header, and is that of no
+"""A round that nobody finished leaves the model as it was. What follows is compared with its header, and is that of no
 result: so it has to be the first model. Either is enough."""
 
 
