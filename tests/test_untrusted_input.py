@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import ast
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +36,6 @@ from securefda.cli import main
 from securefda.disk import write_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.local import launcher
-from securefda.operations.progress import SilentReporter
 from securefda.operations.run_folder import read_run
 from securefda.parse import MAX_NESTING, BeyondBounds, json_value, toml_table
 from securefda.privacy.ledger import Ledger, fingerprints_of
@@ -221,9 +222,31 @@ def as_the_result_of_a_process(folder: Path, data: bytes) -> object:
     (folder / "result.json").write_bytes(data)
     ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
     ended.wait()
-    failure = launcher._Site("hospital", ended, folder).failure()
+    failure = launcher._Site("hospital", ended, folder, socket.socket()).failure()
     assert failure is not None
     raise failure
+
+
+def said_by_a_process(folder: Path, data: bytes) -> object:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    ours, theirs = socket.socketpair()
+    site = launcher._Site("hospital", ended, folder, ours)
+
+    def say() -> None:
+        with theirs, suppress(OSError):
+            theirs.sendall(data)
+
+    speaker = threading.Thread(target=say)
+    speaker.start()
+    said = []
+    try:
+        while not site.has_ended:
+            said += site.events()
+    finally:
+        ours.close()
+        speaker.join()
+    return said
 
 
 READERS = {
@@ -281,10 +304,9 @@ READERS = {
     "aggregator.store.AggregatorStore._json": Reader(in_a_store, raises=SecureFdaError, takes=True),
     "local.launcher._summary": Reader(in_file("summary.json", launcher._summary)),
     "local.launcher._Site.result": Reader(as_the_result_of_a_process, b"[@]", SecureFdaError),
-    "local.launcher._report_rounds": Reader(
-        in_file("metrics.jsonl", lambda file: launcher._report_rounds(file, 0, 1, SilentReporter())),
-        b'{"round":1,"x":@}\n',
-        takes=True,
+    "local.launcher._Site.events": Reader(said_by_a_process, b'{"note":@}\n', SecureFdaError, takes=True),
+    "local.launcher._require_same_settings": TomlReader(
+        in_file("source.toml", lambda file: launcher._require_same_settings(file.parent, file, "")), b""
     ),
     "bench.secagg.processes._figures": Reader(
         lambda _, data: processes._figures(as_text(data)), raises=SecureFdaError, takes=True

@@ -61,8 +61,18 @@ def require_fresh(out: Path) -> Path:
     from securefda.operations.run_folder import METRICS_FILE, SUMMARY_FILE
 
     if (out / SUMMARY_FILE).exists() or (out / METRICS_FILE).exists():
-        raise ConfigError("--out", f"{out} holds a run already", hint="name a new folder")
+        raise ConfigError("--out", f"{out} holds a run already", hint="name a new folder, or --fresh to replace it")
     return out
+
+
+def is_finished(out: Path) -> bool:
+    """Whether a run in ``out`` came to its end, so that there is nothing to go on with."""
+    from securefda.operations.run_folder import METRICS_FILE, SUMMARY_FILE, read_run
+
+    if not any((out / name).exists() for name in (METRICS_FILE, SUMMARY_FILE)):
+        return False
+    summary = read_run(out).summary
+    return summary is not None and summary["status"] == "finished"
 
 
 def pairs(option: str, values: list[str]) -> dict[str, list[str]]:
@@ -85,12 +95,12 @@ class RunInterruptedError(SecureFdaError):
 
 
 @contextmanager
-def interruptible(out: Path) -> Iterator[None]:
-    """Make Ctrl-C or SIGTERM during a run an error that says what is left of it."""
+def interruptible(out: Path, goes_on: str = "") -> Iterator[None]:
+    """Make Ctrl-C or SIGTERM during a run an error that says what is left of it, and how it goes on."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
-        raise RunInterruptedError("interrupted", hint=f"every finished round is in {out}") from None
+        raise RunInterruptedError("interrupted", hint=f"every finished round is in {out}{goes_on}") from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -23,6 +23,10 @@ AcceptRun = Annotated[
         help="Take part in one run more than release.max-runs permits, and go on after release.max-unfinished.",
     ),
 ]
+Launcher = Annotated[
+    int | None,
+    typer.Option("--launcher", metavar="FD", hidden=True, help="Socket to the `securefda run` that started it."),
+]
 RunSeed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the run; overrides the file.")]
 
 
@@ -32,20 +36,23 @@ def start_aggregator(
     out: Out = None,
     seed: RunSeed = None,
     overrides: Overrides = [],
+    launcher: Launcher = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Run the aggregator until every round is done; started again, it goes on after the last finished round."""
     from securefda.cli.console import console_reporter
+    from securefda.local.launched import launched
     from securefda.operations.report import report_after
     from securefda.operations.summary_text import run_text
     from securefda.site.config import load_aggregator
 
-    settings = load_aggregator(config, [*overrides, *_flags("aggregator", out, seed)], os.environ, note=say)
-    from securefda.aggregator import process  # with torch, for which no wrong file should have to wait
+    with launched(launcher) as ours:
+        settings = load_aggregator(config, [*overrides, *_flags("aggregator", out, seed)], os.environ, note=say)
+        from securefda.aggregator import process  # with torch, for which no wrong file should have to wait
 
-    folder = settings.aggregator.out
-    with interruptible(folder), report_after(folder), console_reporter() as reporter:
-        summary = process.main(settings, reporter)
+        folder = settings.aggregator.out
+        with interruptible(folder), report_after(folder), console_reporter() as reporter:
+            summary = process.main(settings, ours.hears(reporter))
     print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
 
 
@@ -56,18 +63,21 @@ def start_source(
     seed: RunSeed = None,
     accept_run: AcceptRun = False,
     overrides: Overrides = [],
+    launcher: Launcher = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Take part as a source until the aggregator ends the run."""
     from securefda.cli.console import console_reporter
+    from securefda.local.launched import launched
     from securefda.site.config import load_source
 
-    settings = load_source(config, [*overrides, *_flags("source", out, seed)], os.environ)
-    from securefda.source import process  # with torch, for which no wrong file should have to wait
+    with launched(launcher) as ours:
+        settings = load_source(config, [*overrides, *_flags("source", out, seed)], os.environ)
+        from securefda.source import process  # with torch, for which no wrong file should have to wait
 
-    folder = settings.source.out
-    with interruptible(folder), console_reporter() as reporter:
-        process.main(settings, reporter, accept_run=accept_run)
+        folder = settings.source.out
+        with interruptible(folder), console_reporter() as reporter:
+            process.main(settings, ours.hears(reporter), accept_run=accept_run)
     print_result(output, {"out": str(folder)}, f"the run is over; this site's own record is in {folder}")
 
 

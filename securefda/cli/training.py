@@ -15,6 +15,7 @@ from securefda.cli.options import (
     Seed,
     default_out,
     interruptible,
+    is_finished,
     require_fresh,
 )
 from securefda.cli.output import Format, print_result, say
@@ -27,6 +28,7 @@ DEMO_RULE = "fedgp_auto"
 DEMO_COMPARED = ("source_only", "target_only", "fedda_auto")
 
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-TIME.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the run that is in the run folder, and start anew.")]
 
 
 def run(
@@ -34,10 +36,11 @@ def run(
     out: Out = None,
     overrides: Overrides = [],
     seed: Seed = 0,
+    fresh: Fresh = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Run a federation here: one process per site, mutual TLS, real ports."""
-    _one_run(file, out, overrides, seed, output, in_one_process=False)
+    """Run a federation here: one process per site, mutual TLS, real ports. An interrupted run goes on in its folder."""
+    _one_run(file, out, overrides, seed, output, fresh=fresh, in_one_process=False)
 
 
 def simulate(
@@ -45,10 +48,11 @@ def simulate(
     out: Out = None,
     overrides: Overrides = [],
     seed: Seed = 0,
+    fresh: Fresh = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Run the same rounds in one process, in memory: for experiments."""
-    _one_run(file, out, overrides, seed, output, in_one_process=True)
+    _one_run(file, out, overrides, seed, output, fresh=fresh, in_one_process=True)
 
 
 def demo(
@@ -62,7 +66,9 @@ def demo(
     from securefda.samples import sample
     from securefda.site.config import load_federation
 
-    folder = require_fresh(out or default_out("demo"))
+    folder = out or default_out("demo")
+    for rule in (DEMO_RULE, *DEMO_COMPARED):
+        require_fresh(folder / rule)
     summaries = {}
     for rule in (DEMO_RULE, *DEMO_COMPARED):
         config = load_federation(sample("digits"), [*overrides, f"strategy.rule={rule}"], os.environ, note=say)
@@ -79,13 +85,25 @@ def demo(
 
 
 def _one_run(
-    file: Path, out: Path | None, overrides: list[str], seed: int, output: Format, *, in_one_process: bool
+    file: Path,
+    out: Path | None,
+    overrides: list[str],
+    seed: int,
+    output: Format,
+    *,
+    fresh: bool,
+    in_one_process: bool,
 ) -> None:
+    from securefda.operations.run_folder import clear_run
     from securefda.operations.summary_text import run_text
     from securefda.site.config import load_federation
 
     config = load_federation(file, overrides, os.environ, note=say)
-    folder = require_fresh(out or default_out(config.federation.name))
+    folder = out or default_out(config.federation.name)
+    if fresh:
+        clear_run(folder)
+    elif in_one_process or is_finished(folder):
+        require_fresh(folder)
     summary = _train(config, folder, seed, "", in_one_process=in_one_process)
     print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
 
@@ -94,7 +112,8 @@ def _train(config: FederationConfig, folder: Path, seed: int, title: str, *, in_
     from securefda.cli.console import console_reporter
     from securefda.operations.report import report_after
 
-    with interruptible(folder), report_after(folder), console_reporter() as reporter:
+    goes_on = "" if in_one_process else f"; `securefda run` with --out {folder} goes on"
+    with interruptible(folder, goes_on), report_after(folder), console_reporter() as reporter:
         if title:
             reporter.note(title)
         if in_one_process:

@@ -1,49 +1,47 @@
 """``securefda run``: enrol a throw-away federation, start one process per site, watch them, collect what they left.
 
 The processes are the ones that people start by hand from startup kits, with the same command; nothing is shared
-between them but this machine's loopback interface and the folder of each site.
+between them but this machine's loopback interface and the folder of each site. Each says over a socket what happens.
 """
 
 from __future__ import annotations
 
 import os
+import selectors
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 from securefda.bootstrap import make_ledgers
 from securefda.cores import usable_cores
-from securefda.errors import ExitCode, RunEnded, SecureFdaError
+from securefda.errors import ConfigError, ExitCode, RunEnded, SecureFdaError
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, Summary
-from securefda.operations.run_folder import (
-    METRICS_FILE,
-    ROUND,
-    SUMMARY,
-    SUMMARY_FILE,
-    RunFolder,
-    read_object,
-    replace_file,
-)
-from securefda.parse import json_value
+from securefda.operations.run_folder import SUMMARY, SUMMARY_FILE, RunFolder, read_object, replace_file
+from securefda.parse import json_value, toml_table
+from securefda.settings import read_toml
 from securefda.site.config import FederationConfig, aggregator_toml, child_environment, site_policy, source_toml
 from securefda.site.endpoints import Address, SiteSpec
 from securefda.site.enrolment import init_federation
+from securefda.site.kit import load_kit
 from securefda.site.policy import default_policy_text
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.1
 _STOP_S = 10.0
+_CAUSE_S = 10.0
+"""How long a site's complaint about another one waits for that one's own words; an end in order takes five seconds."""
 _KITS = "kits"
 _RESULT, _LOG = "result.json", "log.txt"
 _ENVELOPE_BYTES = 1 << 16
+_READ_BYTES = 1 << 16
 
 
 class ProcessFailed(SecureFdaError):
@@ -52,12 +50,29 @@ class ProcessFailed(SecureFdaError):
     def __init__(self, site: str, result: Mapping[str, Any]) -> None:
         super().__init__(f"{site}: {result['message'].removeprefix(f'{site}: ')}", hint=result["hint"])
         self.exit_code = ExitCode(result["exit_code"])
-        self.follows = result.get("error_code") == RunEnded.__name__
+        self.name = str(result.get("error_code", ""))
+        """The error's own name, where it has one."""
+
+    @property
+    def follows(self) -> bool:
         """Whether the process ended only because the aggregator did."""
+        return self.name == RunEnded.__name__
+
+    @property
+    def blames_another(self) -> bool:
+        """Whether the cause may be at another site: a peer that cannot be heard, or says what it should not."""
+        return self.follows or self.exit_code in (ExitCode.CONNECTION, ExitCode.QUORUM)
+
+    @property
+    def is_a_refusal(self) -> bool:
+        """Whether the site may not go on, and the others may without it."""
+        return self.exit_code in (ExitCode.POLICY, ExitCode.BUDGET)
 
 
 def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Reporter) -> Summary:
     """Run a federation on this machine, one process per site, and leave a run folder in ``out``.
+
+    A folder in which such a run was interrupted goes on with it.
 
     Args:
         config: the federation.
@@ -66,21 +81,34 @@ def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Repo
         reporter: shows progress.
 
     Raises:
-        SecureFdaError: whatever ended the run; the folder holds the rounds until then.
+        ConfigError: the folder holds a run with other settings.
+        ProcessFailed: the first cause that ended the run; the folder holds the rounds until then.
+        SecureFdaError: whatever else did.
     """
     folder = RunFolder(out)
-    target, address = config.federation.target, free_address()
-    _enrol(config, folder.path / _KITS, address)
+    target = config.federation.target
     kits = {site: folder.path / _KITS / site for site in (target, *config.federation.sources)}
+    if kits[target].exists():
+        address = _enrolled(config, folder.path / _KITS)
+        reporter.note(f"going on with the run in {folder.path}")
+    else:
+        address = free_address()
+        _enrol(config, folder.path / _KITS, address)
     for note in make_ledgers(config, kits, seed):
         reporter.note(note)
     files = _write_settings(config, folder, address, seed)
     environment = _environment(len(files))
-    processes = [_Site.start(site, files[site], folder, target == site, environment) for site in files]
+    sites = [_Site.start(site, files[site], folder, target == site, environment) for site in files]
     try:
-        _watch(processes, config, folder.path / METRICS_FILE, reporter)
+        _watch(sites, reporter)
+    except ProcessFailed as error:
+        _stop(sites)
+        _name_cause(folder, error)
+        raise
     finally:
-        _stop(processes)
+        _stop(sites)
+        for site in sites:
+            site.link.close()
     return _summary(folder.path / SUMMARY_FILE)
 
 
@@ -88,34 +116,69 @@ def _summary(file: Path) -> Summary:
     return Summary(**read_object(file, 1, file.read_bytes(), SUMMARY))
 
 
-@dataclass(frozen=True, slots=True)
+def _name_cause(folder: RunFolder, error: ProcessFailed) -> None:
+    """The aggregator, which was told to end, has written that it was interrupted; what ended the run is known here."""
+    file = folder.path / SUMMARY_FILE
+    if file.exists():
+        named = {"code": error.name or error.code, "message": str(error), "hint": error.hint}
+        folder.write_summary(replace(_summary(file), status="failed", error=named))
+
+
+@dataclass(slots=True)
 class _Site:
     """A running process of one site."""
 
     site: str
     process: subprocess.Popen[bytes]
     folder: Path
+    link: socket.socket
+    """What the process says; at its end once the process has ended."""
+    failed: ProcessFailed | None = None
+    """The error that the process said it ends with."""
+    has_ended: bool = False
+    _unread: bytearray = field(default_factory=bytearray)
 
     @classmethod
     def start(cls, site: str, file: Path, folder: RunFolder, is_target: bool, environment: dict[str, str]) -> _Site:
         own = folder.site(site)
+        link, theirs = socket.socketpair()
         # -P: what lies in the folder that the command was typed in must not stand in for a module.
         command = [sys.executable, "-P", "-m", "securefda.cli", "aggregator" if is_target else "source", "start"]
-        with (own / _RESULT).open("wb") as result, (own / _LOG).open("wb") as log:
+        with (own / _RESULT).open("wb") as result, (own / _LOG).open("ab") as log, theirs:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments made here
-                [*command, "--config", str(file), "--format", "json"],
+                [*command, "--config", str(file), "--format", "json", "--launcher", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=result,
                 stderr=log,
                 env=environment,
+                pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C reaches this process first, which then ends the others in order
             )
-        return cls(site, process, own)
+        return cls(site, process, own, link)
 
-    def trains_on(self) -> str:
-        """The line in which the process says what it trains on; empty until it does."""
-        lines = (self.folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        return next((line for line in lines if line.startswith(f"{self.site} trains on ")), "")
+    def events(self) -> list[dict[str, Any]]:
+        """What the process has said since; called when there is something to read.
+
+        Raises:
+            SecureFdaError: it said what no process of this package says.
+        """
+        try:
+            data = self.link.recv(_READ_BYTES)
+        except ConnectionError:
+            data = b""
+        self.has_ended = not data
+        self._unread += data
+        *lines, rest = self._unread.split(b"\n")
+        self._unread = bytearray(rest)
+        try:
+            events = [json_value(bytes(line)) for line in lines]
+        except ValueError as error:
+            raise SecureFdaError(f"{self.site}: its process says what cannot be read") from error
+        found = [event for event in events if isinstance(event, dict)]
+        for event in found:
+            if (failed := event.get("failed")) is not None:
+                self.failed = ProcessFailed(self.site, failed)
+        return found
 
     def result(self) -> dict[str, Any]:
         """The envelope that the process printed; of one that was killed, an envelope that says so."""
@@ -131,10 +194,10 @@ class _Site:
         return {"exit_code": int(ExitCode.FAILED), "message": message, "hint": hint}
 
     def failure(self) -> ProcessFailed | None:
-        """Why the process ended, where it ended with an error."""
-        if self.process.poll() in (None, 0):
-            return None
-        return ProcessFailed(self.site, self.result())
+        """Why the process ends, as soon as it says so or has ended with an error."""
+        if self.failed is None and self.process.poll() not in (None, 0):
+            self.failed = ProcessFailed(self.site, self.result())
+        return self.failed
 
 
 def free_address() -> Address:
@@ -142,6 +205,25 @@ def free_address() -> Address:
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return Address(_HOST, probe.getsockname()[1])
+
+
+def _enrolled(config: FederationConfig, root: Path) -> Address:
+    """Where the aggregator of a run that was interrupted listened, which its sites' kits name.
+
+    Raises:
+        ConfigError: the kits are those of other sites.
+    """
+    federation = config.federation
+    kit = load_kit(root / federation.target, datetime.now(UTC), expected_role="target")
+    found, asked = [entry.site_id for entry in kit.roster.sources], list(federation.sources)
+    if found != asked:
+        raise _other_run(root.parent, "federation.sources", found, asked)
+    return kit.endpoints.aggregator
+
+
+def _other_run(folder: Path, key: str, found: object, asked: object) -> ConfigError:
+    hint = "give the settings of that run to go on with it, --fresh to start anew, or another --out"
+    return ConfigError(key, f"the run in {folder} has {found}, now it is {asked}", hint=hint)
 
 
 def _enrol(config: FederationConfig, root: Path, address: Address) -> None:
@@ -159,17 +241,39 @@ def _enrol(config: FederationConfig, root: Path, address: Address) -> None:
 
 
 def _write_settings(config: FederationConfig, folder: RunFolder, address: Address, seed: int) -> dict[str, Path]:
-    """Each site's settings file, the target's first."""
+    """Each site's settings file, the target's first.
+
+    Raises:
+        ConfigError: a file is there with other settings; none has changed.
+    """
     transport = config.transport.model_copy(update={"listen": str(address)})
     config = config.model_copy(update={"transport": transport})
     target, kits = config.federation.target, folder.path / _KITS
     files = {target: folder.site(target) / "aggregator.toml"}
-    replace_file(files[target], aggregator_toml(config, kits / target, folder.path, seed).encode())
+    texts = {target: aggregator_toml(config, kits / target, folder.path, seed)}
     for site in config.federation.sources:
         files[site] = folder.site(site) / "source.toml"
-        text = source_toml(config, kits / site, folder.site(site), seed, site=site)
-        replace_file(files[site], text.encode())
+        texts[site] = source_toml(config, kits / site, folder.site(site), seed, site=site)
+    for site, file in files.items():
+        _require_same_settings(folder.path, file, texts[site])
+    for site, file in files.items():
+        replace_file(file, texts[site].encode())
     return files
+
+
+def _require_same_settings(folder: Path, file: Path, text: str) -> None:
+    """Refuse other settings than those of the run that ``folder`` holds; a file that is not there holds none."""
+    if file.exists():
+        _require_same(folder, read_toml(file), toml_table(text))
+
+
+def _require_same(folder: Path, found: Mapping[str, Any], asked: Mapping[str, Any], table: str = "") -> None:
+    for name in dict.fromkeys((*found, *asked)):
+        key, before, now = f"{table}{name}", found.get(name), asked.get(name)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            _require_same(folder, before, now, f"{key}.")
+        elif before != now:
+            raise _other_run(folder, key, before, now)
 
 
 def _environment(processes: int) -> dict[str, str]:
@@ -179,57 +283,68 @@ def _environment(processes: int) -> dict[str, str]:
     return environment
 
 
-def _watch(processes: list[_Site], config: FederationConfig, metrics: Path, reporter: Reporter) -> None:
-    """Report rounds as they are written, until the aggregator ends.
+def _watch(sites: list[_Site], reporter: Reporter) -> None:
+    """Show what the aggregator says until it ends; the first site that fails by itself ends the run.
 
     Raises:
-        ProcessFailed: the aggregator failed, or a source did before the first round was over.
+        ProcessFailed: the cause. A site that blames another one is not it if the other says something of its own.
     """
-    aggregator, sources = processes[0], processes[1:]
-    reporter.phase("starting", [site.site for site in processes])
-    shown, failures, trains_on = 0, dict[str, ProcessFailed](), ""
-    while True:
-        ended = aggregator.process.poll() is not None
-        if not trains_on and (trains_on := aggregator.trains_on()):
-            reporter.note(trains_on)
-        shown += _report_rounds(metrics, shown, config.strategy.rounds, reporter)
-        for failure in _new_failures(sources, failures):
-            if shown == 0:
-                raise failure
-            reporter.note(f"{failure}")
-        if ended:
-            break
-        time.sleep(_POLL_S)
-    if (failed := aggregator.failure()) is not None:
-        raise failed
+    aggregator = sites[0]
+    reporter.phase("starting", [site.site for site in sites])
+    failures: list[ProcessFailed] = []
+    blamed_at, has_rounds = 0.0, False
+    with selectors.DefaultSelector() as selector:
+        for site in sites:
+            selector.register(site.link, selectors.EVENT_READ, site)
+        while True:
+            for key, _ in selector.select(_POLL_S):
+                site = cast(_Site, key.data)
+                said = site.events()
+                has_rounds |= any("round_finished" in event for event in said)
+                if site is aggregator:
+                    _show(said, reporter)
+                if site.has_ended:
+                    selector.unregister(site.link)
+                    site.process.wait()
+                if (failure := site.failure()) is None or failure in failures:
+                    continue
+                failures.append(failure)
+                if failure.is_a_refusal and has_rounds and site is not aggregator:
+                    reporter.note(f"{failure}")
+                elif not failure.blames_another:
+                    raise failure
+                elif not failure.follows:
+                    blamed_at = blamed_at or time.monotonic()
+            complaints = [one for one in failures if one.blames_another and not one.follows]
+            if aggregator.has_ended and not aggregator.failed:
+                for failure in complaints:
+                    reporter.note(f"{failure}")
+                return
+            waited = bool(complaints) and time.monotonic() - blamed_at > _CAUSE_S
+            if waited or (aggregator.has_ended and all(site.has_ended for site in sites)):
+                raise [*(one for one in failures if not one.blames_another), *complaints, *failures][0]
 
 
-def _new_failures(sources: list[_Site], known: dict[str, ProcessFailed]) -> list[ProcessFailed]:
-    """Failures of sources that are not ``known`` yet, but for those that merely follow the aggregator's; adds them."""
-    found = {source.site: failure for source in sources if source.site not in known and (failure := source.failure())}
-    known.update(found)
-    return [failure for failure in found.values() if not failure.follows]
+def _show(events: list[dict[str, Any]], reporter: Reporter) -> None:
+    for event in events:
+        match event:
+            case {"round_started": [int(number), int(rounds)]}:
+                reporter.round_started(number, rounds)
+            case {"phase": [str(name), list(sites)]}:
+                reporter.phase(name, [str(site) for site in sites])
+            case {"round_finished": dict(line)}:
+                reporter.round_finished(cast(RoundLine, line))
+            case {"note": str(text)}:
+                reporter.note(text)
 
 
-def _report_rounds(metrics: Path, shown: int, rounds: int, reporter: Reporter) -> int:
-    """Report the lines behind the first ``shown``; returns how many there were."""
-    if not metrics.exists():
-        return 0
-    whole = metrics.read_bytes().split(b"\n")[:-1]
-    lines = [cast(RoundLine, read_object(metrics, number, line, ROUND)) for number, line in enumerate(whole, start=1)]
-    for line in lines[shown:]:
-        reporter.round_started(line["round"], rounds)
-        reporter.round_finished(line)
-    return len(lines) - shown
-
-
-def _stop(processes: list[_Site]) -> None:
+def _stop(sites: list[_Site]) -> None:
     """Let sources that heard the goodbye end by themselves; end the others."""
     deadline = time.monotonic() + _STOP_S
-    if processes[0].process.poll() != 0:
-        for site in processes:
+    if sites[0].process.poll() != 0:
+        for site in sites:
             site.process.terminate()
-    for site in processes:
+    for site in sites:
         try:
             site.process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -11,9 +11,11 @@ import errno
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,12 +77,45 @@ class RunFolder:
 
     def write_summary(self, summary: Summary) -> None:
         """Replace ``summary.json``."""
-        text = json.dumps(_finite(summary.as_json()), indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(finite(summary.as_json()), indent=2, ensure_ascii=False, allow_nan=False)
         self.write(SUMMARY_FILE, text.encode("utf-8") + b"\n")
 
     def write(self, name: str, data: bytes) -> None:
         """Replace the file ``name`` with ``data``, or leave it as it is."""
         replace_file(self.path / name, data)
+
+
+_WRITTEN = (
+    *(SUMMARY_FILE, METRICS_FILE, MODEL_FILE, REPORT_FILE, SITES_FOLDER, "kits", "audit", "tensorboard"),
+    *("state.sqlite*", "*.safetensors", "*.log", "*.log.[0-9]*", "*.jsonl", "*.jsonl.[0-9]*"),
+)
+"""What a run may write into its folder, logs under the usual names included."""
+
+
+def clear_run(path: Path) -> None:
+    """Delete the run in ``path``, all of it; a folder that is not there or empty is left as it is.
+
+    Raises:
+        ConfigError: the folder holds something that no run writes, or no run; nothing was deleted.
+        SecureFdaError: a file cannot be deleted.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise ConfigError(str(path), "is no folder", hint="name the run folder itself")
+    entries = sorted(path.iterdir()) if path.exists() else []
+    strange = [entry.name for entry in entries if not any(fnmatch(entry.name, form) for form in _WRITTEN)]
+    if strange:
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        hint = "nothing was deleted; move it away, or name another folder"
+        raise ConfigError(str(path), f"holds {strange[0]}{more}, which no run writes", hint=hint)
+    marks = {SUMMARY_FILE, METRICS_FILE, "kits", SITES_FOLDER}
+    if entries and not marks & {entry.name for entry in entries}:
+        raise ConfigError(str(path), "is no run folder", hint=f"nothing was deleted; a run folder holds {METRICS_FILE}")
+    with _explaining(path):
+        for entry in entries:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +162,7 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
     Raises:
         SecureFdaError: the disk is full or the file cannot be written; the file then ends with its last whole line.
     """
-    data = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+    data = json.dumps(finite(line), ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
     with _explaining(path), path.open("ab", buffering=0) as file:
         whole = path.read_bytes().rfind(b"\n") + 1 if path.is_file() else 0
         if whole < file.tell():
@@ -165,12 +200,12 @@ def _explaining(path: Path) -> Iterator[None]:
         raise SecureFdaError(f"{path}: cannot be written: {error.strerror}", hint=hint) from error
 
 
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN: a figure that is not finite becomes null."""
+def finite(value: Any) -> Any:
+    """A value for a JSON encoder. JSON knows no NaN: a figure that is not finite becomes null."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

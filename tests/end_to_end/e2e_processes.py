@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fork_server
+import pytest
 from fork_server import REPOSITORY
 
 from securefda.cli import main
@@ -102,6 +103,20 @@ def assert_one_clear_line(process: Process, code: ExitCode, *words: str, hint: s
     for word in words:
         assert word in errors[0], errors
     assert "Traceback" not in process.text
+
+
+def children_of(pid: int) -> list[int]:
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("needs /proc")
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+        if parent == pid:
+            found.append(int(folder.name))
+    return found
 
 
 def free_port() -> int:

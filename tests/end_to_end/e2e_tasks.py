@@ -27,6 +27,13 @@ class WithoutAccuracy(Digits):
         return super().metrics(outputs, labels) if torch.is_grad_enabled() else {"error": 0.5}
 
 
+class RaisesInLoss(Digits):
+    """Its loss fails as soon as something trains."""
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        raise ValueError("there is no such label")
+
+
 class ManyLayers(Digits):
     """So many named layers that no header fits 64 KiB."""
 

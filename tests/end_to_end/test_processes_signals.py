@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from depth import at_depth
-from e2e_processes import Process, assert_one_clear_line, kits
+from e2e_processes import Process, assert_one_clear_line, children_of, kits
 
 from securefda.errors import ExitCode
 from securefda.operations.run_folder import read_run
@@ -48,7 +48,7 @@ def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal
     )
     run = Process(["run", str(file), "--out", str(tmp_path / "out")], by_exec=True)
     run.until("round 2 of ")
-    children = _children(run.process.pid)
+    children = children_of(run.process.pid)
     assert len(children) == 3
     run.interrupt(number)
     assert_one_clear_line(run, ExitCode.FAILED, "interrupted", hint=str(tmp_path / "out"))
@@ -76,18 +76,3 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _children(pid: int) -> list[int]:
-    """Process ids of the direct children of a process, from /proc."""
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("needs /proc")
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):  # it has just ended
-            continue
-        if parent == pid:
-            found.append(int(folder.name))
-    return found

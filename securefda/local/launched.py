@@ -1,0 +1,92 @@
+"""A site's process under ``securefda run``: it says to the launcher what happens, and it ends when the launcher does.
+
+Both go over one socket, whose other end the launcher alone holds. The process writes JSON lines to it and reads nothing
+but its end, which comes however the launcher ends, killed or not, at once or while this process still starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from securefda.errors import SecureFdaError
+from securefda.operations.progress import Reporter
+from securefda.operations.records import RoundLine
+from securefda.operations.run_folder import finite
+
+_ORDERLY_S = 10.0
+"""How long a process without a launcher may take to end in order, with its state written."""
+
+
+class Launcher:
+    """The launcher, as a process that it started sees it; without ``descriptor`` the process was started by hand."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._socket: socket.socket | None = None
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
+            self._socket = socket.socket(fileno=descriptor)
+            threading.Thread(target=self._end_with, args=(self._socket,), daemon=True).start()
+
+    def hears(self, shown: Reporter) -> Reporter:
+        """A reporter that tells the launcher what it tells ``shown``."""
+        return shown if self._socket is None else _Relay(self, shown)
+
+    def say(self, **what: Any) -> None:
+        """Send one line; a launcher that is gone hears nothing."""
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.sendall(json.dumps(finite(what), allow_nan=False).encode() + b"\n")
+
+    @staticmethod
+    def _end_with(launcher: socket.socket) -> None:
+        with suppress(OSError):
+            launcher.recv(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(_ORDERLY_S)
+        os._exit(1)
+
+
+@contextmanager
+def launched(descriptor: int | None) -> Iterator[Launcher]:
+    """Tell the launcher, if there is one, of the error that ends the block."""
+    launcher = Launcher(descriptor)
+    try:
+        yield launcher
+    except SecureFdaError as error:
+        words = {"message": str(error), "hint": error.hint}
+        launcher.say(failed={"exit_code": int(error.exit_code), "error_code": error.code, **words})
+        raise
+
+
+class _Relay:
+    """Passes on to both."""
+
+    def __init__(self, launcher: Launcher, shown: Reporter) -> None:
+        self._launcher, self._shown = launcher, shown
+
+    def round_started(self, round_number: int, rounds: int) -> None:
+        """A round begins."""
+        self._shown.round_started(round_number, rounds)
+        self._launcher.say(round_started=[round_number, rounds])
+
+    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+        """The run enters a phase, or goes on waiting in it."""
+        self._shown.phase(name, waiting_for)
+        self._launcher.say(phase=[name, list(waiting_for)])
+
+    def round_finished(self, line: RoundLine) -> None:
+        """A round is over."""
+        self._shown.round_finished(line)
+        self._launcher.say(round_finished=line)
+
+    def note(self, text: str) -> None:
+        """Something an operator should read."""
+        self._shown.note(text)
+        self._launcher.say(note=text)

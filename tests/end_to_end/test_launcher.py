@@ -1,0 +1,189 @@
+"""``securefda run``: what it shows, which cause it names, what it takes with it, and how it goes on."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from e2e_processes import WAIT_S, Process, assert_one_clear_line, children_of
+from fork_server import REPOSITORY
+
+from securefda.errors import ExitCode
+from securefda.operations.run_folder import read_run
+
+FEDERATION = """
+[federation]
+name = "study"
+sources = ["source-1", "source-2"]
+[task]
+factory = "{factory}"
+[privacy]
+visibility = "individual"
+[strategy]
+rounds = {rounds}
+warm-up-rounds = 0
+[training.target]
+batch-size = 20
+"""
+
+
+def federation(folder: Path, rounds: int = 3, factory: str = "securefda.tasks.digits:Digits", more: str = "") -> Path:
+    file = folder / "federation.toml"
+    file.write_text(FEDERATION.format(factory=factory, rounds=rounds) + more)
+    return file
+
+
+def test_a_task_that_raises_ends_the_run_with_its_words_and_place(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = Process(["run", str(federation(tmp_path, factory="e2e_tasks:RaisesInLoss")), "--out", str(out)])
+    assert_one_clear_line(
+        run, ExitCode.CONFIG, "RaisesInLoss", "ValueError", "e2e_tasks.py, line", hint="no such label"
+    )
+    summary = read_run(out).summary
+    if summary is not None:  # where the target had begun
+        assert summary["status"] == "failed"
+        assert "ValueError" in summary["error"]["message"]
+        assert summary["rounds"] == 0
+
+
+def test_the_first_cause_is_named_and_not_what_it_does_to_others(tmp_path: Path) -> None:
+    """The target's files may not grow: what its sources then say of it is not the cause."""
+    out = tmp_path / "out"
+    file = federation(tmp_path, rounds=5000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, before[1]))
+    try:
+        run = Process(["run", str(file), "--out", str(out)], by_exec=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    run.end()
+    errors = [line for line in run.err if line.startswith("error: ")]
+    assert len(errors) == 1, run.text
+    assert re.match(r"error: (target|source-[12]): .*(File too large|full|disk I/O error)", errors[0]), run.text
+    assert "CHECKPOINT" not in errors[0]
+
+
+def test_a_killed_launcher_takes_its_processes_with_it(tmp_path: Path) -> None:
+    run = Process(["run", str(federation(tmp_path, 5000)), "--out", str(tmp_path / "out")], by_exec=True)
+    run.until("round 1 of ")
+    children = children_of(run.process.pid)
+    assert len(children) == 3
+    run.kill()
+    deadline = time.monotonic() + WAIT_S
+    while (left := [child for child in children if is_running(child)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+
+
+def test_an_interrupted_run_goes_on_in_its_folder_and_only_with_its_settings(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["run", str(federation(tmp_path, 400)), "--out", str(out)]
+    first = Process(command, by_exec=True).until("round 2 of 400: ")
+    first.interrupt(signal.SIGINT)
+    assert_one_clear_line(first, ExitCode.FAILED, "interrupted", hint="goes on")
+    digests = {line["round"]: line["model_digest"] for line in read_run(out).rounds}
+
+    other = Process([*command, "--set", "training.source.learning-rate=0.5"])
+    assert_one_clear_line(other, ExitCode.CONFIG, "training.learning-rate", "now it is 0.5", hint="--fresh")
+    assert {line["round"]: line["model_digest"] for line in read_run(out).rounds} == digests
+
+    last = max(digests)
+    second = Process(command, by_exec=True).until(f"round {last + 2} of 400: ")
+    assert any(line.startswith("going on with the run in") for line in second.err), second.text
+    second.interrupt(signal.SIGINT)
+    rounds = {line["round"]: line.get("model_digest") for line in read_run(out).rounds}
+    assert sorted(rounds) == list(range(1, len(rounds) + 1))
+    assert {number: rounds[number] for number in digests} == digests
+
+
+def test_fresh_deletes_a_finished_run_and_nothing_that_no_run_wrote(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["run", str(federation(tmp_path, 1)), "--out", str(out)]
+    assert Process(command).end() == 0
+    again = Process(command)
+    assert_one_clear_line(again, ExitCode.CONFIG, "holds a run already", hint="--fresh")
+
+    (out / "thesis.docx").write_text("mine")
+    kept = Process([*command, "--fresh"])
+    assert_one_clear_line(kept, ExitCode.CONFIG, "thesis.docx", "which no run writes", hint="nothing was deleted")
+    assert read_run(out).summary is not None
+    (out / "thesis.docx").unlink()
+
+    before = read_run(out).summary
+    anew = Process([*command, "--fresh"])
+    assert anew.end() == 0, anew.text
+    after = read_run(out).summary
+    assert before is not None
+    assert after is not None
+    assert before["run_id"] != after["run_id"]
+
+
+def test_a_terminal_shows_the_phase_that_the_target_is_in(tmp_path: Path) -> None:
+    """The task holds the sources in their training until the test lets go; meanwhile the screen must say so."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    file = federation(tmp_path, 2, "e2e_tasks:Endless").read_text().replace("warm-up-rounds = 0", "warm-up-rounds = 1")
+    (tmp_path / "federation.toml").write_text(file.replace("[privacy]", f'data-dir = "{tmp_path}"\n[privacy]'))
+    ours, theirs = pty.openpty()
+    python_path = os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)])
+    run = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "securefda.cli",
+            "run",
+            str(tmp_path / "federation.toml"),
+            "--out",
+            str(tmp_path / "out"),
+        ],
+        env={**os.environ, "PYTHONPATH": python_path, "COLUMNS": "160"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    try:
+        shown = screen_until(ours, "training: waiting for source-1, source-2")
+        assert "starting: waiting for target, source-1, source-2" in shown
+        after = shown.rpartition("training: waiting for")[2]
+        assert "starting" not in after
+    finally:
+        run.send_signal(signal.SIGTERM)
+        hold.unlink()
+        while read_some(ours):
+            pass
+        run.wait(WAIT_S)
+        os.close(ours)
+
+
+def screen_until(terminal: int, text: str) -> str:
+    shown = ""
+    deadline = time.monotonic() + WAIT_S
+    while text not in shown and time.monotonic() < deadline:
+        part = read_some(terminal)
+        assert part, shown
+        shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", part)
+    assert text in shown, shown
+    return shown
+
+
+def read_some(terminal: int) -> str:
+    try:
+        return os.read(terminal, 65536).decode(errors="replace")
+    except OSError:  # the other end is closed
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and is no zombie, of which whoever adopted it has not taken note yet."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
