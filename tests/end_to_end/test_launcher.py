@@ -150,9 +150,9 @@ def test_a_terminal_shows_the_phase_that_the_target_is_in(tmp_path: Path) -> Non
     )
     os.close(theirs)
     try:
-        shown = screen_until(ours, "training: waiting for source-1, source-2")
+        shown = screen_until(ours, "training and update: waiting for source-1, source-2")
         assert "starting: waiting for target, source-1, source-2" in shown
-        after = shown.rpartition("training: waiting for")[2]
+        after = shown.rpartition("training and update: waiting for")[2]
         assert "starting" not in after
     finally:
         run.send_signal(signal.SIGTERM)
@@ -170,7 +170,7 @@ def screen_until(terminal: int, text: str) -> str:
         part = read_some(terminal)
         assert part, shown
         shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", part)
-    assert text in shown, shown
+    assert text in shown, shown[-600:]
     return shown
 
 
