@@ -26,6 +26,7 @@ import pytest
 import securefda
 from securefda.aggregator.site import run_settings
 from securefda.aggregator.store import AggregatorStore
+from securefda.aggregator.target import target_only_of
 from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
 from securefda.audit.records import Record, RecordError
 from securefda.bench.accuracy import suite_folder
@@ -302,6 +303,9 @@ READERS = {
         in_file("summary.json", lambda file: read_run(file.parent)), b'{"rounds":@}'
     ),
     "aggregator.store.AggregatorStore._json": Reader(in_a_store, raises=SecureFdaError, takes=True),
+    "aggregator.target.target_only_of": Reader(
+        lambda _, data: target_only_of(data), b'{"accuracy":1.0,"final":1.0,"rounds":@}'
+    ),
     "local.launcher._summary": Reader(in_file("summary.json", launcher._summary)),
     "local.launcher._Site.result": Reader(as_the_result_of_a_process, b"[@]", SecureFdaError),
     "local.launcher._Site.events": Reader(said_by_a_process, b'{"note":@}\n', SecureFdaError, takes=True),

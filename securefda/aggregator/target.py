@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from securefda.errors import SecureFdaError, TrainingError
+from securefda.errors import ConfigError, SecureFdaError, TrainingError
 from securefda.operations.progress import Reporter
 from securefda.operations.records import REPORTED_ROUNDS, Summary, TargetOnly
+from securefda.parse import load_object, number
 from securefda.protocol.contribution import RoundTerms, evaluate_rule
 from securefda.protocol.encoding import ErrorUnits, Vector64, vector_to_wire
 from securefda.protocol.messages import TargetTerms
@@ -45,18 +46,35 @@ class TargetAlone:
         """
         place = f"{run_id} target-only"
         if known := self.memory.personal(place, rounds + 1):
-            found: TargetOnly = json.loads(known)
+            found = target_only_of(known)
             if found["rounds"] == rounds:
                 return found
         trainer, accuracies = self.trainer(), []
         model = trainer.initial_model()
-        for number in range(1, rounds + 1):
-            model = model + trainer.train(model, number, 1.0, run_id=run_id).update
-            if number > rounds - REPORTED_ROUNDS:
+        for played in range(1, rounds + 1):
+            model = model + trainer.train(model, played, 1.0, run_id=run_id).update
+            if played > rounds - REPORTED_ROUNDS:
                 accuracies.append(trainer.evaluate(model, self.test_data).metrics["accuracy"])
         found = TargetOnly(accuracy=fmean(accuracies), final=accuracies[-1], rounds=rounds)
         self.memory.keep_personal(place, rounds, json.dumps(found).encode())
         return found
+
+
+def target_only_of(data: bytes) -> TargetOnly:
+    """Read what the state folder holds of it.
+
+    Raises:
+        ConfigError: that is damaged.
+    """
+    try:
+        fields = load_object(data, "accuracy", "final", "rounds")
+        accuracy, final = fields["accuracy"], fields["final"]
+        if not isinstance(accuracy, float) or not isinstance(final, float):
+            raise ValueError("a share is needed")
+        return TargetOnly(accuracy=accuracy, final=final, rounds=number(fields["rounds"]))
+    except ValueError as error:
+        hint = "put the folder back as it was, or name another --out folder"
+        raise ConfigError("target-only", "the run's state holds a result that is damaged", hint=hint) from error
 
 
 def compared(summary: Summary, alone: TargetAlone | None, reporter: Reporter) -> Summary:
