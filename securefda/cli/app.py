@@ -18,6 +18,7 @@ from securefda.cli import (
     policy,
     preflight,
     processes,
+    status,
     task,
     threats,
     training,
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command("demo")(training.demo)
 app.command("run")(training.run)
 app.command("simulate")(training.simulate)
+app.command("status")(status.status)
 app.command("preflight")(preflight.preflight)
 app.command("dashboard")(dashboard.dashboard)
 app.command("threats")(threats.threats)

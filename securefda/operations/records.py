@@ -170,6 +170,9 @@ class SiteLine(TypedDict, total=False):
     epsilon: float
     """What the source's rows have cost with this round, where it trains with noise."""
 
+    summed: int
+    """Sources in the sum that its update was in; 1 where it left in clear."""
+
 
 def round_seconds(line: RoundLine) -> float:
     """Wall-clock seconds of a round, from its first phase on: waiting for sites to join is no part of it."""

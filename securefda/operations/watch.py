@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from securefda import __version__
 from securefda.errors import FaultyAggregatorError, PolicyRefusal, ProtocolError, SecureFdaError
 from securefda.operations.notes import Level, Remark, read_note
 from securefda.operations.progress import Reporter, SourceReporter
 from securefda.operations.records import RoundLine, SiteLine, round_seconds
+from securefda.operations.state import StateWriter, retrying_text, round_of, state_file
 from securefda.protocol.messages import (
     Advertise,
     Body,
     Consistency,
     Header,
+    Join,
     KeyList,
+    MaskedInput,
+    ShareBundle,
     ShareDelivery,
     Signed,
     Survivors,
+    SurvivorSignature,
+    Unmask,
     Update,
 )
 from securefda.protocol.roster import Roster
@@ -33,6 +40,19 @@ if TYPE_CHECKING:
     from securefda.operations.metrics import SourceMetrics, TargetMetrics
 
 _NO_WORD = "no error of this package"
+_DOING: Mapping[type, str] = {
+    Join: "waiting for {target} to begin a round",
+    Header: "checking what {target} asks for",
+    Advertise: "waiting for the keys of the other sources",
+    ShareBundle: "waiting for the shares of the other sources",
+    ShareDelivery: "masking its update",
+    MaskedInput: "sending its masked update, then waiting for those of the other sources",
+    SurvivorSignature: "waiting for the signatures of the other sources",
+    Unmask: "waiting for the result",
+    Update: "sending its update in clear, then waiting for the result",
+}
+"""What a source does once it has received, or as it sends, a message of this type."""
+
 _PHASES: Mapping[type, str] = {
     Header: "training",
     Update: "update",
@@ -86,10 +106,10 @@ class _Book:
 
 
 class TargetWatch:
-    """The aggregator's reporter: passes everything on to ``shown``, and logs and counts it."""
+    """The aggregator's reporter: passes everything on to ``shown``, logs and counts it, and keeps ``state`` true."""
 
-    def __init__(self, shown: Reporter, book: _Book, metrics: TargetMetrics | None) -> None:
-        self._shown, self._book, self._metrics = shown, book, metrics
+    def __init__(self, shown: Reporter, book: _Book, metrics: TargetMetrics | None, state: StateWriter) -> None:
+        self._shown, self._book, self._metrics, self.state = shown, book, metrics, state
 
     def follow(self, run_id: Callable[[], str], connected: Callable[[], Collection[int]]) -> None:
         """Learn from these what reports do not say: the run's id (empty before there is one), and who is connected."""
@@ -105,18 +125,24 @@ class TargetWatch:
         self._shown.round_started(round_number, rounds)
         self._book.round, self._book.phase = round_number, ""
         self._book.write("info", f"round {round_number} of {rounds} begins")
+        self.state.set("beginning a round", round=round_number, rounds=rounds, run=self._book.run_id())
 
     def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
         """The run enters a phase, or goes on waiting in it."""
         self._shown.phase(name, waiting_for)
         self._book.phase = name
         self._book.write("debug", f"waiting for {', '.join(waiting_for)}" if waiting_for else "waiting for no site")
+        self.state.set(name, waiting_for=waiting_for, run=self._book.run_id())
 
     def round_finished(self, line: RoundLine) -> None:
         """A round is over."""
         self._shown.round_finished(line)
         self._book.write("warning" if line.get("status") == "lost" else "info", _text_of(line))
         self._book.phase = ""
+        if line.get("status") != "lost":
+            self.state.know(error="")
+        if "target_epsilon" in line:
+            self.state.know(epsilon=line["target_epsilon"])
         if self._metrics is not None:
             self._metrics.round_finished(line)
 
@@ -129,11 +155,13 @@ class TargetWatch:
 
 
 class SourceWatch:
-    """A source's reporter of notes, and with :meth:`rounds` of its rounds."""
+    """A source's reporter of notes, of its connection, and with :meth:`rounds` of its rounds; ``state`` follows all."""
 
-    def __init__(self, shown: Reporter, book: _Book, metrics: SourceMetrics | None, target: str) -> None:
-        self._shown, self._book, self._metrics, self._target = shown, book, metrics, target
-        self._run = ""
+    def __init__(
+        self, shown: Reporter, book: _Book, metrics: SourceMetrics | None, target: str, state: StateWriter
+    ) -> None:
+        self._shown, self._book, self._metrics, self._target, self.state = shown, book, metrics, target, state
+        self._run, self._was_connected = "", False
         book.run_id = lambda: self._run
 
     def hear(self, direction: object, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False) -> None:
@@ -142,10 +170,42 @@ class SourceWatch:
         if isinstance(message.body, Header):
             self._run = message.body.run_id.hex()
         self._book.phase = _PHASES.get(type(message.body), self._book.phase)
+        if doing := _DOING.get(type(message.body)):
+            self.does(doing.format(target=self._target), waits="waiting" in doing)
+
+    def does(self, doing: str, *, waits: bool = False, **facts: Any) -> None:
+        """This source does something from now on; with ``waits`` it goes on when the aggregator answers."""
+        self.state.set(doing, waiting_for=[self._target] if waits else [], run=self._run, **facts)
+        self._show_state()
+
+    def connecting(self, address: str) -> None:
+        """The process begins to dial."""
+        self.does(f"connecting to {address}", waits=True)
+
+    def connected(self, address: str) -> None:
+        """There is a connection, for the first time or again."""
+        again = " again" if self._was_connected else ""
+        self._was_connected = True
+        self.state.know(retrying="", retrying_until=None)
+        self.note(f"connected{again} to the aggregator at {address}")
+        self._show_state()
+
+    def unreachable(self, what: str, until: float) -> None:
+        """There is no connection, and the process tries for one until then, in Unix time; said once for each reason."""
+        if what == self.state.now.retrying:
+            return
+        self.state.know(retrying=what, retrying_until=until)
+        self.note(retrying_text(what, until, time.time()))
+        self._show_state()
+
+    def _show_state(self) -> None:
+        now = self.state.now
+        place = f"round {round_of(now.round, now.rounds)}: " if now.round else ""
+        self._shown.phase(place + (now.retrying or now.doing))
 
     def rounds(self, shown: SourceReporter) -> SourceReporter:
         """A reporter that passes everything on to ``shown``, and logs and counts it."""
-        return _SourceRounds(shown, self._book, self._metrics, self._target)
+        return _SourceRounds(shown, self._book, self._metrics, self._target, self)
 
     def note(self, text: str) -> None:
         """Something an operator should read."""
@@ -168,8 +228,10 @@ class SourceWatch:
 class _SourceRounds:
     """Logs and counts the rounds of a source. Whatever ends a session ends its phase."""
 
-    def __init__(self, shown: SourceReporter, book: _Book, metrics: SourceMetrics | None, target: str) -> None:
-        self._shown, self._book, self._metrics, self._target = shown, book, metrics, target
+    def __init__(
+        self, shown: SourceReporter, book: _Book, metrics: SourceMetrics | None, target: str, watch: SourceWatch
+    ) -> None:
+        self._shown, self._book, self._metrics, self._target, self._watch = shown, book, metrics, target, watch
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
         """A header was accepted."""
@@ -178,6 +240,7 @@ class _SourceRounds:
         self._shown.round_started(round_number, visibility, rule)
         self._book.round = round_number
         self._book.write("info", f"round {round_number} begins: {rule}, visibility {visibility}", self._target)
+        self._watch.does("training", round=round_number)
 
     def round_finished(self, record: SiteLine) -> None:
         """A result was accepted."""
@@ -185,6 +248,8 @@ class _SourceRounds:
         spent = f"; epsilon {record['epsilon']:.4f} is spent" if "epsilon" in record else ""
         self._book.write("info", f"round {record['round']} is over{spent}", self._target)
         self._book.phase = ""
+        spent_now = {"epsilon": record["epsilon"]} if "epsilon" in record else {}
+        self._watch.does(f"waiting for {self._target} to begin the next round", waits=True, error="", **spent_now)
         if self._metrics is not None:
             self._metrics.round_finished(record)
 
@@ -192,7 +257,7 @@ class _SourceRounds:
         """The policy refused a header."""
         self._shown.refused(refusal, header)
         self._book.write("warning", f"round {header.body.round} refused: {refusal}", self._target)
-        self._book.phase = ""
+        self._failed(refusal)
         if self._metrics is not None:
             self._metrics.refusal(refusal.key)
             self._metrics.round_ended("refused", None)
@@ -201,7 +266,7 @@ class _SourceRounds:
         """A check failed, the aggregator ended a session, or the policy refused to go on with one."""
         self._shown.alarm(error)
         self._book.write("warning" if isinstance(error, PolicyRefusal) else "error", str(error), self._target)
-        self._book.phase = ""
+        self._failed(error)
         if self._metrics is not None:
             if isinstance(error, PolicyRefusal):
                 self._metrics.refusal(error.key)
@@ -209,6 +274,10 @@ class _SourceRounds:
                 self._metrics.alarm(error.check)
             elif isinstance(error, ProtocolError):
                 self._metrics.abort(error.check)
+
+    def _failed(self, error: SecureFdaError) -> None:
+        self._book.phase = ""
+        self._watch.does(f"waiting for what {self._target} asks for next", waits=True, error=str(error))
 
 
 @contextmanager
@@ -237,7 +306,7 @@ def watch_target(
             meters = TargetMetrics()
             stack.enter_context(served(meters.registry, metrics.port))
         stack.enter_context(book.process(target, "target"))
-        yield TargetWatch(shown, book, meters)
+        yield TargetWatch(shown, book, meters, stack.enter_context(state_file(out, site=target, role="target")))
 
 
 @contextmanager
@@ -255,7 +324,7 @@ def watch_source(
             meters = SourceMetrics()
             stack.enter_context(served(meters.registry, metrics.port))
         stack.enter_context(book.process(site, "source"))
-        yield SourceWatch(shown, book, meters, target)
+        yield SourceWatch(shown, book, meters, target, stack.enter_context(state_file(out, site=site, role="source")))
 
 
 def _log(stack: ExitStack, settings: LoggingSection, out: Path, site: str, shown: Reporter) -> OperationalLog | None:

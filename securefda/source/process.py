@@ -6,6 +6,7 @@ What takes long runs beside the event loop, so that heartbeats go on meanwhile.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
@@ -23,13 +24,13 @@ from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Header, Parcel, Signed
 from securefda.site.config import SourceConfig
 from securefda.site.kit import Kit, load_kit, use_kit
-from securefda.site.policy import load_signed_policy
+from securefda.site.policy import ReleaseLimits, load_signed_policy
 from securefda.site.training_secret import secret_of_site
 from securefda.source.run import HINT, SourceRun
 from securefda.source.run_book import RunBook, run_book_file
 from securefda.source.site import source_site
 from securefda.source.store import SourceStore
-from securefda.transport.client import AggregatorRestarted, SourceChannel
+from securefda.transport.client import AggregatorRestarted, SourceChannel, Trouble
 from securefda.transport.dialer import UploadRefusedError
 from securefda.transport.event_loop import in_thread, run_until_told
 from securefda.transport.startup import credentials_of, endpoint_of, transport_settings
@@ -61,7 +62,10 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
     out, site_id = config.source.out, kit.site_id
     watching = watch_source(reporter, config.logging, config.metrics, out=out, roster=kit.roster, site=site_id)
     with closing(store), watching as watch:
-        shown = _SourceReporter(kit.site_id, config.source.out, reporter)
+        noisy = config.training.dp.noise_multiplier > 0
+        limit = policy.dp.budget.epsilon if noisy else None
+        watch.state.know(epsilon_limit=limit)
+        shown = _SourceReporter(kit.site_id, out, reporter, most_rounds=policy.release.max_rounds, epsilon_limit=limit)
         secret, about_secret = secret_of_site(config.source, config.training, kit.local)
         site = source_site(config, policy, member, store, secret=secret, policy_file=kit.signed_policy()[1])
         watch.note(f"{site_id} trains on {site.trains_on}")
@@ -85,23 +89,34 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
 
 
 class _SourceReporter:
-    """Writes this site's own lines and shows what happens."""
+    """Writes this site's own lines and shows what happens.
 
-    def __init__(self, site_id: str, out: Path, shown: Reporter) -> None:
+    A header does not say how many rounds its run has. What this site knows is how many its policy permits.
+    """
+
+    def __init__(
+        self, site_id: str, out: Path, shown: Reporter, *, most_rounds: int, epsilon_limit: float | None
+    ) -> None:
         self._site_id, self._out, self._shown = site_id, out, shown
+        self._most = "" if most_rounds == ReleaseLimits().max_rounds else f" of at most {most_rounds}"
+        self._epsilon_limit = epsilon_limit
         self.rounds_finished = 0
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
         """Show which round this site trains for, and what the aggregator may see of it."""
-        self._shown.note(f"{self._site_id}: round {round_number}, {rule}, visibility {visibility}")
+        self._shown.note(
+            f"{self._site_id}: round {round_number}{self._most}: training for {rule} at visibility {visibility}"
+        )
 
     def round_finished(self, record: SiteLine) -> None:
-        """Append the line to this site's metrics."""
+        """Append the line to this site's metrics, and show what left and what it has cost."""
         self.rounds_finished += 1
         append_line(self._out / METRICS_FILE, record)
-        if "epsilon" in record:
-            spent = f"epsilon {record['epsilon']:.4f} is spent"
-            self._shown.note(f"{self._site_id}: round {record['round']} is over; {spent}")
+        summed = record.get("summed", 1)
+        sent = "update sent in clear" if summed == 1 else f"update sent inside a sum of {summed}"
+        if "epsilon" in record and self._epsilon_limit is not None:
+            sent += f"; ε {record['epsilon']:.4g} of {self._epsilon_limit:g}"
+        self._shown.note(f"{self._site_id}: round {record['round']}{self._most}: {sent}")
 
     def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
         """Keep the header and what was refused beside this site's metrics, and show it."""
@@ -118,15 +133,23 @@ async def _serve(
 ) -> None:
     """Dial the aggregator and take part until it says goodbye or this site cannot go on."""
     endpoint = endpoint_of(kit)
+
+    def on_trouble(trouble: Trouble | None) -> None:
+        if trouble is None:
+            reporter.connected(endpoint.address)
+        else:
+            reporter.unreachable(trouble.what, time.time() + trouble.left_s)
+
+    reporter.connecting(endpoint.address)
     channel = SourceChannel(
         endpoint,
         credentials_of(kit),
         max_vector_bytes=rounds.vector_bytes(),
         settings=transport_settings(config.transport),
         observer=recorder,
+        on_trouble=on_trouble,
     )
     await channel.open()
-    reporter.note(f"connected to the aggregator at {endpoint.address}")
     grace_s = None
     try:
         await SourceDriver(rounds, channel, reporter, config.transport.idle_deadline_s).drive()

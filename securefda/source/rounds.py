@@ -42,11 +42,11 @@ from securefda.protocol.messages import (
     Signed,
     Step,
     Survivors,
-    SurvivorSignature,
     Unmask,
     Update,
     Visibility,
 )
+from securefda.protocol.transcript import cohort_with
 from securefda.rules import Contribution
 from securefda.site.policy.verdict import check_metrics
 from securefda.source.acceptance import AcceptedRound
@@ -202,10 +202,15 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
                 steps.erase(ready)  # the round still holds the phase before, whose shares these no longer are
                 raise
         case steps.AwaitingSurvivors(), Survivors():
-            return _sign_survivors(site, current, *steps.receive_survivors(phase, message))  # type: ignore[arg-type]
+            following, signature = steps.receive_survivors(phase, message)  # type: ignore[arg-type]
+            survivors = [item.index for item in following.lists.survivors]
+            current.record["summed"] = len(cohort_with(site.signer.index, phase.cohorts).intersection(survivors))
+            names = site_ids(site.roster, survivors)
+            site.witness.journal.event("survivors-signed", current.header, survivors=names)
+            return replace(current, phase=following), Parcel(signature)
         case steps.AwaitingConsistency(), Consistency():
-            following = steps.receive_consistency(phase, message)  # type: ignore[arg-type]
-            return _release_shares(site, current, phase.lists, *following)
+            waiting, unmask = steps.receive_consistency(phase, message)  # type: ignore[arg-type]
+            return _release_shares(site, current, phase.lists, waiting, unmask)
         case _:
             raise _out_of_order(message, phase)
 
@@ -240,6 +245,7 @@ def _release_in_clear(
     check_metrics(header.body, handed_in=permits.metrics, update=body)
     _burn_fuse(site, header)
     site.store.answered(header.body.run_id)
+    record["summed"] = 1
     signed = site.signer.sign(header.envelope.session_id, header.digest(), body)
     return SourceRound(header, AwaitingClearResult(header), record), Parcel(signed, (vector,))
 
@@ -265,17 +271,6 @@ def release_masked(
     return SourceRound(current.header, phase, current.record), Parcel(message, (encoded.data.cast("B"),))
 
 
-def _sign_survivors(
-    site: SourceSite,
-    current: SourceRound,
-    phase: session_steps.AwaitingConsistency,
-    message: Signed[SurvivorSignature],
-) -> tuple[SourceRound, Parcel]:
-    survivors = _survivors(site, phase.lists)
-    site.witness.journal.event("survivors-signed", current.header, survivors=survivors)
-    return replace(current, phase=phase), Parcel(message)
-
-
 def _release_shares(
     site: SourceSite,
     current: SourceRound,
@@ -284,7 +279,8 @@ def _release_shares(
     message: Signed[Unmask],
 ) -> tuple[SourceRound, Parcel]:
     """From here on the aggregator may open the sum over these sources."""
-    survivors, dropped = _survivors(site, lists), site_ids(site.roster, lists.dropped)
+    survivors = site_ids(site.roster, (item.index for item in lists.survivors))
+    dropped = site_ids(site.roster, lists.dropped)
     site.witness.journal.event("unmask-shares-released", current.header, survivors=survivors, dropped=dropped)
     site.store.answered(current.header.body.run_id)
     return replace(current, phase=phase), Parcel(message)
@@ -293,10 +289,6 @@ def _release_shares(
 def _burn_fuse(site: SourceSite, header: Signed[Header]) -> None:
     site.store.burn_fuse(header.body.run_id, header.body.round)
     site.witness.journal.event("release-fuse-burnt", header)
-
-
-def _survivors(site: SourceSite, lists: Survivors) -> list[str]:
-    return site_ids(site.roster, (item.index for item in lists.survivors))
 
 
 def _check_clear_result(site: SourceSite, header: Signed[Header], message: Signed[Body]) -> None:

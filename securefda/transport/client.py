@@ -33,7 +33,7 @@ from securefda.transport.dialer import (
 from securefda.transport.limits import GRPC_PREFIX_BYTES, UNREAD_MESSAGES, TransportSettings, backoff_s
 from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
 from securefda.transport.peer import Traffic
-from securefda.transport.tls import Credentials
+from securefda.transport.tls import Credentials, Unreachable
 from securefda.transport.vectors import Assembly, byte_view, chunks, digests_beside
 from securefda.transport.wire import WireError, refuse_unknown_fields, signed_from_proto, signed_to_proto
 from securefda.v1 import federation_pb2 as pb
@@ -182,6 +182,14 @@ class AggregatorRestarted(ConnectionFailed):
     """
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """There is no connection: ``what`` says so in plain words, and after ``left_s`` seconds the channel gives up."""
+
+    what: str
+    left_s: float
+
+
 @dataclass(slots=True)
 class _Arrival:
     """A message whose vectors are still at the aggregator, or partly here."""
@@ -210,6 +218,7 @@ class SourceChannel:
         observer: sees every message once, before it leaves or is handed up.
         random_bytes: source of randomness for the instance id.
         now: the present time, with its zone; for this site's own certificate.
+        on_trouble: hears of each attempt that failed and of each connection that broke, and None once there is one.
     """
 
     def __init__(
@@ -222,8 +231,10 @@ class SourceChannel:
         observer: MessageObserver = ignore,
         random_bytes: Callable[[int], bytes] = os.urandom,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        on_trouble: Callable[[Trouble | None], None] = lambda _: None,
     ) -> None:
         self._endpoint = endpoint
+        self._on_trouble = on_trouble
         self._max_vector_bytes = max_vector_bytes
         self._settings = settings or TransportSettings()
         self._observer = observer
@@ -350,8 +361,10 @@ class SourceChannel:
                 welcomed = await self._dialer.dial(self._link, self._aggregator_id)
                 why = await self._converse(welcomed)
                 last_contact, pauses, refused = loop.time(), backoff_s(), 0
+                what = f"lost the connection to {self._endpoint.address}: {why}"
             except ConnectionFailed as error:
                 why = str(error)
+                what = f"cannot reach {self._endpoint.address}: {error.why if isinstance(error, Unreachable) else why}"
                 refused = refused + 1 if isinstance(error, HandshakeRefused) else 0
             except WireError as error:
                 raise FaultyAggregatorError("WIRE", error.detail) from error
@@ -362,9 +375,11 @@ class SourceChannel:
                     f"the aggregator at {self._endpoint.address} does not accept this site's certificate",
                     hint="check that both sites use startup kits of the same federation, and both clocks",
                 )
-            if loop.time() - last_contact >= self._settings.reconnect_deadline_s:
+            left_s = last_contact + self._settings.reconnect_deadline_s - loop.time()
+            if left_s <= 0:
                 deadline = f"gave up after {self._settings.reconnect_deadline_s:g} s"
                 raise ConnectionFailed(f"{why}; {deadline}", hint="check that the aggregator runs, and the network")
+            self._on_trouble(Trouble(what, left_s))
             await asyncio.sleep(next(pauses))
 
     async def _converse(self, welcomed: Welcomed) -> str:
@@ -381,6 +396,7 @@ class SourceChannel:
             raise FaultyAggregatorError("WIRE", "the same process of the aggregator names another run")
         self._aggregator_id, self.run_id = welcomed.instance_id, welcomed.run_id
         self._connection = welcomed.connection
+        self._on_trouble(None)
         self._news.set()
         try:
             ended = await pump(welcomed.connection, self._link, welcomed.pace, self._accept)

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
+import re
+import socket
 import ssl
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +28,17 @@ from securefda.errors import AuthenticationError, CertificateError, ConfigError,
 
 _NOT_YET_VALID, _EXPIRED = 9, 10
 _WRONG_NAME = (62, 64)  # host name, IP address
+
+
+class Unreachable(ConnectionFailed):
+    """Nothing answers at the aggregator's address; ``why`` is the reason in plain words."""
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(
+            f"cannot reach the aggregator at {address}: {why}",
+            hint="check that the aggregator runs, its address in the startup kit, and the firewalls between",
+        )
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -163,12 +178,8 @@ async def fetch_server_certificate(address: str, *, server_name: str, ca: bytes,
             f"aggregator at {address} does not speak TLS 1.3: {error.reason or 'handshake broken off'}",
             hint="check that address and port are the aggregator's",
         ) from error
-    except (OSError, TimeoutError) as error:
-        why = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
-        raise ConnectionFailed(
-            f"cannot reach the aggregator at {address}: {why}",
-            hint="check that the aggregator runs, its address in the startup kit, and the firewalls between",
-        ) from error
+    except OSError as error:
+        raise Unreachable(address, _plain_reason(error, timeout_s)) from error
     certificate = x509.load_der_x509_certificate(der).public_bytes(Encoding.PEM)
     if pin_of_pem(certificate) != pin:
         raise AuthenticationError(
@@ -176,6 +187,27 @@ async def fetch_server_certificate(address: str, *, server_name: str, ca: bytes,
             hint="check the address, and whether the roster is the newest",
         )
     return certificate
+
+
+_PLAIN_REASONS = {
+    errno.ECONNREFUSED: "connection refused",
+    errno.ECONNRESET: "the connection was broken off",
+    errno.ENETUNREACH: "no route to it",
+    errno.EHOSTUNREACH: "no route to it",
+    errno.ETIMEDOUT: "timed out",
+}
+
+
+def _plain_reason(error: OSError, timeout_s: float) -> str:
+    """Why there was no connection."""
+    if isinstance(error, socket.gaierror):
+        return "name not found"
+    if isinstance(error, TimeoutError) and error.errno is None:
+        return f"timed out: no answer within {timeout_s:g} s"
+    # A name may stand for several addresses, of which each has failed in its own way: asyncio joins their texts.
+    numbers = [error.errno] if error.errno else [int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))]
+    reasons = dict.fromkeys(_PLAIN_REASONS.get(number) or os.strerror(number).lower() for number in numbers)
+    return " and ".join(reasons) or str(error)
 
 
 async def _handshake(host: str, port: int, context: ssl.SSLContext, server_name: str) -> bytes:

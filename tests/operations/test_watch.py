@@ -51,8 +51,11 @@ def test_what_a_source_reports_reaches_the_console_as_it_was(tmp_path: Path) -> 
         "note a note",
         "phase starting ",
         "started 1",
+        "phase round 1: training ",
         "alarm aggregator fails check ORDER",
+        f"phase round 1: waiting for what {SITES[0]} asks for next ",
         "finished 1",
+        f"phase round 1: waiting for {SITES[0]} to begin the next round ",
     ]
 
 

@@ -1,0 +1,31 @@
+"""``securefda status``: what the processes of a site or of a run are doing now, or how they ended."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from securefda.cli.options import OutputFormat, now
+from securefda.cli.output import Format, print_result
+from securefda.text import printable
+
+
+def status(
+    place: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, a startup kit, or a settings file.")],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Say what a process is doing, in which round it is and whom it waits for; or that it is gone.
+
+    Of a run on one machine it says so for every site.
+    """
+    from securefda.operations.state import find_states
+
+    found = find_states(place, os.environ)
+    moment = now().timestamp()
+    lines = [printable(line) for _, state in found for line in state.lines(moment)]
+    states = [asdict(state) | {"running": state.is_running, "folder": str(folder)} for folder, state in found]
+    print_result(output, {"processes": states}, "\n".join(lines))

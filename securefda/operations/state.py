@@ -1,0 +1,297 @@
+"""What a site's process is doing now: a small file that the process keeps up to date, and that others at the site read.
+
+A process opens it as it starts, and says at every change what it does; whatever ends the block ends the state:
+
+    with state_file(folder, site="clinic", role="target") as state:
+        state.set("waiting for sources", waiting_for=["hospital-a"])
+        state.set("training", round=3, rounds=30, waiting_for=["hospital-a", "hospital-b"])
+
+``securefda status`` shows it; :func:`read_state` reads it, and :attr:`ProcessState.is_running` says whether the process
+that wrote it is still there. The file holds what the console shows, and no key, no update and no value of a row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from securefda import __version__
+from securefda.disk import read_file
+from securefda.errors import ConfigError, SecureFdaError
+from securefda.operations.run_folder import SITES_FOLDER
+from securefda.parse import json_value
+from securefda.settings import read_toml
+from securefda.site.config import load_aggregator, load_source
+from securefda.site.kit import LOCAL, SETTINGS_FILE
+
+STATE_FILE = "status.json"
+"""Its name in the site's run folder."""
+
+SCHEMA_VERSION = 1
+ENDED = "ended"
+"""What a process that has ended by itself was doing last."""
+
+_SECONDS_MATTER_S = 600.0
+
+Role = Literal["source", "target"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """What a process is doing. Times are seconds of Unix time.
+
+    Attributes:
+        site: id of the site.
+        role: of the site.
+        process: id of the process.
+        started: what tells this process from a later one with the same id, as its system says; empty where it does not.
+        host: name of the machine that it runs on.
+        doing: in a few words, for example ``training``.
+        since: when it began to do this.
+        changed: when the file was written.
+        waiting_for: ids of the sites without which it does not go on.
+        round: number of the round; 0 before the first.
+        rounds: how many the run has; 0 where the process does not know.
+        run: id of the run, 32 hex digits; empty before there is one.
+        retrying: what it tries again and again, and why it fails, in a line; empty where it tries nothing.
+        retrying_until: when it gives that up; None likewise.
+        error: what went wrong last and no finished round has followed; of a process that has ended, why. Empty where
+            nothing is wrong.
+        epsilon: what the site's rows have cost with this run; None without noise.
+        epsilon_limit: what they may cost; None likewise.
+        software_version: of the process.
+        schema_version: of the file.
+    """
+
+    site: str
+    role: Role
+    process: int
+    started: str
+    host: str
+    doing: str
+    since: float
+    changed: float
+    waiting_for: tuple[str, ...] = ()
+    round: int = 0
+    rounds: int = 0
+    run: str = ""
+    retrying: str = ""
+    retrying_until: float | None = None
+    error: str = ""
+    epsilon: float | None = None
+    epsilon_limit: float | None = None
+    software_version: str = __version__
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def is_running(self) -> bool | None:
+        """Whether the process that wrote this is still there; None where it cannot be seen from this machine."""
+        if self.doing == ENDED:
+            return False
+        if self.host != socket.gethostname():
+            return None
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # it is there, and somebody else's
+            pass
+        return self.started in ("", _start_of(self.process))
+
+    def lines(self, now: float) -> list[str]:
+        """The state in words, for an operator who looks at it at ``now``; the first line is a sentence of its own."""
+        who = f"{self.role} {self.site}"
+        place = f", round {round_of(self.round, self.rounds)}" if self.round else ""
+        running = self.is_running
+        if self.doing == ENDED:
+            lines = [f"{who}: ended at {clock(self.changed, now)}{place}: {self.error or 'the run is over'}"]
+        elif running is False:
+            lines = [f"{who}: its process {self.process} is gone without a word; last it was {self.doing}{place}"]
+        else:
+            lines = [f"{who}: {self.doing}{place}, since {clock(self.since, now)}"]
+        if running is False:
+            return lines
+        if running is None:
+            lines.append(f"  whether it still runs can be seen on {self.host} alone")
+        if self.waiting_for:
+            lines.append(f"  waiting for {', '.join(self.waiting_for)}")
+        if self.retrying:
+            lines.append(f"  {retrying_text(self.retrying, self.retrying_until, now)}")
+        if self.error:
+            lines.append(f"  last error: {self.error}")
+        if self.epsilon is not None:
+            limit = "" if self.epsilon_limit is None else f" of {self.epsilon_limit:g}"
+            lines.append(f"  privacy spent: ε {self.epsilon:.4g}{limit}")
+        lines.append(f"  process {self.process}" + (f", run {self.run}" if self.run else ""))
+        return lines
+
+
+class StateWriter:
+    """Keeps the state file of one process. It never raises: a run does not end because nobody can look at it."""
+
+    def __init__(self, folder: Path, site: str, role: Role, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._clock, self._lock = folder / STATE_FILE, clock, threading.Lock()
+        now, process = clock(), os.getpid()
+        self.now = ProcessState(site, role, process, _start_of(process), socket.gethostname(), "starting", now, now)
+        self._write()
+
+    def set(self, doing: str, *, waiting_for: Sequence[str] = (), **facts: Any) -> None:
+        """Say what the process does from now on.
+
+        Args:
+            doing: in a few words, for example ``training``.
+            waiting_for: ids of the sites without which it does not go on.
+            facts: as :meth:`know` takes them.
+        """
+        self.know(doing=doing, waiting_for=tuple(waiting_for), **facts)
+
+    def know(self, **facts: Any) -> None:
+        """Say what else is so: ``round``, ``rounds``, ``run``, ``retrying`` and ``retrying_until``, ``error``,
+        ``epsilon``, ``epsilon_limit``, as :class:`ProcessState` has them. What is not given stays.
+
+        Nothing is written where the file says all of it already.
+        """
+        with self._lock:
+            before, after = self.now, replace(self.now, **facts)
+            if after == before:
+                return
+            now = self._clock()
+            began = (before.doing, before.round) != (after.doing, after.round)
+            self.now = replace(after, changed=now, since=now if began else before.since)
+            self._write()
+
+    def _write(self) -> None:
+        data = json.dumps(asdict(self.now), ensure_ascii=False).encode() + b"\n"
+        partial = self._path.with_name(f".{STATE_FILE}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            partial.write_bytes(data)
+            partial.replace(self._path)  # a reader finds the old state or the new; after a power cut nobody needs it
+
+
+_OVER: dict[str, Any] = {"retrying": "", "retrying_until": None}
+
+
+@contextlib.contextmanager
+def state_file(folder: Path, *, site: str, role: Role) -> Iterator[StateWriter]:
+    """Keep the state file in ``folder``, which exists, until the block ends; the state then says how it ended."""
+    state = StateWriter(folder, site, role)
+    try:
+        yield state
+    except KeyboardInterrupt:
+        state.set(ENDED, error="interrupted", **_OVER)
+        raise
+    except BaseException as error:
+        # Another error's text may hold anything.
+        state.set(ENDED, error=str(error) if isinstance(error, SecureFdaError) else type(error).__name__, **_OVER)
+        raise
+    state.set(ENDED, error="", **_OVER)
+
+
+_STATE = TypeAdapter(ProcessState)
+
+
+def read_state(folder: Path) -> ProcessState | None:
+    """The state that a process keeps in its run folder; None where none ever did.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not as a process writes it.
+    """
+    path = folder / STATE_FILE
+    if not path.exists():
+        return None
+    try:
+        value = json_value(read_file(path).data)
+        if isinstance(value, dict) and value.get("schema_version") != SCHEMA_VERSION:
+            why = f"is of version {value.get('schema_version')!r}, and this is version {SCHEMA_VERSION}"
+            raise ConfigError(str(path), why, hint="use the version of securefda that the process runs")
+        return _STATE.validate_python(value)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))[:100]
+        raise ConfigError(str(path), f"{key or 'it'} is not as a process writes it") from None
+    except ValueError as error:
+        raise ConfigError(str(path), f"is not JSON: {error}") from None
+
+
+def round_of(number: int, rounds: int) -> str:
+    """``5 of 30``, or ``5`` where it is not known how many there are."""
+    return f"{number} of {rounds}" if rounds else str(number)
+
+
+def clock(unix_s: float, now: float) -> str:
+    """A time of day here: with seconds within ten minutes of ``now``, with the date where it is of another day."""
+    then, today = datetime.fromtimestamp(unix_s).astimezone(), datetime.fromtimestamp(now).astimezone()
+    if abs(unix_s - now) < _SECONDS_MATTER_S:
+        return f"{then:%H:%M:%S}"
+    return f"{then:%H:%M}" if then.date() == today.date() else f"{then:%Y-%m-%d %H:%M}"
+
+
+def retrying_text(what: str, until: float | None, now: float) -> str:
+    """For example ``cannot reach clinic.example.org:8443: connection refused; retrying until 04:31``."""
+    return what if until is None else f"{what}; retrying until {clock(until, now)}"
+
+
+_DEAD = "dead"
+
+
+def _start_of(process: int) -> str:
+    """When a process started, as its system counts: it tells the process from a later one with the same id."""
+    if sys.platform == "linux":
+        try:
+            # The name of the program comes second, in brackets, and may hold blanks and brackets itself.
+            fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            return _DEAD if fields[0] == "Z" else f"{boot} {fields[19]}"  # its parent has not looked at it yet
+        except (OSError, IndexError):
+            return ""
+    try:
+        command = ["/bin/ps", "-o", "lstart=", "-p", str(process)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=5).stdout.strip()  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def find_states(place: Path, env: Mapping[str, str]) -> list[tuple[Path, ProcessState]]:
+    """The states that lie in a run folder and its sites' folders, or of the process that has a kit or settings file.
+
+    Args:
+        place: a run folder, a startup kit, or the settings file of a site's process.
+        env: environment variables, for settings.
+
+    Returns:
+        Each with the folder that it lies in; at least one.
+
+    Raises:
+        ConfigError: there is none, or what there is cannot be read.
+    """
+    folders, hint = [place], "name the run folder of a process, its startup kit or its settings file"
+    settings = place if place.is_file() else place / LOCAL / SETTINGS_FILE
+    if settings.is_file():
+        folders = [_run_folder(settings, env)]
+        hint = f"was it started with --out? then name that folder; else it would be in {folders[0]}"
+    elif not place.is_dir():
+        raise ConfigError(str(place), "is neither a folder nor a file", hint=hint)
+    else:
+        folders += sorted(path for path in (place / SITES_FOLDER).glob("*") if path.is_dir())
+    found = [(folder, state) for folder in folders if (state := read_state(folder)) is not None]
+    if not found:
+        raise ConfigError(str(place), "no process has said here what it does", hint=hint)
+    return found
+
+
+def _run_folder(settings: Path, env: Mapping[str, str]) -> Path:
+    if "aggregator" in read_toml(settings):
+        return load_aggregator(settings, (), env).aggregator.out
+    return load_source(settings, (), env).source.out
