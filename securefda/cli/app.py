@@ -15,6 +15,7 @@ from securefda.cli import (
     dashboard,
     federation,
     kit,
+    new,
     policy,
     preflight,
     processes,
@@ -36,6 +37,7 @@ app.command("demo")(training.demo)
 app.command("run")(training.run)
 app.command("simulate")(training.simulate)
 app.command("status")(status.status)
+app.command("new")(new.new)
 app.command("preflight")(preflight.preflight)
 app.command("dashboard")(dashboard.dashboard)
 app.command("threats")(threats.threats)

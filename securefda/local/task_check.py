@@ -198,7 +198,9 @@ def _labels_in_words(task: Task, rows: Samples) -> str:
 
 def _require_two_labels(site: str, split: str, rows: Samples) -> None:
     if _has_one_label(rows):
-        hint = "look at how labels are read, and at the split"
+        hint = (
+            "look at how labels are read; of few rows, another task.options.split-seed may hold out some of each class"
+        )
         raise DataError(f"{site}, {split}", f"all {len(rows)} rows have one label", hint=hint)
 
 
@@ -213,7 +215,8 @@ def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings:
         DataError: the task's own code fails.
         TrainingError: what it returns cannot be trained on.
     """
-    features, labels = rows.features[: settings.batch_size], rows.labels[: settings.batch_size]
+    batch = _some_of(rows, settings.batch_size)
+    features, labels = batch.features, batch.labels
     name = type(task).__name__
     with seeded_torch(0, torch.device("cpu")):
         with task_code(type(task), f"the model, on {len(features)} rows of shape {tuple(features.shape[1:])},"):
@@ -241,6 +244,13 @@ def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings:
     return {"rows": float(len(features)), "loss": loss.item(), "accuracy": accuracy, "gradient_norm": length}
 
 
+def _some_of(rows: Samples, count: int) -> Samples:
+    """As many rows, evenly from all: files are often sorted by label."""
+    count = min(count, len(rows))
+    places = torch.arange(count) * len(rows) // count
+    return Samples(rows.features[places], rows.labels[places])
+
+
 def _require_known_labels(site: str, rows: Samples, outputs: Tensor) -> None:
     """Of class numbers: each is that of an output."""
     labels = rows.labels
@@ -261,7 +271,7 @@ def _try_noise(task: Task, model: nn.Module, rows: Samples, settings: TrainingSe
     from securefda.privacy.private_training import optimizer_of, require_separate_rows  # with Opacus
 
     require_separate_rows(task, model, rows, settings)
-    batch = Samples(rows.features[: settings.batch_size], rows.labels[: settings.batch_size])
+    batch = _some_of(rows, settings.batch_size)
     with (
         seeded_torch(0, torch.device("cpu")),
         optimizer_of(task, model, batch, settings) as (_, backward),

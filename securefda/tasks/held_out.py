@@ -10,7 +10,6 @@ import hashlib
 
 from securefda.tasks.base import TaskSettings
 
-SPLIT_OPTIONS = ("test-share", "split-seed")
 _TEST_SHARE = 0.2
 _LARGEST_SEED = 2**31 - 1
 
@@ -19,14 +18,20 @@ class HeldOut:
     """The split of a site's rows that the options ``test-share`` and ``split-seed`` describe.
 
     It does not depend on the run's seed: a row that is held out stays so in every run. Equal rows are on one side.
-
-    Raises:
-        ConfigError: an option is no number in its range.
     """
 
-    def __init__(self, settings: TaskSettings) -> None:
-        self.share = settings.number("test-share", _TEST_SHARE, low=0.01, high=0.9)
-        self._seed = settings.count("split-seed", 0, low=0, high=_LARGEST_SEED)
+    def __init__(self, share: float, seed: int) -> None:
+        self.share, self._seed = share, seed
+
+    @classmethod
+    def of(cls, settings: TaskSettings) -> HeldOut:
+        """The split that the options of a task describe.
+
+        Raises:
+            ConfigError: an option is no number in its range.
+        """
+        share = settings.number("test-share", _TEST_SHARE, low=0.01, high=0.9)
+        return cls(share, settings.count("split-seed", 0, low=0, high=_LARGEST_SEED))
 
     def holds_out(self, content: bytes) -> bool:
         """Whether the row with this content, or the group of rows with this name, is held out.

@@ -98,7 +98,7 @@ class ImageFolder(Classification):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.options = parse_options(settings.options)
-        self._held_out = HeldOut(settings)
+        self._held_out = HeldOut.of(settings)
 
     def model(self) -> nn.Module:
         """Return images (n, 1 or 3, size, size) -> a logit for each class."""

@@ -50,6 +50,16 @@ def category(text: str) -> str:
     return whole[1] if whole else text
 
 
+def is_number(text: str, decimal: str) -> bool:
+    """Whether a cell is a number with this decimal mark, without marks of thousands."""
+    return not (decimal == "," and "." in text) and _NUMBER.fullmatch(text.replace(decimal, ".")) is not None
+
+
+def is_date(text: str) -> bool:
+    """Whether a cell looks like a date: three numbers with points, strokes or hyphens between, perhaps a time."""
+    return _DATE.fullmatch(text) is not None
+
+
 def _different(values: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(values)) < len(values):
         raise ValueError("must differ from each other")
@@ -194,6 +204,12 @@ class TabularOptions(Settings):
         """The columns that the model reads, by name, so that the order of the file does not matter."""
         return {name: self.columns[name] for name in sorted(self.columns) if self.columns[name].type != "ignored"}
 
+    def contents(self, table: Table) -> Iterable[bytes]:
+        """What decides the side of each row of a site's file: its group, or all of its cells that are read."""
+        names = [self.group] if self.group else [*self.read, self.label.column]
+        columns = (table.cells[name] for name in names)
+        return (json.dumps(cells).encode() for cells in zip(*columns, strict=True))
+
     def description(self) -> bytes:
         """What must be equal at all sites, in one form: the label, and the columns that the model reads."""
         columns = {name: column.model_dump() for name, column in self.read.items()}
@@ -305,7 +321,7 @@ class Tabular(Task):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.options = parse_options(settings.options)
-        self._held_out = HeldOut(settings)
+        self._held_out = HeldOut.of(settings)
         self._tables: dict[str, Table] = {}
 
     def model(self) -> nn.Module:
@@ -423,7 +439,7 @@ class Tabular(Task):
 
     def _samples(self, site: str, *, held_out: bool) -> Samples:
         whole, options = self._of_site(site), self.options
-        sides = [self._held_out.holds_out(content) for content in self._contents(whole)]
+        sides = [self._held_out.holds_out(content) for content in self.options.contents(whole)]
         table = whole.part([row for row, side in enumerate(sides) if side == held_out])
         split = "test" if held_out else "train"
         where = f"{site}, {split}"
@@ -440,12 +456,6 @@ class Tabular(Task):
         return Samples(
             torch.from_numpy(features[kept]), targets.long() if options.label.classes else targets.float()[:, None]
         )
-
-    def _contents(self, table: Table) -> Iterable[bytes]:
-        """What decides the side of each row: its group, or all of its cells that are read."""
-        names = [self.options.group] if self.options.group else [*self.options.read, self.options.label.column]
-        columns = (table.cells[name] for name in names)
-        return (json.dumps(cells).encode() for cells in zip(*columns, strict=True))
 
     def _features(self, table: Table, where: str) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Features (n, k), and which rows have every value without which a row is left out."""
@@ -501,22 +511,18 @@ class Tabular(Task):
 
     def _numbers(self, cells: Sequence[str], missing: NDArray[np.bool_], place: _Place) -> NDArray[np.float64]:
         """The numbers of a column (n,), 0 where one is missing."""
-        texts = [self._with_point(cell) for cell in cells]
-        unfit = np.array([_NUMBER.fullmatch(text) is None for text in texts], dtype=bool) & ~missing
+        decimal = self.options.decimal
+        unfit = np.array([not is_number(cell, decimal) for cell in cells], dtype=bool) & ~missing
         if unfit.any():
             place.refuse(unfit, "hold no number", self._number_hint(cells[int(unfit.argmax())]))
-        return np.array([0.0 if gone else float(text) for text, gone in zip(texts, missing, strict=True)])
-
-    def _with_point(self, cell: str) -> str:
-        if self.options.decimal == ".":
-            return cell
-        return "no number" if "." in cell else cell.replace(",", ".")
+        texts = zip(cells, missing, strict=True)
+        return np.array([0.0 if gone else float(cell.replace(decimal, ".")) for cell, gone in texts])
 
     def _number_hint(self, cell: str) -> str:
         other = "," if self.options.decimal == "." else "."
-        if _DATE.fullmatch(cell):
+        if is_date(cell):
             return 'dates are not read: export an age or a number of days, or set the column\'s type to "ignored"'
-        if cell.count(other) == 1 and _NUMBER.fullmatch(cell.replace(other, ".")):
+        if is_number(cell, other):
             return f'set task.options.decimal = "{other}" if that is the decimal mark; marks of thousands are not read'
         return "task.options.missing-values lists what stands for a missing value"
 

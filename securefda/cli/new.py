@@ -1,0 +1,94 @@
+"""``securefda new``: a folder to start from, on one's own rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from securefda.cli.options import OutputFormat
+from securefda.cli.output import Format, print_result
+from securefda.errors import ConfigError
+
+if TYPE_CHECKING:
+    from securefda.local.new_folder import Made
+
+
+def new(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="Folder to make; also the federation's name.")],
+    tabular: Annotated[
+        Path | None, typer.Option("--tabular", metavar="FILE.csv", help="Learn from tables like this example.")
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", metavar="DIR", help="Learn from the images in DIR/SITE/CLASS or DIR/CLASS."),
+    ] = None,
+    label: Annotated[str, typer.Option("--label", help="Column to predict; default: the last one.")] = "",
+    group: Annotated[
+        str, typer.Option("--group", help="Column that names what rows belong together, such as the patient.")
+    ] = "",
+    site_column: Annotated[str, typer.Option("--site-column", help="Column that says where each row is from.")] = "",
+    target: Annotated[str, typer.Option("--target", help="The site that the model is for.")] = "",
+    separator: Annotated[str, typer.Option("--separator", help="Between cells; default: as the file shows.")] = "",
+    decimal: Annotated[str, typer.Option("--decimal", help="Decimal mark; default: as the file shows.")] = "",
+    encoding: Annotated[str, typer.Option("--encoding", help="Of the file; default: as the file shows.")] = "",
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Make a folder with a federation on your own rows, a policy, and a test that passes.
+
+    With --tabular or --images the task is built in, and there is no code to write. Without, it is a small Python class
+    to fill in. Nothing is ever overwritten.
+    """
+    of_tables = {
+        "--label": label,
+        "--group": group,
+        "--site-column": site_column,
+        "--separator": separator,
+        "--decimal": decimal,
+        "--encoding": encoding,
+    }
+    if tabular is not None and images is not None:
+        raise ConfigError("--images", "does not go with --tabular", hint="make two folders")
+    for option, value in (*of_tables.items(), ("--target", target)):
+        if value and tabular is None and (images is None or option in of_tables):
+            raise ConfigError(option, "is of a table", hint="add --tabular FILE.csv")
+    if decimal not in ("", ".", ","):
+        raise ConfigError("--decimal", f"{decimal!r} is no decimal mark", hint="name . or ,")
+    separator = "\t" if separator == "\\t" else separator
+    if separator and (len(separator) != 1 or separator in '"\r\n'):
+        raise ConfigError("--separator", f"{separator!r} is not one character", hint="name , or ; or \\t")
+    from securefda.local.new_folder import Choices, new_images, new_plain, new_tabular
+
+    if tabular is not None:
+        made = new_tabular(name, tabular, Choices(label, group, site_column, target, separator, decimal, encoding))
+    elif images is not None:
+        made = new_images(name, images, target)
+    else:
+        made = new_plain(name)
+    data = {
+        "folder": str(made.folder),
+        "files": list(made.files),
+        "target": made.target,
+        "sources": list(made.sources),
+        "notes": list(made.notes),
+    }
+    print_result(output, data, _text(made))
+
+
+def _text(made: Made) -> str:
+    notes = [f"  {note}" for note in made.notes]
+    return "\n".join(
+        [
+            f"made {made.folder}: {', '.join(made.files)}",
+            f"target {made.target}, sources {', '.join(made.sources)}",
+            *notes,
+            "",
+            "next:",
+            f"  cd {made.folder}",
+            "  securefda task check federation.toml        # one batch of every site",
+            "  securefda run federation.toml               # train here, one process per site",
+            "  securefda policy explain policy.toml federation.toml",
+            "  pytest",
+        ]
+    )

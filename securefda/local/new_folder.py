@@ -1,0 +1,487 @@
+"""A folder to start from: a federation on one's own rows, with a policy, and a test that passes.
+
+The federation's file goes to every site. What it holds of an example's rows is said in its heading.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import re
+import shutil
+import textwrap
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from securefda.errors import ConfigError, DataError
+from securefda.site.config import load_federation, site_policy
+from securefda.site.config.sections import SITE_ID_PATTERN
+from securefda.site.policy import default_policy_text
+from securefda.tasks import image_folder, tabular
+from securefda.tasks.guess import FEWEST_OF_A_CATEGORY, Guess, Writing, guess, writing_of
+from securefda.tasks.held_out import HeldOut
+from securefda.tasks.tabular import Column, Table, TabularOptions, category, plain, read_table
+
+FEDERATION_FILE, POLICY_FILE, DATA_FOLDER = "federation.toml", "policy.toml", "data"
+FEWEST_SITES = 4
+_MADE_UP_SITES = ("clinic", "hospital-a", "hospital-b", "hospital-c")
+_MADE_UP_SHARES = (1, 2, 2, 2)
+_FEWEST_ROWS = 70
+_MOST_SITES = 200
+_FEW_TARGET_ROWS = 200
+_MOST_CLASSES = 20
+_SPLIT_SEEDS = 100
+_TEST_SHARE, _LARGE_TEST_SHARE = 0.2, 0.4
+"""Of a few rows at the target, a fifth would say little of a model."""
+_UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
+_GIT_IGNORE = "# Rows of patients do not belong into a repository, nor do private keys.\ndata/\nkits/\nruns/\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a new folder holds, and what its maker should know of it."""
+
+    folder: Path
+    files: tuple[str, ...]
+    target: str
+    sources: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sites:
+    """Who takes part, where the rows lie, and what of that is made up.
+
+    ``target_rows`` are what decides the side of each row of the target, and its label.
+    ``write`` puts rows into a folder of their own, where they do not lie in one already.
+    """
+
+    target: str
+    sources: tuple[str, ...]
+    data_dir: str
+    largest: int
+    target_rows: Sequence[tuple[bytes, str]]
+    note: str
+    write: Callable[[Path], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the maker of a tabular folder says; empty where the example is to tell."""
+
+    label: str = ""
+    group: str = ""
+    site_column: str = ""
+    target: str = ""
+    separator: str = ""
+    decimal: str = ""
+    encoding: str = ""
+
+
+def new_plain(folder: Path) -> Made:
+    """Make a folder with a small task in Python, whose rows are made up until its reader fills in their own.
+
+    Raises:
+        ConfigError: the folder is there already, or its name is none for a federation.
+    """
+    name = _name_of(folder)
+    module = f"{name.replace('-', '_')}_task"
+    class_name = "".join(part.capitalize() for part in name.split("-"))
+    class_name = class_name if class_name[0].isalpha() else f"Task{class_name}"
+    sites = _Sites(_MADE_UP_SITES[0], _MADE_UP_SITES[1:], "", 400, (), "the rows are made up by the task")
+    text = _render("task.py.j2", class_name=class_name)
+    heading = f"The task is {module}.py, in this folder. Start every command here, or put it on PYTHONPATH."
+    return _make(folder, sites, f"{module}:{class_name}", "", heading, files={f"{module}.py": text})
+
+
+def new_tabular(folder: Path, file: Path, choices: Choices) -> Made:
+    """Make a folder whose federation trains on CSV files, described by one example.
+
+    The sites are the CSV files beside the example that have its columns, if there are three or more; or the values of
+    a column; or made up, each with some of the example's rows.
+
+    Raises:
+        ConfigError: the folder is there already, or an argument names what there is not.
+        DataError: the example cannot be read, or is too small.
+    """
+    name = _name_of(folder)
+    writing = writing_of(file, separator=choices.separator, decimal=choices.decimal, encoding=choices.encoding)
+    table = read_table(file, separator=writing.separator, encoding=writing.encoding)
+    found = guess(_without(table, choices.site_column), writing, choices.label, choices.group)
+    read = TabularOptions(label=found.label, columns=found.columns, group=choices.group)
+    sites = _sites_of_table(file, table, read, writing, choices)
+    if sites.write is not None:
+        writing = Writing(writing.separator, writing.decimal, "utf-8")  # as the new files are written
+    notes = [
+        f"predicts {found.label.column}" + ("" if choices.label else ", the last column; --label names another"),
+        f"reads it with separator {writing.separator!r} and decimal mark {writing.decimal!r}",
+        *(f"{column}: {remark}" for column, remark in found.remarks.items()),
+    ]
+    heading = (
+        f"Columns, categories and scaling were guessed from {file.name}. Every site reads them here, and no noise "
+        "covers them: they show round numbers near mean and deviation, and the categories that at least "
+        f"{FEWEST_OF_A_CATEGORY} rows have. What must not be shown, replace by public numbers: those of a textbook."
+    )
+    options = _options_text(found, writing, choices.group, sites)
+    made = _make(folder, sites, tabular.FACTORY, options, heading, holds="SITE.csv", name=name)
+    return Made(made.folder, made.files, made.target, made.sources, (*notes, *made.notes))
+
+
+def new_images(folder: Path, images: Path, target: str = "") -> Made:
+    """Make a folder whose federation trains on images in ``images/SITE/CLASS`` or ``images/CLASS``.
+
+    In the second case the sites are made up, each with links to some of the images.
+
+    Raises:
+        ConfigError: the folder is there already, or there is no site ``target``.
+        DataError: the images do not lie so, or are too few.
+    """
+    _name_of(folder)
+    try:
+        inner = {
+            entry: [one for one in entry.iterdir() if one.is_dir()] for entry in images.iterdir() if entry.is_dir()
+        }
+    except OSError as error:
+        raise DataError(str(images), f"cannot be read: {error.strerror}", hint="check the path") from error
+    by_site = {entry.name: sorted(one.name for one in classes) for entry, classes in inner.items() if classes}
+    classes = sorted({name for names in by_site.values() for name in names} or {entry.name for entry in inner})
+    how = "images lie in DIR/SITE/CLASS/*.png, or in DIR/CLASS/*.png"
+    if len(classes) < 2:
+        raise DataError(str(images), "holds no folders of two classes or more", hint=how)
+    if by_site:
+        counts = {site: len(_images(images / site, classes)) for site in by_site}
+        target = target or min(counts, key=lambda site: counts[site])
+        _require_sites(sorted(counts), target, str(images), how)
+        sources = tuple(site for site in sorted(counts) if site != target)
+        largest = max(counts[site] for site in sources)
+        note = f"the sites are the folders in {images}"
+        rows = _images_as_rows(_images(images / target, classes))
+        sites = _Sites(target, sources, str(images.absolute()), largest, rows, note)
+    else:
+        sites = _made_up_images(images, classes)
+    sample = _images(images / sites.target if by_site else images, classes)
+    size, colour = _look_of(sample[:20])
+    options = "\n".join(
+        [
+            "[task.options]",
+            f"classes = {_toml(classes)}",
+            f"size = {size}                 # side of the square that every image becomes, in pixels",
+            f"colour = {_toml(colour)}           # grey or rgb",
+            *_split_lines(sites.target_rows),
+        ]
+    )
+    heading = "The names of the classes and the size are common to all sites. Images stay where they are."
+    return _make(folder, sites, image_folder.FACTORY, options, heading, holds="SITE/CLASS/*.png or *.jpg", rate=0.003)
+
+
+def _name_of(folder: Path) -> str:
+    """The federation's name: that of the folder, which must not be there yet."""
+    name = _site_id(folder.name)
+    if not name:
+        hint = "choose a name with letters or digits"
+        raise ConfigError("NAME", f"{folder} has no name that a federation can have", hint=hint)
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise ConfigError("NAME", f"{folder} is there already, and nothing is overwritten", hint="choose another name")
+    return name
+
+
+def _site_id(text: str) -> str:
+    """Text as a site id: small letters, digits and hyphens; empty where nothing is left."""
+    small = text.lower().translate(_UMLAUTS)
+    ascii_only = unicodedata.normalize("NFKD", small).encode("ascii", "ignore").decode("ascii")
+    return re.sub(r"[^a-z0-9]+", "-", ascii_only).strip("-")[:63].rstrip("-")
+
+
+def _without(table: Table, name: str) -> Table:
+    """The table without the column that names the site, which no model may read."""
+    name = plain(name)
+    if name and name not in table.cells:
+        hint = f"columns: {', '.join(table.cells)}"
+        raise ConfigError(f"--site-column {name}", f"{table.path} has no such column", hint=hint)
+    return Table(table.path, {each: cells for each, cells in table.cells.items() if each != name}, table.lines)
+
+
+def _sites_of_table(file: Path, table: Table, read: TabularOptions, writing: Writing, choices: Choices) -> _Sites:
+    if choices.site_column:
+        return _sites_of_column(table, read, writing, plain(choices.site_column), choices.target)
+    wanted = {read.label.column, *read.read, *([read.group] if read.group else [])}
+    beside = {**_tables_beside(file, wanted, writing), file.stem: table}
+    target = choices.target or file.stem
+    if re.fullmatch(SITE_ID_PATTERN, file.stem) and len(beside) >= FEWEST_SITES:
+        _require_sites(sorted(beside), target, str(file.parent), "a site's file is SITE.csv")
+        sources = tuple(site for site in sorted(beside) if site != target)
+        note = f"the sites are the CSV files in {file.parent.absolute()} with the columns of {file.name}"
+        largest = max(len(beside[site]) for site in sources)
+        data_dir = str(file.parent.absolute())
+        return _Sites(target, sources, data_dir, largest, _contents(beside[target], read), note)
+    if choices.target:
+        hint = f"--target needs --site-column, or three other files with these columns in {file.parent.absolute()}"
+        raise ConfigError(f"--target {choices.target}", "there are no sites yet to choose from", hint=hint)
+    if len(table) < _FEWEST_ROWS:
+        raise DataError(str(file), f"has {len(table)} rows, and four made-up sites need {_FEWEST_ROWS} at least")
+    order = random.Random(0).sample(range(len(table)), len(table))  # noqa: S311 - deals out rows, and hides none
+    ends = [sum(_MADE_UP_SHARES[:place]) * len(order) // sum(_MADE_UP_SHARES) for place in range(FEWEST_SITES + 1)]
+    rows_of = {site: sorted(order[ends[n] : ends[n + 1]]) for n, site in enumerate(_MADE_UP_SITES)}
+    note = (
+        f"the four sites are made up: {DATA_FOLDER}/ holds a copy of the rows of {file.name}, dealt out by chance, so "
+        "no site differs from another. --site-column names a column that says where a row is from"
+    )
+    return _dealt(table, read, writing, rows_of, target=_MADE_UP_SITES[0], note=note)
+
+
+def _sites_of_column(table: Table, read: TabularOptions, writing: Writing, name: str, target: str) -> _Sites:
+    rows_of: dict[str, list[int]] = {}
+    for row, cell in enumerate(table.cells[name]):
+        rows_of.setdefault(_site_id(cell), []).append(row)
+    if "" in rows_of or len(rows_of) > _MOST_SITES:
+        count = len(rows_of.get("", ()))
+        why = f"{count} rows do not name their site" if count else f"has more than {_MOST_SITES} values"
+        raise DataError(f"{table.path}, column {name}", why, hint="name a column with the site of each row")
+    target = target or min(rows_of, key=lambda site: len(rows_of[site]))
+    _require_sites(sorted(rows_of), target, f"column {name}", "each value is a site")
+    note = f"the sites are the values of {name}: {DATA_FOLDER}/ holds a copy of the rows of {table.path.name}"
+    return _dealt(table, read, writing, rows_of, target=target, note=note)
+
+
+def _require_sites(sites: Sequence[str], target: str, where: str, how: str) -> None:
+    if target not in sites:
+        raise ConfigError(f"--target {target}", "is no site here", hint=f"sites: {', '.join(sites)}")
+    unfit = [site for site in sites if not re.fullmatch(SITE_ID_PATTERN, site)]
+    if unfit:
+        hint = "site ids have small letters, digits and hyphens; rename it"
+        raise DataError(where, f"{unfit[0]} cannot be a site id", hint=hint)
+    if len(sites) < FEWEST_SITES:
+        why = f"has {len(sites)} sites, and a federation with sums needs a target and three sources"
+        raise DataError(where, why, hint=how)
+
+
+def _tables_beside(file: Path, wanted: set[str], writing: Writing) -> dict[str, Table]:
+    """Site id -> each CSV file in the same folder that has these columns."""
+    found: dict[str, Table] = {}
+    for path in sorted(file.parent.glob("*.csv")):
+        if path == file or not re.fullmatch(SITE_ID_PATTERN, path.stem):
+            continue
+        try:
+            table = read_table(path, separator=writing.separator, encoding=writing.encoding)
+        except DataError:
+            continue  # something else that lies there
+        if wanted <= table.cells.keys():
+            found[path.stem] = table
+    return found
+
+
+def _contents(table: Table, read: TabularOptions) -> list[tuple[bytes, str]]:
+    return list(zip(read.contents(table), map(category, table.cells[read.label.column]), strict=True))
+
+
+def _dealt(
+    table: Table,
+    read: TabularOptions,
+    writing: Writing,
+    rows_of: Mapping[str, Sequence[int]],
+    *,
+    target: str,
+    note: str,
+) -> _Sites:
+    """Sites whose files are written into the new folder, for this user's eyes alone."""
+
+    def write(folder: Path) -> None:
+        data = folder / DATA_FOLDER
+        data.mkdir(mode=0o700)
+        for site, rows in rows_of.items():
+            part = table.part(rows)
+            with open(data / f"{site}.csv", "x", encoding="utf-8", newline="", opener=_private) as file:
+                lines = csv.writer(file, delimiter=writing.separator, lineterminator="\n")
+                lines.writerow(part.cells)
+                lines.writerows(zip(*part.cells.values(), strict=True))
+
+    sources = tuple(site for site in sorted(rows_of) if site != target)
+    largest = max(len(rows_of[site]) for site in sources)
+    return _Sites(target, sources, DATA_FOLDER, largest, _contents(table.part(rows_of[target]), read), note, write)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _images(folder: Path, classes: Sequence[str]) -> list[Path]:
+    paths = [path for name in classes if (folder / name).is_dir() for path in sorted((folder / name).iterdir())]
+    return [path for path in paths if path.suffix.lower() in image_folder.SUFFIXES]
+
+
+def _made_up_images(images: Path, classes: Sequence[str]) -> _Sites:
+    paths = _images(images, classes)
+    if len(paths) < _FEWEST_ROWS:
+        raise DataError(str(images), f"has {len(paths)} images, and four made-up sites need {_FEWEST_ROWS} at least")
+    random.Random(0).shuffle(paths)  # noqa: S311 - deals out images, and hides none
+    ends = [sum(_MADE_UP_SHARES[:place]) * len(paths) // sum(_MADE_UP_SHARES) for place in range(FEWEST_SITES + 1)]
+    dealt = {site: paths[ends[place] : ends[place + 1]] for place, site in enumerate(_MADE_UP_SITES)}
+
+    def write(folder: Path) -> None:
+        for site, mine in dealt.items():
+            for path in mine:
+                link = folder / DATA_FOLDER / site / path.parent.name / path.name
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path.absolute())
+
+    note = f"the four sites are made up: {DATA_FOLDER}/ holds links to the images, dealt out by chance"
+    target, *sources = _MADE_UP_SITES
+    largest, rows = max(map(len, dealt.values())), _images_as_rows(dealt[target])
+    return _Sites(target, tuple(sources), DATA_FOLDER, largest, rows, note, write)
+
+
+def _images_as_rows(paths: Sequence[Path]) -> list[tuple[bytes, str]]:
+    try:
+        return [(path.read_bytes(), path.parent.name) for path in paths]
+    except OSError as error:
+        raise DataError(str(error.filename), f"cannot be read: {error.strerror}") from error
+
+
+def _look_of(paths: Sequence[Path]) -> tuple[int, str]:
+    """The size that some images can be given without enlarging them, at most 64, and grey unless one has colours."""
+    sides, colours = [], False
+    for path in paths:
+        try:
+            with Image.open(path, formats=("PNG", "JPEG")) as image:
+                sides.append(max(image.size))
+                colours = colours or (image.mode not in ("L", "LA", "1") and not image.mode.startswith("I"))
+        except OSError as error:
+            raise DataError(str(path), "cannot be read as PNG or JPEG", hint="remove it, or save it anew") from error
+    smallest = min(sides, default=64)
+    return min(64, max(8, smallest // 8 * 8)), "rgb" if colours else "grey"
+
+
+def _make(
+    folder: Path,
+    sites: _Sites,
+    factory: str,
+    options: str,
+    heading: str,
+    *,
+    holds: str = "",
+    rate: float = 0.01,
+    files: Mapping[str, str] | None = None,
+    name: str = "",
+) -> Made:
+    """Write everything beside the folder's place, try what can be tried without torch, then move it there."""
+    name = name or _name_of(folder)
+    federation = _render(
+        "federation.toml.j2",
+        heading=[line for text in (heading, f"Sites: {sites.note}.") for line in textwrap.wrap(text, 116)],
+        name=name,
+        target=sites.target,
+        sources=list(sites.sources),
+        factory=factory,
+        data_dir=sites.data_dir,
+        holds=holds,
+        options=options,
+        learning_rate=rate,
+        target_batch=max(1, min(16, len(sites.target_rows) // 8)) if sites.target_rows else 16,
+        max_samples=max(1000, 1000 * -(-sites.largest // 1000)),
+    )
+    test = f"test_{name.replace('-', '_')}.py"
+    texts = {FEDERATION_FILE: federation, **(files or {}), test: _render("test_task.py.j2"), ".gitignore": _GIT_IGNORE}
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = folder.with_name(f".{folder.name}.{os.getpid()}")
+        made.mkdir()
+        try:
+            for file, text in texts.items():
+                (made / file).write_text(text, encoding="utf-8")
+            config = load_federation(made / FEDERATION_FILE)
+            policy = default_policy_text("each source", site_policy(config, sites.sources[0]))
+            (made / POLICY_FILE).write_text(_POLICY_HEADING + policy, encoding="utf-8")
+            if sites.write is not None:
+                sites.write(made)
+            made.rename(folder)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise ConfigError("NAME", f"{folder} cannot be made: {error.strerror}") from error
+    written = tuple(sorted({*texts, POLICY_FILE} - {".gitignore"}))
+    return Made(folder, written, sites.target, sites.sources, (sites.note,))
+
+
+_POLICY_HEADING = """\
+# What a source of this federation permits to begin with. The kits of `securefda federation init` hold the same, and
+# each site changes its own. In words: securefda policy explain policy.toml federation.toml
+
+"""
+
+
+def _options_text(found: Guess, writing: Writing, group: str, sites: _Sites) -> str:
+    """The options of a tabular task, a line for each column, with the reason where one is not read."""
+    label = found.label.model_dump(by_alias=True, exclude_defaults=True)
+    lines = ["[task.options]"]
+    lines.append(f"separator = {_toml(writing.separator)}         # this and the next two: how files are written")
+    lines.append(f"decimal = {_toml(writing.decimal)}           # each site may change them in its own settings")
+    lines.append(f"encoding = {_toml(writing.encoding)}")
+    if group:
+        lines.append(f"group = {_toml(plain(group))}  # its rows stay on one side of the split")
+    lines += [*_split_lines(sites.target_rows), "", "[task.options.label]"]
+    lines += [f"{key} = {_toml(list(value) if isinstance(value, tuple) else value)}" for key, value in label.items()]
+    lines += ["", "[task.options.columns]   # type: number, category or ignored; missing: refuse, fill or drop-row"]
+    for name, column in found.columns.items():
+        remark = f"  # {found.remarks[name]}" if name in found.remarks else ""
+        lines.append(f"{_toml_key(name)} = {_column_text(column)}{remark}")
+    return "\n".join(lines)
+
+
+def _split_lines(rows: Sequence[tuple[bytes, str]]) -> list[str]:
+    """Which rows each site holds out: of a few rows at the target more, and, where it can be, some of each class."""
+    share = _LARGE_TEST_SHARE if len(rows) < _FEW_TARGET_ROWS else _TEST_SHARE
+    labels = {label for _, label in rows}
+    wanted = len(labels) if len(labels) <= _MOST_CLASSES else 2
+    seed = next((seed for seed in range(_SPLIT_SEEDS) if _fewest_labels(rows, HeldOut(share, seed)) >= wanted), 0)
+    lines = [f"test-share = {share}          # of each site's rows, held out by what they contain"]
+    return (
+        [*lines, f"split-seed = {seed}            # with it some of each class are held out at the target"]
+        if seed
+        else lines
+    )
+
+
+def _fewest_labels(rows: Sequence[tuple[bytes, str]], split: HeldOut) -> int:
+    """How many different labels the side has that has fewer."""
+    sides: dict[bool, set[str]] = {True: set(), False: set()}
+    for content, label in rows:
+        sides[split.holds_out(content)].add(label)
+    return min(map(len, sides.values()))
+
+
+def _column_text(column: Column) -> str:
+    given = column.model_dump(by_alias=True, exclude_defaults=True)
+    pairs = (f"{key} = {_toml(list(value) if isinstance(value, tuple) else value)}" for key, value in given.items())
+    return f"{{ {', '.join(pairs)} }}"
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
+def _toml(value: object) -> str:
+    """A text, a number or a list of texts as TOML."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _render(template: str, **values: object) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(  # noqa: S701 - TOML and Python, and no page
+        loader=PackageLoader("securefda.local"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["toml"] = _toml
+    return environment.get_template(template).render(**values)

@@ -1,0 +1,216 @@
+"""From one example CSV file to the options of a tabular task: how it is written, and what its columns hold.
+
+The options go to every site. So of the example's rows they hold round numbers alone, and no category that fewer than
+`FEWEST_OF_A_CATEGORY` rows have. That is a courtesy to the rows and no guarantee: what is private should be replaced
+by public numbers, by hand.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+from securefda.errors import ConfigError, DataError
+from securefda.tasks.tabular import (
+    MISSING_VALUES,
+    Column,
+    Label,
+    Table,
+    category,
+    is_date,
+    is_number,
+    plain,
+)
+
+FEWEST_OF_A_CATEGORY = 5
+_MOST_CATEGORIES = 20
+_MOST_CLASSES = 20
+_LINES = 200
+_IDENTIFIER = re.compile(r"(^|[^a-z])(id|nr|no|nummer|number|mrn|pid|patient|fall|case|index)([^a-z]|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How a CSV file is written."""
+
+    separator: str
+    decimal: str
+    encoding: str
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What the columns of an example hold, with a word on each that is not read and each that has rare values."""
+
+    label: Label
+    columns: dict[str, Column]
+    remarks: dict[str, str]
+
+
+def writing_of(path: Path, *, separator: str = "", decimal: str = "", encoding: str = "") -> Writing:
+    """How a file seems to be written; what is given is taken as it is.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(str(path), f"cannot be read: {error.strerror}", hint="check the path") from error
+    encoding = encoding or _encoding_of(data)
+    try:
+        text = data.decode(encoding)
+    except (UnicodeError, LookupError) as error:
+        raise DataError(str(path), f"is not {encoding} text", hint='files of Windows are often "cp1252"') from error
+    lines = [line for line in text.removeprefix("\ufeff").splitlines()[:_LINES] if line.strip(" ;,\t")]
+    lines = lines[1:] if lines and lines[0].lower().startswith("sep=") else lines
+    separator = separator or max(";\t|,", key=lambda mark: _columns_by(mark, lines))
+    if not decimal:
+        commas = sum(len(re.findall(r"(?<![0-9,.])-?[0-9]+,[0-9]+(?![0-9,.])", line)) for line in lines)
+        points = sum(len(re.findall(r"(?<![0-9,.])-?[0-9]+\.[0-9]+(?![0-9,.])", line)) for line in lines)
+        decimal = "," if separator != "," and commas > points else "."
+    return Writing(separator, decimal, encoding)
+
+
+def _encoding_of(data: bytes) -> str:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "cp1252"
+    return "utf-8"
+
+
+def _columns_by(separator: str, lines: Sequence[str]) -> int:
+    """Into how many columns a mark parts the lines; 0 where not all into the same number."""
+    try:
+        lengths = {len(line) for line in csv.reader(io.StringIO("\n".join(lines)), delimiter=separator) if line}
+    except csv.Error:
+        return 0
+    (length, *others) = lengths or {0}
+    return 0 if others or length < 2 else length
+
+
+def guess(table: Table, writing: Writing, label: str = "", group: str = "") -> Guess:
+    """What the columns of an example hold.
+
+    Args:
+        table: the example's rows.
+        writing: how its file is written.
+        label: the column to predict; default: the last one.
+        group: the column that names what rows belong together; it is not read.
+
+    Raises:
+        ConfigError: there is no such column.
+        DataError: no model can predict the label, or no other column can be read.
+    """
+    names = list(table.cells)
+    label, group = plain(label) or names[-1], plain(group)
+    for option, name in (("--label", label), ("--group", group)):
+        if name and name not in names:
+            near = get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"columns: {', '.join(names)}"
+            raise ConfigError(f"{option} {name}", f"{table.path} has no such column", hint=hint)
+    columns: dict[str, Column] = {}
+    remarks: dict[str, str] = {}
+    for name in names:
+        if name == label:
+            continue
+        columns[name], remarks[name] = (
+            (Column(type="ignored"), "the group") if name == group else _column(name, table.cells[name], writing)
+        )
+    if all(column.type == "ignored" for column in columns.values()):
+        hint = f"separator {writing.separator!r}, decimal mark {writing.decimal!r}: name others, or look at the file"
+        raise DataError(str(table.path), f"no column but {label} holds numbers or categories", hint=hint)
+    return Guess(_label(table, label, writing), columns, {name: text for name, text in remarks.items() if text})
+
+
+def _column(name: str, cells: Sequence[str], writing: Writing) -> tuple[Column, str]:
+    """What a column holds, and a word on it where there is something to say."""
+    present = [cell for cell in cells if cell not in MISSING_VALUES]
+    numbers = _numbers(present, writing)
+    why = _not_read(name, present, numbers, len(cells))
+    if why:
+        return Column(type="ignored"), why
+    missing: Literal["fill", "refuse"] = "fill" if len(present) < len(cells) else "refuse"
+    if numbers:
+        center, scale = _round_scaling(numbers)
+        return Column(type="number", center=center, scale=scale, missing=missing), ""
+    values, rare = _frequent(present)
+    remark = f"values of fewer than {FEWEST_OF_A_CATEGORY} rows are left out" if rare else ""
+    return Column(type="category", values=values, missing=missing, unknown="fill" if rare else "refuse"), remark
+
+
+def _not_read(name: str, present: Sequence[str], numbers: Sequence[float], rows: int) -> str:
+    """Why a column is none for a model; empty where it is one."""
+    different = len(set(map(category, present)))
+    if different < 2:
+        return "has one value in all rows" if different else "has no value"
+    if numbers:
+        whole = all(number.is_integer() for number in numbers)
+        named = _IDENTIFIER.search(name) or list(numbers) == sorted(numbers)
+        return "has another whole number in each row: an identifier?" if whole and named and different == rows else ""
+    if all(is_date(cell) for cell in present):
+        return "holds dates: export an age or a number of days"
+    if different > _MOST_CATEGORIES or 2 * different > len(present):
+        return "has many different values, not all of them numbers: a name, an identifier, or free text?"
+    return "" if len(_frequent(present)[0]) > 1 else "has one frequent value, and rare ones"
+
+
+def _numbers(present: Sequence[str], writing: Writing) -> list[float]:
+    """The cells as numbers; none where not all are."""
+    if not all(is_number(cell, writing.decimal) for cell in present):
+        return []
+    return [float(cell.replace(",", ".")) for cell in present]
+
+
+def _frequent(present: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+    """The categories that enough rows have, and whether there are others."""
+    counts = Counter(map(category, present))
+    frequent = tuple(sorted(value for value, count in counts.items() if count >= FEWEST_OF_A_CATEGORY))
+    return frequent, len(frequent) < len(counts)
+
+
+def _label(table: Table, name: str, writing: Writing) -> Label:
+    cells = table.cells[name]
+    present = [cell for cell in cells if cell not in MISSING_VALUES]
+    missing: Literal["drop-row", "refuse"] = "drop-row" if len(present) < len(cells) else "refuse"
+    numbers = _numbers(present, writing)
+    classes = sorted(set(map(category, present)))
+    if 2 <= len(classes) <= _MOST_CLASSES:
+        return Label(column=name, classes=tuple(classes), missing=missing)
+    if len(classes) > 1 and numbers:
+        center, scale = _round_scaling(numbers)
+        return Label(column=name, center=center, scale=scale, tolerance=scale / 2, missing=missing)
+    what = "one value" if len(classes) == 1 else f"{len(classes)} different values, and not all are numbers"
+    hint = f"--label names the column to predict; columns: {', '.join(table.cells)}"
+    raise DataError(str(table.path), f"column {name} cannot be predicted: it has {what}", hint=hint)
+
+
+def _round_scaling(numbers: Sequence[float]) -> tuple[float, float]:
+    """A center and a scale in round numbers: a scale of 1, 2 or 5 times a power of ten, and a multiple of it.
+
+    Two different numbers become -1 and 1.
+    """
+    least, most = min(numbers), max(numbers)
+    if set(numbers) == {least, most}:
+        return _tidy((least + most) / 2), _tidy((most - least) / 2)
+    deviation = statistics.pstdev(numbers)
+    power = 10.0 ** math.floor(math.log10(deviation))
+    scale = min((power * step for step in (1, 2, 5, 10)), key=lambda one: abs(math.log(one / deviation)))
+    return _tidy(round(statistics.fmean(numbers) / scale) * scale), _tidy(scale)
+
+
+def _tidy(number: float) -> float:
+    return float(f"{number:.6g}")

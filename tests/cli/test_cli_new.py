@@ -1,0 +1,310 @@
+"""``securefda new``: folders that run as they are, on tables as hospitals export them, on images, and on none."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from securefda.cli import main
+from securefda.site.config import load_federation
+from securefda.tasks.guess import guess, writing_of
+from securefda.tasks.tabular import parse_options, read_table
+
+HEADER = ["Fall-Nr", "Alter", "Größe", "Geschlecht", "Diagnose", "Aufnahme", "Bemerkung", "krank"]
+
+
+def patients(count: int, seed: int = 1) -> list[list[str]]:
+    """Rows as a German hospital exports them: decimal commas, dates, umlauts, a rare diagnosis, a gap."""
+    chance = random.Random(seed)
+    rows = []
+    for number in range(count):
+        age, size = chance.gauss(60, 12), chance.gauss(1.7, 0.1)
+        ill = "ja" if age > 60 else "nein"
+        diagnosis = "Fabry" if number == 3 else chance.choice(["Müdigkeit", "Fieber"])
+        note = f"Frau Nr. {number} klagt"
+        sex = "" if number == 5 else chance.choice("mw")
+        size_text = f"{size:.2f}".replace(".", ",")
+        rows.append([str(7000 + number), str(round(age)), size_text, sex, diagnosis, "12.03.2024", note, ill])
+    return rows
+
+
+def write(path: Path, rows: Sequence[Sequence[str]], encoding: str = "cp1252", header: Sequence[str] = HEADER) -> Path:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    with path.open("w", encoding=encoding, newline="") as file:
+        csv.writer(file, delimiter=";").writerows([header, *rows])
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def own_tests_of(folder: str) -> None:
+    """Run pytest in a folder as its reader would: without this repository on the path of the current folder."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "."],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "SECUREFDA_"))}
+        | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+
+
+def test_without_data_a_small_task_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "my-heart"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("made my-heart: federation.toml, my_heart_task.py, policy.toml, test_my_heart.py\n")
+    assert "  cd my-heart\n  securefda task check federation.toml" in out
+    own_tests_of("my-heart")
+
+
+def test_one_table_becomes_four_made_up_sites(capsys: pytest.CaptureFixture[str]) -> None:
+    write(Path("Export Mai.csv"), patients(140))
+    assert main(["new", "heart", "--tabular", "Export Mai.csv", "--group", "Fall-Nr"]) == 0
+    out = capsys.readouterr().out
+    assert "separator ';' and decimal mark ','" in out
+    assert "the four sites are made up" in out
+    config = load_federation(Path("heart/federation.toml"))
+    options = parse_options(config.task.options)
+    types = {name: column.type for name, column in options.columns.items()}
+    assert types == {
+        "Fall-Nr": "ignored",
+        "Alter": "number",
+        "Größe": "number",
+        "Geschlecht": "category",
+        "Diagnose": "category",
+        "Aufnahme": "ignored",
+        "Bemerkung": "ignored",
+    }
+    assert (options.group, options.label.column, options.label.classes) == ("Fall-Nr", "krank", ("ja", "nein"))
+    assert options.columns["Geschlecht"].missing == "fill"
+    own_tests_of("heart")
+
+
+def test_what_few_rows_have_is_not_in_the_federations_file() -> None:
+    write(Path("export.csv"), patients(140))
+    assert main(["new", "heart", "--tabular", "export.csv"]) == 0
+    text = Path("heart/federation.toml").read_text()
+    for private in ("Fabry", "Frau Nr", "7003", "12.03.2024"):
+        assert private not in text
+    options = parse_options(load_federation(Path("heart/federation.toml")).task.options)
+    assert options.columns["Diagnose"].values == ("Fieber", "Müdigkeit")
+    assert options.columns["Diagnose"].unknown == "fill"
+    size = options.columns["Größe"]
+    assert (size.center, size.scale) == (1.7, 0.1)  # round numbers, and not the mean
+
+
+def test_made_up_sites_have_all_rows_and_nobody_else_reads_them() -> None:
+    rows = patients(140)
+    write(Path("export.csv"), rows)
+    assert main(["new", "heart", "--tabular", "export.csv"]) == 0
+    files = sorted(Path("heart/data").iterdir())
+    assert [file.stem for file in files] == ["clinic", "hospital-a", "hospital-b", "hospital-c"]
+    found = [row for file in files for row in list(csv.reader(file.open(encoding="utf-8"), delimiter=";"))[1:]]
+    assert sorted(found) == sorted(rows)
+    assert {file.stat().st_mode & 0o077 for file in [Path("heart/data"), *files]} == {0}
+    assert "data/" in Path("heart/.gitignore").read_text().splitlines()
+
+
+def test_files_beside_the_example_are_the_sites(capsys: pytest.CaptureFixture[str]) -> None:
+    for number, site in enumerate(["clinic", "nord", "sued", "west"]):
+        write(Path("exports") / f"{site}.csv", patients(80 + number, number))
+    write(Path("exports/other.csv"), [["1"]], header=["something"])
+    assert main(["new", "heart", "--tabular", "exports/clinic.csv"]) == 0
+    config = load_federation(Path("heart/federation.toml"))
+    assert (config.federation.target, config.federation.sources) == ("clinic", ("nord", "sued", "west"))
+    assert config.task.data_dir == Path("exports").absolute()
+    assert not Path("heart/data").exists()
+    capsys.readouterr()
+    assert main(["task", "check", "heart/federation.toml"]) == 0
+
+
+def test_a_column_can_name_the_site() -> None:
+    names = ["Köln (Süd)", "Bonn", "Trier", "Mainz"]
+    rows = [[names[number % 7 % 4], *row] for number, row in enumerate(patients(210))]
+    write(Path("export.csv"), rows, header=["Haus", *HEADER])
+    assert main(["new", "heart", "--tabular", "export.csv", "--site-column", "Haus"]) == 0
+    config = load_federation(Path("heart/federation.toml"))
+    assert (config.federation.target, config.federation.sources) == ("mainz", ("bonn", "koeln-sued", "trier"))
+    assert "Haus" not in config.task.options["columns"]
+    assert main(["new", "other", "--tabular", "export.csv", "--site-column", "Haus", "--target", "bonn"]) == 0
+    assert load_federation(Path("other/federation.toml")).federation.target == "bonn"
+
+
+def test_a_number_can_be_the_label() -> None:
+    write(Path("export.csv"), patients(140))
+    assert main(["new", "heart", "--tabular", "export.csv", "--label", "Alter"]) == 0
+    label = parse_options(load_federation(Path("heart/federation.toml")).task.options).label
+    assert (label.column, label.classes, label.center, label.scale, label.tolerance) == ("Alter", (), 60, 10, 5)
+    assert main(["task", "check", "heart/federation.toml"]) == 0
+
+
+def fill(folder: Path, mode: str = "L", count: int = 20) -> None:
+    chance = np.random.default_rng(1)
+    for name, brightness in (("gesund", 60), ("krank", 190)):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = chance.integers(brightness - 60, brightness + 60, (30, 22), dtype=np.uint8)
+            Image.fromarray(pixels).convert(mode).save(folder / name / f"{number}.png")
+
+
+def test_images_of_sites_stay_where_they_are() -> None:
+    for site, count in (("clinic", 15), ("a", 25), ("b", 25), ("c", 25)):
+        fill(Path("images") / site, count=count)
+    assert main(["new", "scans", "--images", "images"]) == 0
+    config = load_federation(Path("scans/federation.toml"))
+    assert (config.federation.target, config.federation.sources) == ("clinic", ("a", "b", "c"))
+    expected = {"classes": ["gesund", "krank"], "size": 24, "colour": "grey", "test-share": 0.4}
+    assert {key: config.task.options[key] for key in expected} == expected
+    assert not Path("scans/data").exists()
+    own_tests_of("scans")
+
+
+def test_images_without_sites_are_linked_to() -> None:
+    fill(Path("images"), "RGB", count=40)
+    assert main(["new", "scans", "--images", "images"]) == 0
+    links = [path for path in Path("scans/data").rglob("*.png") if path.is_symlink()]
+    assert len({link.resolve() for link in links}) == len(links) == 80
+    assert load_federation(Path("scans/federation.toml")).task.options["colour"] == "rgb"
+    assert main(["task", "check", "scans/federation.toml"]) == 0
+
+
+def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "heart", "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    assert data["files"] == ["federation.toml", "heart_task.py", "policy.toml", "test_heart.py"]
+    assert data["target"] == "clinic"
+
+
+@pytest.mark.parametrize("what", ["a folder", "a file", "a link"])
+def test_nothing_is_overwritten(capsys: pytest.CaptureFixture[str], what: str) -> None:
+    place = Path("heart")
+    if what == "a folder":
+        place.mkdir()
+        (place / "mine.txt").write_text("mine")
+    elif what == "a file":
+        place.write_text("mine")
+    else:
+        place.symlink_to("nowhere")
+    assert main(["new", "heart"]) == 4
+    assert "heart is there already, and nothing is overwritten" in capsys.readouterr().err
+    assert sorted(path.name for path in Path().iterdir()) == ["heart"]
+    if what == "a folder":
+        assert [path.name for path in place.iterdir()] == ["mine.txt"]
+
+
+BAD: dict[str, tuple[list[str], str, str]] = {
+    "no file": (["--tabular", "none.csv"], "none.csv: cannot be read: No such file", ""),
+    "a folder": (["--tabular", "."], "cannot be read: Is a directory", ""),
+    "too few rows": (["--tabular", "few.csv"], "has 20 rows, and four made-up sites need 70", ""),
+    "no such label": (["--tabular", "good.csv", "--label", "kranck"], "--label kranck: ", "did you mean krank?"),
+    "free text as label": (
+        ["--tabular", "good.csv", "--label", "Bemerkung"],
+        "column Bemerkung cannot be predicted",
+        "--label",
+    ),
+    "no such site column": (["--tabular", "good.csv", "--site-column", "Ort"], "has no such column", "columns: "),
+    "too few sites": (["--tabular", "good.csv", "--site-column", "krank", "--label", "Alter"], "has 2 sites", ""),
+    "a target without sites": (["--tabular", "good.csv", "--target", "bonn"], "there are no sites yet", ""),
+    "another separator": (["--tabular", "good.csv", "--separator", "|"], "good.csv: ", ""),
+    "two separators": (["--tabular", "good.csv", "--separator", ";;"], "is not one character", ""),
+    "another decimal mark": (["--tabular", "good.csv", "--decimal", ";"], "no decimal mark", ""),
+    "another encoding": (["--tabular", "good.csv", "--encoding", "utf-8"], "is not utf-8 text", "cp1252"),
+    "no encoding": (["--tabular", "good.csv", "--encoding", "ansi"], "is not ansi text", ""),
+    "both": (["--tabular", "good.csv", "--images", "."], "does not go with --tabular", ""),
+    "an option of tables": (["--label", "x"], "--label: is of a table", "--tabular"),
+    "no images": (["--images", "nowhere"], "nowhere: cannot be read", ""),
+    "no classes": (["--images", "."], "holds no folders of two classes", "DIR/SITE/CLASS"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message", "hint"), BAD.values(), ids=BAD.keys())
+def test_wrong_input_is_one_line_and_makes_nothing(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str, hint: str
+) -> None:
+    write(Path("good.csv"), patients(140))
+    write(Path("few.csv"), patients(20))
+    before = sorted(Path().iterdir())
+    assert main(["new", "heart", *arguments]) == 4
+    err = capsys.readouterr().err
+    assert message in err
+    assert hint in err
+    assert err.count("\n") <= 2
+    assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["", "...", "ß" * 0 + "--"])
+def test_a_name_without_letters_is_refused(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main(["new", "--", name]) == 4
+    assert "no name that a federation can have" in capsys.readouterr().err
+
+
+def as_utf8_bom(text: str) -> bytes:
+    return b"\xef\xbb\xbf" + text.encode()
+
+
+WRITINGS: dict[str, tuple[Callable[[str], bytes], str, tuple[str, str, str]]] = {
+    "comma": (str.encode, "a,b,c\n1.5,x,0\n2.5,y,1\n", (",", ".", "utf-8")),
+    "semicolon and comma": (str.encode, "a;b;c\n1,5;x;0\n2,5;y;1\n", (";", ",", "utf-8")),
+    "tab": (str.encode, "a\tb\tc\n1,5\tx\t0\n2,5\ty\t1\n", ("\t", ",", "utf-8")),
+    "semicolon and point": (str.encode, "a;b;c\n1.5;x, y;0\n2.5;y;1\n", (";", ".", "utf-8")),
+    "byte order mark": (as_utf8_bom, "ä;b\n1,5;0\n", (";", ",", "utf-8")),
+    "utf-16": (lambda text: text.encode("utf-16"), "ä;b\n1,5;0\n", (";", ",", "utf-16")),
+    "windows": (lambda text: text.encode("cp1252"), "ä;b\n1,5;0\n", (";", ",", "cp1252")),
+    "sep=": (str.encode, "sep=;\na;b\n1,5;0\n", (";", ",", "utf-8")),
+    "quotes": (str.encode, 'a;b\n"1;5";0\n"2;5";1\n', (";", ".", "utf-8")),
+}
+
+
+@pytest.mark.parametrize(("encode", "text", "expected"), WRITINGS.values(), ids=WRITINGS.keys())
+def test_how_a_file_is_written_is_seen(encode: Callable[[str], bytes], text: str, expected: tuple[str, ...]) -> None:
+    path = Path("a.csv")
+    path.write_bytes(encode(text))
+    writing = writing_of(path)
+    assert (writing.separator, writing.decimal, writing.encoding) == expected
+
+
+COLUMNS: dict[str, tuple[list[str], dict[str, Any], str]] = {
+    "numbers": ([f"{120 + i % 40}" for i in range(100)], {"type": "number", "center": 140, "scale": 10}, ""),
+    "yes or no": (["0", "1"] * 50, {"type": "number", "center": 0.5, "scale": 0.5}, ""),
+    "a gap": (["0", "1", "?", "1"] * 25, {"type": "number", "center": 0.5, "scale": 0.5, "missing": "fill"}, ""),
+    "an identifier": ([str(i) for i in range(100)], {"type": "ignored"}, "an identifier?"),
+    "one value": (["x"] * 100, {"type": "ignored"}, "one value in all rows"),
+    "nothing": ([""] * 100, {"type": "ignored"}, "has no value"),
+    "dates": ([f"{1 + i % 28}.05.2024" for i in range(100)], {"type": "ignored"}, "holds dates"),
+    "moments": ([f"2024-05-{1 + i % 28} 10:30" for i in range(100)], {"type": "ignored"}, "holds dates"),
+    "names": ([f"Anna {i}" for i in range(100)], {"type": "ignored"}, "free text"),
+    "words": (["m", "w"] * 50, {"type": "category", "values": ("m", "w")}, ""),
+    "rare words": (
+        ["m", "w"] * 48 + ["d"] * 4,
+        {"type": "category", "values": ("m", "w"), "unknown": "fill"},
+        "fewer than 5",
+    ),
+}
+
+
+@pytest.mark.parametrize(("cells", "expected", "remark"), COLUMNS.values(), ids=COLUMNS.keys())
+def test_what_a_column_holds_is_seen(cells: list[str], expected: dict[str, Any], remark: str) -> None:
+    rows = [[cell, str(number % 3), str(number % 2)] for number, cell in enumerate(cells)]
+    path = write(Path("a.csv"), rows, header=["column", "other", "label"])
+    writing = writing_of(path)
+    found = guess(read_table(path, separator=writing.separator), writing)
+    assert found.columns["column"].model_dump(exclude_defaults=True) == expected
+    assert remark in found.remarks.get("column", "")
