@@ -103,6 +103,14 @@ def show(
 
     _require_new(plot)
     site = _site(config, overrides)
+    if site.counts_nothing():
+        text = (
+            f"data set {site.data.name} of {site.data.site_id} has no privacy ledger, and this site trains without "
+            "noise (training.dp.noise-multiplier is 0): no epsilon bounds what training tells of a row"
+        )
+        data = {"site": site.data.site_id, "data_set": site.data.name, "samples": site.data.samples, "ledger": None}
+        print_result(output, data, _filled([text]))
+        return
     found = standing_of(site, site.budget(), int(now().timestamp()))
     charges = charges_of(found.rows, found.budget) if rounds or plot is not None else None
     if plot is not None and charges is not None:
@@ -127,9 +135,16 @@ def accept(config: ConfigFile, reason: Reason, overrides: Overrides = [], output
     For rows that have changed, a ledger that was copied, and a clock that was wrong. A ledger that is older than its
     folder lacks what was spent since and is not accepted: put the newest back, or reset.
     """
+    from securefda.privacy.ledger import check_reason
     from securefda.privacy.ledger_storage import charged
 
+    with _reason_named():
+        check_reason(reason)
     site = _site(config, overrides)
+    if not site.is_in_doubt(int(now().timestamp())):
+        said = {"site": site.data.site_id, "data_set": site.data.name, "ledger": str(site.file), "kind": None}
+        print_result(output, said, f"{site.data.name} of {site.data.site_id}: nothing is in doubt; nothing was written")
+        return
     rows = _signed(site, "accepted", reason)
     kept = f"charges that it knows of and that stay spent: {len(charged(rows))}; what it does not know is not counted"
     _print_statement(output, site, rows, f"accepted the ledger; {kept}")
@@ -203,9 +218,8 @@ def plan(
         "dp.target-delta": delta,
         "dp.accountant": accountant,
     }
+    _check_plan(given, overrides, of_a_site=config is not None)
     if config is None:
-        if overrides:
-            raise ConfigError("--set", "is of a site's settings", hint="name them with --config FILE")
         site = budget = None
     else:
         site = _site(config, overrides)
@@ -224,22 +238,50 @@ def plan(
         "warnings": named,
         "plot": None if plot is None else str(plot),
     }
+    paste = _plan_toml(found, request, site)
+    data["toml"] = paste
     said = [_STATED, *notes, *(f"warning: {line}" for line in named)]
     drawn = [] if plot is None else [f"drawn: {plot}"]
-    print_result(output, data, "\n\n".join([_plan_text(found, request, data_set), _filled(said), *drawn]))
+    print_result(
+        output, data, "\n\n".join([_plan_text(found, request, data_set), _filled(said), *paste.values(), *drawn])
+    )
 
 
-def _request(given: Mapping[str, Any]) -> PlanRequest:
-    """What the options ask. Raises ConfigError: one is missing or out of bounds."""
-    from securefda.privacy.planning import PlanRequest, Schedule
+def _check_plan(given: Mapping[str, Any], overrides: Sequence[str], *, of_a_site: bool) -> None:
+    """Refuse options that cannot be right, before anything that takes long is imported or read. Raises ConfigError."""
+    from securefda.privacy.events import Budget
+    from securefda.privacy.planning import PlanRequest, Schedule, event_of
 
-    for key in ("samples", "batch-size", "dp.target-delta"):
+    if of_a_site and given["samples"] is not None:
+        raise ConfigError("--samples", "is what --config says already", hint="leave one of the two out")
+    if not of_a_site and overrides:
+        raise ConfigError("--set", "is of a site's settings", hint="name them with --config FILE")
+    for key in () if of_a_site else ("samples", "batch-size", "dp.target-delta"):
         if given[key] is None:
             hint = "give it, or name a site's settings with --config FILE"
             raise ConfigError("arguments", f"missing option '{_OPTIONS[key]}'", hint=hint)
+    epsilon, noise = given["dp.target-epsilon"], given["dp.noise-multiplier"]
+    if (epsilon is None) == (noise is None) and not (of_a_site and epsilon is None):
+        why = "one of the two is needed" if epsilon is None else "only one of the two can be given"
+        hint = "--epsilon asks for the noise multiplier, --noise for the epsilon"
+        raise ConfigError("--epsilon, --noise", why, hint=hint)
+    with _options_named(given):
+        batch, epochs = (1 if given[key] is None else given[key] for key in ("batch-size", "epochs"))
+        samples = max(batch, 1) if given["samples"] is None else given["samples"]
+        schedule = Schedule(samples, batch, epochs, given["rounds"])
+        delta, accountant = given["dp.target-delta"], given["dp.accountant"]
+        budget = Budget(1.0 if epsilon is None else epsilon, 1e-5 if delta is None else delta, accountant or "rdp")
+        PlanRequest(schedule, epsilon, noise, budget.delta, budget.accountant)
+        if noise is not None:
+            event_of(schedule, noise)
+
+
+def _request(given: Mapping[str, Any]) -> PlanRequest:
+    """What the options ask. Raises ConfigError: one is out of bounds."""
+    from securefda.privacy.planning import PlanRequest, Schedule
+
     epochs, epsilon, noise = given["epochs"], given["dp.target-epsilon"], given["dp.noise-multiplier"]
     schedule = Schedule(given["samples"], given["batch-size"], 1 if epochs is None else epochs, given["rounds"])
-    _require_one(epsilon, noise)
     return PlanRequest(schedule, epsilon, noise, given["dp.target-delta"], given["dp.accountant"] or "rdp")
 
 
@@ -252,8 +294,6 @@ def _request_of_site(given: Mapping[str, Any], site: BudgetSite, budget: Budget)
     """
     from securefda.privacy.planning import PlanRequest, Schedule
 
-    if given["samples"] is not None:
-        raise ConfigError("--samples", "is what --config says already", hint="leave one of the two out")
     training, batch, epochs = site.config.training, given["batch-size"], given["epochs"]
     epsilon, delta, noise = given["dp.target-epsilon"], given["dp.target-delta"], given["dp.noise-multiplier"]
     if epsilon is None and noise is None:
@@ -264,16 +304,8 @@ def _request_of_site(given: Mapping[str, Any], site: BudgetSite, budget: Budget)
         training.epochs if epochs is None else epochs,
         given["rounds"],
     )
-    _require_one(epsilon, noise)
     delta = budget.delta if delta is None else delta
     return PlanRequest(schedule, epsilon, noise, delta, given["dp.accountant"] or budget.accountant, site.past())
-
-
-def _require_one(epsilon: float | None, noise: float | None) -> None:
-    if (epsilon is None) == (noise is None):
-        why = "one of the two is needed" if epsilon is None else "only one of the two can be given"
-        hint = "--epsilon asks for the noise multiplier, --noise for the epsilon"
-        raise ConfigError("--epsilon, --noise", why, hint=hint)
 
 
 @contextmanager
@@ -335,6 +367,23 @@ def _plan_text(found: Plan, request: PlanRequest, data_set: str) -> str:
     return f"{aligned(rows)}\n\n{aligned([('after round', 'epsilon', 'of this round'), *curve])}"
 
 
+def _plan_toml(found: Plan, request: PlanRequest, site: BudgetSite | None) -> dict[str, str]:
+    """The tables that make a site train as planned and its budget pay for it, by the file that they belong in."""
+    # Rounded up, so that the budget pays for the rounds that were planned
+    epsilon = request.epsilon if request.epsilon is not None else math.ceil(found.epsilon * 100) / 100
+    budget = f'target-epsilon = {epsilon:g}\ntarget-delta = {found.delta:g}\naccountant = "{found.accountant}"'
+    schedule = request.schedule
+    training = f"[training]\nbatch-size = {schedule.batch_size}\nepochs = {schedule.epochs}"
+    noise = f"[training.dp]\nnoise-multiplier = {found.noise_multiplier!r}"
+    of_target = site is not None and site.delta_key().startswith("privacy.")
+    settings = f"{training}\n\n{noise}" + (f"\n\n[privacy.budget]\n{budget}" if of_target else "")
+    parts = {"settings": f"# for KIT/local/settings.toml\n{settings}"}
+    if not of_target:
+        sign = "# for KIT/local/policy.toml; then securefda policy sign KIT"
+        parts["policy"] = f"{sign}\n[dp]\nrequired = true\n{budget}"
+    return parts
+
+
 def _site(config: Path, overrides: list[str]) -> BudgetSite:
     from securefda.site.budget import load_site
 
@@ -353,11 +402,18 @@ def _signed(site: BudgetSite, kind: str, reason: str) -> tuple[Row, ...]:
     sign, ledger = signer_of(site.kit.signing_key), site.ledger
     if site.file.exists():
         require_one_ledger(site.file, site.data)
-    try:
+    with _reason_named():
         (ledger.accept if kind == "accepted" else ledger.reset)(reason, sign, now=int(now().timestamp()))
+    return ledger.rows()
+
+
+@contextmanager
+def _reason_named() -> Iterator[None]:
+    """Name the option by which a reason was given."""
+    try:
+        yield
     except ConfigError as error:
         raise ConfigError("--reason" if error.key == "reason" else error.key, error.why, hint=error.hint) from error
-    return ledger.rows()
 
 
 def _print_statement(output: Format, site: BudgetSite, rows: tuple[Row, ...], text: str) -> None:

@@ -83,6 +83,12 @@ class Reservation:
     head: Head
 
 
+def check_reason(reason: str) -> None:
+    """Refuse a reason that no statement can hold. Raises ConfigError: ``reason``."""
+    if not 1 <= len(reason.strip()) <= _MAX_REASON:
+        raise ConfigError("reason", f"must be 1 to {_MAX_REASON} characters, which stay in the ledger for ever")
+
+
 class Ledger:
     """The ledger of one data set; reads nothing until it is asked and holds nothing open between calls.
 
@@ -274,8 +280,7 @@ class Ledger:
         return unsigned
 
     def _by_statement(self, kind: Kind, reason: str, sign: Sign, now: int) -> Head:
-        if not 1 <= len(reason.strip()) <= _MAX_REASON:
-            raise ConfigError("reason", f"must be 1 to {_MAX_REASON} characters, which stay in the ledger for ever")
+        check_reason(reason)
         with self._changing(overrule=True) as state:
             state.check_owner(self._data)
             if kind == "accepted":

@@ -173,7 +173,7 @@ def plan_epsilon(
     Raises:
         ConfigError: a value is out of bounds; ``key`` names it.
     """
-    round_event = _event(schedule, noise_multiplier)
+    round_event = event_of(schedule, noise_multiplier)
     curve = tuple(
         epsilon([*past, *_rounds(round_event, number)], delta, accountant) for number in range(schedule.rounds + 1)
     )
@@ -209,7 +209,7 @@ def plan_noise(schedule: Schedule, budget: Budget, *, past: Sequence[DpEvent] = 
 
 def rounds_within(schedule: Schedule, noise_multiplier: float, budget: Budget, *, past: Sequence[DpEvent] = ()) -> int:
     """Return how many of ``schedule``'s rounds the budget pays for, 0 to ``schedule.rounds``. Raises ConfigError."""
-    event = _event(schedule, noise_multiplier)
+    event = event_of(schedule, noise_multiplier)
     low, high = 0, schedule.rounds + 1  # low is paid for, high is not
     while high - low > 1:
         middle = (low + high) // 2
@@ -219,7 +219,7 @@ def rounds_within(schedule: Schedule, noise_multiplier: float, budget: Budget, *
 
 
 def _fits(schedule: Schedule, units: int, budget: Budget, past: Sequence[DpEvent], accountant: str) -> bool:
-    events = [*past, *_rounds(_event(schedule, _noise(units)), schedule.rounds)]
+    events = [*past, *_rounds(event_of(schedule, _noise(units)), schedule.rounds)]
     return epsilon(events, budget.delta, accountant) <= budget.epsilon
 
 
@@ -247,7 +247,8 @@ def _noise(units: int) -> float:
     return round(units * _UNIT, 3)
 
 
-def _event(schedule: Schedule, noise_multiplier: float) -> DpEvent:
+def event_of(schedule: Schedule, noise_multiplier: float) -> DpEvent:
+    """A round of ``schedule``, as the accountants take it. Raises ConfigError: ``dp.noise-multiplier``."""
     return DpEvent("plan", 1, 0, noise_multiplier, schedule.sampling_rate, schedule.steps_per_round, 1.0)
 
 

@@ -13,7 +13,7 @@ from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger import Ledger
-from securefda.privacy.ledger_storage import CLOCK_SLACK_S, DataSet, Row, charged, last_reset
+from securefda.privacy.ledger_storage import CLOCK_SLACK_S, DataSet, LedgerError, Row, charged, last_reset
 from securefda.privacy.planning import Schedule, plan_epsilon, rounds_within
 from securefda.protocol.roster import Roster
 from securefda.settings import read_toml
@@ -27,7 +27,7 @@ from securefda.site.config import (
 )
 from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import load_signed_policy
-from securefda.site.privacy_account import check_statements, data_set_of, ledger_file
+from securefda.site.privacy_account import check_statements, data_set_of, ledger_file, require_no_ledger_at
 
 if TYPE_CHECKING:
     from securefda.tasks import Samples
@@ -87,6 +87,24 @@ class BudgetSite:
         from securefda.privacy.private_training import schedule_of  # noqa: PLC0415 - with torch
 
         return schedule_of(training_settings(self.config.training), self.data.samples, rounds)
+
+    def counts_nothing(self) -> bool:
+        """Whether the rows have no ledger, never had one, and are trained on without noise."""
+        if self.config.training.dp.noise_multiplier:
+            return False
+        try:
+            require_no_ledger_at(self.file, self.data.name)
+        except ConfigError:
+            return False
+        return True
+
+    def is_in_doubt(self, now: int) -> bool:
+        """Whether a process would refuse the ledger as it is; one that is missing is in doubt, too."""
+        try:
+            self.check_statements()
+            return now < self.ledger.rows()[-1].time - CLOCK_SLACK_S
+        except (LedgerError, ConfigError):
+            return True
 
     def check_statements(self) -> tuple[int, ...]:
         """As :func:`securefda.site.privacy_account.check_statements`, of this ledger and this site."""

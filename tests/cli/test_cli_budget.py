@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from securefda.cli import main
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, DpEvent
+from securefda.site.config import TrainingSection
+from securefda.site.policy import SourcePolicy
 
 PLAN = ["budget", "plan"]
 SCHEDULE = ["--rounds", "50", "--samples", "199", "--batch", "16", "--epochs", "1"]
@@ -54,6 +57,20 @@ def test_plan_for_an_epsilon_gives_the_least_noise_with_rate_steps_and_curve(
     assert sum(found["epsilon_of_round"]) == pytest.approx(found["epsilon"])
     assert found["mean_epsilon_per_round"] == pytest.approx(found["epsilon"] / 50)
     assert (found["target_epsilon"], found["accountant"], found["warnings"]) == (3, "rdp", [])
+
+
+def test_what_a_plan_says_to_paste_makes_a_site_train_so(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "--rounds", "12", "--samples", "239", "--batch", "32", *DELTA, "--epsilon", "4")
+    settings, policy = tomllib.loads(found["toml"]["settings"]), tomllib.loads(found["toml"]["policy"])
+    training = TrainingSection.model_validate(settings["training"])
+    assert (training.batch_size, training.epochs) == (32, 1)
+    assert training.dp.noise_multiplier == found["noise_multiplier"]
+    permitted = SourcePolicy.model_validate(policy)
+    assert permitted.dp.required
+    assert (permitted.dp.target_epsilon, permitted.dp.target_delta) == (4.0, 1e-5)
+    text = printed(capsys, "--rounds", "12", "--samples", "239", "--batch", "32", *DELTA, "--epsilon", "4")
+    assert found["toml"]["settings"] in text
+    assert found["toml"]["policy"] in text
 
 
 def test_plan_for_a_noise_gives_the_epsilon_that_its_rounds_are_charged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +168,10 @@ def test_delta_of_one_over_the_rows_or_more_is_warned_of_under_its_option(
         ([*SCHEDULE, "--noise", "1"], "missing option '--delta'"),
         (["--rounds", "2", *DELTA, "--noise", "1"], "missing option '--samples'"),
         ([*FEW, "--noise", "1", "--set", "training.epochs=2"], "--set: is of a site's settings"),
-        ([*FEW, "--noise", "1", "--config", "nowhere.toml"], "nowhere.toml: file not found"),
+        (["--rounds", "2", "--noise", "1", "--config", "nowhere.toml"], "nowhere.toml: file not found"),
+        ([*FEW, "--noise", "1", "--config", "nowhere.toml"], "--samples: is what --config says already"),
+        (["--rounds", "2", "--noise", "0", "--config", "nowhere.toml"], "--noise: must be"),
+        (["--rounds", "2", "--batch", "0", "--config", "nowhere.toml"], "--batch: must be at least 1, not 0"),
         ([*SCHEDULE, "--noise", "1", "--delta", "0"], "--delta: must be between 0 and 1"),
         ([*SCHEDULE, "--epsilon", "1", "--delta", "1"], "--delta: must be between 0 and 1"),
         ([*SCHEDULE, *DELTA, "--noise", "1", "--batch", "200"], "--batch: 200 is larger than the data"),

@@ -73,12 +73,34 @@ def test_accept_goes_on_with_a_copy_and_keeps_what_is_spent_and_why(owner: Owner
 
     assert (said["kind"], said["reason"]) == ("accepted", "a new machine")
     assert said["overruled"] == ["the ledger is a copy, or was put back"]
-    assert (
-        "accepted the ledger; charges that it knows of and that stay spent: 2;"
-        in moved.run("accept", "--reason", "x")[1]
-    )
     found = moved.data("show")
-    assert (found["spent"], [one["reason"] for one in found["statements"]]) == (spent(2), ["a new machine", "x"])
+    assert (found["spent"], [one["reason"] for one in found["statements"]]) == (spent(2), ["a new machine"])
+
+
+def test_accept_says_what_stays_spent(owner: Owner) -> None:
+    owner.train(1, 2)
+    moved = Owner(Path(shutil.copytree(owner.kit, owner.kit.with_name("moved"))), owner.capsys)
+    text = moved.run("accept", "--reason", "x")[1]
+    assert "accepted the ledger; charges that it knows of and that stay spent: 2;" in text
+
+
+def test_accept_writes_nothing_where_nothing_is_in_doubt(owner: Owner) -> None:
+    owner.train(1)
+    before = owner.ledger.read_bytes()
+    code, out, _ = owner.run("accept", "--reason", "to be sure")
+    assert (code, out) == (0, "training-rows of source-1: nothing is in doubt; nothing was written")
+    assert owner.data("accept", "--reason", "to be sure")["kind"] is None
+    assert owner.ledger.read_bytes() == before
+    assert owner.data("show")["statements"] == []
+
+
+def test_show_without_noise_and_ledger_does_not_say_that_nothing_trains(bare: Owner) -> None:
+    without = ["--set", "training.dp.noise-multiplier=0"]
+    code, out, err = bare.run("show", *without)
+    assert (code, err) == (0, "")
+    assert "has no privacy ledger, and this site trains without noise" in out
+    assert bare.data("show", *without)["ledger"] is None
+    assert bare.refused("show")[0] == 11  # with noise, a ledger is needed
 
 
 def test_rows_that_changed_end_with_4_until_the_site_accepts_them(owner: Owner) -> None:

@@ -82,13 +82,16 @@ def kit_settings_toml(config: FederationConfig, site: str, listen: str) -> str:
         "# Keys that are not here have their defaults: securefda config show KIT lists all keys, and\n"
         "# securefda config explain KEY says more of one.\n"
     )
-    return heading + "".join(_commented(settings, _ESSENTIAL[role], ""))
+    essential = _ESSENTIAL[role]
+    if is_target and settings.training.dp.noise_multiplier:
+        essential |= {"privacy.budget.target-epsilon", "privacy.budget.target-delta"}
+    return heading + "".join(_commented(settings, essential, ""))
 
 
 _ESSENTIAL: Mapping[str, frozenset[str]] = {
     "target": frozenset(
         {
-            *(f"aggregator.{key}" for key in ("kit", "out", "seed")),
+            *(f"aggregator.{key}" for key in ("kit", "out", "seed", "data-set")),
             *(f"strategy.{key}" for key in ("rule", "rounds", "warm-up-rounds")),
             *(f"training.{key}" for key in ("learning-rate", "batch-size", "epochs", "dp.noise-multiplier")),
             *(f"privacy.{key}" for key in ("visibility", "min-others", "max-colluders")),
@@ -98,7 +101,7 @@ _ESSENTIAL: Mapping[str, frozenset[str]] = {
     ),
     "source": frozenset(
         {
-            *(f"source.{key}" for key in ("kit", "out", "seed")),
+            *(f"source.{key}" for key in ("kit", "out", "seed", "data-set")),
             *(f"training.{key}" for key in ("learning-rate", "batch-size", "epochs", "dp.noise-multiplier")),
             "task.factory",
         }
