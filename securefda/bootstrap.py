@@ -58,6 +58,12 @@ class Member:
     site_id: str
     signing_key: Ed25519PrivateKey
     encode: Encode
+    signed_roster: bytes = b""
+
+    @classmethod
+    def of(cls, kit: Kit, encode: Encode) -> Member:
+        """The member whose kit it is."""
+        return cls(kit.roster, kit.site_id, kit.signing_key, encode, kit.signed_roster.to_bytes())
 
     @property
     def index(self) -> int:
@@ -84,6 +90,7 @@ def witness_of(
         member.site_id,
         member.signing_key,
         info=info,
+        signed_roster=member.signed_roster,
         clock=lambda: datetime.fromtimestamp(unix_time(), UTC),
     )
     return Witness(journal, member.roster, member.signer, memory, unix_time)
@@ -257,7 +264,7 @@ def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
         process, budget = config.source, load_signed_policy(kit).dp.budget
     task = task_of(config.task, kit.roster, process.seed)
     rows = training_rows(task, kit.site_id)
-    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    member = Member.of(kit, encode)
     _, notes = trainer_at(process, config.training, member, task, rows, secret=None, budget=budget)
     if process.repeatable_training and not config.training.dp.noise_multiplier:
         notes = (*notes, REPEATABLE)

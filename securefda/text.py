@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
+
+MOST_NAMES: Final = 8
+"""That a list in a sentence has."""
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -17,9 +21,9 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def counted(number: int, noun: str) -> str:
-    """A number with its noun, for example ``1 source`` or ``3 sources``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun, for example ``1 source`` or ``3,000 sources``."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def duration(seconds: float) -> str:
@@ -29,3 +33,8 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def names(sites: Sequence[str], most: int = MOST_NAMES) -> str:
+    """Names with commas; of many, the first ones and how many there are in all."""
+    return ", ".join(sites) if len(sites) <= most else f"{', '.join(sites[: most - 2])} and others, {len(sites)} in all"

@@ -55,7 +55,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     map_large_blocks()
     kit = load_kit(config.aggregator.kit, datetime.now(UTC), expected_role="target")
     use_kit(kit)
-    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    member = Member.of(kit, encode)
     meter = TrafficMeter()
     settings = run_settings(config, kit.roster)
     folder = RunFolder(config.aggregator.out)

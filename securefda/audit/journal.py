@@ -70,6 +70,8 @@ class Journal:
         site_id: whose logs.
         key: the site's signing key.
         info: what the first records say.
+        signed_roster: the roster as its CA and members signed it, to be kept beside the log; without it, the roster
+            is kept without signatures.
         clock: says what time it is, with its zone.
     """
 
@@ -81,10 +83,12 @@ class Journal:
         key: Ed25519PrivateKey,
         *,
         info: RunInfo,
+        signed_roster: bytes = b"",
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._parent, self._roster, self._site_id, self._key = parent, roster, site_id, key
         self._info, self._clock = info, clock
+        self._roster_file = signed_roster or roster.canonical_bytes()
         self._log: AuditLog | None = None
         self._begin_lock = threading.RLock()
         self._kept = KeptMessages(parent)
@@ -117,7 +121,7 @@ class Journal:
             name = LogName(self._roster.federation_id, self._site_id, run)
             self._log = AuditLog.open(self._parent, name, self._key, self._clock)
             self._kept = KeptMessages(self._parent / run)
-            path, data = self._parent / run / ROSTER_FILE, self._roster.canonical_bytes()
+            path, data = self._parent / run / ROSTER_FILE, self._roster_file
             if read(path, _MAX_ROSTER_BYTES) != data:  # the keys that this run's messages are checked with
                 with disk_errors(path, "written"):
                     write(path, data)

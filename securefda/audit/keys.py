@@ -36,18 +36,18 @@ class Keys:
 
     Attributes:
         roster: all sites.
-        where_from: ``"option"``: the user named the file; ``"kit"``: the kit in which the log lies, whose CA and
-            members signed it; ``"log"``: the log's own, which the maker of the log could have made as well.
+        where_from: ``"option"``: the user named the file; ``"kit"``: the CA of the kit in which the log lies, and the
+            members, signed it; ``"log"``: the log's own, which the maker of the log could have made as well.
         file: where it stands.
         site: whose kit it is; empty elsewhere.
-        earlier: the log's own roster in a kit that has a later one by now, else None.
+        newest: epoch of the kit's roster, where the run began under an earlier one; else 0.
     """
 
     roster: Roster
     where_from: Literal["option", "kit", "log"]
     file: Path
     site: str = ""
-    earlier: Roster | None = None
+    newest: int = 0
 
     @property
     def federation(self) -> str:
@@ -71,15 +71,20 @@ class Keys:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user has to know or to do before anything rests on these keys, one line each."""
+        """What the user has to do before anything rests on these keys, one line each."""
         if self.where_from == "log":
             what = (
                 "the keys are from the log's own roster, which the maker of the log could have made: compare the digest"
             )
             return (f"{what} {self.digest} with that of the roster that you trust, or name that with {_OPTION} FILE",)
-        if self.earlier is not None:
-            what = f"the run began under an earlier roster (epoch {self.earlier.epoch}) than the kit has now"
-            return (f"{what} (epoch {self.roster.epoch}): keys that changed since are not checked",)
+        return ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of them, one line each."""
+        if self.newest:
+            what = f"the run began under the roster of epoch {self.roster.epoch}, and is checked with it"
+            return (f"{what}; the kit has epoch {self.newest} by now",)
         return ()
 
     def disagreement(self, named: str | None) -> str | None:
@@ -88,8 +93,7 @@ class Keys:
         Args:
             named: digest in hex that its ``run-began`` has, see `roster_named`; None where it is not known.
         """
-        known = {self.digest} | ({self.earlier.digest().hex()} if self.earlier is not None else set())
-        if named is None or named in known:
+        if named in (None, self.digest):
             return None
         return f"the run began under the roster with digest {named}, and {self.file} has digest {self.digest}"
 
@@ -98,8 +102,9 @@ def keys_of(log_folder: Path, roster_option: Path | None = None) -> Keys:
     """Find the roster of a log.
 
     ``roster_option`` comes first: a signed roster or canonical bytes, trusted because the user named it. Else that of
-    the kit, where the folder is ``KIT/local/audit/RUN``; its signatures are checked up to the kit's CA. Else the log's
-    own ``roster.json``.
+    the kit, where the folder is ``KIT/local/audit/RUN``; its signatures are checked up to the kit's CA. Where the run
+    began under an earlier roster, that one is beside the log, and is checked likewise. Else the log's own
+    ``roster.json``.
 
     Raises:
         ConfigError: there is none, or the first of these that exists is no valid roster.
@@ -144,7 +149,7 @@ def keys_of_kit(kit: Path, own: Path | None = None) -> Keys:
 
     Args:
         kit: the folder with ``startup/`` in it.
-        own: a log's own roster, which need not exist; None where no log is looked at.
+        own: a log's own roster, in the folder of the log, which need not exist; None where no log is looked at.
 
     Raises:
         ConfigError: a file of the kit is missing, or is not what was signed.
@@ -155,16 +160,22 @@ def keys_of_kit(kit: Path, own: Path | None = None) -> Keys:
     manifest = Manifest.from_signed_bytes(str(startup / KIT_FILE), read_file(startup / KIT_FILE).data, ca)
     file = startup / KIT_ROSTER_FILE
     roster = SignedRoster.from_bytes(read_file(file).data).verify(ca.roster_key)
-    return Keys(roster, "kit", file, manifest.site_id, None if own is None else _earlier(own, roster))
-
-
-def _earlier(own: Path, roster: Roster) -> Roster | None:
-    """The roster in the log, where it says that it is an earlier one of the same federation; no key of it is used."""
+    keys = Keys(roster, "kit", file, manifest.site_id)
+    named = None if own is None else roster_named(LogFolder(own.parent, "", "", ""))
+    if own is None or named in (None, keys.digest):
+        return keys
     try:
-        found = _read_roster(own)
+        earlier = _read_roster(own)
     except ConfigError:
-        return None
-    return found if (found.federation_id == roster.federation_id and found.epoch < roster.epoch) else None
+        return keys
+    later = (earlier.federation_id, named) != (keys.federation, earlier.digest().hex()) or earlier.epoch >= roster.epoch
+    if later:  # it is not the roster of the run, or none that a renewal has replaced
+        return keys
+    vouched = all(keys.public.get(entry.site_id) == entry.signing_key for entry in earlier.entries)
+    with suppress(ConfigError):
+        SignedRoster.from_bytes(read_file(own).data).verify(ca.roster_key)
+        vouched = True
+    return Keys(earlier, "kit" if vouched else "log", own, manifest.site_id, roster.epoch)
 
 
 def _read_roster(file: Path) -> Roster:

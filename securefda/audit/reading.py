@@ -11,6 +11,7 @@ meanwhile: what a pass finds is then the beginning of what the log will be.
     log.head()                              the newest checkpoint, or None; log.heads() its size and those before it
     log.prove(index, size)                  Inclusion; its check() raises ProofError
     being_written(folder), find_logs(root), looks_like_log(folder)
+    logs_at(place, run), log_at(place, run)  of a log, a kit, or any folder with logs in it
 
 Nothing of it writes, or needs more than the right to read.
 """
@@ -34,7 +35,7 @@ from securefda.audit.merkle import (
     unpack,
 )
 from securefda.audit.notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
-from securefda.audit.records import NewerVersion, Record, RecordError
+from securefda.audit.records import Entry, NewerVersion, Record, RecordError
 from securefda.audit.store import (
     CHECKPOINT,
     CHECKPOINTS,
@@ -108,6 +109,32 @@ class Inclusion:
     def check(self) -> None:
         """Verify the proof; O(log size). Raises ProofError where it does not lead to the root."""
         check_inclusion(self.leaf, self.index, self.size, self.proof, self.root)
+
+
+@dataclass(slots=True)
+class RunEnd:
+    """How a log says that its run ended, while its records go by.
+
+    A process that starts again after the end changes nothing by that; only when a round goes on does the run.
+
+    Attributes:
+        outcome: as ``run-ended`` says; empty while the run goes on.
+        rounds: number of rounds with a result, as it says.
+    """
+
+    outcome: str = ""
+    rounds: int = 0
+    _started_again: bool = False
+
+    def see(self, entry: Entry) -> None:
+        """Take the next record."""
+        if entry.type == "run-ended":
+            self.outcome, self.rounds = str(entry.facts["outcome"]), int(str(entry.facts["rounds"]))
+            self._started_again = False
+        elif entry.type == "restarted":
+            self._started_again = True
+        elif self._started_again and entry.round:
+            self.outcome = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +298,62 @@ def find_logs(root: Path) -> list[Path]:
             found.append(Path(name))
             folders.clear()
     return sorted(found)
+
+
+def logs_at(place: Path, run: str = "") -> list[Path]:
+    """The logs that a user means by a log, a kit, any folder with logs in it, or a log with a shortened run id.
+
+    Args:
+        place: what the user named. Its last part may be the beginning of a run id.
+        run: only logs of the run whose id begins like this.
+
+    Raises:
+        NoLog: there is none, or the beginning is of several runs; the hint lists what there is.
+    """
+    try:
+        if not place.exists() and place.parent.is_dir():
+            place = _with_whole_name(place)
+        logs = [place] if not place.is_dir() or looks_like_log(place) else find_logs(place)
+    except OSError as error:
+        raise NoLog(place, f"cannot be read: {error.strerror}", hint="check the folder's permissions") from error
+    if not logs:
+        _check_folder(place)
+    runs = {log: _run_of(log) for log in logs} if run else {}
+    wanted = sorted({one for one in runs.values() if one.startswith(run)})
+    if run and len(wanted) != 1:
+        there = f"there are {', '.join(wanted or sorted(set(runs.values())))}"
+        what = f"has logs of {len(wanted)} runs that begin with {run}" if wanted else f"has no log of run {run}"
+        raise NoLog(place, what, hint=there)
+    return [log for log in logs if not run or runs[log] == wanted[0]]
+
+
+def _with_whole_name(place: Path) -> Path:
+    """The log whose folder's name begins like the last part of a path; the path where no log lies beside it."""
+    beside = {file.name: file for file in sorted(place.parent.iterdir()) if looks_like_log(file)}
+    found = [file for name, file in beside.items() if name.startswith(place.name)]
+    if len(found) == 1 or not beside:
+        return found[0] if found else place
+    what = f"is the beginning of {len(found)} runs" if found else "is not there"
+    raise NoLog(place, what, hint=f"there are {', '.join([file.name for file in found] or beside)}")
+
+
+def log_at(place: Path, run: str = "") -> Path:
+    """The one log that a user means; arguments and errors as of `logs_at`, and NoLog where there are several."""
+    logs = logs_at(place, run)
+    if len(logs) > 1:
+        runs = sorted({_run_of(log) for log in logs})
+        hint = f"name one: --run {runs[-1][:12]}" if len(runs) == len(logs) else f"name one, such as {logs[0]}"
+        listed = f"of the runs {', '.join(runs)}" if len(runs) > 1 else f"of run {runs[0]}"
+        raise NoLog(place, f"has {len(logs)} logs in it, {listed}", hint=hint)
+    return logs[0]
+
+
+def _run_of(folder: Path) -> str:
+    """Run id of a log; of one that does not say, the name of its folder."""
+    try:
+        return open_log(folder).run
+    except AuditError:
+        return folder.name
 
 
 def being_written(folder: Path) -> bool:

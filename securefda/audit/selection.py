@@ -8,14 +8,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Final
 
+from securefda.audit.keys import keys_of
 from securefda.audit.notes import LogName
-from securefda.audit.reading import LogFolder
+from securefda.audit.reading import LogFolder, open_log
 from securefda.audit.records import DIRECTION, EVENTS, LEVEL, Entry, Form, Record, format_time
 from securefda.audit.store import AuditError
-from securefda.errors import ConfigError
+from securefda.errors import CertificateError, ConfigError
+from securefda.transport.wire import BODY_FIELDS
 
+MESSAGES: Final = tuple(sorted(kind.__name__ for kind in BODY_FIELDS))
+"""The types of messages."""
 _TIME_HINT: Final = "write it like 2026-11-21, 2026-11-21T12:00 or 2026-11-21T13:00:00+01:00; without a zone it is UTC"
 
 
@@ -64,7 +69,7 @@ def parse_filter(
     """The filter of these options.
 
     Raises:
-        ConfigError: a direction or level is none, a type looks like a misspelt event, or a time cannot be read.
+        ConfigError: a direction, level or type is none, or a time cannot be read; the hint lists what there is.
     """
     wanted = Filter(
         frozenset(peers or ()),
@@ -76,9 +81,30 @@ def parse_filter(
         _time("--to", until),
     )
     for name in wanted.types:
-        if name not in EVENTS and not name[:1].isupper():
-            _refuse("--type", name, tuple(EVENTS), "is no kind of event, and messages begin with a capital")
+        if name not in EVENTS and name not in MESSAGES:
+            _refuse("--type", name, (*MESSAGES, *EVENTS), "is neither a type of message nor a kind of event")
     return wanted
+
+
+def require_peers(wanted: Filter, folder: Path) -> None:
+    """Refuse a peer that the log's roster does not have, or where it has none, no record.
+
+    Raises:
+        ConfigError: ``--peer``: the hint lists what there is.
+    """
+    if not wanted.peers:
+        return
+    try:
+        log = open_log(folder)
+        known = set(keys_of(folder).public) - {log.party}
+        unknown = sorted(set(wanted.peers) - known)
+        if unknown:  # what a log says of a stranger is to be read as well
+            known |= {record.entry.peer for record in log.records()} - {""}
+    except (AuditError, ConfigError, CertificateError):  # the log says what is wrong with it, or nothing tells who is
+        return
+    for peer in unknown:
+        if peer not in known:
+            _refuse("--peer", peer, sorted(known), "is no site that this log has messages with")
 
 
 def _one_of(option: str, given: Iterable[str], form: Form) -> list[str]:
@@ -90,8 +116,11 @@ def _one_of(option: str, given: Iterable[str], form: Form) -> list[str]:
 
 
 def _refuse(option: str, value: str, known: Iterable[str], why: str) -> None:
-    near = get_close_matches(value, list(known), 1)
-    raise ConfigError(f"{option} {value}", why, hint=f"did you mean {near[0]}?" if near else "")
+    listed = list(known)
+    folded = {name.casefold(): name for name in listed}
+    near = get_close_matches(value.casefold(), list(folded), 1)
+    meant = f"did you mean {folded[near[0]]}? " if near else ""
+    raise ConfigError(f"{option} {value}", why, hint=f"{meant}there are {', '.join(listed)}")
 
 
 def _time(option: str, text: str | None) -> str:

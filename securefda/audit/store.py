@@ -59,6 +59,8 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
 def disk_error(path: Path, doing: str, error: OSError) -> AuditError:
     """What to say of an error of the disk."""
     hint = "check the folder's owner and permissions, and the free disk space; then start again"
+    if doing == "read":
+        hint = "check the owner and permissions; a file that is damaged comes back only from a copy of the log"
     return AuditError(path, f"cannot be {doing}: {error.strerror or error}", hint=hint)
 
 

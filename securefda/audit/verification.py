@@ -18,7 +18,7 @@ from securefda.audit.kept_check import NOT_JUDGED, EvidenceLost, KeptVerdict, ke
 from securefda.audit.keys import Keys, keys_of, roster_named
 from securefda.audit.merkle import ProofError
 from securefda.audit.notes import Checkpoint, LogName, Note, NoteError
-from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, being_written, open_log
+from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, being_written, logs_at, open_log
 from securefda.audit.records import Record, RecordError
 from securefda.audit.statements import StatementReader
 from securefda.audit.store import AuditError
@@ -81,13 +81,17 @@ class AuditFinding(SecureFdaError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the options ask: see ``securefda audit verify``; ``witnesses`` is None for the default."""
+    """What the options ask: see ``securefda audit verify``; ``witnesses`` is None for the default.
+
+    ``logs`` are logs, kits, or folders with logs in them; of these, only those of the run that begins like ``run``.
+    """
 
     logs: tuple[Path, ...]
     roster: Path | None = None
     witnesses: int | None = None
     known: tuple[Path, ...] = ()
     record: int | None = None
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +155,11 @@ def check_logs(question: Question) -> list[Checked]:
     Raises:
         ConfigError, NoLog: there is no log, no roster, or an option does not fit them; before anything is verified.
     """
-    if question.record is not None and len(question.logs) != 1:
-        raise ConfigError("--record", "is a record of one log", hint="name that log alone")
-    opened = [_opened(folder, question) for folder in question.logs]
+    folders = list(dict.fromkeys(log for place in question.logs for log in logs_at(place, question.run)))
+    if question.record is not None and len(folders) != 1:
+        there = ", ".join(map(str, folders))
+        raise ConfigError("--record", f"is a record of one log, and these are {there}", hint="name one of them alone")
+    opened = [_opened(folder, question) for folder in folders]
     known = _assigned([name for _, _, name in opened], question.known)
     return [_check(log, keys, name, notes, question) for (log, keys, name), notes in zip(opened, known, strict=True)]
 
@@ -209,12 +215,10 @@ def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], questi
                 raise ConfigError("--known", str(error), hint=f"it was checked with the keys of {keys.file}") from error
         fault = _fault(log, keys, found)
     inclusion, fault = _proved(log, found, fault, question.record)
-    kept, roster, earlier = NOT_JUDGED, keys.roster, keys.earlier
-    if earlier is not None and roster_named(log) == earlier.digest().hex():
-        roster = earlier  # the messages of the run were signed under it
+    kept = NOT_JUDGED
     if fault is None or fault.kind != "wrong-roster":
-        kept = kept_verdict(log, found, StatementReader(roster), live=live)
-    notes = (*_about(log, live, found), *keys.warnings, *found.notes, *kept.notes)
+        kept = kept_verdict(log, found, StatementReader(keys.roster), live=live)
+    notes = (*_about(log, live, found), *keys.warnings, *keys.notes, *found.notes, *kept.notes)
     return Checked(log, keys, name, live, demanded, found, fault, _newest(log, found), inclusion, kept, notes)
 
 

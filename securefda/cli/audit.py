@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Audit logs: verify, read and follow them.")
 
 LogArgument = Annotated[
-    Path, typer.Argument(metavar="LOG", help="The log of one run: KIT/local/audit/RUN, or a copy of that folder.")
+    Path, typer.Argument(metavar="LOG", help="A log: KIT/local/audit/RUN, or a copy of that folder; or a kit.")
+]
+_Run = Annotated[
+    str,
+    typer.Option("--run", metavar="RUN", help="Which run, where there are several; the beginning of its id."),
 ]
 RosterOption = Annotated[
     Path | None,
@@ -45,6 +49,15 @@ _From = Annotated[
 ]
 _To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Before this time; UTC.")]
 
+_RequireAll = Annotated[
+    bool | None,
+    typer.Option(
+        "--require-all/--no-require-all",
+        help="Whether a site's missing log is a finding; default: of a site that took part, where logs of several "
+        "sites are here.",
+    ),
+]
+
 
 @app.callback()
 def _audit() -> None:
@@ -54,9 +67,13 @@ def _audit() -> None:
 @app.command("verify")
 def verify(
     logs: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help="Logs of one run each: KIT/local/audit/RUN, or copies of it.")
+        list[Path],
+        typer.Argument(
+            metavar="LOG...", help="Logs: KIT/local/audit/RUN, or copies of it; or kits, for all of theirs."
+        ),
     ],
     *,
+    run: _Run = "",
     roster: RosterOption = None,
     witnesses: Annotated[
         int | None,
@@ -83,7 +100,7 @@ def verify(
     """
     from securefda.audit.verification import Question, check_logs, said_of
 
-    question = Question(tuple(logs), roster, witnesses, tuple(known or ()), record)
+    question = Question(tuple(logs), roster, witnesses, tuple(known or ()), record, run)
     _print(output, said_of(check_logs(question)))
 
 
@@ -91,6 +108,7 @@ def verify(
 def show(
     log: LogArgument,
     *,
+    run: _Run = "",
     peer: _Peer = None,
     rounds: _Round = None,
     types: _Type = None,
@@ -105,17 +123,21 @@ def show(
 
     What is printed is what the party wrote; whether it is what was signed, verify says.
     """
-    from securefda.audit.selection import parse_filter
+    from securefda.audit.reading import log_at
+    from securefda.audit.selection import parse_filter, require_peers
     from securefda.cli.audit_show import show_log
 
     wanted = parse_filter(peer, rounds, types, directions=direction, levels=disclosure, since=since, until=until)
-    _leave(show_log(log, wanted, last, output))
+    folder = log_at(log, run)
+    require_peers(wanted, folder)
+    _leave(show_log(folder, wanted, last, output))
 
 
 @app.command("tail")
 def tail(
     log: LogArgument,
     *,
+    run: _Run = "",
     peer: _Peer = None,
     rounds: _Round = None,
     types: _Type = None,
@@ -128,11 +150,14 @@ def tail(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Print the last records of a log, then new ones as they are written, until the run ends."""
-    from securefda.audit.selection import parse_filter
+    from securefda.audit.reading import log_at
+    from securefda.audit.selection import parse_filter, require_peers
     from securefda.cli.audit_show import tail_log
 
     wanted = parse_filter(peer, rounds, types, directions=direction, levels=disclosure)
-    _leave(tail_log(log, wanted, last or 0, output, follow=follow))
+    folder = log_at(log, run)
+    require_peers(wanted, folder)
+    _leave(tail_log(folder, wanted, last or 0, output, follow=follow))
 
 
 @app.command("report")
@@ -147,6 +172,7 @@ def report(
     ] = None,
     run: Annotated[str, typer.Option("--run", metavar="RUN", help="Which run, where there are logs of several.")] = "",
     roster: AnyRoster = None,
+    require_all: _RequireAll = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Write one self-contained page about a run: who disclosed what to whom, epsilon, bytes, alarms, what is proved.
@@ -155,7 +181,7 @@ def report(
     """
     from securefda.audit.report.file import said_of, write_audit_page
 
-    _print(output, said_of(write_audit_page(folder, out, run, roster, now())))
+    _print(output, said_of(write_audit_page(folder, out, run, roster, now(), require_all=require_all)))
 
 
 @app.command("reconcile")
@@ -174,6 +200,7 @@ def reconcile(
             "--evidence", metavar="FILE", help="Write the signed messages that prove findings to this new file."
         ),
     ] = None,
+    require_all: _RequireAll = None,
     everything: Annotated[
         bool, typer.Option("--all", help="List every finding, not only the first divergence.")
     ] = False,
@@ -195,8 +222,8 @@ def reconcile(
     from securefda.audit.reconcile.runs import reconcile_runs
 
     require_new(evidence)
-    found = reconcile_runs(folder, run, roster)
-    written = evidence if evidence is not None and write_evidence(evidence, found.runs) else None
+    found = reconcile_runs(folder, run, roster, require_all=require_all)
+    written = None if evidence is None else write_evidence(evidence, found.runs)
     _print(output, said_of(found, written, everything=everything))
 
 

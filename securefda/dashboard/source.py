@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 from securefda.audit.report.overview import alike
-from securefda.audit.report.words import count_of, level_text, names, time_text, what_text
+from securefda.audit.report.words import level_text, time_text, what_text
 from securefda.dashboard.parts import (
     Chart,
     Charts,
@@ -26,6 +26,7 @@ from securefda.dashboard.reading import LogSeen, PolicySeen, Seen
 from securefda.dashboard.words import incident_lines, left_text, log_facts, problem_section, spent_text
 from securefda.operations.records import SiteLine
 from securefda.operations.report import human_bytes
+from securefda.text import counted, names
 
 MOST_ROWS: Final = 50
 _TRAINS: Final = {"Header": "trains", "ledger-updated": "trains with noise"}
@@ -63,7 +64,7 @@ def source_state(seen: Seen) -> State:
 def _state_of(log: LogSeen, target: str, done: str) -> State:
     entry, since = log.last.entry, f"since {time_text(log.last.time)} UTC"
     if entry.type == "run-ended":
-        outcome, rounds = entry.facts["outcome"], count_of(cast(int, entry.facts["rounds"]), "round")
+        outcome, rounds = entry.facts["outcome"], counted(cast(int, entry.facts["rounds"]), "round")
         if outcome == "completed":
             return State("done", "Finished", f"The run is completed: {rounds} with a result.")
         return State("failed", "Ended", f"The run ended: {outcome}, {rounds} with a result.")
@@ -89,7 +90,7 @@ def _finished(own: Sequence[SiteLine]) -> dict[int, SiteLine]:
 
 
 def _done(seen: Seen) -> str:
-    return f"{count_of(len(_finished(seen.own)), 'round')} with a result so far."
+    return f"{counted(len(_finished(seen.own)), 'round')} with a result so far."
 
 
 def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
@@ -209,9 +210,9 @@ def _row(line: SiteLine) -> tuple[str, ...]:
         remarks.append(f"attempt {line['attempt']}")
     for key, words in (("capped", "capped"), ("zeroed", "set to zero")):
         if (layers := line.get(key)) and isinstance(layers, int):
-            remarks.append(f"{count_of(layers, 'layer')} {words}")
+            remarks.append(f"{counted(layers, 'layer')} {words}")
     if clipped := line.get("clipped"):
-        remarks.append(f"{count_of(clipped, 'coordinate')} clipped")
+        remarks.append(f"{counted(clipped, 'coordinate')} clipped")
     return (
         str(line["round"]),
         line.get("level", "–"),

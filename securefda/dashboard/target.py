@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
-from securefda.audit.report.words import names, time_text
+from securefda.audit.report.words import time_text
 from securefda.dashboard.parts import (
     Chart,
     Charts,
@@ -29,6 +29,7 @@ from securefda.operations.records import REPORTED_ROUNDS, RoundLine
 from securefda.operations.report import human_bytes, seen_rows
 from securefda.operations.run_folder import REPORT_FILE
 from securefda.operations.summary_text import percent, spent_text
+from securefda.text import names
 
 MOST_ROWS: Final = 50
 _MOST_SOURCES: Final = 64

@@ -56,7 +56,7 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
     kit = load_kit(config.source.kit, datetime.now(UTC), expected_role="source")
     use_kit(kit)
     policy = load_signed_policy(kit)
-    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    member = Member.of(kit, encode)
     runs = RunBook(run_book_file(kit.root), policy.release, accept_run=accept_run)
     store = SourceStore(config.source.out / STATE_FILE, runs)
     out, site_id = config.source.out, kit.site_id

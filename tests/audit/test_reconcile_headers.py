@@ -157,7 +157,7 @@ def test_an_edited_log_comes_first_and_what_it_lacks_is_not_judged(tmp_path: Pat
 
     assert first(found.findings) == ("unverified-log", "", 0, (B,), False)
     assert len(found.findings) == 1
-    assert f"{B}: what its log lacks was not judged, since it fails by itself" in found.notices
+    assert f"{B}: what its log lacks was not judged, since it fails by itself" in map(str, found.notices)
 
 
 def test_an_edited_log_is_found_behind_one_that_nobody_signed(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_an_edited_log_is_found_behind_one_that_nobody_signed(tmp_path: Path) ->
     found = read_together(tmp_path, unsigned=(A,))
 
     assert [(one.kind, one.accused) for one in found.findings] == [("unverified-log", (B,))]
-    assert any(notice.startswith(f"{A}: no site has a checkpoint of its log") for notice in found.notices)
-    assert f"{B}: what its log lacks was not judged, since it fails by itself" in found.notices
+    assert any(notice.startswith(f"{A}: no site has a checkpoint of its log") for notice in map(str, found.notices))
+    assert f"{B}: what its log lacks was not judged, since it fails by itself" in map(str, found.notices)
 
 
 def test_a_fork_of_a_log_between_two_peers_is_found_and_proved_by_the_two_checkpoints(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_fewer_logs_than_sites_are_read_and_what_is_missing_is_said(tmp_path: Pa
     found = read_together(tmp_path, (TARGET, A))
 
     assert found.findings == ()
-    assert sum("its log is missing" in notice for notice in found.notices) == 2
+    assert sum("its log is missing" in notice for notice in map(str, found.notices)) == 2
 
 
 def test_the_order_of_findings_is_that_of_the_protocol(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_log_that_nobody_cosigned_is_a_finding_where_the_run_was_completed(
 
     assert [one.kind for one in found.findings] == kinds
     assert all(one.accused == () for one in found.findings)  # it was for the target to cosign it
-    assert any("a holder of its key" in notice for notice in found.notices) != bool(kinds)
+    assert any("a holder of its key" in notice for notice in map(str, found.notices)) != bool(kinds)
 
 
 @pytest.mark.parametrize(("restarted", "kinds"), [(True, []), (False, ["broken-chain"])])
@@ -260,4 +260,4 @@ def test_a_result_that_nobody_has_is_a_finding_unless_the_target_was_started_ane
 
     assert [one.kind for one in found.findings] == kinds
     assert all(one.accused == () for one in found.findings)  # it may be a result that was not kept
-    assert any("a result that no site has" in notice for notice in found.notices) == restarted
+    assert any("a result that no site has" in notice for notice in map(str, found.notices)) == restarted

@@ -81,7 +81,7 @@ def test_a_message_that_was_lost_on_the_way_is_no_finding_but_is_said(tmp_path: 
     found = read_together(lie.write())
 
     assert found.findings == ()
-    assert f"{TARGET} sent 1 of type Result that {A} did not receive" in found.notices
+    assert f"{TARGET} sent 1 of type Result that {A} did not receive" in map(str, found.notices)
 
 
 def test_two_records_of_one_message_with_different_lengths_are_found(tmp_path: Path) -> None:

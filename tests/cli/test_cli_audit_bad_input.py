@@ -96,11 +96,28 @@ def test_what_is_no_log_of_this_release_ends_every_command_with_4(
         assert words in line
 
 
-def test_folder_of_logs_is_no_log_and_the_hint_names_one(log: Path, capsys: Capture) -> None:
-    for command in COMMANDS:
+def test_one_log_of_several_is_read_by_name_and_all_are_verified(log: Path, capsys: Capture) -> None:
+    other = Party(log.parent, run="feed" * 8).write()
+
+    assert audit(capsys, "verify", log.parent)[1].count("finding      none") == 2
+    for command in (["show"], ["tail", "--no-follow"]):
         code, _, err = audit(capsys, *command, log.parent)
-        assert code == 4
-        assert f"hint: it has logs in it: name {log}" in err
+        assert (code, err.splitlines()[1]) == (4, f"hint: name one: --run {other.name[:12]}")
+        assert f"has 2 logs in it, of the runs {RUN}, {other.name}" in err
+        assert audit(capsys, *command, log.parent, "--run", other.name[:12])[0] == 0  # what the hint says
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_beginning_of_a_run_id_will_do(command: list[str], log: Path, capsys: Capture) -> None:
+    Party(log.parent, run="0123" + "f" * 28).write()
+
+    for short in ("01234", "0123f"):
+        assert audit(capsys, *command, log.parent / short)[0] == 0
+        assert audit(capsys, *command, log.parent, "--run", short)[0] == 0
+    several = audit(capsys, *command, log.parent / "0123")
+    assert (several[0], several[2].splitlines()[1]) == (4, f"hint: there are {RUN}, 0123{'f' * 28}")
+    for none in (audit(capsys, *command, log.parent / "9"), audit(capsys, *command, log.parent, "--run", "9")):
+        assert (none[0], none[2].splitlines()[1]) == (4, f"hint: there are {RUN}, 0123{'f' * 28}")
 
 
 def rewritten(log: Path, index: int, old: bytes, new: bytes) -> None:

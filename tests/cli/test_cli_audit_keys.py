@@ -75,18 +75,52 @@ def test_kit_is_found_through_a_relative_path(kit: Path, monkeypatch: pytest.Mon
     assert keys_of(Path(RUN)).site == "source-1"
 
 
-def test_log_of_an_earlier_roster_in_a_kit_is_no_disagreement_and_its_keys_are_not_used(kit: Path) -> None:
+def of_this_kit(kit: Path) -> Path:
+    """A log of a run under the kit's roster, which lies beside it as its CA and members signed it."""
+    found = load_kit(kit, datetime.now(UTC))
+    log = Party(kit / "local/audit").write(of=found.roster)
+    (log / "roster.json").write_bytes(found.signed_roster.to_bytes())
+    return log
+
+
+@pytest.mark.parametrize("change", [["renew", "source-2"], ["renew", "source-1"], ["revoke", "source-2"]])
+def test_log_of_an_earlier_roster_is_checked_with_that_one_which_the_ca_signed(kit: Path, change: list[str]) -> None:
+    log = of_this_kit(kit)
+    earlier = load_kit(kit, datetime.now(UTC)).roster
+    assert main(["federation", change[0], str(kit.parent), change[1]]) == 0
+
+    keys = keys_of(log)
+
+    assert (keys.roster, keys.where_from, keys.file) == (earlier, "kit", log / "roster.json")
+    assert keys.disagreement(roster_named(open_log(log))) is None
+    assert keys.disagreement("00" * 32) is not None
+    assert (keys.warnings, keys.newest) == ((), 2)
+    assert "began under the roster of epoch 1" in keys.notes[0]
+
+
+def test_an_earlier_roster_without_signatures_is_trusted_as_far_as_the_kit_has_its_keys(kit: Path) -> None:
+    log = of_this_kit(kit)
+    earlier = load_kit(kit, datetime.now(UTC)).roster
+    (log / "roster.json").write_bytes(earlier.canonical_bytes())
+    assert main(["federation", "add", str(kit.parent), "source-9", "--config", str(sample("digits"))]) == 0
+    same = keys_of(log)
+    assert main(["federation", "renew", str(kit.parent), "source-2"]) == 0
+    changed = keys_of(log)
+
+    assert (same.roster, same.where_from, same.warnings) == (earlier, "kit", ())
+    assert (changed.roster, changed.where_from) == (earlier, "log")
+    assert "compare the digest" in changed.warnings[0]
+
+
+def test_an_earlier_roster_that_the_log_does_not_name_is_not_used(kit: Path) -> None:
     log = Party(kit / "local/audit").write()
-    now = load_kit(kit, datetime.now(UTC)).roster
-    assert main(["federation", "revoke", str(kit.parent), "source-2"]) == 0
-    (log / "roster.json").write_bytes(now.canonical_bytes())
+    (log / "roster.json").write_bytes(load_kit(kit, datetime.now(UTC)).signed_roster.to_bytes())
+    assert main(["federation", "renew", str(kit.parent), "source-2"]) == 0
 
     keys = keys_of(log)
 
     assert keys.roster.epoch == 2
-    assert keys.disagreement(now.digest().hex()) is None
-    assert keys.disagreement("00" * 32) is not None
-    assert "an earlier roster (epoch 1)" in keys.warnings[0]
+    assert keys.disagreement(roster_named(open_log(log))) is not None
 
 
 def test_kit_whose_roster_was_changed_is_refused(kit: Path) -> None:

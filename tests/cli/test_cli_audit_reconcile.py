@@ -130,8 +130,25 @@ def test_no_evidence_is_written_where_no_message_proves_anything(tmp_path: Path,
     lie = Lie(tmp_path / "run")
     lie.kind, lie.sender, lie.change = "ShareBundle", B, but(logs_sent=False)  # type: ignore[method-assign]
     file = evidence_of(lie.write(), roster, capsys)
+    _, envelope = audit_json(capsys, "reconcile", tmp_path / "run", "--roster", roster, "--evidence", file)
 
     assert not file.exists()
+    assert envelope["data"]["evidence"] is None
+    assert envelope["data"]["why_no_evidence"].startswith("no signed message alone proves never-sent")
+
+
+def test_that_there_is_nothing_to_prove_is_said(honest: Path, roster: Path, tmp_path: Path, capsys: Capture) -> None:
+    _, out, _ = audit(capsys, "reconcile", honest, "--roster", roster, "--evidence", tmp_path / "evidence")
+
+    assert "evidence: no file was written: nothing was found" in out
+    assert not (tmp_path / "evidence").exists()
+
+
+def test_a_folder_that_is_not_there_is_told_before_the_work(honest: Path, roster: Path, capsys: Capture) -> None:
+    code, out, err = audit(capsys, "reconcile", honest, "--roster", roster, "--evidence", honest / "no" / "file")
+
+    assert (code, out) == (4, "")
+    assert f"--evidence: {honest / 'no'} is no folder" in err
 
 
 def changed(file: Path, **changes: Any) -> Path:
@@ -227,15 +244,49 @@ def test_evidence_is_not_written_over(equivocation: Path, roster: Path, capsys: 
     assert "--evidence" in err
 
 
-def test_fewer_logs_than_sites_are_read_and_what_is_missing_is_named(
-    honest: Path, roster: Path, capsys: Capture
-) -> None:
+def test_a_log_that_was_deleted_is_a_finding_among_those_of_others(honest: Path, roster: Path, capsys: Capture) -> None:
     shutil.rmtree(honest / "sites" / B)
 
     code, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster)
+    _, _, err = audit(capsys, "reconcile", honest, "--roster", roster)
+    without, allowed = audit_json(capsys, "reconcile", honest, "--roster", roster, "--no-require-all")
 
-    assert (code, envelope["data"]["missing_logs"]) == (0, [B])
-    assert any(notice.startswith(f"{B}: its log is missing") for notice in envelope["data"]["notices"])
+    (found,) = envelope["data"]["findings"]
+    assert (code, envelope["error_code"], envelope["data"]["missing_logs"]) == (13, "MissingLog", [B])
+    assert (found["kind"], found["severity"], found["accused"]) == ("missing-log", "attention", [])
+    assert f"hint: ask {B} for its local/audit folder; --no-require-all goes on without it" in err
+    assert (without, allowed["data"]["findings"], allowed["data"]["verdict"]["severity"]) == (0, [], "fine")
+    assert any(notice.startswith(f"{B}: its log is missing") for notice in allowed["data"]["notices"])
+
+
+def test_ones_own_log_alone_is_no_alarm_and_says_what_it_rests_on(honest: Path, roster: Path, capsys: Capture) -> None:
+    own = honest / "sites" / A
+
+    code, out, err = audit(capsys, "reconcile", own, "--roster", roster)
+    required, envelope = audit_json(capsys, "reconcile", own, "--roster", roster, "--require-all", "--all")
+
+    assert (code, err) == (0, "")
+    assert f"verdict  In order. The log of {A} verifies" in out
+    assert f"Nothing was compared with {TARGET}, {B}, {C}, whose logs are not here." in out
+    assert (required, [found["kind"] for found in envelope["data"]["findings"]]) == (13, ["missing-log"] * 3)
+
+
+def test_a_member_that_took_part_in_no_round_has_no_log_to_miss(tmp_path: Path, roster: Path, capsys: Capture) -> None:
+    class StaysAway(Run):
+        def write(self) -> Path:
+            for site in (TARGET, A, B):
+                self.begin(site)
+            self.witness()
+            self.end()
+            return self.folder
+
+    folder = StaysAway(tmp_path / "run").write()
+    shutil.rmtree(folder / "sites" / C)
+
+    code, envelope = audit_json(capsys, "reconcile", folder, "--roster", roster, "--all")
+
+    assert "missing-log" not in [found["kind"] for found in envelope["data"]["findings"]], code
+    assert any(notice.startswith(f"{C}: its log is missing") for notice in envelope["data"]["notices"])
 
 
 def test_every_run_is_read_where_none_is_named(honest: Path, roster: Path, capsys: Capture) -> None:
@@ -250,7 +301,7 @@ def test_every_run_is_read_where_none_is_named(honest: Path, roster: Path, capsy
     assert [part["findings_total"] for part in every["data"]["reconciled"]] == [0, 0]
     assert one["data"]["run"] == RUN
     assert one["data"]["runs"] == every["data"]["runs"]
-    assert "there are only logs of" in err
+    assert f"--run: there is no log of run 77 below {honest}, only of {RUN}" in err
 
 
 def test_the_runs_of_all_sites_are_one_table(honest: Path, roster: Path, capsys: Capture) -> None:
@@ -273,7 +324,7 @@ def test_the_runs_of_all_sites_are_one_table(honest: Path, roster: Path, capsys:
     assert second["left"] == [
         {"what": "charges to the ledger", "to": "", "count": 1},
     ]
-    assert out.startswith("run ")
+    assert out.startswith("verdict  Attention. run eeeeeeeeeeee: ")
     assert "2 of 2 runs without a finding of their own" in out
     line = next(line.split() for line in out.splitlines() if line.startswith("ee" * 16 + f"  {A}"))
     assert " ".join(line[4:]) == "no end 1 0 1 1 × charges to the ledger"
@@ -340,20 +391,38 @@ def test_evidence_is_of_one_run(equivocation: Path, roster: Path, capsys: Captur
     Equivocates(equivocation, "ee" * 16).write()
     file = equivocation.parent / "evidence.json"
 
-    code, _, err = audit(capsys, "reconcile", equivocation, "--roster", roster, "--evidence", file)
+    code, envelope = audit_json(capsys, "reconcile", equivocation, "--roster", roster, "--evidence", file)
     named, _, _ = audit(capsys, "reconcile", equivocation, "--roster", roster, "--evidence", file, "--run", RUN)
 
-    assert (code, named) == (4, 13)
-    assert "--evidence: is a file of one run" in err
+    files = [str(file.with_name(f"evidence-{run[:12]}.json")) for run in (RUN, "ee" * 16)]
+    assert (code, sorted(envelope["data"]["evidence"]), named) == (13, sorted(files), 13)
+    for one in (*map(Path, files), file):
+        assert audit(capsys, "verify-evidence", one, "--roster", roster)[0] == 0
 
 
-def test_two_logs_of_one_site_are_refused(honest: Path, roster: Path, capsys: Capture) -> None:
-    shutil.copytree(folder_of(honest, A), honest / "copy")
+def test_a_second_copy_of_a_log_is_verified_too(honest: Path, roster: Path, capsys: Capture) -> None:
+    copy = Path(shutil.copytree(folder_of(honest, A), honest / "copy"))
+    sound, _ = audit_json(capsys, "reconcile", honest, "--roster", roster)
+    (copy / "tail").write_bytes((copy / "tail").read_bytes().replace(b'"type":"Header"', b'"type":"Headex"', 1))
 
-    code, _, err = audit(capsys, "reconcile", honest, "--roster", roster)
+    code, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster)
 
-    assert code == 4
-    assert f"are two logs of {A}" in err
+    (found,) = envelope["data"]["findings"]
+    assert (sound, code, found["kind"], found["accused"]) == (0, 13, "unverified-log", [])
+    assert f"another copy of the log of {A}, {copy}: edited" in found["what"]
+
+
+def test_two_copies_that_tell_two_stories_are_a_fork(honest: Path, roster: Path, capsys: Capture) -> None:
+    other = Run(honest.parent / "other").write()  # the same keys sign the same run once more, an hour later
+    late = Run(honest.parent / "late", hours=1).write()
+    shutil.copytree(folder_of(other, A), honest / "same")
+    assert audit(capsys, "reconcile", honest, "--roster", roster)[0] == 0
+    shutil.copytree(folder_of(late, A), honest / "another")
+
+    code, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster)
+
+    assert (code, envelope["data"]["findings"][0]["kind"]) == (13, "forked-log")
+    assert envelope["data"]["verdict"]["severity"] == "tampering"
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.write_bytes(b"x"), lambda path: None])

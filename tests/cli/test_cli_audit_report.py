@@ -19,8 +19,8 @@ from securefda.operations.run_folder import RunFolder
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
+from run_builder import ROSTER, HangsUp, Run, folder_of
 from run_builder import RUN as ONE_RUN
-from run_builder import HangsUp, Run, folder_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -30,15 +30,18 @@ pytestmark = pytest.mark.usefixtures("no_disk_sync")
 
 @pytest.fixture
 def honest(tmp_path: Path) -> Page:
-    """Of logs with real messages, which agree."""
-    return page_of(Run(tmp_path / "run").write(), 0)
+    """Of logs with real messages, which agree, under a roster that is trusted."""
+    (tmp_path / "trusted.json").write_bytes(ROSTER.canonical_bytes())
+    return page_of(Run(tmp_path / "run").write(), 0, "--roster", str(tmp_path / "trusted.json"))
 
 
 def test_logs_that_agree_are_verified_and_said_to(honest: Page) -> None:
-    assert "In order. All 4 logs in this folder verify" in honest.text
-    assert "Held against each other, the logs agree" in honest.text
+    assert "The logs of all 4 sites verify, and agree with each other and with the signed messages." in honest.text
+    assert "✓ In order" in honest.text
+    assert "Attention" not in honest.source
+    assert {"care", "bad"}.isdisjoint(attrs.get("class") for _, attrs in honest.tags)
     assert [row[1].split()[0] for row in honest.tables["logs"][1:]] == ["verified"] * 4
-    assert "In order. No alarm, no abort and no refusal is recorded." in honest.text
+    assert "No alarm, no abort and no refusal is recorded." in honest.text
 
 
 def test_the_matrix_has_what_was_disclosed_at_each_level(honest: Page) -> None:
@@ -93,7 +96,8 @@ def test_a_round_without_a_charge_is_not_hidden_by_those_with_one(tmp_path: Path
     logs.noise = False
     logs.round(2)
     page = page_of(logs.close())
-    assert "Something left target, source-1, source-2 in rounds without a charge" in page.text
+    lines = "source-1, source-2: something left it without a charge in round 2: no noise is known to bound it."
+    assert lines in page.text
 
 
 def test_more_than_the_limit_is_said(tmp_path: Path) -> None:
@@ -102,7 +106,8 @@ def test_more_than_the_limit_is_said(tmp_path: Path) -> None:
             super().charge(site, 2000 * number)
 
     page = page_of(Spends(tmp_path / "run", sources=2).write(1))
-    assert "More than the limit was spent by source-1, source-2." in page.text
+    assert "source-1: epsilon 10.3306 is spent; its policy's limit is 8." in page.text
+    assert "source-2: epsilon 11.2698 is spent; its policy's limit is 8." in page.text
 
 
 def test_a_policy_is_put_in_words_once_for_all_sites_with_its_numbers(tmp_path: Path) -> None:
@@ -140,7 +145,10 @@ def test_alarms_aborts_and_refusals_stand_with_who_blames_whom(tmp_path: Path) -
     ]
     said = "source-2 is blamed by target; source-3 is blamed by target; target is blamed by source-1"
     assert f"Recorded: 1 alarm, 1 abort, 1 refusal. By their own word, which proves nothing: {said}." in page.text
-    assert "No end of the run is recorded by target, source-1, source-2, source-3" in page.text
+    assert "source-1: 1 alarm: header.previous-checkpoint; it blames target, by its own word." in page.text
+    assert "target, source-1, source-2, source-3: its log has no end" in page.text.replace(
+        "source-1, source-2, source-3, target:", "target, source-1, source-2, source-3:"
+    )
     assert any("Alarm: header.previous-checkpoint; accused: target." in row[1] for row in page.tables["events"])
 
 
@@ -154,9 +162,8 @@ def test_one_log_alone_says_what_it_cannot_know(tmp_path: Path) -> None:
     logs.write(2)
     shutil.copytree(logs.path(TARGET), tmp_path / "alone" / RUN)
     page = page_of(tmp_path / "alone", None)
-    assert "The log in this folder verifies" in page.text
-    assert "The logs of 3 sites of 4 are not here (source-1, source-2, source-3)" in page.text
-    assert "The logs were not compared with each other. There is one log here only" in page.text
+    assert "1 of 4 sites whose log is here and verifies" in page.text
+    assert "There is one log here only, and nothing to compare it with" in page.text
     assert "at which level, only their own logs say" in page.text
     assert "2 × MaskedInput, as only the receiver says" in page.row("matrix", "source-1")[1]
     assert page.row("sites", "source-1")[3:] == ["not here", "not known"]
@@ -175,8 +182,8 @@ def test_lost_evidence_is_said_apart_from_the_logs(tmp_path: Path, capsys: Captu
     (log,) = (log for log in envelope["data"]["logs"] if log["party"] == "hospital-b")
     assert (code, envelope["error_code"], log["sound"]) == (13, "EvidenceLost", True)
     assert [lost["kind"] for lost in log["kept_messages"]["findings"]] == ["evidence-damaged"]
-    assert "All 4 logs in this folder verify" in page.text
-    assert "Evidence is lost: of the signed messages that hospital-b kept, 1 message is not" in page.text
+    assert "4 of 4 sites whose log is here and verifies" in page.text
+    assert "Tampering or a broken promise" in page.text
     assert "evidence-damaged: record" in page.row("logs", "hospital-b")[1]
 
 
@@ -210,9 +217,10 @@ def test_what_stands_behind_a_changed_record_is_not_counted(tmp_path: Path, caps
     place = data.index(b'"round":2')
     tail.write_bytes(data[:place] + b'"round":7' + data[place + 9 :])
     page = page_of(tmp_path / "run", 13)
-    assert "audit log of source-1: was edited" in capsys.readouterr().err
+    assert "the log of source-1: edited, the record is not the one that was signed" in capsys.readouterr().err
     assert "was edited" in page.row("logs", "source-1")[1]
-    assert "Not every log is what was signed: see the log of source-1 below" in page.text
+    assert "Tampering or a broken promise" in page.text
+    assert "source-1, record " in page.text
     assert page.row("matrix", "source-1")[1] == "1 × update, in clear"
     assert page.row("matrix", "source-2")[1].startswith("3 × ")
 
@@ -223,8 +231,8 @@ def test_logs_that_contradict_each_other_end_with_13_and_the_first_divergence(tm
             return {"epsilon": "0.001"} if (site, number) == ("hospital-b", 2) else {}
 
     page = page_of(Spends(tmp_path / "run").write(), 13)
-    assert "error: wrong-epsilon, round 2" in capsys.readouterr().err
-    assert "Held against each other and the rules, the logs do not agree: 1 finding" in page.text
+    assert "error: wrong-epsilon: hospital-b says" in capsys.readouterr().err
+    assert "Tampering or a broken promise" in page.text
     assert "hospital-b says that epsilon 0.001 is spent" in page.text
 
 
@@ -245,8 +253,9 @@ def test_a_log_without_cosignature_is_vouched_for_by_its_own_key_only(tmp_path: 
     for site in logs.sites:
         logs.sign(site, ())
         logs.logs[site].close()
-    page = page_of(tmp_path / "run", 13)
+    page = page_of(tmp_path / "run")
     assert page.row("logs", "source-1")[5] == "no site"
+    assert "0 of 1 witnesses cosigned the newest checkpoint" in page.text
     assert "lacks cosignatures" in page.row("logs", "source-1")[1]
 
 
@@ -256,7 +265,6 @@ def test_of_two_copies_of_a_log_one_is_counted(tmp_path: Path) -> None:
     shutil.copytree(logs.path("source-1"), tmp_path / "run" / "copy")
     page = page_of(tmp_path / "run")
     assert "2 × update, in a sum of ≥ 3" in page.row("matrix", "source-1")[1]
-    assert "are two logs of source-1 of one run" in page.text
     assert any("another copy of this log counts" in row[1] for row in page.tables["logs"])
 
 
@@ -267,7 +275,7 @@ def test_what_looks_like_a_log_and_is_none_stands_beside_the_good_ones(tmp_path:
     foreign.mkdir()
     (foreign / "checkpoint").write_bytes(b"\x00binary")
     page = page_of(tmp_path / "run", 13)
-    assert any(row[-1] == "foreign" and "cannot be read" in row[1] for row in page.tables["logs"])
+    assert "foreign has the files of a log, and cannot be read" in page.text
     assert "2 × " not in page.row("matrix", "source-1")[1]
 
 
@@ -302,7 +310,7 @@ def test_the_page_lies_in_the_folder_that_was_named(tmp_path: Path, capsys: Capt
     folder = Run(tmp_path / "run").write()
     assert main(["audit", "report", str(folder)]) == 0
     assert (folder / "audit.html").exists()
-    assert "4 logs verified, compared with each other" in capsys.readouterr().out
+    assert "Attention. The keys are from the log's own roster" in capsys.readouterr().out
 
 
 def test_a_log_gets_no_file_that_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

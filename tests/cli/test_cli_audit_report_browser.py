@@ -59,11 +59,11 @@ class InChromium:
         stops = [tab.press_tab() for _ in range(40)]
         tables = list(Page(file).tables)
         assert stops[0] == "a #content"
-        assert stops[1:11] == [
+        assert stops[1:13] == [
             f"a #{name}"
             for name in (
-                *("proves", "federation", "all-runs", "disclosures", "timeline", "privacy"),
-                *("weights", "bytes", "trouble", "verification"),
+                *("said", "proves", "federation", "all-runs", "disclosures", "timeline", "privacy"),
+                *("weights", "bytes", "trouble", "verification", "glossary"),
             )
         ]
         assert [stop.split()[1] for stop in stops if stop.startswith("div ")][: len(tables)] == tables

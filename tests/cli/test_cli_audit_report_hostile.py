@@ -147,7 +147,7 @@ def test_a_log_of_many_rounds_and_kinds_makes_a_page_of_bounded_size(tmp_path: P
     ("name", "options", "said"),
     [
         ("missing", [], "is no folder"),
-        ("empty", [], "has no log at or below it"),
+        ("empty", [], "has no log of a run at or below it"),
         ("run", ["--run", "ff" * 16], "--run: there is no log of run"),
         ("run", ["--out", "nowhere/page.html"], "--out: nowhere/page.html is in a folder that does not exist"),
         ("run", ["--out", "."], "--out: . is a folder"),

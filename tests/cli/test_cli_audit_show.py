@@ -101,7 +101,15 @@ def test_last_records_of_a_log_with_several_bundles_are_found(tmp_path: Path, ca
     [
         (["--direction", "send"], "--direction send: is not one of sent, received, event", "did you mean sent?"),
         (["--disclosure", "all"], "--disclosure all: is not one of individual, cohort, sum", ""),
-        (["--type", "run-end"], "--type run-end: is no kind of event", "did you mean run-ended?"),
+        (["--type", "run-end"], "--type run-end: is neither a type of message", "did you mean run-ended? there are "),
+        (["--type", "MaskedInputs"], "--type MaskedInputs: is neither", "did you mean MaskedInput? there are Abort, "),
+        (["--type", "maskedinput"], "--type maskedinput: is neither", "did you mean MaskedInput?"),
+        (
+            ["--peer", "Target"],
+            "--peer Target: is no site",
+            "did you mean target? there are source-2, source-3, target",
+        ),
+        (["--peer", "clinic"], "--peer clinic: is no site", "hint: there are source-2, source-3, target"),
         (["--from", "yesterday"], "--from yesterday: is no time", "write it like"),
         (["--to", "9999-12-31T23:59:59-23:00"], "--to 9999-12-31T23:59:59-23:00: is no time", "write it like"),
         (["--last", "-1"], "--last", "show --help"),

@@ -6,15 +6,18 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from securefda.audit.kept_check import NOT_JUDGED, KeptVerdict
+from securefda.audit.reading import RunEnd
 from securefda.audit.reconcile.claims import is_of_run
-from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
+from securefda.audit.reconcile.suspicion import Mark, Notice, RunFinding, RunKind, Suspicion
 from securefda.audit.reconcile.transcript import Members, SignedHeader, SignedTranscript
 from securefda.audit.records import Record
 from securefda.audit.store import AuditError
 from securefda.audit.verify import Verification
+
+Required = Literal["all", "participants", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class PartyLog:
         size: how many it had when the first of all logs was looked at.
         folder: where it lies, for the words of findings.
         kept: what comparing its records with the messages beside it said.
+        limits: SHA-256 of a policy file beside the log -> the epsilon that it allows.
         is_unsigned: whether no site, the log's own included, has a checkpoint of it, as where a site fails at once; the
             log is not used then.
     """
@@ -39,6 +43,7 @@ class PartyLog:
     folder: str = ""
     is_unsigned: bool = False
     kept: KeptVerdict = NOT_JUDGED
+    limits: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def bound(self) -> int | None:
@@ -59,24 +64,27 @@ class RunLogs:
         logs: of different parties.
         members: of the federation.
         transcript: the messages that were kept.
+        required: whose logs have to be here: those of ``"all"`` sites, of the ``"participants"`` of its rounds as
+            the other logs tell, or of ``"none"``.
 
     Attributes:
         parties: whose logs there are.
         sizes: how many records each log had when the reading began, by party.
         broken: party -> why its log could not be read to the end.
-        outcomes: party -> how its log says that the run ended, by now; absent while it has not.
         restarted: parties whose logs were taken up again by a new process.
         count: number of records that were read.
         marks: session, type and sender -> the record of a message that is sent once in a session; the
             equivocation check fills it.
     """
 
-    def __init__(self, logs: Sequence[PartyLog], members: Members, transcript: SignedTranscript) -> None:
-        self.logs, self.members, self.transcript = logs, members, transcript
+    def __init__(
+        self, logs: Sequence[PartyLog], members: Members, transcript: SignedTranscript, required: Required = "none"
+    ) -> None:
+        self.logs, self.members, self.transcript, self.required = logs, members, transcript, required
         self.sizes = {log.party: log.size for log in logs}
         self.parties = frozenset(self.sizes)
         self.broken: dict[str, str] = {}
-        self.outcomes: dict[str, str] = {}
+        self._ends = {log.party: RunEnd() for log in logs}
         self.restarted: set[str] = set()
         self.count = 0
         self.marks: dict[tuple[str, str, str], Mark] = {}
@@ -92,12 +100,9 @@ class RunLogs:
                     key = record.party, entry.session
                     if self._headers.setdefault(key, entry.digest) != entry.digest:
                         self._headers[key] = ""  # more than one: which it went by, its log does not say
-                case "run-began" | "restarted":
-                    self.outcomes.pop(record.party, None)
-                    if entry.type == "restarted":
-                        self.restarted.add(record.party)
-                case "run-ended":
-                    self.outcomes[record.party] = str(entry.facts["outcome"])
+                case "restarted":
+                    self.restarted.add(record.party)
+            self._ends[record.party].see(entry)
             yield record
 
     def _records_of(self, log: PartyLog) -> Iterator[Record]:
@@ -113,7 +118,11 @@ class RunLogs:
 
     def has_completed(self, party: str) -> bool:
         """Whether a log says that the run was completed, so that others were there to the end."""
-        return self.outcomes.get(party) == "completed"
+        return self.outcome_of(party) == "completed"
+
+    def outcome_of(self, party: str) -> str:
+        """How a log says that the run ended, by now; empty while it has not."""
+        return self._ends[party].outcome
 
     def header_of(self, party: str, session: str) -> SignedHeader | None:
         """The header that a party took in a session.
@@ -154,7 +163,7 @@ class Check:
         """What was compared, in words -> how often; once the suspicions were asked for."""
         return {}
 
-    def notices(self) -> Iterable[str]:
+    def notices(self) -> Iterable[Notice]:
         """What is odd, or could not be judged, but proves nothing; once the suspicions were asked for."""
         return ()
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from securefda.audit.notes import Checkpoint, LogName, Note, NoteError
 from securefda.audit.reconcile.check import Check, RunLogs
 from securefda.audit.reconcile.claims import checkpoint_fault, header_fault, is_of_run, survivors_fault
-from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
+from securefda.audit.reconcile.suspicion import Mark, Notice, RunFinding, RunKind, Suspicion
 from securefda.audit.reconcile.transcript import SignedHeader
 from securefda.audit.records import Record
 from securefda.audit.statements import Statement, SurvivorsSaid
@@ -28,14 +28,14 @@ class Continuity(Check):
         super().__init__(run)
         self._members, self._transcript = run.members, run.transcript
         self._headers = sorted(run.transcript.all_headers.values(), key=lambda header: header.said.place)
-        self._lost: list[str] = []
+        self._lost: list[Notice] = []
 
     def counts(self) -> Mapping[str, int]:
         """What there is of it."""
         lists = sum(kind == "Survivors" for kind, _ in self._transcript.of_type)
         return {"headers": len(self._headers), "results": len(self._transcript.results), "lists of survivors": lists}
 
-    def notices(self) -> list[str]:
+    def notices(self) -> list[Notice]:
         """Headers that continue a result that no site has."""
         return self._lost
 
@@ -148,10 +148,11 @@ class Continuity(Check):
         """
         lost = header.said.round > before + 1 and self._members.target in self.run.restarted
         if lost:
-            self._lost.append(
-                f"{self._members.target}: its header of round {header.said.round} continues a result that no site has; "
-                "its process was started anew in this run, and may have ended between a result and sending it"
+            what = (
+                f"its header of round {header.said.round} continues a result that no site has; its process was started "
+                "anew in this run, and may have ended between a result and sending it"
             )
+            self._lost.append(Notice(what, self._members.target, care=True))
         return lost
 
     def _finding(self, kind: RunKind, what: str, step: str, session: str, *digests: str) -> RunFinding:

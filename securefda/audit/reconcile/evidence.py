@@ -205,33 +205,48 @@ class Judged:
     why_not: str
 
 
-def write_evidence(file: Path, runs: Sequence[ReconciledRun]) -> bool:
-    """Write the claims that signed messages prove; returns False, and writes nothing, where there are none.
+@dataclass(frozen=True, slots=True)
+class Evidenced:
+    """The files of evidence that were written, one of each run; or why there is none."""
+
+    files: tuple[Path, ...]
+    why_not: str = ""
+
+
+def write_evidence(file: Path, runs: Sequence[ReconciledRun]) -> Evidenced:
+    """Write the claims that signed messages prove. Where several runs have some, each gets a file with its id behind.
 
     Raises:
-        ConfigError: ``--evidence``: there is such a file, or it cannot be written; there are claims of several runs.
+        ConfigError: ``--evidence``: there is such a file, or it cannot be written.
     """
     proved = [(one, exhibits) for one in runs if (exhibits := exhibits_of(one.outcome.findings))]
     if not proved:
-        return False
-    if len(proved) > 1:
-        ids = ", ".join(one.members.run for one, _ in proved)
-        raise ConfigError("--evidence", f"is a file of one run, and there are claims of {ids}", hint="name one: --run")
-    found, exhibits = proved[0]
-    members = found.members
-    data = Evidence(members.federation, members.run, found.roster.canonical_bytes(), exhibits).to_bytes()
-    try:
-        with file.open("xb") as opened:
-            opened.write(data)
-    except OSError as error:
-        raise ConfigError("--evidence", f"{file} cannot be written: {error.strerror}") from error
-    return True
+        kinds = sorted({one.kind for run in runs for one in run.outcome.findings})
+        without = f"no signed message alone proves {', '.join(kinds)}: the logs are the evidence, keep them"
+        return Evidenced((), without if kinds else "nothing was found")
+    files = []
+    for found, exhibits in proved:
+        members = found.members
+        data = Evidence(members.federation, members.run, found.keys.roster.canonical_bytes(), exhibits).to_bytes()
+        path = file if len(proved) == 1 else file.with_name(f"{file.stem}-{members.run[:12]}{file.suffix}")
+        try:
+            with path.open("xb") as opened:
+                opened.write(data)
+        except OSError as error:
+            raise ConfigError("--evidence", f"{path} cannot be written: {error.strerror}", hint=_NEW_FILE) from error
+        files.append(path)
+    return Evidenced(tuple(files))
 
 
 def require_new(file: Path | None) -> None:
-    """Raise ConfigError where the file of evidence exists: evidence is not written over."""
+    """Raise ConfigError where a file of evidence cannot be made: it exists, or its folder does not."""
     if file is not None and file.exists():
-        raise ConfigError("--evidence", f"{file} exists", hint="name a new file")
+        raise ConfigError("--evidence", f"{file} exists, and evidence is not written over", hint=_NEW_FILE)
+    if file is not None and not file.parent.is_dir():
+        raise ConfigError("--evidence", f"{file.parent} is no folder", hint=_NEW_FILE)
+
+
+_NEW_FILE: Final = "name a new file in a folder that you can write to"
 
 
 def judge_evidence(file: Path, trusted: Path) -> tuple[Evidence, list[Judged]]:

@@ -13,7 +13,7 @@ happened, not why: a source that is too slow in every round sees the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import groupby, islice, pairwise
@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 from securefda.audit.keys import Keys
 from securefda.audit.notes import LogName
-from securefda.audit.reading import DamagedLog, LogFolder, being_written
+from securefda.audit.reading import DamagedLog, LogFolder, RunEnd, being_written
 from securefda.audit.records import Entry, Record
 from securefda.audit.store import AuditError
 from securefda.audit.verification import verification_progress
@@ -271,7 +271,8 @@ class _Reader:
 
     def __init__(self, party: str, target: str) -> None:
         self._party, self._is_target = party, party == target
-        self._began = self._last = self._outcome = ""
+        self._began = self._last = ""
+        self._end = RunEnd()
         self._rounds: dict[int, _Round] = {}
         self._round_of: dict[str, int] = {}
         self._accepted: set[tuple[int, int]] = set()
@@ -282,6 +283,7 @@ class _Reader:
         """Take a record."""
         entry = record.entry
         self._began, self._last = self._began or record.time, max(self._last, record.time)
+        self._end.see(entry)
         if entry.direction == "event":
             self._event(entry, record.time)
         else:
@@ -290,8 +292,8 @@ class _Reader:
     def site_run(self, run: str, *, is_live: bool) -> SiteRun:
         """What was gathered."""
         ended: Ending = "goes on" if is_live else "no end"
-        if self._outcome:
-            ended = "completed" if self._outcome == "completed" else "failed"
+        if self._end.outcome:
+            ended = "completed" if self._end.outcome == "completed" else "failed"
         return SiteRun(
             party=self._party,
             run=run,
@@ -313,12 +315,8 @@ class _Reader:
             case "alarm" if entry.session:
                 for one in self._rounds.values():
                     one.results.discard(entry.session)
-            case "run-ended":
-                self._outcome = str(entry.facts["outcome"])
-            case "restarted":
-                self._outcome = ""
-                if self._latest in self._rounds:
-                    self._rounds[self._latest].broken_off = True
+            case "restarted" if self._latest in self._rounds:
+                self._rounds[self._latest].broken_off = True
 
     def _message(self, entry: Entry, time: str) -> None:
         sent = entry.direction == "sent"
@@ -346,20 +344,27 @@ class _Reader:
         return self._rounds.setdefault(number, _Round(time))
 
 
-def read_history(found: Sequence[LogFolder], keys: Keys, verified: Mapping[Path, Verification]) -> History:
+def read_history(
+    found: Sequence[LogFolder],
+    main: Keys,
+    keys_for: Callable[[LogFolder], Keys],
+    verified: Mapping[Path, Verification],
+) -> History:
     """Read every log of the federation once, each as far as its verification vouches for it.
 
     A log without any checkpoint is read too, since a run that ends in its first round may leave none; its row says so.
 
     Args:
         found: the logs, of any runs; of two copies of one log that with more records counts.
-        keys: the roster.
+        main: the roster of the federation; logs of others are passed over.
+        keys_for: the roster of the run of a log.
         verified: folder -> what its log is worth, of those that were verified already.
     """
-    target = keys.roster.target.site_id
     runs: dict[tuple[str, str], tuple[int, SiteRun]] = {}
+    target = main.roster.target.site_id
     for log in found:
-        if log.party not in keys.public or log.federation not in ("", keys.federation):
+        keys = keys_for(log)
+        if log.party not in keys.public or {log.federation or main.federation, keys.federation} != {main.federation}:
             continue
         is_live = being_written(log.folder)
         bound, problem = _vouched_for(log, verified.get(log.folder) or _verified(log, keys))

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from securefda.audit.reconcile.check import Check, RunLogs
-from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
+from securefda.audit.reconcile.suspicion import Mark, Notice, RunFinding, RunKind, Suspicion
 from securefda.audit.reconcile.transcript import Members
 from securefda.audit.records import Disclosure, Record
 from securefda.audit.statements import BROADCAST, ONCE, RELEASES, HeaderSaid
+from securefda.text import counted
 
 _MOST_NOTICES: Final = 40
 
@@ -43,6 +44,7 @@ class Pairing(Check):
         self._paired = 0
         self._alone: Counter[str] = Counter()
         """Records of messages with a site whose log is not there, by that site."""
+        self._alone_in_rounds: set[str] = set()
 
     def counts(self) -> Mapping[str, int]:
         """How many messages both logs have."""
@@ -55,6 +57,8 @@ class Pairing(Check):
             return
         if entry.peer not in self.run.parties:
             self._alone[entry.peer] += 1
+            if entry.round:
+                self._alone_in_rounds.add(entry.peer)
             return
         sent = entry.direction == "sent"
         ends = (record.party, entry.peer) if sent else (entry.peer, record.party)
@@ -76,8 +80,14 @@ class Pairing(Check):
             self.found.append(_differ(key, half, other))
 
     def suspicions(self) -> Iterator[Suspicion]:
-        """What did not pair; only a log that is whole lacks a record for certain."""
+        """What did not pair, only a log that is whole lacks a record for certain; and logs that have to be here."""
         yield from self.found
+        for party, required in self._missing():
+            if required:
+                count = self._alone[party]
+                here = f"; the logs that are here have {counted(count, 'message')} with it" if count else ""
+                what = f"the log of {party} is missing{here}"
+                yield Suspicion(RunFinding("missing-log", what, (), (party, "")))
         for (sender, receiver, kind, digest), waiting in self._open.items():
             for half in waiting:
                 if half.sent or sender not in self.run.whole:
@@ -90,14 +100,25 @@ class Pairing(Check):
                     RunFinding("never-sent", what, accused, both, kind, number, attempt, session, marks, (digest,))
                 )
 
-    def notices(self) -> Iterator[str]:
+    def _missing(self) -> Iterator[tuple[str, bool]]:
+        """Sites whose log is not here, and whether it has to be."""
+        took_part = self._alone_in_rounds | {
+            site for header in self.run.transcript.all_headers.values() for site in header.said.levels
+        }
+        for party in sorted(set(self.run.members.keys) - self.run.parties):
+            required = self.run.required == "all" or (self.run.required == "participants" and party in took_part)
+            yield party, required
+
+    def notices(self) -> Iterator[Notice]:
         """Sites whose logs are missing, and messages that were sent and not received: a connection broke, or a site."""
-        missing = sorted(set(self.run.members.keys) - self.run.parties)
-        for party in missing:
-            yield f"{party}: its log is missing; {self._alone[party]} messages with it were not checked against it"
+        for party, required in self._missing():
+            if not required:
+                count = self._alone[party]
+                what = f"its log is missing; {counted(count, 'message')} with it were not checked against it"
+                yield Notice(what, party)
         for party, count in sorted(self._alone.items()):
-            if party not in missing:
-                yield f"{party} is not in the roster; {count} records are of messages with it"
+            if party not in self.run.members.keys:
+                yield Notice(f"{party} is not in the roster; {count} records are of messages with it", care=True)
         lost: Counter[tuple[str, str, str]] = Counter()
         for (sender, receiver, kind, _), waiting in self._open.items():
             if receiver in self.run.whole:
@@ -107,9 +128,9 @@ class Pairing(Check):
             f"{sender} sent {count} of type {kind} that {receiver} did not receive"
             for (sender, receiver, kind), count in sorted((+lost).items())
         ]
-        yield from lines[:_MOST_NOTICES]
+        yield from map(Notice, lines[:_MOST_NOTICES])
         if len(lines) > _MOST_NOTICES:
-            yield f"and {len(lines) - _MOST_NOTICES} more lines of messages that were sent and not received"
+            yield Notice(f"and {len(lines) - _MOST_NOTICES} more lines of messages that were sent and not received")
 
 
 def _agree(one: tuple[int, int, int, str], other: tuple[int, int, int, str]) -> bool:
@@ -260,10 +281,12 @@ class Disclosures(Check):
         """How many records said something that could be checked."""
         return {"disclosures compared with headers": self._checked}
 
-    def notices(self) -> Iterator[str]:
+    def notices(self) -> Iterator[Notice]:
         """How many could not be checked."""
         if self._unknown:
-            yield f"{self._unknown} records of releases are of sessions without one header that was kept"
+            yield Notice(
+                f"{self._unknown} records of releases are of sessions without one header that was kept", care=True
+            )
 
     def see(self, record: Record) -> None:
         """Take a record; what was received, events, and what is of no session is passed over."""

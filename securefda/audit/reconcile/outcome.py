@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
 from securefda.audit.kept_check import EvidenceLost
+from securefda.audit.reconcile.evidence import Evidenced
 from securefda.audit.reconcile.history import (
     MOST_UNFINISHED_IN_A_ROW,
     MOST_UNFINISHED_RUNS_A_DAY,
@@ -16,6 +16,7 @@ from securefda.audit.reconcile.history import (
 )
 from securefda.audit.reconcile.runs import ReconciledRun, ReconciledRuns
 from securefda.audit.reconcile.suspicion import RunFinding
+from securefda.audit.reconcile.verdict import Verdict, gathered, verdict_of
 from securefda.audit.verification import Outcome
 from securefda.errors import ExitCode, SecureFdaError
 from securefda.text import aligned, printable
@@ -40,13 +41,21 @@ class TargetConduct(SecureFdaError):
     exit_code = ExitCode.AUDIT
 
 
-def said_of(found: ReconciledRuns, evidence: Path | None, *, everything: bool) -> Outcome:
-    """What ``securefda audit reconcile`` says of the runs; ``evidence`` is the file that was written, if one was."""
+class MissingLog(SecureFdaError):
+    """A site took part in a run, and its log is not here."""
+
+    exit_code = ExitCode.AUDIT
+
+
+def said_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: bool) -> Outcome:
+    """What ``securefda audit reconcile`` says of the runs; ``evidence`` is None where none was asked for."""
     runs = [(run, run.outcome.findings if everything else run.outcome.findings[:1]) for run in found.runs]
-    parts = [_json(run, shown, evidence) for run, shown in runs]
+    parts = [_json(run, shown) for run, shown in runs]
     data = parts[0]
+    verdict = verdict_of(found)
+    text = [aligned([("verdict", printable(verdict.text))])]
     if len(runs) == 1:
-        text = [*_parts(*runs[0]), *history_text(found.history)]
+        text += [*_parts(*runs[0]), *history_text(found.history)]
     else:
         total = sum(part["findings_total"] for part in parts)
         data = {
@@ -55,31 +64,51 @@ def said_of(found: ReconciledRuns, evidence: Path | None, *, everything: bool) -
             "reconciled": parts,
             "findings_total": total,
         }
-        text = [*history_text(found.history), *(part for run, shown in runs if shown for part in _parts(run, shown))]
+        text += [*history_text(found.history), *(part for run, shown in runs if shown for part in _parts(run, shown))]
         if sound := sum(not shown for _, shown in runs):
             text.append(
                 f"{sound} of {len(runs)} runs without a finding of their own; --run RUN says what was checked in one"
             )
+    data = data | verdict_json(verdict) | {"evidence": None, "why_no_evidence": ""}
     if evidence is not None:
-        text.append(f"evidence: {evidence}; securefda audit verify-evidence {evidence} --roster FILE checks it")
-    error = _error(found, evidence, everything=everything)
+        files = list(map(str, evidence.files))
+        data |= {
+            "evidence": files[0] if len(files) == 1 else files or None,
+            "why_no_evidence": evidence.why_not or None,
+        }
+        lines = [f"evidence: {file}; securefda audit verify-evidence {file} --roster FILE checks it" for file in files]
+        text.append("\n".join(lines or [f"evidence: no file was written: {evidence.why_not}"]))
+    error = error_of(found, evidence, everything=everything)
     return Outcome(data | history_json(found.history), "\n\n".join([*text, _SHOWS]), error)
 
 
-def _error(found: ReconciledRuns, evidence: Path | None, *, everything: bool) -> SecureFdaError | None:
-    """What the logs contradict each other in comes first, then lost evidence, then the conduct over all runs."""
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    """The verdict for programs."""
+    points = [{"severity": one.severity, "what": one.what, "finding": one.is_finding} for one in verdict.points]
+    return {"verdict": {"severity": verdict.severity, "headline": verdict.headline, "points": points}}
+
+
+def error_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: bool) -> SecureFdaError | None:
+    """The error with which the command ends; None where there is no finding.
+
+    What the logs contradict each other in comes first, then lost evidence, the conduct over all runs, a missing log.
+    """
     findings = [one for run in found.runs for one in run.outcome.findings]
-    findings.sort(key=lambda one: one.is_of_evidence)
-    if not findings:
+    findings.sort(key=lambda one: (one.kind == "missing-log", one.is_of_evidence))
+    if not findings or (found.history.findings and findings[0].kind == "missing-log"):
         return conduct_error(found.history)
     others = len(findings) - 1 + len(found.history.findings)
     more = f"; {others} more findings" if others else ""
     hints = [] if everything or len(findings) <= len(found.runs) else ["--all lists all of them"]
     if evidence is None and any(one.claim is not None for one in findings):
         hints.append("--evidence FILE writes the signed messages that prove it")
-    of = EvidenceLost if findings[0].is_of_evidence else Contradiction
-    hint = "; ".join([*hints, "keep the logs as they are"])
-    return of(f"{findings[0].kind}: {findings[0].what}{more}", hint=hint)
+    first = findings[0]
+    of = EvidenceLost if first.is_of_evidence else MissingLog if first.kind == "missing-log" else Contradiction
+    if of is MissingLog:
+        hints.append(f"ask {first.sides[0]} for its local/audit folder; --no-require-all goes on without it")
+    else:
+        hints.append("keep the logs as they are")
+    return of(f"{first.kind}: {first.what}{more}", hint="; ".join(hints))
 
 
 def _parts(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> Iterator[str]:
@@ -98,22 +127,12 @@ def _parts(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> Iterator[str]
     yield aligned(rows)
     yield aligned([("checked", "how many"), *((name, str(count)) for name, count in found.outcome.counts.items())])
     if found.outcome.notices:
-        lines = (f"{', '.join(sites)}: {text}" if sites else text for sites, text in gathered(found))
+        said = gathered(found.outcome.notices)
+        lines = (f"{', '.join(sites)}: {text}" if sites else text for sites, text in said)
         yield "\n".join(f"note: {printable(line)}" for line in lines)
     for place, finding in enumerate(shown):
         title = "evidence" if finding.is_of_evidence else "first divergence" if place == 0 else "divergence"
         yield _finding_text(finding, title)
-
-
-def gathered(found: ReconciledRun, but: Container[str] = ()) -> list[tuple[list[str], str]]:
-    """The notices ``but`` for some, each with the sites that it is about: what is said alike of several is one line."""
-    sites: dict[str, list[str]] = {}
-    for notice in found.outcome.notices:
-        if notice not in but:
-            site, colon, text = notice.partition(": ")
-            of_site = bool(colon) and site in found.members.keys
-            sites.setdefault(text if of_site else notice, []).extend([site] if of_site else [])
-    return [(who, text) for text, who in sites.items()]
 
 
 def _finding_text(one: RunFinding, title: str) -> str:
@@ -141,7 +160,7 @@ def accused_text(one: RunFinding, names: str) -> str:
     return f"{names}, by its own {'log' if one.claim is None else 'signature'}"
 
 
-def _json(found: ReconciledRun, shown: tuple[RunFinding, ...], evidence: Path | None) -> dict[str, Any]:
+def _json(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> dict[str, Any]:
     members = found.members
     return {
         "run": members.run,
@@ -165,13 +184,14 @@ def _json(found: ReconciledRun, shown: tuple[RunFinding, ...], evidence: Path | 
             }
             for log in found.logs
         ],
-        "missing_logs": sorted(set(members.keys) - {log.party for log in found.logs}),
+        "missing_logs": sorted(found.missing),
         "counts": dict(found.outcome.counts),
-        "notices": list(found.outcome.notices),
+        "notices": list(map(str, found.outcome.notices)),
         "findings_total": len(found.outcome.findings),
         "findings": [
             {
                 "kind": one.kind,
+                "severity": one.severity,
                 "what": one.what,
                 "accused": list(one.accused) if len(one.accused) == 1 else [],
                 "disagree": list(one.accused) if len(one.accused) > 1 else [],
@@ -186,7 +206,6 @@ def _json(found: ReconciledRun, shown: tuple[RunFinding, ...], evidence: Path | 
             }
             for one in shown
         ],
-        "evidence": None if evidence is None else str(evidence),
     }
 
 

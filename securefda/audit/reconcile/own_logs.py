@@ -9,6 +9,7 @@ does not know, epsilon must be what the charges come to; else it must be at leas
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,11 +17,26 @@ from itertools import pairwise
 from typing import Final
 
 from securefda.audit.reconcile.check import Check, RunLogs
-from securefda.audit.reconcile.suspicion import Mark, RunFinding, RunKind, Suspicion
+from securefda.audit.reconcile.suspicion import Mark, Notice, RunFinding, RunKind, Suspicion
 from securefda.audit.records import DpSpent, Record
 from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import DpEvent
+from securefda.text import counted
+
+TOLERANCE: Final = 1e-6
+"""Relative; epsilons are written so that they read back as the same float."""
+_FIRST_ROWS: Final = 2
+"""Of a ledger at its first charge: it was opened, and the charge."""
+_MOST_ROWS: Final = 2
+"""Between two charges: that the one before is finished, and the charge."""
+_AFTER_A_KILL: Final = 1
+"""Of a round that a kill ended, nothing says that it is finished: a second row is a charge of another run."""
+HONEST: Final = ("missing-cosignature", "torn", "newer-version")
+"""What a verification finds where nobody has to be at fault: a site is away, or died, or has a later release."""
+_MOST_TROUBLE: Final = 20
+_MOST_SLOW: Final = 24
+"""By PRV an epsilon takes seconds: of one log so many are computed anew, evenly, and always the last."""
 
 
 class VerifiedLogs(Check):
@@ -43,26 +59,27 @@ class VerifiedLogs(Check):
             if found is not None and (found.kind != "missing-cosignature" or self.run.has_completed(log.party)):
                 what, index = f"the log of {log.party}: {found.kind}, {found.what}", found.index
                 kind = "forked-log" if found.kind == "forked" else kind
-                accused = () if found.kind == "missing-cosignature" else accused
+                accused = () if found.kind in HONEST else accused
             elif log.party in self.run.broken:
                 what, index = self.run.broken[log.party], 0
             else:
                 continue
             yield Suspicion(RunFinding(kind, what, accused, (log.party, ""), records=(Mark(log.party, index),)))
 
-    def notices(self) -> Iterator[str]:
+    def notices(self) -> Iterator[Notice]:
         """Logs that were not read, or not to the end, and what their verification remarks."""
         for log in self.run.logs:
             found = log.verification.finding
             if log.is_unsigned:
-                yield f"{log.party}: no site has a checkpoint of its log; nothing is proved of it, and it was not read"
+                what = "no site has a checkpoint of its log; nothing is proved of it, and it was not read"
+                yield Notice(what, log.party, care=True)
                 continue
             if found is not None and found.kind == "missing-cosignature" and not self.run.has_completed(log.party):
                 doubt = f"a holder of its key could have made what follows record {found.index}"
-                yield f"{log.party}: {found.what}; {doubt}"
-            yield from (f"{log.party}: {note}" for note in (*log.verification.notes, *log.kept.notes))
+                yield Notice(f"{found.what}; {doubt}", log.party, care=True)
+            yield from (Notice(note, log.party) for note in (*log.verification.notes, *log.kept.notes))
             if log.party not in self.run.whole:
-                yield f"{log.party}: what its log lacks was not judged, since it fails by itself"
+                yield Notice("what its log lacks was not judged, since it fails by itself", log.party)
 
 
 class LogLifecycle(Check):
@@ -76,13 +93,14 @@ class LogLifecycle(Check):
         self._began: set[str] = set()
         self._lacks_policy: set[str] = set()
         self._policies: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        self._trouble: Counter[tuple[str, str, str, tuple[str, ...]]] = Counter()
 
     def counts(self) -> Mapping[str, int]:
         """How many policies were loaded."""
         return {"policies loaded": sum(map(len, self._policies.values()))}
 
     def see(self, record: Record) -> None:
-        """Take a record; all but those of a start, a policy, and the joining of a run are passed over."""
+        """Take a record; all but those of a start, a policy, joining, alarms and aborts are passed over."""
         entry, party = record.entry, record.party
         match entry.type:
             case "policy-loaded":
@@ -97,22 +115,32 @@ class LogLifecycle(Check):
                     what = f"the log of {party} is of another roster than the one that it is read under"
                     self.suspect(record, "roster-differs", what, accused=())
                 self._began.add(party)
+            case "alarm" | "aborted":
+                accused = tuple(map(str, entry.facts["accused"]))  # type: ignore[arg-type]
+                self._trouble[party, entry.type, str(entry.facts["check"]), accused] += 1
             case "Join" if entry.direction == "sent" and party in self._lacks_policy:
                 self._lacks_policy.discard(party)
                 what = f"{party} joined without a record of the policy that it started with"
                 self.suspect(record, "policy-not-logged", what, sides=(party, ""))
 
-    def notices(self) -> Iterator[str]:
-        """Changes of policies, and logs without an end."""
+    def notices(self) -> Iterator[Notice]:
+        """Changes of policies, logs without an end, and what the sites' own checks found."""
         for party in sorted(self.run.parties):
             seen: list[str] = []
             for index, digest in self._policies.get(party, ()):
                 if seen and digest != seen[-1]:
                     back = "an earlier policy is back" if digest in seen else "another policy"
-                    yield f"{party}: {back} from record {index} on: {digest[:12]} instead of {seen[-1][:12]}"
+                    what = f"{back} from record {index} on: {digest[:12]} instead of {seen[-1][:12]}"
+                    yield Notice(what, party, care=True)
                 seen.append(digest)
-            if party in self.run.whole and party not in self.run.outcomes:
-                yield f"{party}: its log has no end: the run goes on, or was broken off"
+            if party in self.run.whole and not self.run.outcome_of(party):
+                yield Notice("its log has no end: the run goes on, or was broken off", party, care=True)
+        for (party, kind, check, accused), count in list(self._trouble.items())[:_MOST_TROUBLE]:
+            blames = f"; it blames {', '.join(accused)}, by its own word" if accused else ""
+            words = ("alarm", "alarms") if kind == "alarm" else ("session that it aborted", "sessions that it aborted")
+            yield Notice(f"{counted(count, *words)}: {check}{blames}", party, care=True)
+        if len(self._trouble) > _MOST_TROUBLE:
+            yield Notice(f"and {len(self._trouble) - _MOST_TROUBLE} more kinds of alarms and aborts", care=True)
 
 
 class KeptEvidence(Check):
@@ -270,22 +298,16 @@ class StepsTaken(Check):
             self.suspect(record, "records-differ", what, accused=accused, sides=(one, other), before=(mark,))
 
 
-TOLERANCE: Final = 1e-6
-"""Relative; epsilons are written so that they read back as the same float."""
-_FIRST_ROWS: Final = 2
-"""Of a ledger at its first charge: it was opened, and the charge."""
-_MOST_ROWS: Final = 2
-"""Between two charges: that the one before is finished, and the charge."""
-_MOST_SLOW: Final = 24
-"""By PRV an epsilon takes seconds: of one log so many are computed anew, evenly, and always the last."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Spent:
+    """A charge, whether something left for it, and whether the process died before that."""
+
     mark: Mark
     round: int
     attempt: int
     dp: DpSpent
+    has_released: bool = False
+    was_killed: bool = False
 
 
 class Spending(Check):
@@ -298,7 +320,9 @@ class Spending(Check):
         super().__init__(run)
         self._by_party: dict[str, list[_Spent]] = {}
         self._recomputed = 0
-        self._unknown: list[str] = []
+        self._unknown: list[Notice] = []
+        self._released: defaultdict[str, set[int]] = defaultdict(set)
+        self._policy: dict[str, str] = {}
 
     def counts(self) -> Mapping[str, int]:
         """How many charges there are, and how many epsilons were computed anew."""
@@ -307,16 +331,38 @@ class Spending(Check):
             "epsilons computed anew": self._recomputed,
         }
 
-    def notices(self) -> list[str]:
-        """Ledgers with rows from outside their logs."""
-        return self._unknown
+    def notices(self) -> Iterator[Notice]:
+        """Ledgers with rows from outside their logs, releases without a charge, and limits that were passed."""
+        yield from self._unknown
+        limits = {log.party: log.limits for log in self.run.logs}
+        for party, updates in sorted(self._by_party.items()):
+            bare = self._released[party] - {one.round for one in updates}
+            if bare:
+                what = f"something left it without a charge in round {', '.join(map(str, sorted(bare)[:8]))}"
+                more = f" and {len(bare) - 8} more" if len(bare) > 8 else ""
+                yield Notice(f"{what}{more}: no noise is known to bound it", party, care=True)
+            spent, limit = float(updates[-1].dp.epsilon), limits[party].get(self._policy.get(party, ""), math.inf)
+            if spent > limit:
+                yield Notice(f"epsilon {spent:.6g} is spent; its policy's limit is {limit:g}", party, care=True)
 
     def see(self, record: Record) -> None:
-        """Take a record; all but ``ledger-updated`` are passed over."""
-        entry = record.entry
+        """Take a record; all but charges, policies and what leaves are passed over."""
+        entry, party = record.entry, record.party
         if entry.type == "ledger-updated" and entry.dp is not None:
             spent = _Spent(Mark.of(record), entry.round, entry.attempt, entry.dp)
-            self._by_party.setdefault(record.party, []).append(spent)
+            self._by_party.setdefault(party, []).append(spent)
+        elif entry.type == "policy-loaded":
+            self._policy[party] = str(entry.facts["policy"])
+        elif entry.disclosure is not None and entry.disclosure.what != "model":
+            self._released[party].add(entry.round)
+            if (last := self._last_of(party)) and (last.round, last.attempt) == (entry.round, entry.attempt):
+                last.has_released = True
+        elif entry.type == "restarted" and (last := self._last_of(party)) and not last.has_released:
+            last.was_killed = True
+
+    def _last_of(self, party: str) -> _Spent | None:
+        updates = self._by_party.get(party)
+        return updates[-1] if updates else None
 
     def suspicions(self) -> Iterator[Suspicion]:
         """Epsilons that are wrong, and ledgers that went back."""
@@ -342,13 +388,14 @@ class Spending(Check):
         for place, update in enumerate(updates):
             dp = update.dp
             steps[float(dp.noise_multiplier), float(dp.sampling_rate)] += dp.steps
-            gap = dp.ledger_rows - rows
-            if exact and (gap > (_MOST_ROWS if place else _FIRST_ROWS)):
+            known = _FIRST_ROWS if place == 0 else _AFTER_A_KILL if updates[place - 1].was_killed else _MOST_ROWS
+            if exact and dp.ledger_rows - rows > known:
                 exact = False
-                self._unknown.append(
-                    f"{party}: its privacy ledger has rows of which this log knows nothing, before row "
-                    f"{dp.ledger_rows}; epsilon is checked to be at least what the log comes to"
+                what = (
+                    f"its privacy ledger has rows of which this log may know nothing, before row {dp.ledger_rows}; "
+                    "epsilon is checked to be at least what the log comes to"
                 )
+                self._unknown.append(Notice(what, party))
             rows = dp.ledger_rows
             if place in wanted:
                 yield from self._check(update, steps, exact=exact)

@@ -11,27 +11,31 @@ site says of another is a disagreement of the two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from securefda.audit.kept_check import kept_verdict
 from securefda.audit.keys import Keys, keys_of, roster_named
+from securefda.audit.notes import Note, NoteError
 from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
-from securefda.audit.reconcile.check import Check, PartyLog, RunLogs
+from securefda.audit.reconcile.check import Check, PartyLog, Required, RunLogs
 from securefda.audit.reconcile.continuity import Continuity, CosignatureCheck
 from securefda.audit.reconcile.history import History, read_history
 from securefda.audit.reconcile.messages import Disclosures, EquivocationCheck, Pairing
 from securefda.audit.reconcile.own_logs import KeptEvidence, LogLifecycle, Spending, StepsTaken, VerifiedLogs
-from securefda.audit.reconcile.suspicion import Reconciliation, resolve
+from securefda.audit.reconcile.suspicion import Mark, Notice, Reconciliation, RunFinding, resolve
 from securefda.audit.reconcile.transcript import Members, SignedTranscript, read_transcript
 from securefda.audit.statements import KeptStatements, StatementReader, Statements
 from securefda.audit.store import AuditError
 from securefda.audit.verification import verification_progress
 from securefda.audit.verify import verify_log
-from securefda.errors import ConfigError
-from securefda.protocol.roster import Roster
+from securefda.disk import read_file
+from securefda.errors import CertificateError, ConfigError, SecureFdaError
+from securefda.site.policy.model import parse_policy
 from securefda.text import printable
 
 CHECKS: Final[tuple[type[Check], ...]] = (
@@ -50,7 +54,11 @@ CHECKS: Final[tuple[type[Check], ...]] = (
 
 
 def reconcile(
-    logs: Sequence[PartyLog], members: Members, transcript: SignedTranscript, statements: Statements
+    logs: Sequence[PartyLog],
+    members: Members,
+    transcript: SignedTranscript,
+    statements: Statements,
+    required: Required = "none",
 ) -> Reconciliation:
     """Compare the logs of one run, in one pass over their records.
 
@@ -61,11 +69,12 @@ def reconcile(
         members: the federation that they are of.
         transcript: what `read_transcript` made of the messages that the parties kept.
         statements: these messages, to look up evidence.
+        required: whose logs have to be here.
 
     Raises:
         ValueError: two logs are of one party, or one is of no member.
     """
-    run = RunLogs(logs, members, transcript)
+    run = RunLogs(logs, members, transcript, required)
     if len(run.parties) != len(logs) or not run.parties <= set(members.keys):
         raise ValueError("the logs are not of different members")
     checks = [check(run) for check in CHECKS]
@@ -82,12 +91,13 @@ def reconcile(
     notices = [notice for check in checks for notice in check.notices()]
     if transcript.ignored:
         why = "are of another run, or not their sender's to send"
-        notices.append(f"{transcript.ignored} kept messages {why}; they were left out")
+        notices.append(Notice(f"{transcript.ignored} kept messages {why}; they were left out", care=True))
     return Reconciliation(tuple(findings), tuple(notices), counts | {"findings": len(findings)})
 
 
 _WITNESSES = 1
 """How many others must have cosigned the newest checkpoint; that of each header has as many as its threshold."""
+_POLICY_FILE: Final = "policy.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +106,23 @@ class ReconciledRun:
 
     Attributes:
         members: whose logs these are, or should be.
-        keys: the keys that they were checked with, and where these are from.
-        roster: of the run: that of the keys, or an earlier one with the same keys.
-        logs: those that were found, by site id in order.
+        keys: the roster of the run, and where it is from.
+        logs: those that were found, one of each site, by site id in order.
         outcome: what came out.
+        copies: further copies of these logs. Each was verified by itself, and a finding of it is in the outcome.
     """
 
     members: Members
     keys: Keys
-    roster: Roster
     logs: tuple[PartyLog, ...]
     outcome: Reconciliation
+    copies: tuple[PartyLog, ...] = ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Sites of the roster whose log is not here, in its order."""
+        here = {log.party for log in self.logs}
+        return tuple(site for site in self.keys.roles if site not in here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,140 +138,240 @@ class ReconciledRuns:
     history: History
 
 
-def reconcile_folder(folder: Path, run: str = "", roster: Path | None = None) -> ReconciledRun:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What looks like a log below a folder: those that can be opened, and of the others where they lie and why not."""
+
+    folder: Path
+    logs: tuple[LogFolder, ...]
+    unread: tuple[tuple[Path, AuditError], ...]
+
+    @classmethod
+    def below(cls, folder: Path) -> _Found:
+        logs, unread = [], []
+        for place in find_logs(folder):
+            try:
+                logs.append(open_log(place))
+            except AuditError as error:
+                unread.append((place, error))
+        if not logs:
+            what = f"has no log that can be read: {unread[0][1]}" if unread else "has no log of a run at or below it"
+            hint = "" if unread else "name a run folder, a kit, or a folder with copies of logs"
+            raise NoLog(folder, printable(what), hint=hint)
+        return cls(folder, tuple(logs), tuple(unread))
+
+    def of_run(self, run: str) -> list[LogFolder]:
+        """The logs of the one run whose id begins like this. Raises ConfigError where there is none, or are several."""
+        runs = sorted({log.run for log in self.logs if log.run.startswith(run)})
+        if len(runs) == 1:
+            return [log for log in self.logs if log.run == runs[0]]
+        there = ", ".join(runs or sorted({log.run for log in self.logs}))
+        if runs:
+            raise ConfigError("--run", f"there are logs of {len(runs)} runs below {self.folder}: {there}", hint=_NAME)
+        raise ConfigError("--run", f"there is no log of run {run} below {self.folder}, only of {there}", hint=_NAME)
+
+
+_NAME: Final = "name one of them; the beginning of its id will do"
+
+
+def reconcile_folder(
+    folder: Path, run: str = "", roster: Path | None = None, *, require_all: bool | None = None
+) -> ReconciledRun:
     """Find the logs of one run at or below a folder, verify and reconcile them. Nothing is written.
 
     Args:
         folder: anything with logs in it: a run folder, or copies that sites have handed in.
         run: id of the run, or the beginning of one; not needed where all logs are of one.
         roster: a roster that is trusted; else that of a kit around a log, else of a log.
+        require_all: whether it is a finding that the log of a site of the roster is missing. None: where there are
+            logs of several sites below the folder, that of a site that took part in a round is one.
 
     Raises:
         NoLog: there is no log that can be read.
-        ConfigError: there are several runs and none was named; no roster; two logs of one site.
+        ConfigError: there are several runs and none was named; no roster.
+        CertificateError: a kit's files are of two federations.
     """
-    found, unread = _opened(folder)
-    return _reconciled(folder, _of_one_run(found, run), unread, roster)
+    found = _Found.below(folder)
+    return _reconciled(found, found.of_run(run), found.unread, roster, require_all)
 
 
-def reconcile_runs(folder: Path, run: str = "", roster: Path | None = None) -> ReconciledRuns:
-    """The same for every run, where none is named; and all runs together in any case. Raises as `reconcile_folder`."""
-    found, unread = _opened(folder)
-    named = [run] if run else sorted({log.run for log in found})
-    each = [_reconciled(folder, _of_one_run(found, one), unread, roster) for one in named]
-    if not each:
-        return ReconciledRuns((_reconciled(folder, [], unread, roster),), History())
-    verified = {Path(log.folder): log.verification for one in each for log in one.logs}
-    history = read_history(found, each[0].keys, verified)
+def reconcile_runs(
+    folder: Path, run: str = "", roster: Path | None = None, *, require_all: bool | None = None, only_one: bool = False
+) -> ReconciledRuns:
+    """The same for every run, where none is named; and all runs together in any case.
+
+    ``only_one`` refuses several where none is named. Else arguments and errors are as of `reconcile_folder`.
+    """
+    found = _Found.below(folder)
+    named = [run] if run or only_one else sorted({log.run for log in found.logs})
+    of_runs = [found.of_run(one) for one in named]
+    each = []
+    for place, logs in enumerate(of_runs):
+        others = {other[0].run for other in of_runs} - {logs[0].run}
+        unread = [one for one in found.unread if one[0].name == logs[0].run]
+        if place == 0:  # of no run that is known: they are said once
+            unread += [one for one in found.unread if one[0].name not in {*others, logs[0].run}]
+        each.append(_reconciled(found, logs, unread, roster, require_all))
+    verified = {Path(log.folder): log.verification for one in each for log in (*one.logs, *one.copies)}
+    keys = {one.members.run: one.keys for one in each}
+
+    def keys_for(log: LogFolder) -> Keys:
+        try:
+            return keys.get(log.run) or keys_of(log.folder, roster)
+        except ConfigError:
+            return each[0].keys
+
+    history = read_history(found.logs, each[0].keys, keys_for, verified)
     began = {one.run: one.began for one in reversed(history.runs)}
     each.sort(key=lambda one: (began.get(one.members.run, ""), one.members.run))
     return ReconciledRuns(tuple(each), history)
 
 
-def _reconciled(folder: Path, logs: list[LogFolder], unread: Sequence[str], roster: Path | None) -> ReconciledRun:
-    if not logs:
-        raise NoLog(folder, "has no log of a run below it", hint="name a run folder, or one with copies of its logs")
-    keys, of_run = _roster_of(logs, roster)
-    members = Members(keys.federation, logs[0].run, of_run.target.site_id, keys.public, of_run.digest().hex())
-    logs = _one_each(logs, members)
-    reader = StatementReader(of_run)
-    statements = KeptStatements(reader, [log.folder for log in logs])
-    transcript = read_transcript(
-        statements.transcript(), members
-    )  # before the logs: what others hold of a log was in it then
-    verified = tuple(_verified(log, members, transcript, reader) for log in logs)
-    outcome = reconcile(verified, members, transcript, statements)
-    more = [*unread, *keys.warnings, *_of_messages(statements)]
-    outcome = Reconciliation(outcome.findings, (*more, *outcome.notices), outcome.counts)
-    return ReconciledRun(members, keys, of_run, verified, outcome)
+def _reconciled(
+    found: _Found,
+    logs: Sequence[LogFolder],
+    unread: Sequence[tuple[Path, AuditError]],
+    roster: Path | None,
+    require_all: bool | None,
+) -> ReconciledRun:
+    keys = _keys_of_run(logs, roster)
+    members = Members(keys.federation, logs[0].run, keys.roster.target.site_id, keys.public, keys.digest)
+    findings = list(_of_folders(found, logs, unread, keys))
+    notices = [*(Notice(line, care=True) for line in keys.warnings), *map(Notice, keys.notes)]
+    left_out = [printable(str(error)) for _, error in unread if _is_none(error)]
+    notices += [Notice(f"{what}; it was left out", care=True) for what in left_out]
+    known = [log for log in logs if _is_of(log, keys)]
+    reader = StatementReader(keys.roster)
+    statements = KeptStatements(reader, [log.folder for log in known])
+    # Before the logs: what others hold of a log was in it then
+    transcript = read_transcript(statements.transcript(), members)
+    by_party: dict[str, list[LogFolder]] = {}
+    for log in known:
+        by_party.setdefault(log.party, []).append(log)
+    verified, copies = [], []
+    for party in sorted(by_party):
+        first, *others = by_party[party]
+        if others:
+            each = [_verified(log, members, [], reader) for log in by_party[party]]
+            best = max(each, key=lambda log: (log.verification.finding is None, log.bound or log.size))
+            first = next(log for log in by_party[party] if str(log.folder) == best.folder)
+            others = [log for log in by_party[party] if log is not first]
+            copies += [log for log in each if log is not best]
+        held = [*transcript.held_of(party, members), *_newest_of(others, members)]
+        verified.append(_verified(first, members, held, reader))
+    findings += _of_copies(copies)
+    sites = {log.party for log in found.logs}
+    required: Required = "all" if require_all else "none"
+    if require_all is None and len(sites) > 1:
+        required = "participants"
+    outcome = reconcile(verified, members, transcript, statements, required)
+    notices += [Notice(printable(fault), care=True) for fault in statements.faults.values()]
+    if statements.unreadable:
+        what = f"{statements.unreadable} kept messages are no messages, or not signed as they say"
+        notices.append(Notice(what, care=True))
+    every = sorted([*findings, *outcome.findings], key=lambda one: one.order)
+    counts = {**outcome.counts, "findings": len(every)}
+    outcome = Reconciliation(tuple(every), (*notices, *outcome.notices), counts)
+    return ReconciledRun(members, keys, tuple(verified), outcome, tuple(copies))
 
 
-def _opened(folder: Path) -> tuple[list[LogFolder], list[str]]:
-    """What looks like a log; of what cannot be opened, why."""
-    found, unread = [], []
-    for place in find_logs(folder):
-        try:
-            found.append(open_log(place))
-        except AuditError as error:
-            unread.append(f"{printable(str(error))}; it was left out")
-    if unread and not found:
-        raise NoLog(folder, f"has no log that can be read: {unread[0]}", hint="securefda audit verify says more")
-    return found, unread
+def _of_folders(
+    found: _Found, logs: Sequence[LogFolder], unread: Sequence[tuple[Path, AuditError]], keys: Keys
+) -> Iterator[RunFinding]:
+    """Folders that are no log of this run and should be: damaged ones, and those of strangers."""
+    for place, error in unread:
+        if not _is_none(error):
+            what = f"{_below(found.folder, place)} has the files of a log, and cannot be read: {printable(error.what)}"
+            yield RunFinding("unreadable-log", what, ())
+    for log in logs:
+        if not _is_of(log, keys):
+            whose = f"{log.party} of federation {log.federation}" if log.federation else log.party
+            what = f"{_below(found.folder, log.folder)} is a log of {whose}, which is no site of the roster"
+            yield RunFinding("strange-log", what, ())
 
 
-def _of_one_run(found: Sequence[LogFolder], run: str) -> list[LogFolder]:
-    runs = sorted({log.run for log in found if log.run.startswith(run)})
-    if len(runs) > 1:
-        raise ConfigError("--run", f"there are logs of {len(runs)} runs: {', '.join(runs)}", hint="name one of them")
-    if not runs and found:
-        there = ", ".join(sorted({log.run for log in found}))
-        raise ConfigError(f"--run {run}", f"there are only logs of {there}", hint="name one of them")
-    return [log for log in found if log.run in runs]
+def _is_none(error: AuditError) -> bool:
+    """Whether there is no log at all, or one that another program wrote: no site's log is damaged by that."""
+    return isinstance(error, NoLog)
 
 
-def _one_each(logs: Sequence[LogFolder], members: Members) -> list[LogFolder]:
-    by_party: dict[str, LogFolder] = {}
-    for log in sorted(logs, key=lambda log: log.party):
-        if log.federation not in ("", members.federation):
-            raise ConfigError(str(log.folder), f"is a log of federation {log.federation}, not {members.federation}")
-        if log.party not in members.keys:
-            raise ConfigError(str(log.folder), f"is a log of {log.party}, which the roster does not have")
-        if log.party in by_party:
-            both = f"{by_party[log.party].folder} and {log.folder}"
-            raise ConfigError(
-                both, f"are two logs of {log.party} of one run", hint="securefda audit verify tells them apart"
-            )
-        by_party[log.party] = log
-    return list(by_party.values())
+def _is_of(log: LogFolder, keys: Keys) -> bool:
+    return log.party in keys.public and log.federation in ("", keys.federation)
 
 
-def _roster_of(logs: Sequence[LogFolder], option: Path | None) -> tuple[Keys, Roster]:
-    """The keys, and the roster of the run: an earlier one than a kit has now, if the run began under that."""
+def _of_copies(copies: Sequence[PartyLog]) -> Iterator[RunFinding]:
+    for log in copies:
+        fault = log.verification.finding
+        if fault is not None and fault.kind != "missing-cosignature":
+            what = f"another copy of the log of {log.party}, {log.folder}: {fault.kind}, {fault.what}"
+            yield RunFinding("unverified-log", what, (), (log.party, ""), records=(Mark(log.party, fault.index),))
+
+
+def _below(root: Path, folder: Path) -> str:
+    name = str(folder.relative_to(root))
+    return root.resolve().name if name == "." else name
+
+
+def _keys_of_run(logs: Sequence[LogFolder], option: Path | None) -> Keys:
+    """Of the rosters around the logs the one that most vouches for, and that their run began under."""
     found: list[Keys] = []
-    missing: ConfigError | None = None
+    missing: SecureFdaError | None = None
     for log in logs:
         try:
             found.append(keys_of(log.folder, option))
-        except ConfigError as error:
-            missing = error
+        except (ConfigError, CertificateError) as error:
+            missing = missing or error
     if not found:
         raise missing if missing is not None else ConfigError("--roster", "there is no roster")
-    keys = min(found, key=lambda one: ("option", "kit", "log").index(one.where_from))
-    earlier = keys.earlier
-    if earlier is None or roster_named(logs[0]) != earlier.digest().hex():
-        return keys, keys.roster
-    changed = [entry.site_id for entry in earlier.entries if keys.public.get(entry.site_id) != entry.signing_key]
-    if changed:
-        what = f"the run began under an earlier roster than the kit's, in which {', '.join(changed)} had other keys"
-        raise ConfigError("--roster", what, hint="name the roster of that time")
-    return keys, earlier
+    named = {roster_named(log) for log in logs}
+    return min(found, key=lambda one: (("option", "kit", "log").index(one.where_from), one.digest not in named))
 
 
-def _verified(log: LogFolder, members: Members, transcript: SignedTranscript, reader: StatementReader) -> PartyLog:
-    known, live = transcript.held_of(log.party, members), being_written(log.folder)
+def _newest_of(copies: Sequence[LogFolder], members: Members) -> list[bytes]:
+    """The newest checkpoint in each copy of a log, if its site signed it: a copy shows what the site signed, too."""
+    notes = []
+    for log in copies:
+        with suppress(AuditError, NoteError):
+            head = log.head()
+            if head is not None and head.checkpoint.origin == members.log_of(log.party).origin:
+                head.note.check([members.log_key(log.party)])
+                own = tuple(line for line in head.note.signatures if line.is_of(members.log_key(log.party)))
+                notes.append(Note(head.note.text, own).to_bytes())
+    return notes
+
+
+def _verified(log: LogFolder, members: Members, held: Sequence[bytes], reader: StatementReader) -> PartyLog:
+    """A log by itself, also with the checkpoints of it that others hold, and with what is kept beside it."""
+    live = being_written(log.folder)
     with verification_progress(log.party) as progress:
         verification = verify_log(
             log.folder,
             members.log_of(log.party),
             members.keys,
             witnesses_needed=_WITNESSES,
-            known=known,
+            known=held,
             progress=progress,
         )
-    unsigned = not known and _has_no_checkpoint(log)
-    party = PartyLog(log.party, verification, log.records, verification.size, str(log.folder), is_unsigned=unsigned)
-    return replace(party, kept=kept_verdict(log, verification, reader, live=live))
+    unsigned = False
+    with suppress(AuditError):
+        unsigned = not held and log.head() is None and not log.heads()
+    return PartyLog(
+        log.party,
+        verification,
+        log.records,
+        verification.size,
+        str(log.folder),
+        is_unsigned=unsigned,
+        kept=kept_verdict(log, verification, reader, live=live),
+        limits=_limits(log.folder),
+    )
 
 
-def _has_no_checkpoint(log: LogFolder) -> bool:
+def _limits(folder: Path) -> dict[str, float]:
+    """The epsilon that the policy in the kit around a log allows, by the digest of the policy's file."""
+    file = folder.resolve().parent.parent / _POLICY_FILE
     try:
-        return log.head() is None and not log.heads()
-    except AuditError:
-        return False
-
-
-def _of_messages(statements: KeptStatements) -> list[str]:
-    said = [printable(fault) for fault in statements.faults.values()]
-    if statements.unreadable:
-        said.append(f"{statements.unreadable} kept messages are no messages, or not signed as they say")
-    return said
+        data = read_file(file).data
+        return {sha256(data).hexdigest(): parse_policy(data, file).dp.target_epsilon}
+    except ConfigError:
+        return {}

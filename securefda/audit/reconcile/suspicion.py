@@ -13,6 +13,9 @@ from securefda.audit.statements import Statement
 
 RunKind = Literal[
     "unverified-log",
+    "unreadable-log",
+    "strange-log",
+    "missing-log",
     "forked-log",
     "roster-differs",
     "policy-not-logged",
@@ -38,6 +41,9 @@ RunKind = Literal[
 """Kinds of findings.
 
 - unverified-log: a log is not what its party signed, or too few others vouch for it; nothing behind that place is used.
+- unreadable-log: a folder has the files of a log, and they cannot be read as one.
+- strange-log: a log is of a site that the roster does not have, or of another federation.
+- missing-log: a site took part, and its log is not here.
 - forked-log: a party signed two trees, or cosigned one that the other's log does not have.
 - roster-differs: a log, or a header, is of another roster.
 - policy-not-logged: a source took part without a record of its policy since it started.
@@ -95,6 +101,7 @@ _KINDS: Final[Mapping[str, int]] = {
 _OF_LOGS: Final = 0
 _OF_RUN: Final = 1
 _OF_EVIDENCE: Final = 2
+_OF_DOUBT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,31 @@ class Mark:
     def of(cls, record: Record) -> Mark:
         """Where a record stands."""
         return cls(record.party, record.seq)
+
+
+Severity = Literal["fine", "attention", "tampering"]
+"""How grave something is: nothing; to be looked into; a log or message was tampered with, or a promise broken."""
+_IN_DOUBT: Final = ("missing-log", "strange-log")
+_NOT_SETTLED: Final = ("unverified-log", "roster-differs", "broken-chain")
+"""Where nothing says who did it, these can be honest: a crash, a wrong roster, a log that is not here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that is odd, or could not be judged, but proves nothing.
+
+    Attributes:
+        what: one line of words.
+        site: whose log it is about; empty where it is about none.
+        care: whether somebody has to look at it. What every run leaves needs none.
+    """
+
+    what: str
+    site: str = ""
+    care: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.site}: {self.what}" if self.site else self.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +177,21 @@ class RunFinding:
         return self.kind.startswith("evidence-")
 
     @property
+    def severity(self) -> Severity:
+        """How grave it is."""
+        if self.kind in _IN_DOUBT or (self.kind in _NOT_SETTLED and not self.accused):
+            return "attention"
+        return "tampering"
+
+    @property
     def order(self) -> tuple[int, ...]:
         """The first divergence has the least: logs that fail by themselves, then round, attempt, step and record.
 
-        Evidence that is lost comes last: it changes nothing of what the logs say.
+        Evidence that is lost comes behind them, since it changes nothing of what the logs say. What is missing is last.
         """
-        alone = _OF_LOGS if self.kind in ("unverified-log", "forked-log") else _OF_RUN
-        if self.is_of_evidence:
-            alone = _OF_EVIDENCE
+        alone = _OF_LOGS if self.kind in ("unverified-log", "unreadable-log", "forked-log") else _OF_RUN
+        if self.is_of_evidence or self.kind in _IN_DOUBT:
+            alone = _OF_DOUBT if self.kind in _IN_DOUBT else _OF_EVIDENCE
         at = min((mark.index for mark in self.records), default=0)
         return alone, self.round, self.attempt, STEPS.get(self.step, len(STEPS)), _KINDS.get(self.kind, 0), at
 
@@ -163,12 +202,12 @@ class Reconciliation:
 
     Attributes:
         findings: the first divergence first.
-        notices: what is odd, or cannot be judged, but proves nothing; one line each.
+        notices: what is odd, or cannot be judged, but proves nothing.
         counts: what was checked, in words -> how often.
     """
 
     findings: tuple[RunFinding, ...]
-    notices: tuple[str, ...]
+    notices: tuple[Notice, ...]
     counts: Mapping[str, int]
 
 

@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 from securefda.audit.report.party_tables import PartyTables
 from securefda.audit.report.sections import Cell, Table
 from securefda.audit.report.sources import LogState, Sources
-from securefda.audit.report.words import count_of
 from securefda.operations.report import Chart, beta_chart
+from securefda.text import counted
 
 MOST_LINES: Final = 8
 MOST_POINTS: Final = 300
@@ -152,7 +152,7 @@ def _epsilon_row(sources: Sources, log: LogState) -> tuple[Cell, ...]:
     last, limit = points[-1], epsilon_limit(sources, log.party)
     spent = last.spent
     charge = (
-        f"round {last.round}: {count_of(spent.steps, 'step')} of {spent.mechanism}, noise multiplier "
+        f"round {last.round}: {counted(spent.steps, 'step')} of {spent.mechanism}, noise multiplier "
         f"{float(spent.noise_multiplier):g}, sampling rate {float(spent.sampling_rate):.4g}, accountant "
         f"{spent.accountant}"
     )

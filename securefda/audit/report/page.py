@@ -1,30 +1,30 @@
-"""The audit page: one self-contained HTML file for people who were not there. It claims what logs prove, no more."""
+"""The audit page: one self-contained HTML file for people who were not there. It claims what logs prove, no more.
+
+Its verdict is that of ``securefda audit reconcile``: `securefda.audit.reconcile.verdict` makes both from one list of
+findings and notices. What the run disclosed is said beside it without a judgement: that is for the reader.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from securefda import __version__
 from securefda.audit.reconcile.history import MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY
+from securefda.audit.reconcile.verdict import finding_line, gathered
 from securefda.audit.report.charts import (
     bytes_chart,
     epsilon_chart,
-    epsilon_limit,
     epsilon_table,
     norm_cap_table,
     run_charts,
 )
 from securefda.audit.report.overview import all_flows, unreported
-from securefda.audit.report.party_tables import PartyTables
 from securefda.audit.report.sections import (
-    MOST_LINES,
     bytes_table,
     flows_table,
     incidents_table,
-    is_of_rows,
     logs_table,
     matrix_table,
     policies,
@@ -35,8 +35,9 @@ from securefda.audit.report.sections import (
     sites_table,
     timeline_table,
 )
-from securefda.audit.report.sources import Comparison, Sources
-from securefda.audit.report.words import OF_HEADERS, count_of, moment_text, names, span_text
+from securefda.audit.report.sources import Sources
+from securefda.audit.report.words import OF_HEADERS, moment_text, span_text
+from securefda.text import counted, names
 
 _TEMPLATE = "audit.html.j2"
 _WHERE_FROM: Final = {
@@ -44,14 +45,31 @@ _WHERE_FROM: Final = {
     "kit": "the startup kit around a log, whose CA and members signed it",
     "log": "a log's own copy, which the maker of the log could have made as well",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A sentence at the head of the page; ``care`` where it needs attention."""
-
-    text: str
-    care: bool
+MOST_POINTS: Final = 40
+MOST_LINES: Final = 60
+GLOSSARY: Final = (
+    ("site, source, target", "A site is an organisation of the federation. Sources train on their rows and hand in "
+     "updates; the target trains too, sums what they hand in, and gets the model."),
+    ("roster", "The signed list of the sites with their public keys. An epoch is one state of it."),
+    ("run, round", "A run is one training. In a round each source gets the model, trains, and hands in one update."),
+    ("log, record", "Each site writes a record of what it is about to send, what it received, and what happened, into "
+     "its own log of the run."),
+    ("checkpoint, cosigned", "A site signs the number and the digest of its records: a checkpoint. Another site "
+     "cosigns it once it has seen that it continues the one before. So a site cannot tell two stories unnoticed."),
+    ("verified", "The records are those that the site signed, in their order, none missing, none changed."),
+    ("evidence", "The signed messages that a site keeps beside its log. They prove to a third person what passed."),
+    ("individual, cohort, sum", "At which level the target sees an update: by itself and in clear; as a term of a "
+     "cohort's sum; or as a term of one sum over all."),
+    ("masked", "An update that only the sum over enough sources makes readable."),
+    ("g_T", "The target's own update, which some rules send to the sources."),
+    ("ε, δ", "What noise bounds: how much all that left a site can tell of any one row. Smaller is less. δ is the "
+     "chance with which the bound need not hold."),
+    ("β", "How much weight the rule gives to the sources against the target's own update."),
+    ("norm cap", "A bound on how large a source's part of the sum is, per layer."),
+    ("refusal", "A site's own policy, or its checks, kept it from taking part. That is the policy at work."),
+    ("abort, alarm", "A site ended a session; an alarm says that a check failed as no honest peer makes it fail."),
+)  # fmt: skip
+"""Words of the page, for readers who have not run a federation."""
 
 
 def render_page(sources: Sources, made: datetime) -> str:
@@ -70,15 +88,21 @@ def render_page(sources: Sources, made: datetime) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    verdict, outcome = sources.verdict, sources.reconciled.outcome
     words, unexplained = policies(sources)
     charts, no_charts = run_charts(sources)
+    notices = [f"{names(sites)}: {what}" if sites else what for sites, what in gathered(outcome.notices)]
     return environment.get_template(_TEMPLATE).render(
         run=sources.run,
         federation=sources.keys.federation,
         period=_period(sources),
-        verdicts=list(verdicts(sources)),
+        made=moment_text(made),
+        release=__version__,
+        verdict=verdict,
+        points=verdict.points[:MOST_POINTS],
+        more_points=max(0, len(verdict.points) - MOST_POINTS),
+        said=list(facts_of(sources)),
         tiles=_tiles(sources),
-        warnings=[f"{line[:1].upper()}{line[1:]}." for line in sources.keys.warnings],
         sites=sites_table(sources),
         runs=runs_table(sources),
         limits=(MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY),
@@ -98,166 +122,82 @@ def render_page(sources: Sources, made: datetime) -> str:
         traffic=bytes_table(sources.tables),
         incidents=incidents_table(sources),
         logs=logs_table(sources),
-        comparison=sources.comparison,
-        left_out=_left_out(sources),
-        facts=_facts(sources, made),
+        compared=len(sources.reconciled.logs) > 1,
+        findings=[(one.severity, finding_line(one)) for one in outcome.findings[:MOST_LINES]],
+        more_findings=max(0, len(outcome.findings) - MOST_LINES),
+        checked=[(name, f"{count:,}") for name, count in outcome.counts.items()],
+        notices=notices[:MOST_LINES],
+        more_notices=max(0, len(notices) - MOST_LINES),
+        left_out=[
+            f"{party.party}: {counted(number, 'record')} of the table of {table}"
+            for party in sources.tables
+            for table, number in sorted(party.left_out.items())
+        ],
+        facts=_about_the_page(sources, made),
+        glossary=GLOSSARY,
     )
 
 
-def verdicts(sources: Sources) -> Iterator[Said]:
-    """What the page comes to, one sentence or two each."""
-    yield _about_logs(sources)
-    yield from _about_evidence(sources)
-    yield _about_comparison(sources.comparison)
-    yield from _about_runs(sources)
-    yield _about_updates(sources)
-    yield from _about_target(sources)
-    yield _about_incidents(sources)
-    yield _about_noise(sources)
-
-
-def _about_logs(sources: Sources) -> Said:
-    bad = sorted({log.party for log in sources.logs if not log.is_sound})
-    here = len({log.party for log in sources.logs})
-    parts = []
-    if bad or sources.unreadable:
-        who = f"of {names(bad)}" if bad else "in this folder"
-        parts.append(f"Not every log is what was signed: see the log {who} below. What stands behind the first fault")
-        parts[-1] += " is not counted on this page."
-    else:
-        parts.append(f"{'The log' if here == 1 else f'All {here} logs'} in this folder {_verify(here)}.")
-    if sources.missing:
-        missing = f"{count_of(len(sources.missing), 'site')} of {len(sources.keys.roles)}"
-        parts.append(
-            f"The logs of {missing} are not here ({names(sources.missing)}): what these disclosed is not on this page."
-        )
-    alone = [log.party for log in sources.logs if log.is_sound and log.verification and not log.verification.witnesses]
-    if alone:
-        parts.append(f"No other site cosigned the newest checkpoint of {names(alone)}: only its key vouches for it.")
-    return Said(" ".join(parts), bool(bad or sources.unreadable or sources.missing or alone))
-
-
-def _about_evidence(sources: Sources) -> Iterator[Said]:
-    """Of messages that are kept beside the logs, where they are not what the records say."""
-    lost = {log.party: len(log.kept.findings) for log in sources.logs if log.kept.findings}
-    if lost:
-        text = (
-            f"Evidence is lost: of the signed messages that {names(sorted(lost))} kept, "
-            f"{count_of(sum(lost.values()), 'message is', 'messages are')} not what the records say, see Verification. "
-            "That takes nothing from the logs; it takes the proof that a third person could have checked."
-        )
-        yield Said(text, care=True)
-
-
-def _verify(count: int) -> str:
-    if count == 1:
-        return "verifies: its records up to the newest checkpoint are those that its site signed"
-    return "verify: their records up to the newest checkpoints are those that their sites signed"
-
-
-def _about_comparison(comparison: Comparison) -> Said:
-    if comparison.findings:
-        count = count_of(comparison.total, "finding")
-        text = f"Held against each other and the rules, the logs do not agree: {count}, the first of them: "
-        return Said(text + comparison.findings[0], care=True)
-    if not comparison.done:
-        return Said(f"The logs were not compared with each other. {' '.join(comparison.notices[:1])}", care=True)
-    if comparison.notices:
-        return Said("Held against each other, the logs agree; not all could be judged, see Verification.", care=True)
-    return Said("Held against each other, the logs agree.", care=False)
-
-
-def _about_runs(sources: Sources) -> Iterator[Said]:
-    """What all runs together say of the target's conduct."""
-    for found in sources.history.findings[:MOST_LINES]:
-        yield Said(f"{found.what[:1].upper()}{found.what[1:]}.", care=True)
-
-
-def _about_updates(sources: Sources) -> Said:
+def facts_of(sources: Sources) -> Iterator[str]:
+    """What the run disclosed and what the sites recorded, one or two sentences each, without a judgement."""
     flows = all_flows(sources.tables)
     bare = [flow for flow in flows if shows_update(flow) and not shows_target(flow)]
     summed = [flow for flow in flows if flow.level != "individual" and flow.what == "update"]
-    parts = []
     if bare:
-        count = count_of(sum(flow.messages for flow in bare), "update")
-        parts.append(f"{count} left in clear, of {names(sorted({flow.discloser for flow in bare}))}.")
+        count = counted(sum(flow.messages for flow in bare), "update")
+        yield f"{count} left in clear, of {names(sorted({flow.discloser for flow in bare}))}."
     if summed:
         fewest = min(flow.fewest for flow in summed)
-        count = count_of(sum(flow.messages for flow in summed), "update")
-        parts.append(f"{count} left only under masks, in sums over at least {count_of(fewest, 'source')}.")
+        count = counted(sum(flow.messages for flow in summed), "update")
+        yield f"{count} left only under masks, in sums over at least {counted(fewest, 'source')}."
     if not bare and not summed:
-        parts.append("No update of a source is recorded as disclosed by a log that is here.")
+        yield "No update of a source is recorded as disclosed by a log that is here."
     if unreported(sources.tables):
-        parts.append(
-            "Models or updates of sites without a log here were received; at which level, only their own logs say."
-        )
-    return Said(" ".join(parts), bool(bare or unreported(sources.tables)))
-
-
-def _about_target(sources: Sources) -> Iterator[Said]:
-    """Of the target's own update, where it was sent."""
-    disclosing = [flow for flow in all_flows(sources.tables) if shows_target(flow)]
-    if disclosing:
-        count = count_of(sum(flow.messages for flow in disclosing), "message")
+        yield "Models or updates of sites without a log here were received; at which level, only their own logs say."
+    if disclosing := [flow for flow in flows if shows_target(flow)]:
+        count = counted(sum(flow.messages for flow in disclosing), "message")
         whom = names(sorted({flow.receiver for flow in disclosing}))
-        yield Said(f"The target's own update g_T went in clear to {whom}, in {count}.", care=True)
+        yield f"The target's own update g_T went in clear to {whom}, in {count}."
+    yield _about_incidents(sources)
+    charged = [party for party in sources.tables if party.epsilons]
+    if charged:
+        largest = max(charged, key=lambda party: party.epsilons[-1].epsilon)
+        sites = f"{counted(len(charged), 'site')} charged a ledger for noise"
+        yield f"{sites}; the largest epsilon spent is {largest.epsilons[-1].epsilon:.3f}, of {largest.party}."
+    else:
+        yield "No log here records a charge for noise: nothing bounds what updates, sums and the model tell of a row."
 
 
-def _about_incidents(sources: Sources) -> Said:
+def _about_incidents(sources: Sources) -> str:
+    """Alarms, aborts and refusals, and whom the logs blame: one site's word is no proof against another."""
     counts = _incident_counts(sources)
-    kinds = {party.party: {mark.kind for mark in party.milestones} for party in sources.tables if party.records}
-    going = names([party for party, marks in kinds.items() if "run-ended" not in marks])
-    unended = f" No end of the run is recorded by {going}: it goes on, or it was killed." if going else ""
     if not any(counts.values()):
-        return Said(f"No alarm, no abort and no refusal is recorded.{unended}", bool(unended))
-    said = ", ".join(count_of(number, kind) for kind, number in counts.items() if number)
-    return Said(f"Recorded: {said}.{_blamed(sources)}{unended}", care=True)
-
-
-def _blamed(sources: Sources) -> str:
-    """Whom the logs blame, and whose logs: one site's word is no proof against another."""
+        return "No alarm, no abort and no refusal is recorded."
+    said = ", ".join(counted(number, kind) for kind, number in counts.items() if number)
     by: dict[str, set[str]] = {}
     for party in sources.tables:
         for site in {site for incident in party.incidents for site in incident.accused}:
             by.setdefault(site, set()).add(party.party)
-    said = "; ".join(f"{site} is blamed by {names(sorted(parties))}" for site, parties in sorted(by.items()))
-    return f" By their own word, which proves nothing: {said}." if said else ""
+    blamed = "; ".join(f"{site} is blamed by {names(sorted(parties))}" for site, parties in sorted(by.items()))
+    return f"Recorded: {said}." + (f" By their own word, which proves nothing: {blamed}." if blamed else "")
 
 
 def _incident_counts(sources: Sources) -> dict[str, int]:
-    """Of events alone: the messages about them are not counted again."""
-    kinds = {"alarm": "alarm", "aborted": "abort", "refused": "refusal"}
-    return {
-        word: sum(item.count for party in sources.tables for item in party.incidents if item.kind == kind)
-        for kind, word in kinds.items()
+    """How many of each there were. A refusal is an event, a message that left, and one that came: it counts once."""
+    found: dict[tuple[str, str], int] = {}
+    for party in sources.tables:
+        for item in party.incidents:
+            site = item.peer if item.kind.endswith("-received") else party.party
+            found[item.kind, site] = found.get((item.kind, site), 0) + item.count
+    sites = {site for _, site in found}
+    refusals = sum(
+        max(found.get((kind, site), 0) for kind in ("refused", "refusal-sent", "refusal-received")) for site in sites
+    )
+    counts = {
+        word: sum(count for (kind, _), count in found.items() if kind == of)
+        for of, word in (("alarm", "alarm"), ("aborted", "abort"))
     }
-
-
-def _about_noise(sources: Sources) -> Said:
-    charged = [party for party in sources.tables if party.epsilons]
-    if not charged:
-        text = "No log here records a charge for noise: nothing bounds what updates, sums and the model tell of a row."
-        return Said(text, care=True)
-    bare = [party.party for party in sources.tables if party.flows and _is_uncharged(party)]
-    limits = {party.party: epsilon_limit(sources, party.party) for party in charged}
-    beyond = [party.party for party in charged if 0 < limits[party.party] < party.epsilons[-1].epsilon]
-    largest = max(charged, key=lambda party: party.epsilons[-1].epsilon)
-    parts = [
-        f"{count_of(len(charged), 'site')} charged a ledger for noise; the largest epsilon spent is "
-        f"{largest.epsilons[-1].epsilon:.3f}, of {largest.party}."
-    ]
-    if bare:
-        parts.append(f"Something left {names(bare)} in rounds without a charge: no noise is known to bound it.")
-    if beyond:
-        parts.append(f"More than the limit was spent by {names(beyond)}.")
-    return Said(" ".join(parts), bool(bare or beyond))
-
-
-def _is_uncharged(party: PartyTables) -> bool:
-    """Whether an update left in a round in which no charge is recorded, or anything where none ever was."""
-    charged = {point.round for point in party.epsilons}
-    released = {number for number, flows in party.by_round.items() if any(map(is_of_rows, flows))}
-    return not charged or bool(released - charged)
+    return counts | {"refusal": refusals}
 
 
 def _tiles(sources: Sources) -> list[tuple[str, str]]:
@@ -266,12 +206,14 @@ def _tiles(sources: Sources) -> list[tuple[str, str]]:
     flows = all_flows(sources.tables)
     bare = sum(flow.messages for flow in flows if shows_update(flow) and not shows_target(flow))
     masked = sum(flow.messages for flow in flows if flow.level != "individual" and flow.what == "update")
+    counts = _incident_counts(sources)
     return [
         (f"{sound} of {len(sources.keys.roles)}", "sites whose log is here and verifies"),
         (f"{rounds:,}", "rounds in these logs"),
         (f"{masked:,}", "updates that left inside sums"),
         (f"{bare:,}", "updates of sources in clear"),
-        (f"{sum(_incident_counts(sources).values()):,}", "alarms, aborts and refusals"),
+        (f"{counts['alarm'] + counts['abort']:,}", "alarms and aborts"),
+        (f"{counts['refusal']:,}", "refusals, by a policy or a check"),
     ]
 
 
@@ -284,16 +226,7 @@ def _period(sources: Sources) -> str:
     )
 
 
-def _left_out(sources: Sources) -> list[str]:
-    """What did not fit into the tables that the page is made of."""
-    return [
-        f"{party.party}: {count_of(number, 'record')} of the table of {table}"
-        for party in sources.tables
-        for table, number in sorted(party.left_out.items())
-    ]
-
-
-def _facts(sources: Sources, made: datetime) -> list[tuple[str, str]]:
+def _about_the_page(sources: Sources, made: datetime) -> list[tuple[str, str]]:
     began = [dict(mark.detail) for party in sources.tables for mark in party.milestones if mark.kind == "run-began"]
     said = {key: sorted({facts[key] for facts in began} - {OF_HEADERS}) for key in ("task", "strategy", "release")}
     keys = sources.keys

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
+from securefda.audit.reconcile.own_logs import HONEST
 from securefda.audit.report.overview import alike, all_flows, round_groups, shortened, timeline, unreported
 from securefda.audit.report.party_tables import Flow, Incident, PartyTables
 from securefda.audit.report.sources import LogState, Sources
 from securefda.audit.report.words import (
     arrival_text,
     cell_text,
-    count_of,
     ending_text,
     event_text,
     incident_kind,
     incident_rounds,
     level_text,
-    names,
     rounds_text,
     span_lines,
     span_text,
@@ -29,6 +28,7 @@ from securefda.audit.report.words import (
     witnesses_text,
 )
 from securefda.operations.report import human_bytes
+from securefda.text import counted, names
 
 if TYPE_CHECKING:
     from securefda.site.policy import Explanation, SourcePolicy
@@ -39,19 +39,23 @@ MOST_GROUPS: Final = 40
 MOST_LINES: Final = 12
 MOST_MOMENTS: Final = 240
 MOST_INCIDENTS: Final = 120
-MOST_COPIES: Final = 40
+MOST_LOGS: Final = 1100
 MOST_RUNS: Final = 120
 MOST_EXPLAINED: Final = 24
 _TEXT, _NUMBER = "text", "number"
 _GRAVITY: Final = ("alarm", "aborted", "refused", "refusal-sent", "refusal-received", "abort-sent", "abort-received")
 
 
+Tone = Literal["", "strong", "care", "bad"]
+"""How a line stands out: not, by weight alone, as something to look at, or as something that is wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of text in a cell, and whether it needs attention."""
+    """A line of text in a cell."""
 
     text: str
-    care: bool = False
+    tone: Tone = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,8 @@ class Cell:
 
     @classmethod
     def of(cls, *lines: str, care: bool = False) -> Cell:
-        """A cell all of whose lines need attention, or none."""
-        return cls(tuple(Line(text, care) for text in lines))
+        """A cell all of whose lines are to be looked at, or none."""
+        return cls(tuple(Line(text, "care" if care else "") for text in lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ def runs_table(sources: Sources) -> Table:
     numbers = (("headers accepted", _NUMBER), ("rounds finished", _NUMBER), ("rounds lost", _NUMBER))
     columns = (*_columns("run", "site", "began, UTC", "ended how"), *numbers, ("what left this site", _TEXT))
     left = len(sources.history.runs) - len(rows)
-    note = f"{count_of(left, 'more row')} are not listed." if left else ""
+    note = f"{counted(left, 'more row')} are not listed." if left else ""
     return Table(
         "runs", "Every run of which a log is here, as each site's own log tells it", columns, tuple(rows), note
     )
@@ -126,7 +130,7 @@ def sites_table(sources: Sources) -> Table:
         for entry in sources.keys.roster.entries
     ]
     columns = _columns("site", "role", "organisation", "log", "policy")
-    caption = f"The {count_of(len(rows), 'site')} of the federation, from its roster"
+    caption = f"The {counted(len(rows), 'site')} of the federation, from its roster"
     return Table("sites", caption, columns, tuple(rows))
 
 
@@ -159,10 +163,10 @@ def matrix_table(sources: Sources) -> Table | None:
         return None
     cells: dict[tuple[str, str], list[Line]] = {}
     for flow in flows:
-        line = Line(cell_text(flow), shows_update(flow))
+        line = Line(cell_text(flow), "strong" if shows_update(flow) else "")
         cells.setdefault((flow.discloser, flow.receiver), []).append(line)
     for item in arrivals:
-        cells.setdefault((item.sender, item.receiver), []).append(Line(arrival_text(item), care=True))
+        cells.setdefault((item.sender, item.receiver), []).append(Line(arrival_text(item), "strong"))
     nothing = [Line("–")]
     rows = [(Cell.of(site), *(Cell(tuple(cells.get((site, to), nothing))) for to in across)) for site in down]
     caption = "Who disclosed (rows) what to whom (columns), with the number of messages over the whole run"
@@ -177,7 +181,7 @@ def flows_table(sources: Sources) -> Table:
             names(item.disclosers),
             names(item.receivers),
             what_text(item.what),
-            Cell.of(level_text(item), care=item.level == "individual" and _is_update(item.what)),
+            Cell((Line(level_text(item), _tone_of(item.level, item.what)),)),
             f"{item.messages:,}",
             f"{item.rounds:,}",
         )
@@ -190,7 +194,7 @@ def flows_table(sources: Sources) -> Table:
         )
     columns = (*_columns("from", "to", "what", "level"), ("messages each", _NUMBER), ("rounds each", _NUMBER))
     left = len(found) + len(unreported(sources.tables)) - len(rows)
-    note = f"{count_of(left, 'more kind')} of disclosures are not listed." if left else ""
+    note = f"{counted(left, 'more kind')} of disclosures are not listed." if left else ""
     return Table("flows", "Disclosures in total, by kind and level", columns, tuple(rows), note)
 
 
@@ -204,14 +208,14 @@ def rounds_table(sources: Sources) -> Table:
             Line(
                 f"{names(item.disclosers)} to {names(item.receivers)}: {what_text(item.what)}; {level_text(item)}"
                 + (f" ({item.messages} messages each)" if item.messages > 1 else ""),
-                item.level == "individual" and _is_update(item.what),
+                _tone_of(item.level, item.what),
             )
             for item in found
         ]
         more = [Line(f"and {len(lines) - MOST_LINES} more kinds")] if len(lines) > MOST_LINES else []
         rows.append((Cell.of(rounds_text(group.rounds)), Cell((*lines[:MOST_LINES], *more))))
     left = sum(len(group.rounds) for group in groups[MOST_GROUPS:])
-    note = f"{count_of(left, 'more round')} of other kinds are not listed." if left else ""
+    note = f"{counted(left, 'more round')} of other kinds are not listed." if left else ""
     return Table("by-round", "Disclosures by round", _columns("rounds", "disclosed"), tuple(rows), note)
 
 
@@ -233,7 +237,7 @@ def timeline_table(sources: Sources) -> Table:
                 _who(moment.parties, sources),
             )
         )
-    note = f"{count_of(left, 'more entry', 'more entries')} are not listed, most of them rounds." if left else ""
+    note = f"{counted(left, 'more entry', 'more entries')} are not listed, most of them rounds." if left else ""
     return Table("events", "What happened when", _columns("time, UTC", "what", "as its log says"), tuple(rows), note)
 
 
@@ -250,7 +254,7 @@ def incidents_table(sources: Sources) -> Table:
         ("first to last, UTC", _TEXT),
     )
     left = len(found) - len(rows)
-    note = f"{count_of(left, 'more row')} are not listed." if left else ""
+    note = f"{counted(left, 'more row')} are not listed." if left else ""
     return Table("incidents", "Alarms, aborts and refusals", columns, tuple(rows), note)
 
 
@@ -271,28 +275,21 @@ def bytes_table(tables: Sequence[PartyTables]) -> Table:
 
 def logs_table(sources: Sources) -> Table:
     """What the verification said of each log, with the checkpoint that it rests on."""
-    rows = [_log_row(log) for log in sources.logs]
-    for folder, why in list(sources.unreadable.items())[:MOST_COPIES]:
-        rows.append(_row("–", Cell.of(f"cannot be read: {why}", care=True), "–", "–", "–", "–", folder))
+    rows = [_log_row(log) for log in sources.logs[:MOST_LOGS]]
     columns = (
         *_columns("site", "result"),
         ("records", _NUMBER),
         ("under the checkpoint", _NUMBER),
         *_columns("root of the checkpoint", "cosigned by", "folder"),
     )
-    left = len(sources.unreadable) - MOST_COPIES
-    note = f"{count_of(left, 'more folder')} cannot be read." if left > 0 else ""
+    left = len(sources.logs) - len(rows)
+    note = f"{counted(left, 'more log')} are not listed." if left > 0 else ""
     return Table("logs", "Each log by itself", columns, tuple(rows), note)
 
 
 def shows_update(flow: Flow) -> bool:
     """Whether the receiver could read a single site's update; what this release has no word for counts as one."""
     return flow.level == "individual" and _is_update(flow.what)
-
-
-def is_of_rows(flow: Flow) -> bool:
-    """Whether it is made of the discloser's rows in that round, alone or in a sum: all but the model."""
-    return _is_update(flow.what)
 
 
 def shows_target(flow: Flow) -> bool:
@@ -311,27 +308,30 @@ def _in_words(found: Explanation, sites: tuple[str, ...]) -> PolicyWords:
     return PolicyWords(sites, found.summary, parts)
 
 
+def _tone_of(level: str, what: str) -> Tone:
+    return "strong" if level == "individual" and _is_update(what) else ""
+
+
 def _is_update(what: str) -> bool:
     return what != "model"
 
 
 def _log_row(log: LogState) -> tuple[Cell, ...]:
     found = log.verification
-    if found is None:
-        return _row(log.party, Cell.of(log.problem, care=True), "–", "–", "–", "–", log.folder)
-    lost = [Line(str(one), care=True) for one in log.kept.findings[:MOST_LINES]]
+    lost = [Line(str(one), "bad") for one in log.kept.findings[:MOST_LINES]]
     if len(log.kept.findings) > MOST_LINES:
-        lost.append(
-            Line(f"and {len(log.kept.findings) - MOST_LINES} more: securefda audit verify lists them", care=True)
-        )
-    lines = [verification_text(found), *([log.problem] if log.problem else []), *found.notes, *log.kept.notes]
+        lost.append(Line(f"and {len(log.kept.findings) - MOST_LINES} more: securefda audit verify lists them", "bad"))
+    state: Tone = "" if found.finding is None else "care" if found.finding.kind in HONEST else "bad"
+    lines = [Line(verification_text(found), state)]
+    lines += [Line(log.problem, "bad")] if log.problem else []
+    lines += [Line(note) for note in (*found.notes, *log.kept.notes)]
     if log.kept.judged and not lost:
-        lines.append(f"{count_of(log.kept.messages, 'message')} kept as evidence, as recorded")
+        lines.append(Line(f"{counted(log.kept.messages, 'message')} kept as evidence, as recorded"))
     if log.is_copy:
-        lines.append("another copy of this log counts in the tables")
+        lines.append(Line("another copy of this log counts in the tables"))
     return _row(
         log.party,
-        Cell((*(Line(line, not log.is_sound) for line in lines), *lost)),
+        Cell((*lines, *lost)),
         f"{found.size:,}",
         f"{found.covered:,}",
         found.root.hex() or "–",
@@ -342,8 +342,10 @@ def _log_row(log: LogState) -> tuple[Cell, ...]:
 
 def _log_and_policy(log: LogState | None, role: str) -> tuple[Cell, Cell]:
     if log is None:
-        return Cell.of("not here", care=True), Cell.of("not known")
-    here = Cell.of("verified") if log.is_sound else Cell.of("not as it should be, see below", care=True)
+        return Cell((Line("not here", "strong"),)), Cell.of("not known")
+    here = Cell.of("verified")
+    if not log.is_sound:
+        here = Cell((Line("not as it should be, see Verification", "bad"),))
     if not log.policy.loaded:
         return here, Cell.of("none: a target has none" if role == "target" else "its log names none")
     digests = [f"SHA-256 {digest[:16]}…" for digest in log.policy.loaded[-3:]]

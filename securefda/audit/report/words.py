@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -10,8 +10,8 @@ from securefda.audit.reconcile.history import SiteRun, ranges
 from securefda.audit.report.overview import Alike, Moment
 from securefda.audit.report.party_tables import Arrival, Flow, Incident
 from securefda.audit.verify import Verification
+from securefda.text import counted, names
 
-_NAMED_SITES = 8
 _MOST_RANGES = 6
 _WHAT: Final[Mapping[str, str]] = {
     "update": "update",
@@ -45,16 +45,6 @@ _FINDINGS: Final[Mapping[str, str]] = {
     "newer-version": "is of a later release",
     "missing-cosignature": "lacks cosignatures",
 }
-
-
-def count_of(number: int, one: str, many: str = "") -> str:
-    """``1 log`` or ``3 logs``, with commas in large numbers."""
-    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
-
-
-def names(sites: Sequence[str], most: int = _NAMED_SITES) -> str:
-    """Names with commas; of many, the first ones and how many there are in all."""
-    return ", ".join(sites) if len(sites) <= most else f"{', '.join(sites[: most - 2])} and others, {len(sites)} in all"
 
 
 def time_text(time: str) -> str:
@@ -129,7 +119,7 @@ def updates_text(flows: Iterable[Flow]) -> str:
         "cohort": "inside sums of cohorts",
         "sum": "inside one sum",
     }
-    parts = [f"{count_of(counts[level], 'update')} {words}" for level, words in said.items() if level in counts]
+    parts = [f"{counted(counts[level], 'update')} {words}" for level, words in said.items() if level in counts]
     return ", ".join(parts)
 
 
@@ -164,12 +154,12 @@ def event_text(moment: Moment, updates: str = "") -> str:
             strategy = "" if said["strategy"] == OF_HEADERS else f", strategy {said['strategy']}"
             return f"The run began: task {said['task']}{strategy}, release {said['release']}."
         case "run-ended":
-            return f"The run ended: {said['outcome']}, {count_of(int(said['rounds']), 'round')}."
+            return f"The run ended: {said['outcome']}, {counted(int(said['rounds']), 'round')}."
         case "policy-loaded":
             return f"Policy loaded, SHA-256 {said['policy'][:16]}…"
         case "restarted":
             lost = int(said["lost_bytes"])
-            cut = f"; {count_of(lost, 'byte')} of a record that was not whole were cut off" if lost else ""
+            cut = f"; {counted(lost, 'byte')} of a record that was not whole were cut off" if lost else ""
             return f"The process started again{cut}."
     text = incident_kind(moment.kind).capitalize()
     if "check" in said:
