@@ -15,6 +15,7 @@ from securefda.text import aligned
 
 if TYPE_CHECKING:
     from securefda.local.policy_check import Verdict
+    from securefda.site.kit import Kit as StartupKit
     from securefda.site.policy import Explanation
 
 app = typer.Typer(help="Explain, check, sign and start a site's policy.")
@@ -94,6 +95,9 @@ def explain(
     from securefda.site.policy import load_policy, load_signed_policy, require_satisfiable
 
     file = PolicyFile.at(policy, now())
+    if file.kit is not None and file.kit.role == "target":
+        _explain_target(file.kit, output)
+        return
     name = file.kit.site_id if file.kit else site or "this site"
     sources: tuple[str, ...] = ()
     if federation is not None:
@@ -114,6 +118,19 @@ def explain(
             signature = str(error)
     data = {"policy": str(file.path), "site": name, "sources": len(sources) or None, "signature": signature}
     print_result(output, data | _as_json(words), f"{words.text()}\n\nSignature: {signature}")
+
+
+def _explain_target(kit: StartupKit, output: Format) -> None:
+    """A target has no policy: what its settings ask for."""
+    from securefda.site.asks import target_in_words
+    from securefda.site.config import load_aggregator
+    from securefda.site.kit import SETTINGS_FILE
+
+    config = load_aggregator(kit.local / SETTINGS_FILE, (), os.environ)
+    words = target_in_words(config, kit.site_id, tuple(entry.site_id for entry in kit.roster.sources))
+    said = {"summary": words.summary, "asks": list(words.asks), "sends": list(words.sends)}
+    then = "To see whether a source permits it, with the kits of sources at hand: securefda policy explain KIT"
+    print_result(output, {"site": kit.site_id, "role": "target"} | said, f"{words.text()}\n\n{then}")
 
 
 @app.command("template")

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class PreflightError(SecureFdaError):
-    """A check failed; a run would end with this exit code."""
+    """Checks failed; a run would end with the exit code of the first."""
 
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(f"{finding.check}: {finding.message}", hint=finding.hint)
+    def __init__(self, finding: Finding, others: list[str]) -> None:
+        also = f"; also failed: {', '.join(others)}" if others else ""
+        super().__init__(f"{finding.check}: {finding.message}{also}", hint=finding.hint)
         self.exit_code = finding.exit_code
 
 
@@ -36,10 +37,14 @@ def preflight(
     address: Annotated[
         str | None, typer.Option("--address", metavar="HOST:PORT", help="Check this address, not the kit's.")
     ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Leave the network alone: do not look for the aggregator.")
+    ] = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Check a site before a run: kit, certificates, clock, network, disk, policy, device and data.
+    """Check a site before a run: kit, certificates, clock, settings, network, disk, policy, device and data.
 
+    One batch of the site's rows goes through model, loss and metrics. Every failure is listed.
     With the kits of all sources also whether their policies can be served together.
     """
     from securefda.site.endpoints import Address
@@ -49,12 +54,12 @@ def preflight(
 
     if len(kits) > 1 and config is not None:
         raise ConfigError("--config", "is of one site, and there are several kits", hint="name one kit")
-    by_kit = {}
+    where, by_kit = Address.parse(address, "--address") if address else None, {}
     for kit in kits:
         settings = config or kit / LOCAL / SETTINGS_FILE
         given = settings if config is not None or settings.exists() else None
         probes = probes_of(kit, given, now(), os.environ, _check_rows)
-        by_kit[kit] = check(kit, now(), address=Address.parse(address) if address else None, probes=probes)
+        by_kit[kit] = check(kit, now(), address=where, offline=offline, probes=probes)
     levels = (check_levels(kits, now(), os.environ),) if len(kits) > 1 else ()
     findings = (*(finding for found in by_kit.values() for finding in found), *levels)
     data: dict[str, Any] = {"findings": [_plain(finding) for finding in findings]}
@@ -67,7 +72,8 @@ def preflight(
     if exit_code(findings) is ExitCode.OK:
         print_result(output, data, table)
         return
-    failure = PreflightError(next(finding for finding in findings if finding.exit_code is not ExitCode.OK))
+    first, *others = [finding for finding in findings if finding.exit_code is not ExitCode.OK]
+    failure = PreflightError(first, list(dict.fromkeys(one.check for one in others if one.check != first.check)))
     if output is Format.TXT:
         typer.echo(table)
     raise typer.Exit(print_error(failure, as_json=output is Format.JSON, data=data))
@@ -75,8 +81,14 @@ def preflight(
 
 def _check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
     from securefda.bootstrap import check_rows  # with torch, for which no other check should have to wait
+    from securefda.local.task_check import check_kit
 
-    return check_rows(kit, config)
+    (tried,) = check_kit(kit, config).sites
+    if tried.error is not None:
+        raise tried.error
+    loss, accuracy = tried.batch["loss"], tried.batch["accuracy"]
+    batch = f"one batch of {tried.batch['rows']:.0f} rows: loss {loss:.4g}, accuracy {accuracy:.4g}"
+    return "; ".join([check_rows(kit, config), batch, *tried.notes])
 
 
 def _plain(finding: Finding) -> dict[str, Any]:

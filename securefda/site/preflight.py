@@ -23,12 +23,14 @@ from securefda.errors import (
     AuthenticationError,
     CertificateError,
     ConfigError,
+    ConfigErrors,
     ConnectionFailed,
     ExitCode,
     SecureFdaError,
 )
 from securefda.protocol.messages import Visibility
 from securefda.protocol.roster import Role
+from securefda.site.asks import asked_in_short
 from securefda.site.certificates import identify_peer, require_aware
 from securefda.site.config import AggregatorConfig, SourceConfig, load_aggregator, load_source
 from securefda.site.endpoints import Address
@@ -205,11 +207,15 @@ class Probes:
     """Checks that need more than this package knows; one that is None is left out.
 
     Attributes:
-        policy: is ``local/policy.toml`` signed, and can this federation meet it.
+        settings: can ``local/settings.toml`` be used.
+        listen: where the target's process would bind; None for any free port, or where settings do not say.
+        policy: is ``local/policy.toml`` signed, and can this federation meet it; of a target, what it asks for.
         device: which device would train.
-        data: is the task's data there and sound.
+        data: is the task's data there and sound, and does one batch pass through model, loss and metrics.
     """
 
+    settings: Probe | None = None
+    listen: Callable[[], Address | None] = lambda: None
     policy: Probe | None = None
     device: Probe | None = None
     data: Probe | None = None
@@ -225,6 +231,7 @@ def preflight(
     expected_site: str | None = None,
     expected_role: Role | None = None,
     address: Address | None = None,
+    offline: bool = False,
     probes: Probes = _NO_PROBES,
     min_free_bytes: int = MIN_FREE_BYTES,
     timeout_s: float = 5.0,
@@ -238,22 +245,29 @@ def preflight(
         now: this machine's clock, with a time zone.
         expected_site: the site that this kit should be of.
         expected_role: the role that this kit should have.
-        address: where the target will listen, or where a source should look; default: as the kit says.
-        probes: checks of policy, device and data.
+        address: where the target will listen, or where a source should look; default: as settings and kit say.
+        offline: leave the network alone: a source does not look for the aggregator.
+        probes: checks of settings, policy, device and data.
         min_free_bytes: free disk space below which the check fails.
         timeout_s: for reaching the aggregator, in seconds.
 
     Returns:
-        One finding per check, in the order in which they matter.
+        At least one finding per check, in the order in which they matter; one for each of several errors.
     """
+    findings: list[Finding] = []
+
+    def run(check: str, probe: Probe) -> None:
+        known = {finding.message for finding in findings if finding.level is Level.FAIL}
+        findings.extend(finding for finding in _run(check, probe) if finding.message not in known)  # said once
+
     try:
         kit = load_kit(path, now, expected_site=expected_site, expected_role=expected_role)
     except SecureFdaError as error:
-        findings = [_failed("kit", error)]
+        findings += _failed("kit", error)
     else:
         roster = kit.roster
         line = f"{kit.role} {kit.site_id} of {roster.federation_id}, epoch {roster.epoch}, {len(roster.entries)} sites"
-        findings = [Finding("kit", Level.OK, f"{line}; signatures, keys and file modes are right")]
+        findings += [Finding("kit", Level.OK, f"{line}; signatures, keys and file modes are right")]
         # The kit is valid now; warn of the first of site and CA certificates that soon is not.
         end = min(kit.certificate.not_valid_after_utc, kit.ca.certificate.not_valid_after_utc)
         left = end - require_aware(now)
@@ -262,16 +276,19 @@ def preflight(
             findings.append(Finding("certificate", Level.WARN, line, "ask for a new startup kit before then"))
         else:
             findings.append(Finding("certificate", Level.OK, line))
+        if probes.settings is not None:
+            run("settings", probes.settings)
         if kit.role == "target":
-            findings.append(_run("port", lambda: check_port_free(address or kit.endpoints.aggregator)))
+            run("port", lambda: check_port_free(address or probes.listen() or kit.endpoints.aggregator))
+        elif offline:
+            line = f"not looked for at {address or kit.endpoints.aggregator}: --offline"
+            findings.append(Finding("aggregator", Level.WARN, line, "leave --offline out before the run"))
         else:
-            findings.append(_run("aggregator", lambda: shake_hands(kit, now, address=address, timeout_s=timeout_s)))
-    findings.append(_run("disk", lambda: _check_disk(path, min_free_bytes)))
+            run("aggregator", lambda: shake_hands(kit, now, address=address, timeout_s=timeout_s))
+    run("disk", lambda: _check_disk(path, min_free_bytes))
     for check, probe in (("policy", probes.policy), ("device", probes.device), ("data", probes.data)):
         if probe is not None:
-            finding = _run(check, probe)
-            if finding.message != findings[0].message:  # what the kit keeps from being checked is said once
-                findings.append(finding)
+            run(check, probe)
     return tuple(findings)
 
 
@@ -280,15 +297,16 @@ def exit_code(findings: tuple[Finding, ...]) -> ExitCode:
     return next((finding.exit_code for finding in findings if finding.level is Level.FAIL), ExitCode.OK)
 
 
-def _run(check: str, probe: Probe) -> Finding:
+def _run(check: str, probe: Probe) -> list[Finding]:
     try:
-        return Finding(check, Level.OK, probe())
+        return [Finding(check, Level.OK, probe())]
     except SecureFdaError as error:
         return _failed(check, error)
 
 
-def _failed(check: str, error: SecureFdaError) -> Finding:
-    return Finding(check, Level.FAIL, str(error), error.hint, error.exit_code)
+def _failed(check: str, error: SecureFdaError) -> list[Finding]:
+    each = error.errors if isinstance(error, ConfigErrors) else (error,)
+    return [Finding(check, Level.FAIL, str(one), one.hint, one.exit_code) for one in each]
 
 
 def _check_disk(path: Path, min_free_bytes: int) -> str:
@@ -318,24 +336,44 @@ def probes_of(
 
     Args:
         path: the kit's folder.
-        settings: of the site's process; None leaves out device and data.
+        settings: of the site's process; None leaves out settings, device and data.
         now: current time, with a time zone.
         env: the environment, for settings.
         check_rows: whether the site could train on its rows.
     """
 
-    def load(kit: Kit, file: Path) -> Config:
-        return (load_aggregator if kit.role == "target" else load_source)(file, (), env)
+    def load() -> tuple[Kit, Config | None]:
+        kit = load_kit(path, now)
+        if settings is None:
+            return kit, None
+        return kit, (load_aggregator if kit.role == "target" else load_source)(settings, (), env)
+
+    def settings_probe() -> str:
+        kit, config = load()
+        start = "aggregator" if kit.role == "target" else "source"
+        factory = "" if config is None else config.task.factory
+        return f"{factory}; start with: securefda {start} start --config {settings}"
+
+    def listen() -> Address | None:
+        try:
+            _, config = load()
+        except SecureFdaError:  # the settings' own check says it
+            return None
+        fixed = config is not None and not config.transport.listen.endswith(":0")
+        return Address.parse(config.transport.listen, "transport.listen") if config is not None and fixed else None
 
     def policy_probe() -> str:
         kit = load_kit(path, now)
+        if kit.role == "target":
+            _, config = load()
+            asks = f"; {asked_in_short(config)}" if isinstance(config, AggregatorConfig) else ""
+            return f"a target has none: the policies of the sources bound what it sees{asks}"
         with naming(kit.site_id):
             policy = load_signed_policy(kit)
             policy.session_limits(kit.roster)
-            if kit.role == "source":
-                require_satisfiable(policy, kit.site_id, tuple(entry.site_id for entry in kit.roster.sources))
-        if kit.role == "source" and settings is not None:
-            config = load(kit, settings)
+            require_satisfiable(policy, kit.site_id, tuple(entry.site_id for entry in kit.roster.sources))
+        _, config = load()
+        if config is not None:
             check_task(policy, config.task.factory)
             check_training(policy, config.training.dp.noise_multiplier, config.training.dp.max_grad_norm)
         sums = f"min-others {policy.min_others}, max-colluders {policy.max_colluders}"
@@ -348,13 +386,17 @@ def probes_of(
     def device_probe() -> str:
         from securefda.training import choose_device, describe_device  # noqa: PLC0415 - with torch
 
-        return describe_device(choose_device(load(load_kit(path, now), settings).training.device))
+        _, config = load()
+        return "" if config is None else describe_device(choose_device(config.training.device))
 
     def data_probe() -> str:
-        kit = load_kit(path, now)
-        return check_rows(kit, load(kit, settings))
+        kit, config = load()
+        if kit.role == "source":
+            with naming(kit.site_id):
+                load_signed_policy(kit)
+        return "" if config is None else check_rows(kit, config)
 
-    return Probes(policy_probe, device_probe, data_probe)
+    return Probes(settings_probe, listen, policy_probe, device_probe, data_probe)
 
 
 def check_levels(paths: Sequence[Path], now: datetime, env: Mapping[str, str]) -> Finding:
@@ -386,5 +428,5 @@ def check_levels(paths: Sequence[Path], now: datetime, env: Mapping[str, str]) -
         hidden = [policies[site].smallest_sum for site in sources if permitted[site] is not Visibility.INDIVIDUAL]
         levels = plan_levels(permitted, max([smallest, *hidden]))
     except SecureFdaError as error:
-        return _failed("levels", error)
+        return _failed("levels", error)[0]
     return Finding("levels", Level.OK, ", ".join(f"{site} at {level.label}" for site, level in levels.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 from datetime import UTC, datetime
@@ -157,6 +158,7 @@ def test_preflight_of_a_sound_target_is_all_ok(kits: Path, capsys: pytest.Captur
     assert [finding["check"] for finding in findings] == [
         "kit",
         "certificate",
+        "settings",
         "port",
         "disk",
         "policy",
@@ -177,21 +179,69 @@ def test_preflight_of_a_source_without_an_aggregator_ends_with_2(
 
 
 def test_preflight_names_a_wrong_policy_and_wrong_data_at_once(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    local = kits / "target" / "local"
-    (local / "policy.toml").write_text("min-other = 3\n")
-    kit = load_kit(kits / "target", datetime.now(UTC))
-    write_policy_signature(local / "policy.toml", b"min-other = 3\n", kit.federation_id, kit.site_id, kit.signing_key)
-    settings = (local / "settings.toml").read_text()
-    (local / "settings.toml").write_text(settings.replace("target-rows = 100", "target-rowz = 100"))
-    assert main(["preflight", str(kits / "target"), "--format", "json"]) == 4
+    local = kits / "source-1" / "local"
+    (local / "policy.toml").write_text("min-other = 3\nmax-visibility = 'all'\n")
+    kit = load_kit(kits / "source-1", datetime.now(UTC))
+    wrong = (local / "policy.toml").read_bytes()
+    write_policy_signature(local / "policy.toml", wrong, kit.federation_id, kit.site_id, kit.signing_key)
+    assert main(["preflight", str(kits / "source-1"), "--offline", "--format", "json"]) == 4
     envelope = json.loads(capsys.readouterr().out)
-    failed = {f["check"]: f for f in envelope["data"]["findings"] if f["level"] == "fail"}
-    assert set(failed) == {"policy", "data"}
-    assert "in the policy of target" in failed["policy"]["message"]
-    assert "min-other: unknown key" in failed["policy"]["message"]
-    assert failed["policy"]["hint"] == "did you mean min-others?"
-    assert "target-rowz" in failed["data"]["message"]
+    failed = [f for f in envelope["data"]["findings"] if f["level"] == "fail"]
+    assert [f["check"] for f in failed] == ["policy", "policy"]  # each failure once, though the data check has them too
+    assert "min-other: unknown key" in failed[0]["message"]
+    assert "in the policy of source-1" in failed[0]["message"]
+    assert failed[0]["hint"] == "did you mean min-others?"
+    assert "max-visibility: must be 'individual', 'cohort' or 'sum'" in failed[1]["message"]
     assert envelope["error_code"] == "PreflightError"
+
+
+def test_preflight_lists_every_error_of_the_settings_once(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = kits / "source-1" / "local" / "settings.toml"
+    settings.write_text(settings.read_text().replace("batch-size = 32", "batch-sizes = 32\nepoch = 2"))
+    assert main(["preflight", str(kits / "source-1"), "--offline", "--format", "json"]) == 4
+    failed = [f for f in json.loads(capsys.readouterr().out)["data"]["findings"] if f["level"] == "fail"]
+    assert [f["check"] for f in failed[:2]] == ["settings", "settings"]
+    assert [f["message"].partition(":")[0] for f in failed] == ["training.batch-sizes", "training.epoch"]
+
+
+def test_preflight_offline_does_not_look_for_the_aggregator(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", str(kits / "source-1"), "--offline"]) == 0
+    out = capsys.readouterr().out
+    assert "not looked for at 127.0.0.1:" in out
+    assert "one batch of 32 rows: loss " in out
+
+
+def test_preflight_of_a_target_tries_the_address_that_its_settings_listen_on(
+    kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = kits / "target" / "local" / "settings.toml"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        settings.write_text(re.sub(r'listen = ".*"', f'listen = "{address}"', settings.read_text()))
+        assert main(["preflight", str(kits / "target")]) == 4
+    assert f"address {address}: the port is taken" in capsys.readouterr().out
+
+
+def test_preflight_knows_a_target_from_a_source(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["preflight", str(kits / "target"), "--format", "json"])
+    checks = {f["check"]: f["message"] for f in json.loads(capsys.readouterr().out)["data"]["findings"]}
+    assert checks["policy"].startswith("a target has none")
+    assert "rule fedgp_auto" in checks["policy"]
+    assert "securefda aggregator start --config" in checks["settings"]
+
+
+def test_explain_of_a_target_says_what_it_asks_for_and_sends(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "explain", str(kits / "target")]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("target is the target: it has no policy")
+    assert "visibility sum: one sum of the sources' updates per round." in text
+    assert "in rounds of fedgp_auto, target's own update and statistics as well" in text
+    settings = kits / "target" / "local" / "settings.toml"
+    settings.write_text(settings.read_text().replace('"fedgp_auto"', '"fedavg"'))
+    assert main(["policy", "explain", str(kits / "target"), "--format", "json"]) == 0
+    assert "own update" not in str(json.loads(capsys.readouterr().out)["data"]["sends"])
 
 
 def test_preflight_of_a_key_that_others_can_read_ends_with_4(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,71 @@
+"""What a target's settings ask of the sources, and what leaves the target, in words.
+
+A target has no policy of its own: it asks, and each source's policy says whether it may.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from securefda.rules.strategy import Rule
+from securefda.site.config import AggregatorConfig
+
+_SEEN = {
+    "sum": "one sum of the sources' updates per round",
+    "cohort": "one sum per cohort of a few sources, drawn by lot in every round, or less where a policy permits less",
+    "individual": "each source's update by itself where its policy permits that, else a sum",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInWords:
+    """What a target asks for and what leaves it; lines for people."""
+
+    summary: str
+    asks: tuple[str, ...]
+    sends: tuple[str, ...]
+
+    def text(self) -> str:
+        """Everything, as paragraphs."""
+        parts = [self.summary, "It asks the sources for:", *(f"  - {line}" for line in self.asks), ""]
+        return "\n".join([*parts, "What leaves it:", *(f"  - {line}" for line in self.sends)])
+
+
+def asked_in_short(config: AggregatorConfig) -> str:
+    """One line: what the settings ask for."""
+    privacy = config.privacy
+    sums = f"min-others {privacy.min_others}, max-colluders {privacy.max_colluders}"
+    return f"this one asks for {privacy.visibility}, {sums}, rule {config.strategy.rule}"
+
+
+def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...]) -> TargetInWords:
+    """Say what a target asks for and sends.
+
+    Args:
+        config: the target's settings.
+        site: the target's id.
+        sources: ids of the sources of its roster.
+    """
+    privacy, strategy, noise = config.privacy, config.strategy, config.training.dp.noise_multiplier
+    rule = Rule(strategy.rule)
+    summary = (
+        f"{site} is the target: it has no policy, and no process reads the policy.toml in its kit. What it may see is "
+        f"for the policy of each source to say: {', '.join(sources)}. Its own settings say the following."
+    )
+    colluders = f", not counting {privacy.max_colluders} that may collude with it" if privacy.max_colluders else ""
+    caps = f"norm caps with kappa {privacy.norm_cap_kappa:g} per {privacy.norm_cap_granularity}"
+    asks = (
+        f"visibility {privacy.visibility}: {_SEEN[privacy.visibility]}.",
+        f"sums in which each source has at least {privacy.min_others} others beside it{colluders}; "
+        f"{caps if privacy.norm_cap_kappa else 'no norm caps'}.",
+        f"{strategy.rounds} rounds of {rule.value}, the first {strategy.warm_up_rounds} of them source_only.",
+    )
+    how = f"with noise (multiplier {noise:g}), counted by a ledger" if noise else "without noise"
+    model = f"to every source, the common model in each round: what {site}'s rows changed in it was trained {how}."
+    own = (
+        f"to the sources at visibility sum, in rounds of {rule.value}, {site}'s own update and statistics as well, for "
+        f"this rule is evaluated inside the sources. The update is trained {how}."
+    )
+    inside = rule is Rule.AUTO or rule.value.startswith(("fedda", "fedgp"))
+    sends = (model, *((own,) if inside else ()), "no row and no file.")
+    return TargetInWords(summary, asks, sends)
