@@ -83,6 +83,11 @@ MOST_LOST_IN_A_ROW = 3
 class AggregatorRun:
     """Runs all rounds. Where it stands is its ``phase``; the phases that may follow are in :mod:`.phases`.
 
+    A round begins with a new checkpoint of the log, which the sources cosign while the target trains. When those that
+    can take part have joined and cosigned, an attempt begins with a header, and ends with sums or an error. Sums move
+    the model, and each source gets the result. Without them the round is tried again, or is lost. At the end the last
+    checkpoint is cosigned, and the sources hear why the run ended.
+
     A new run is called ``run_id``, 16 bytes, or draws one; one that is resumed keeps its own.
 
     Raises:
@@ -107,6 +112,8 @@ class AggregatorRun:
         self._model = RunModel(site, settings, store, reporter, self._run_id)
         self._phase: Phase = NotOpened()
         self._progress = Progress()
+
+    # --- What others read ---------------------------------------------------------------------------------------------
 
     @property
     def run_id(self) -> str:
@@ -163,6 +170,8 @@ class AggregatorRun:
     def expected_upload(self, index: int) -> int:
         """Length of the vector that this source may upload now, in bytes; 0 for none."""
         return self._phase.attempt.expected_upload(index) if isinstance(self._phase, InAttempt) else 0
+
+    # --- What the driver reports --------------------------------------------------------------------------------------
 
     def open(self) -> list[Send]:
         """Begin the run, or go on after its last finished round."""
@@ -236,6 +245,8 @@ class AggregatorRun:
         """End the run because of something that the driver met."""
         return [] if self.done else self._fail(error)
 
+    # --- From round to round ------------------------------------------------------------------------------------------
+
     def _enter(self, phase: Phase) -> None:
         """The only place where the phase changes. What the last one took goes into the round's record.
 
@@ -270,48 +281,6 @@ class AggregatorRun:
         self._model.lose(current, ())
         return self._end_round()
 
-    def _join(self, message: Signed[Body]) -> list[Send]:
-        index, body, attendance = message.sender, message.body, self._attendance
-        if attendance.refuses(message) or not isinstance(body, Join):
-            return []
-        attendance.returning.discard(index)
-        if body.architecture_digest != self._site.trainer.architecture_digest:
-            attendance.turned_away(index)
-            return [turn_away(self._site.signer, index)]
-        if isinstance(self._phase, LastPhase):
-            return [goodbye(self._site.signer, index, self._phase.farewell), *self._go_on_if_ready()]
-        lost: list[Send] = []
-        if isinstance(self._phase, InAttempt) and index in attendance.present:
-            lost = self._after(self._phase, self._phase.attempt.lose(index, "it began anew"))
-        attendance.came(index, body)
-        self._cosigners.reported(index, body.known)
-        return [*lost, *self._cosigners.ask_again(index), *self._go_on_if_ready()]
-
-    def _cosigning(self, message: Signed[Body]) -> list[Send]:
-        """A source cosigns the aggregator's log, or shows its own."""
-        if self.done:
-            return []
-        try:
-            sends = self._cosigners.receive(message)
-        except FaultySourceError as error:
-            sends = []
-            self._accuse(message.sender, error)
-        return sends + self._go_on_if_ready()
-
-    def _receipt(self, message: Signed[Body]) -> list[Send]:
-        """A source has accepted the last result. The run does not wait for that."""
-        try:
-            self._model.receipts.take(message)
-        except FaultySourceError as error:
-            self._accuse(message.sender, error)
-        return []
-
-    def _accuse(self, index: int, error: FaultySourceError) -> None:
-        """A source sent outside of a session what no honest one sends."""
-        self._attendance.heard(index, f"fails check {error.check}")
-        self._reporter.note(f"alarm: {error}")
-        self._site.witness.journal.event("alarm", check=error.check, accused=[error.source_id])
-
     def _begin_round(self, number: int, attempts: int = 0, asked: Asked | None = None) -> list[Send]:
         """Go to a round, of which ``attempts`` were begun before a restart. The target's own rounds need no source."""
         if number > self._settings.strategy.rounds:
@@ -344,11 +313,6 @@ class AggregatorRun:
     def _plan_of(self, number: int) -> RoundPlan:
         return round_plan(self._settings.strategy, number, last_errors(self._store.records()))
 
-    def _end_round(self) -> list[Send]:
-        """The next round begins with the next :meth:`expire`, which is due at once."""
-        self._enter(BetweenRounds(self._site.clock()))
-        return []
-
     def _train_meanwhile(self, asking: AskingCosigners) -> list[Send]:
         """Train the target while sources cosign, if enough are connected that its cost is not in vain."""
         current, clock = asking.current, self._site.clock
@@ -365,46 +329,6 @@ class AggregatorRun:
         now = self._site.clock()
         self._enter(Gathering(current, now, now + self._settings.join_deadline_s))
         return self._go_on_if_ready()
-
-    def _expected(self, current: CurrentRound) -> frozenset[int]:
-        """Sources that can take part in the round: all that the roster admits now and that have not refused it."""
-        out = self._cosigners.faulty | current.refused.keys()
-        return frozenset(index for index in self._site.sources - out if self._site.admits(index))
-
-    def _able(self, current: CurrentRound) -> frozenset[int]:
-        """Those of them that are present and have cosigned the newest checkpoint, which the header will carry."""
-        return self._expected(current) & self._attendance.present & self._cosigners.cosigned
-
-    def _missing(self) -> frozenset[int]:
-        """Sources that the present phase waits for."""
-        match self._phase:
-            case InAttempt(attempt=attempt):
-                return attempt.waiting_for
-            case AskingCosigners() | AwaitingCosignatures() | Closing():
-                return frozenset(self._attendance.connected - self._cosigners.cosigned - self._cosigners.faulty)
-            case Gathering(current=current):
-                return self._expected(current) - self._able(current)
-        return frozenset()
-
-    def _go_on_if_ready(self) -> list[Send]:
-        """A source came, left or cosigned: leave a phase that waits for no other source."""
-        match self._phase:
-            case AskingCosigners(current=current) | AwaitingCosignatures(current=current):
-                return [] if self._missing() else self._gather(current)
-            case Gathering(current=current):
-                able = self._able(current)
-                ready = able == self._expected(current) or (self._progress.attempted and self._can_do(current, able))
-                return self._start_attempt(current) if ready else []
-            case Closing(farewell=farewell, error=error):
-                return [] if self._missing() else self._say_goodbye(farewell, error)
-        return []
-
-    def _can_do(self, current: CurrentRound, sources: Iterable[int]) -> bool:
-        return self._planner.can_do(self._permitted(sources), with_sum=current.asked_at_sum)
-
-    def _permitted(self, sources: Iterable[int]) -> dict[int, Visibility]:
-        """What the policies of these sources permit, as far as they have said it; a source that is away may join."""
-        return {index: self._attendance.visibility(index) for index in sources}
 
     def _start_attempt(self, current: CurrentRound) -> list[Send]:
         able = self._able(current)
@@ -459,13 +383,6 @@ class AggregatorRun:
             return sends + self._finish_round(current, attempt, attempt.outcome)
         return sends + self._lose_attempt(current, attempt, attempt.outcome)
 
-    def _log(self, kind: str, attempt: Attempt, error: SecureFdaError) -> None:
-        """Write down what went wrong in an attempt, and the source to blame, if one is."""
-        names = {self._site.name(index) for index in self._site.sources}  # it may blame several, as "one of"
-        accused = [error.source_id] if isinstance(error, FaultySourceError) and error.source_id in names else []
-        check = getattr(error, "check", "QUORUM")
-        self._site.witness.journal.event(kind, attempt.header, check=check, accused=accused)
-
     def _finish_round(self, current: CurrentRound, attempt: Attempt, outcome: RoundSum) -> list[Send]:
         header = attempt.header
         waiting = sorted(outcome.survivors - attempt.gone)
@@ -504,6 +421,11 @@ class AggregatorRun:
         self._progress = replace(self._progress, losses=losses)
         return self._fail(losses[-1]) if len(losses) >= MOST_LOST_IN_A_ROW else self._end_round()
 
+    def _end_round(self) -> list[Send]:
+        """The next round begins with the next :meth:`expire`, which is due at once."""
+        self._enter(BetweenRounds(self._site.clock()))
+        return []
+
     def _fail(self, error: SecureFdaError, *, of_policies: bool = False) -> list[Send]:
         reason = reason_for_sources(error, of_policies=of_policies)
         return self._end(Goodbye(False, self._progress.last_round, reason), error)
@@ -527,3 +449,96 @@ class AggregatorRun:
     def _say_goodbye(self, farewell: Goodbye, error: SecureFdaError | None) -> list[Send]:
         self._enter(Ended(farewell, error))
         return [goodbye(self._site.signer, index, farewell) for index in sorted(self._attendance.present)]
+
+    def _log(self, kind: str, attempt: Attempt, error: SecureFdaError) -> None:
+        """Write down what went wrong in an attempt, and the source to blame, if one is."""
+        names = {self._site.name(index) for index in self._site.sources}  # it may blame several, as "one of"
+        accused = [error.source_id] if isinstance(error, FaultySourceError) and error.source_id in names else []
+        check = getattr(error, "check", "QUORUM")
+        self._site.witness.journal.event(kind, attempt.header, check=check, accused=accused)
+
+    # --- What sources say outside of an attempt -----------------------------------------------------------------------
+
+    def _join(self, message: Signed[Body]) -> list[Send]:
+        index, body, attendance = message.sender, message.body, self._attendance
+        if attendance.refuses(message) or not isinstance(body, Join):
+            return []
+        attendance.returning.discard(index)
+        if body.architecture_digest != self._site.trainer.architecture_digest:
+            attendance.turned_away(index)
+            return [turn_away(self._site.signer, index)]
+        if isinstance(self._phase, LastPhase):
+            return [goodbye(self._site.signer, index, self._phase.farewell), *self._go_on_if_ready()]
+        lost: list[Send] = []
+        if isinstance(self._phase, InAttempt) and index in attendance.present:
+            lost = self._after(self._phase, self._phase.attempt.lose(index, "it began anew"))
+        attendance.came(index, body)
+        self._cosigners.reported(index, body.known)
+        return [*lost, *self._cosigners.ask_again(index), *self._go_on_if_ready()]
+
+    def _cosigning(self, message: Signed[Body]) -> list[Send]:
+        """A source cosigns the aggregator's log, or shows its own."""
+        if self.done:
+            return []
+        try:
+            sends = self._cosigners.receive(message)
+        except FaultySourceError as error:
+            sends = []
+            self._accuse(message.sender, error)
+        return sends + self._go_on_if_ready()
+
+    def _receipt(self, message: Signed[Body]) -> list[Send]:
+        """A source has accepted the last result. The run does not wait for that."""
+        try:
+            self._model.receipts.take(message)
+        except FaultySourceError as error:
+            self._accuse(message.sender, error)
+        return []
+
+    def _accuse(self, index: int, error: FaultySourceError) -> None:
+        """A source sent outside of a session what no honest one sends."""
+        self._attendance.heard(index, f"fails check {error.check}")
+        self._reporter.note(f"alarm: {error}")
+        self._site.witness.journal.event("alarm", check=error.check, accused=[error.source_id])
+
+    # --- Who can take part --------------------------------------------------------------------------------------------
+
+    def _expected(self, current: CurrentRound) -> frozenset[int]:
+        """Sources that can take part in the round: all that the roster admits now and that have not refused it."""
+        out = self._cosigners.faulty | current.refused.keys()
+        return frozenset(index for index in self._site.sources - out if self._site.admits(index))
+
+    def _able(self, current: CurrentRound) -> frozenset[int]:
+        """Those of them that are present and have cosigned the newest checkpoint, which the header will carry."""
+        return self._expected(current) & self._attendance.present & self._cosigners.cosigned
+
+    def _missing(self) -> frozenset[int]:
+        """Sources that the present phase waits for."""
+        match self._phase:
+            case InAttempt(attempt=attempt):
+                return attempt.waiting_for
+            case AskingCosigners() | AwaitingCosignatures() | Closing():
+                return frozenset(self._attendance.connected - self._cosigners.cosigned - self._cosigners.faulty)
+            case Gathering(current=current):
+                return self._expected(current) - self._able(current)
+        return frozenset()
+
+    def _go_on_if_ready(self) -> list[Send]:
+        """A source came, left or cosigned: leave a phase that waits for no other source."""
+        match self._phase:
+            case AskingCosigners(current=current) | AwaitingCosignatures(current=current):
+                return [] if self._missing() else self._gather(current)
+            case Gathering(current=current):
+                able = self._able(current)
+                ready = able == self._expected(current) or (self._progress.attempted and self._can_do(current, able))
+                return self._start_attempt(current) if ready else []
+            case Closing(farewell=farewell, error=error):
+                return [] if self._missing() else self._say_goodbye(farewell, error)
+        return []
+
+    def _can_do(self, current: CurrentRound, sources: Iterable[int]) -> bool:
+        return self._planner.can_do(self._permitted(sources), with_sum=current.asked_at_sum)
+
+    def _permitted(self, sources: Iterable[int]) -> dict[int, Visibility]:
+        """What the policies of these sources permit, as far as they have said it; a source that is away may join."""
+        return {index: self._attendance.visibility(index) for index in sources}
