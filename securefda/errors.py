@@ -167,6 +167,20 @@ class PolicyRefusal(SecureFdaError):
         super().__init__(f"policy refuses {key}: asked {asked}, allowed {allowed}", hint=hint)
 
 
+class RunRefused(SecureFdaError):
+    """Policies of sources forbid what a run comes to, and without these sources there are too few.
+
+    ``refusals`` has the key of the policy by site id.
+    """
+
+    exit_code = ExitCode.POLICY
+
+    def __init__(self, refusals: Mapping[str, str], *, hint: str = "") -> None:
+        self.refusals = dict(refusals)
+        named = "; ".join(f"the policy of {site} refuses {key}" for site, key in self.refusals.items())
+        super().__init__(f"{named}, and the run cannot do without", hint=hint)
+
+
 class BudgetExhausted(SecureFdaError):
     """What is left of a data set's privacy budget does not pay for a round, so nothing trains.
 

@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 from securefda.aggregator.site import TargetSite
 from securefda.audit.witness import MOST_SHOWN, CheckpointError
-from securefda.errors import ConfigError, FaultySourceError, ProtocolError, QuorumLost, RunEnded, SecureFdaError
+from securefda.errors import (
+    ConfigError,
+    FaultySourceError,
+    ProtocolError,
+    QuorumLost,
+    RunEnded,
+    RunRefused,
+    SecureFdaError,
+)
 from securefda.operations.progress import Reporter
 from securefda.protocol.checks import envelope_fault
 from securefda.protocol.messages import (
@@ -33,7 +41,8 @@ class Attendance:
     """Sources of a run by roster index.
 
     ``present`` have joined and not left. Of ``returning`` a new process has connected that has not joined yet; what the
-    old process took part in is lost.
+    old process took part in is lost. ``refused`` has the key of the policy that forbids a source to take part in the
+    run, until it joins anew.
     """
 
     def __init__(self, site: TargetSite, software_version: str, reporter: Reporter) -> None:
@@ -42,6 +51,7 @@ class Attendance:
         self._why: dict[int, str] = {}
         self.present: set[int] = set()
         self.returning: set[int] = set()
+        self.refused: dict[int, str] = {}
 
     @property
     def connected(self) -> set[int]:
@@ -74,6 +84,7 @@ class Attendance:
         """A source joined. The operator reads of another version, which may be why something fails later."""
         self.present.add(index)
         self._joined[index] = body
+        self.refused.pop(index, None)
         self._why.pop(index, None)
         name = self._site.name(index)
         self._reporter.note(f"{name} joined ({len(self.present)} of {len(self._site.sources)})")
@@ -97,6 +108,12 @@ class Attendance:
             self._why.pop(index, None)
             self._reporter.note(f"{self._site.name(index)} is back")
         return index in self._joined
+
+    def refuses_the_run(self, index: int, key: str) -> None:
+        """The policy of a source forbids what the run comes to."""
+        self.refused[index] = key
+        self.heard(index, f"its policy refuses {key}")
+        self._reporter.note(f"{self._site.name(index)} takes no part: its policy refuses {key}")
 
     def left(self, index: int, why: str) -> None:
         """The connection to a source is gone."""
@@ -244,6 +261,8 @@ def reason_for_sources(error: SecureFdaError, *, of_policies: bool = False) -> s
         error: what ended the run.
         of_policies: it says what the sources' policies permit together, which their owners have to change.
     """
+    if isinstance(error, RunRefused):  # whose policy, and which key, is no business of the other sources
+        return "the policies of too few sources permit this run"
     if not of_policies and not isinstance(error, (ProtocolError, QuorumLost, RunEnded)):
         setting = error.key if isinstance(error, ConfigError) and error.key.split(".")[0] in _SECTIONS else ""
         return f"the target cannot go on ({setting or error.code})"

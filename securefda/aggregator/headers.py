@@ -21,13 +21,14 @@ from securefda.protocol.messages import (
     Layer,
     NormCapTerms,
     RuleTerms,
+    Schedule,
     Signed,
     TargetTerms,
     Visibility,
 )
 from securefda.protocol.secret import draw
 from securefda.protocol.transcript import architecture_digest
-from securefda.rules import RoundPlan, round_plan
+from securefda.rules import CANDIDATES, RoundPlan, Strategy, round_plan
 from securefda.site.config import FederationConfig
 from securefda.site.policy.verdict import plan_levels
 from securefda.tasks import TaskSettings, load_task
@@ -223,6 +224,34 @@ def header_of(
         sum_quorum=session.sum_quorum,
         norm_cap=session.norm_cap,
         metrics=metrics,
+    )
+
+
+def rules_of_run(strategy: Strategy) -> list[RuleTerms]:
+    """Every rule that a run may put into a header, each once."""
+    estimates = (None, *({rule: 0.0} for rule in CANDIDATES))
+    plans = [round_plan(strategy, number, errors) for number in (1, strategy.rounds) for errors in estimates]
+    return list(dict.fromkeys(terms_of(plan) for plan in plans if plan.needs_sources))
+
+
+def schedule_of(run_id: bytes, settings: RunSettings, sources: int) -> Schedule | None:
+    """What the headers of a run can come to ask; None where no source takes part."""
+    rules = tuple(rules_of_run(settings.strategy))
+    if not rules:
+        return None
+    return Schedule(
+        run_id=run_id,
+        rounds=settings.strategy.rounds,
+        rules=rules,
+        learning_rate=settings.learning_rate,
+        clip=settings.clip,
+        modulus_bits=settings.modulus_bits,
+        n_max=2 * sources,
+        max_samples=settings.max_samples,
+        training_deadline_ms=round(1000 * settings.training_deadline_s),
+        phase_deadline_ms=round(1000 * settings.phase_deadline_s),
+        norm_cap_kappa=settings.kappa,
+        norm_cap_granularity=settings.norm_cap_granularity,
     )
 
 

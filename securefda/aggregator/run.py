@@ -19,7 +19,7 @@ from securefda.aggregator.attendance import (
     reason_for_sources,
     turn_away,
 )
-from securefda.aggregator.headers import Planner
+from securefda.aggregator.headers import Planner, schedule_of
 from securefda.aggregator.model import RunModel
 from securefda.aggregator.phases import (
     AskingCosigners,
@@ -50,13 +50,17 @@ from securefda.errors import (
     ProtocolError,
     QuorumLost,
     RunEnded,
+    RunRefused,
     SecureFdaError,
     without_frames,
 )
 from securefda.operations.progress import Reporter
 from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol.checks import envelope_fault
 from securefda.protocol.masking import available_threads
 from securefda.protocol.messages import (
+    NO_CONTEXT,
+    NO_SESSION,
     RUN_ID_BYTES,
     Body,
     Checkpoint,
@@ -65,6 +69,7 @@ from securefda.protocol.messages import (
     Join,
     Parcel,
     Receipt,
+    Refusal,
     Send,
     Signed,
     Visibility,
@@ -72,6 +77,7 @@ from securefda.protocol.messages import (
 from securefda.protocol.secret import draw
 from securefda.protocol.transcript import round_terms
 from securefda.rules import RoundPlan, round_plan
+from securefda.site.policy.verdict import hint_for
 from securefda.training import LayerTable, Vector
 
 CLOSING_S = 5.0
@@ -109,6 +115,8 @@ class AggregatorRun:
         self._planner = Planner({index: site.name(index) for index in site.sources}, settings)
         self._attendance = Attendance(site, __version__, reporter)
         self._cosigners = CosignerTracker(site)
+        schedule = schedule_of(self._run_id, settings, len(site.sources))
+        self._schedule = None if schedule is None else site.signer.sign(NO_SESSION, NO_CONTEXT, schedule)
         self._model = RunModel(site, settings, store, reporter, self._run_id)
         self._phase: Phase = NotOpened()
         self._progress = Progress()
@@ -192,6 +200,8 @@ class AggregatorRun:
                 return self._cosigning(parcel.message)
             case Receipt():
                 return self._receipt(parcel.message)
+            case Refusal(key=key) if parcel.message.envelope.session_id == NO_SESSION:
+                return self._refused(parcel.message, key)
         if not isinstance(self._phase, InAttempt):
             return []
         self._site.witness.journal.save()  # while others train
@@ -335,6 +345,8 @@ class AggregatorRun:
         try:
             plan = self._planner.plan(self._permitted(able), with_sum=current.asked_at_sum)
         except ConfigError as error:
+            if self._attendance.refused and not self._can_do(current, self._expected(current)):
+                return self._fail(self._run_refused())
             for index in self._attendance.present - self._cosigners.cosigned:
                 self._attendance.heard(index, "has not cosigned the aggregator's log")
             if able == self._site.sources:
@@ -474,7 +486,28 @@ class AggregatorRun:
             lost = self._after(self._phase, self._phase.attempt.lose(index, "it began anew"))
         attendance.came(index, body)
         self._cosigners.reported(index, body.known)
-        return [*lost, *self._cosigners.ask_again(index), *self._go_on_if_ready()]
+        schedule = [] if self._schedule is None else [Send(index, Parcel(self._schedule))]
+        return [*lost, *self._cosigners.ask_again(index), *schedule, *self._go_on_if_ready()]
+
+    def _refused(self, message: Signed[Body], key: str) -> list[Send]:
+        """The policy of a source forbids what the run comes to. Where the others cannot do without it, the run ends."""
+        index, site = message.sender, self._site
+        if self._schedule is None or index not in site.sources:
+            return []
+        outside = {"session_id": NO_SESSION, "context": self._schedule.digest()}
+        if envelope_fault(message, kind=Refusal, roster=site.roster, sender=index, **outside):
+            return []
+        self._attendance.refuses_the_run(index, key)
+        match self._phase:
+            case AskingCosigners(current=current) | AwaitingCosignatures(current=current) | Gathering(current=current):
+                if not self._can_do(current, self._expected(current)):
+                    return self._fail(self._run_refused())
+        return self._go_on_if_ready()
+
+    def _run_refused(self) -> RunRefused:
+        refused = sorted(self._attendance.refused.items())
+        hint = "; ".join(dict.fromkeys(hint_for(key) for _, key in refused))
+        return RunRefused({self._site.name(index): key for index, key in refused}, hint=hint)
 
     def _cosigning(self, message: Signed[Body]) -> list[Send]:
         """A source cosigns the aggregator's log, or shows its own."""
@@ -504,8 +537,8 @@ class AggregatorRun:
     # --- Who can take part --------------------------------------------------------------------------------------------
 
     def _expected(self, current: CurrentRound) -> frozenset[int]:
-        """Sources that can take part in the round: all that the roster admits now and that have not refused it."""
-        out = self._cosigners.faulty | current.refused.keys()
+        """Sources that can take part in the round: all that the roster admits now and that have refused neither."""
+        out = self._cosigners.faulty | current.refused.keys() | self._attendance.refused.keys()
         return frozenset(index for index in self._site.sources - out if self._site.admits(index))
 
     def _able(self, current: CurrentRound) -> frozenset[int]:

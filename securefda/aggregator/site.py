@@ -80,7 +80,7 @@ class RunSettings:
 
     ``cohort_size`` is the fewest members of a cohort when it forms; 0 lets each cohort lose one source. ``kappa`` is of
     the norm cap, 0 for none. ``target_noise`` is what protects g_T when it is published, as its releases are
-    accounted.
+    accounted. ``learning_rate`` is the target's, before the factor of a round.
     """
 
     strategy: Strategy
@@ -100,6 +100,7 @@ class RunSettings:
     kappa: float = 1.0
     norm_cap_granularity: Granularity = Granularity.LAYER
     target_noise: str = "none"
+    learning_rate: float = 0.001
 
     def __post_init__(self) -> None:
         if self.cohort_size == 0:
@@ -251,6 +252,7 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         kappa=privacy.norm_cap_kappa,
         norm_cap_granularity=Granularity[privacy.norm_cap_granularity.upper()],
         target_noise="dp-sgd" if training.dp.noise_multiplier else "none",
+        learning_rate=training.learning_rate,
     )
 
 

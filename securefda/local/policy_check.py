@@ -10,10 +10,7 @@ from pathlib import Path
 from securefda.disk import read_file
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.protocol.checks import SessionLimits
-from securefda.protocol.contribution import terms_of
-from securefda.protocol.messages import Header, RuleTerms, Signed
-from securefda.rules import Strategy
-from securefda.rules.strategy import CANDIDATES, round_plan
+from securefda.protocol.messages import Header, Signed
 from securefda.site.config import FederationConfig, load_federation, strategy_of
 from securefda.site.kit import Kit, PolicyFile
 from securefda.site.policy import SourcePolicy, check_header_by_policy, check_task, check_training, require_satisfiable
@@ -91,7 +88,8 @@ def question_of_federation(config: FederationConfig, permitted: Mapping[str, str
     Raises:
         ConfigError: no plan of levels serves all sources; it names the sites and the key.
     """
-    from securefda.aggregator.headers import expected_header  # with torch, which a header from a file needs not
+    # They bring torch, which a header from a file needs not.
+    from securefda.aggregator.headers import expected_header, rules_of_run
 
     privacy = config.privacy
     sites = {site: permitted.get(site, privacy.permitted(site)) for site in config.federation.sources}
@@ -115,13 +113,6 @@ def question_of_header(path: Path, kits: Sequence[Kit]) -> Question:
     if not kits:
         return Question((header,), {f"source {index}": index for index in header.participants}, has_names=False)
     return Question((header,), {entry.site_id: entry.index for entry in kits[0].roster.sources})
-
-
-def rules_of_run(strategy: Strategy) -> list[RuleTerms]:
-    """Every rule that a run may put into a header, each once."""
-    estimates = (None, *({rule: 0.0} for rule in CANDIDATES))
-    plans = [round_plan(strategy, number, errors) for number in (1, strategy.rounds) for errors in estimates]
-    return list(dict.fromkeys(terms_of(plan) for plan in plans if plan.needs_sources))
 
 
 def read_header(path: Path, kit: Kit | None) -> Signed[Header]:

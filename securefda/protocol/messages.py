@@ -41,6 +41,9 @@ from securefda.protocol.envelope import (
 )
 from securefda.protocol.header import Granularity, Header, Layer, NormCapTerms, RuleTerms, TargetTerms, Visibility
 
+MAX_RULES = 64
+"""Of a schedule. A run comes to a handful."""
+
 
 @dataclass(frozen=True, slots=True)
 class Join:
@@ -90,6 +93,48 @@ class MissedResult:
 
     result: Signed[Result]
     receipts: tuple[Signed[Receipt], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What the headers of a run can come to ask for, so that a source whose policy forbids it says so before the first.
+
+    It promises nothing: a header is judged by itself, whatever this said.
+
+    Attributes:
+        run_id: 16 bytes.
+        rounds: of the run.
+        rules: every rule, with its settings, that a header can have.
+        learning_rate: of the target, before the factor of a rule.
+        clip: of every layer.
+        modulus_bits, n_max, max_samples, training_deadline_ms, phase_deadline_ms: as in the headers.
+        norm_cap_kappa, norm_cap_granularity: of the norm cap at ``sum``; a kappa of 0 for none.
+    """
+
+    run_id: bytes
+    rounds: int
+    rules: tuple[RuleTerms, ...]
+    learning_rate: float
+    clip: float
+    modulus_bits: int
+    n_max: int
+    max_samples: int
+    training_deadline_ms: int
+    phase_deadline_ms: int
+    norm_cap_kappa: float
+    norm_cap_granularity: Granularity
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")
+        expect(0 < len(self.rules) <= MAX_RULES, f"a schedule has 1 to {MAX_RULES} rules")
+        expect(len(set(self.rules)) == len(self.rules), "the rules of a schedule must differ")
+        for name in ("learning_rate", "clip"):
+            expect_finite(getattr(self, name), name, positive=True)
+        expect(self.modulus_bits in (32, 64), "modulus_bits must be 32 or 64")
+        expect(min(self.rounds, self.n_max, self.max_samples) >= 1, "rounds, n_max and max_samples count from 1")
+        expect(min(self.training_deadline_ms, self.phase_deadline_ms) >= 1, "deadlines must be above 0")
+        expect_finite(self.norm_cap_kappa, "norm_cap_kappa")
+        expect(self.norm_cap_kappa >= 0, "norm_cap_kappa must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +190,7 @@ __all__ = [
     "MAX_LINE_CHARACTERS",
     "MAX_NOTE_BYTES",
     "MAX_PROOF_HASHES",
+    "MAX_RULES",
     "NO_CONTEXT",
     "NO_SESSION",
     "RUN_ID_BYTES",
@@ -175,6 +221,7 @@ __all__ = [
     "Refusal",
     "Result",
     "RuleTerms",
+    "Schedule",
     "SelfMaskShare",
     "ShareBox",
     "ShareBundle",
@@ -444,6 +491,7 @@ Body = (
     | Goodbye
     | Receipt
     | MissedResult
+    | Schedule
 )
 
 

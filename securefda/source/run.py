@@ -37,6 +37,7 @@ from securefda.protocol.messages import (
     Parcel,
     Refusal,
     Result,
+    Schedule,
     Signed,
 )
 from securefda.source.acceptance import accept_header
@@ -106,6 +107,8 @@ class SourceRun:
         """What the aggregator showed last; the next header is compared with it, and with no other."""
         self._receipt_due = False
         """Whether this process has joined and not yet said which result it took last."""
+        self._schedule_due = False
+        """Whether it has joined and not heard yet what the run comes to. A second schedule is another question."""
         self.refusal: PolicyRefusal | None = None
         self.goodbye: Goodbye | None = None
         self.failure: SecureFdaError | None = None
@@ -128,7 +131,7 @@ class SourceRun:
         site, permits = self._site, self._site.permits
         site.store.require_open(bytes.fromhex(run))
         site.witness.enter(run)
-        self._missed, self._receipt_due = None, True
+        self._missed, self._receipt_due, self._schedule_due = None, True, True
         body = Join(
             site.trainer.architecture_digest,
             site.software_version,
@@ -202,19 +205,23 @@ class SourceRun:
         message = parcel.message
         match message.body:
             case Header():
-                return self._start_round(message, parcel)  # type: ignore[arg-type]
+                answers = self._start_round(message, parcel)  # type: ignore[arg-type]
             case Checkpoint() | Cosigned():
-                return self._witness(message)
+                answers = self._witness(message)
             case MissedResult():
-                return self._take_missed(message)  # type: ignore[arg-type]
+                answers = self._take_missed(message)  # type: ignore[arg-type]
+            case Schedule():
+                answers = self._take_schedule(message)  # type: ignore[arg-type]
             case Goodbye() as goodbye:
                 self._require_from_target(message)
                 self._end(goodbye)
-                return []
+                answers = []
             case Abort():
                 self._require_from_target(message)
-                return self._aborted(message)  # type: ignore[arg-type]
-        return self._continue_round(message)
+                answers = self._aborted(message)  # type: ignore[arg-type]
+            case _:
+                answers = self._continue_round(message)
+        return answers
 
     def _end(self, goodbye: Goodbye) -> None:
         if self.goodbye is None:
@@ -279,6 +286,17 @@ class SourceRun:
         taken = site.store.known(run_id).taken
         return self._last_receipt() if taken and taken.digest == self._missed.result.digest() else []
 
+    def _take_schedule(self, schedule: Signed[Schedule]) -> list[Parcel]:
+        """Refuse, before anything is trained, a run whose headers this site's policy will not accept."""
+        self._require_from_target(schedule, session_id=NO_SESSION, context=NO_CONTEXT)
+        if not self._schedule_due:
+            raise FaultyAggregatorError("ORDER", "a second schedule")
+        if schedule.body.run_id.hex() != self._site.witness.journal.run:
+            raise FaultyAggregatorError("SCHEDULE_RUN", "not the run that the connection was opened for")
+        self._schedule_due = False
+        self._site.check_schedule(schedule.body)
+        return []
+
     def _witness(self, message: Signed[Body]) -> list[Parcel]:
         """The aggregator shows its log, or cosigns this site's: cosign, and show this site's own."""
         self._require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
@@ -338,10 +356,12 @@ class SourceRun:
     def _refuse_by_policy(self, parcel: Parcel, refusal: PolicyRefusal) -> list[Parcel]:
         """Tell the operator everything and the aggregator the key; a session that was open is over."""
         self.refusal = without_frames(refusal)
-        if refusal.key == UNFINISHED:
-            self.failure = self.refusal
         message = parcel.message
         self._log("refused", self._header, check=refusal.key)
+        if refusal.key == UNFINISHED or isinstance(message.body, Schedule):
+            self.failure = self.refusal
+        if isinstance(message.body, Schedule):  # the process ends with it, and shows it then
+            return [self._refuse(parcel, refusal.key)]
         if not isinstance(message.body, Header):
             self._reporter.alarm(refusal)
             return self._end_session("POLICY")
@@ -365,13 +385,13 @@ class SourceRun:
     def _abort(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
         """Say which check failed. A session that is open is dead, but for a header: that asks for another one.
 
-        What is wrong with a log, or with a result that is shown again, is reported to the operator alone, and is no
-        business of the session, unless it is the last that this source puts up with.
+        What is wrong with a log, a schedule, or a result that is shown again is reported to the operator alone, and is
+        no business of the session, unless it is the last that this source puts up with.
         """
         match parcel.message.body:
             case Header():
                 return [self._refuse(parcel, error.check)]
-            case Checkpoint() | Cosigned() | MissedResult() if self.failure is None:
+            case Checkpoint() | Cosigned() | MissedResult() | Schedule() if self.failure is None:
                 return []
         return self._end_session(error.check, error.suspect)
 

@@ -13,7 +13,7 @@ from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, run_info, task_of, trainer_at, training_rows, witness_of
 from securefda.errors import ConfigError
 from securefda.protocol.checks import SessionLimits
-from securefda.protocol.messages import Header, Signer, Update, Visibility
+from securefda.protocol.messages import Header, Schedule, Signer, Update, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
 from securefda.site.config import SourceConfig
@@ -21,6 +21,7 @@ from securefda.site.policy import (
     SourcePolicy,
     check_header_by_policy,
     check_metadata,
+    check_schedule,
     check_task,
     check_training,
     default_policy_text,
@@ -70,6 +71,7 @@ class SourceSite:
     signer: Signer
     roster: Roster
     limits: SessionLimits
+    check_schedule: Callable[[Schedule], None]
     check_policy: Callable[[Header], None]
     check_update: Callable[[Update], None]
     permits: Permits
@@ -106,6 +108,7 @@ class SourceSite:
             signer=signer,
             roster=roster,
             limits=limits,
+            check_schedule=lambda schedule: check_schedule(policy, schedule),
             check_policy=lambda header: check_header_by_policy(
                 policy, header, signer.index, limits, with_noise=not metrics
             ),

@@ -329,6 +329,12 @@ _BODIES = {
     "missed_result": _Form(
         m.MissedResult, pb.MissedResult, result=_signed_as(m.Result, "required"), receipts=_list(_signed_as(m.Receipt))
     ),
+    "schedule": _Form(
+        m.Schedule,
+        pb.Schedule,
+        rules=_list(_part(_RULE), m.MAX_RULES),
+        norm_cap_granularity=_enum(m.Granularity),
+    ),
 }
 """By the envelope's field for it, the form of each body."""
 

@@ -187,6 +187,7 @@ class Envelope(_message.Message):
     COSIGNED_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
     MISSED_RESULT_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
     suite: _builtins.int
     """Cryptographic suite; 1 = Ed25519, X25519, HKDF-SHA256, AES-256."""
     session_id: _builtins.bytes
@@ -275,6 +276,10 @@ class Envelope(_message.Message):
     def missed_result(self) -> Global___MissedResult:
         """The last result again, for a source that gave no receipt (aggregator to source)."""
 
+    @_builtins.property
+    def schedule(self) -> Global___Schedule:
+        """What the headers of a run can come to ask (aggregator to a source that joined)."""
+
     def __init__(
         self,
         *,
@@ -302,12 +307,13 @@ class Envelope(_message.Message):
         cosigned: Global___Cosigned | None = ...,
         receipt: Global___Receipt | None = ...,
         missed_result: Global___MissedResult | None = ...,
+        schedule: Global___Schedule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "advertise", b"advertise", "body", b"body", "checkpoint", b"checkpoint", "consistency", b"consistency", "cosigned", b"cosigned", "goodbye", b"goodbye", "header", b"header", "join", b"join", "key_list", b"key_list", "masked_input", b"masked_input", "missed_result", b"missed_result", "receipt", b"receipt", "refusal", b"refusal", "result", b"result", "share_bundle", b"share_bundle", "share_delivery", b"share_delivery", "survivor_signature", b"survivor_signature", "survivors", b"survivors", "unmask", b"unmask", "update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "advertise", b"advertise", "body", b"body", "checkpoint", b"checkpoint", "consistency", b"consistency", "cosigned", b"cosigned", "goodbye", b"goodbye", "header", b"header", "join", b"join", "key_list", b"key_list", "masked_input", b"masked_input", "missed_result", b"missed_result", "receipt", b"receipt", "refusal", b"refusal", "result", b"result", "schedule", b"schedule", "share_bundle", b"share_bundle", "share_delivery", b"share_delivery", "survivor_signature", b"survivor_signature", "survivors", b"survivors", "unmask", b"unmask", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "advertise", b"advertise", "body", b"body", "checkpoint", b"checkpoint", "consistency", b"consistency", "context", b"context", "cosigned", b"cosigned", "goodbye", b"goodbye", "header", b"header", "join", b"join", "key_list", b"key_list", "masked_input", b"masked_input", "missed_result", b"missed_result", "receipt", b"receipt", "refusal", b"refusal", "result", b"result", "sender", b"sender", "session_id", b"session_id", "share_bundle", b"share_bundle", "share_delivery", b"share_delivery", "suite", b"suite", "survivor_signature", b"survivor_signature", "survivors", b"survivors", "unmask", b"unmask", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "advertise", b"advertise", "body", b"body", "checkpoint", b"checkpoint", "consistency", b"consistency", "context", b"context", "cosigned", b"cosigned", "goodbye", b"goodbye", "header", b"header", "join", b"join", "key_list", b"key_list", "masked_input", b"masked_input", "missed_result", b"missed_result", "receipt", b"receipt", "refusal", b"refusal", "result", b"result", "schedule", b"schedule", "sender", b"sender", "session_id", b"session_id", "share_bundle", b"share_bundle", "share_delivery", b"share_delivery", "suite", b"suite", "survivor_signature", b"survivor_signature", "survivors", b"survivors", "unmask", b"unmask", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "advertise", "key_list", "share_bundle", "share_delivery", "masked_input", "update", "survivors", "survivor_signature", "consistency", "unmask", "result", "abort", "refusal", "join", "goodbye", "checkpoint", "cosigned", "receipt", "missed_result"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "advertise", "key_list", "share_bundle", "share_delivery", "masked_input", "update", "survivors", "survivor_signature", "consistency", "unmask", "result", "abort", "refusal", "join", "goodbye", "checkpoint", "cosigned", "receipt", "missed_result", "schedule"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1277,3 +1283,73 @@ class MissedResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MissedResult: _TypeAlias = MissedResult  # noqa: Y015
+
+@_typing.final
+class Schedule(_message.Message):
+    """What the headers of a run can come to ask for, so that a source whose policy forbids it says so before the first
+    (outside sessions). Headers are judged by themselves, whatever this said.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    CLIP_FIELD_NUMBER: _builtins.int
+    MODULUS_BITS_FIELD_NUMBER: _builtins.int
+    N_MAX_FIELD_NUMBER: _builtins.int
+    MAX_SAMPLES_FIELD_NUMBER: _builtins.int
+    TRAINING_DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    PHASE_DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    NORM_CAP_KAPPA_FIELD_NUMBER: _builtins.int
+    NORM_CAP_GRANULARITY_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.bytes
+    """Of the run; 16 bytes."""
+    rounds: _builtins.int
+    """Rounds of the run; at least 1."""
+    learning_rate: _builtins.float
+    """The target's learning rate, before the factor of a rule; finite, above 0."""
+    clip: _builtins.float
+    """Largest absolute coordinate that travels of any layer; finite, above 0."""
+    modulus_bits: _builtins.int
+    """32 or 64."""
+    n_max: _builtins.int
+    """Number of inputs that a sum is laid out for; at least 1."""
+    max_samples: _builtins.int
+    """Rows up to which weights count; at least 1."""
+    training_deadline_ms: _builtins.int
+    """Time to train; above 0."""
+    phase_deadline_ms: _builtins.int
+    """Time for a phase of the session; above 0."""
+    norm_cap_kappa: _builtins.float
+    """Of the norm cap at sum; finite, not negative, 0 for none."""
+    norm_cap_granularity: Global___Granularity.ValueType
+    """Whether it holds in each layer or for the model as a whole."""
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuleTerms]:
+        """Every rule, with its settings, that a header can have; 1 to 64, all different."""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.bytes = ...,
+        rounds: _builtins.int = ...,
+        rules: _abc.Iterable[Global___RuleTerms] | None = ...,
+        learning_rate: _builtins.float = ...,
+        clip: _builtins.float = ...,
+        modulus_bits: _builtins.int = ...,
+        n_max: _builtins.int = ...,
+        max_samples: _builtins.int = ...,
+        training_deadline_ms: _builtins.int = ...,
+        phase_deadline_ms: _builtins.int = ...,
+        norm_cap_kappa: _builtins.float = ...,
+        norm_cap_granularity: Global___Granularity.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "learning_rate", b"learning_rate", "max_samples", b"max_samples", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap_granularity", b"norm_cap_granularity", "norm_cap_kappa", b"norm_cap_kappa", "phase_deadline_ms", b"phase_deadline_ms", "rounds", b"rounds", "rules", b"rules", "run_id", b"run_id", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Schedule: _TypeAlias = Schedule  # noqa: Y015

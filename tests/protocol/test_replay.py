@@ -17,11 +17,14 @@ from securefda.protocol.messages import (
     Checkpoint,
     Cosigned,
     Goodbye,
+    Granularity,
     Join,
     MissedResult,
     Receipt,
     Refusal,
     Result,
+    RuleTerms,
+    Schedule,
     Signed,
     Step,
     Update,
@@ -33,6 +36,22 @@ CHANGES = {"threshold": 4}
 DROPS = {LOST: 2}
 DUE_AT_SOURCE = ["KeyList", "ShareDelivery", "Survivors", "Consistency", "Result"]
 DUE_AT_AGGREGATOR = ["Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"]
+
+
+SCHEDULE = Schedule(
+    run_id=bytes(16),
+    rounds=1,
+    rules=(RuleTerms("source_only", 0.5, "orthogonal", True, True, "mean-field", 1.0),),
+    learning_rate=0.1,
+    clip=1.0,
+    modulus_bits=32,
+    n_max=4,
+    max_samples=10,
+    training_deadline_ms=1,
+    phase_deadline_ms=1,
+    norm_cap_kappa=0.0,
+    norm_cap_granularity=Granularity.LAYER,
+)
 
 
 def recorded(**changes: Any) -> list[tuple[int, AnySigned]]:
@@ -59,6 +78,7 @@ def recorded(**changes: Any) -> list[tuple[int, AnySigned]]:
         ),
         receipt := signer(LIAR).sign(cohort.header.envelope.session_id, context, receipt_of(result)),
         signer(TARGET).sign(NO_SESSION, NO_CONTEXT, MissedResult(result, (receipt,))),
+        signer(TARGET).sign(NO_SESSION, NO_CONTEXT, SCHEDULE),
         signer(LIAR).sign(cohort.header.envelope.session_id, context, Refusal("key")),
         signer(LIAR).sign(cohort.header.envelope.session_id, context, Update(bytes(32), 4, 1)),
     ]

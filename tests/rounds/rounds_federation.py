@@ -34,7 +34,7 @@ from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.records import RoundLine, SiteLine
-from securefda.protocol.messages import Checkpoint, Cosigned, Header, Parcel, Signed, Signer, Visibility
+from securefda.protocol.messages import Checkpoint, Cosigned, Header, Parcel, Schedule, Signed, Signer, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
 from securefda.rules import Strategy
@@ -54,6 +54,11 @@ UNIX_S = 2**30
 AnySigned = Signed[Any]
 Link = Callable[[int, int, AnySigned], AnySigned | None]
 """(sender, recipient, message) to the message that arrives, or None."""
+
+
+def without_schedules(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
+    """A link on which schedules get lost: policies are heard of in rounds, as with a target that lies about its run."""
+    return None if isinstance(message.body, Schedule) else message
 
 
 class Killed(BaseException):

@@ -18,6 +18,7 @@ from rounds_federation import (
     reached_from,
     signer,
     until,
+    without_schedules,
 )
 from rounds_liars import KEPT, SAMPLES, Liar
 
@@ -164,6 +165,7 @@ def test_a_source_that_restarts_before_its_loss_is_noticed_rejoins_too(build: Ca
 def test_a_policy_refusal_is_written_down_and_the_others_go_on(build: Callable[..., Federation]) -> None:
     federation = build(4, rounds=2)
     federation.sources[VICTIM] = federation.source(VICTIM, policy=default_policy("sum", min_others=4))
+    federation.link = without_schedules
     federation.open().go()
     assert federation.statuses == ["finished", "finished"]
     for record in federation.store.records():
@@ -176,6 +178,7 @@ def test_a_second_attempt_leaves_out_who_refused_the_first(build: Callable[..., 
     federation = build(5, rounds=1)
     for index in (1, 2):
         federation.sources[index] = federation.source(index, policy=default_policy("sum", min_others=5))
+    federation.link = without_schedules
     federation.open().go()
     (record,) = federation.store.records()
     assert (record["status"], record["attempts"]) == ("finished", 2)
@@ -186,6 +189,7 @@ def test_a_second_attempt_leaves_out_who_refused_the_first(build: Callable[..., 
 def test_refusals_that_leave_too_few_end_the_run_and_say_who_refused_what(build: Callable[..., Federation]) -> None:
     federation = build(3, rounds=9)
     federation.sources[VICTIM] = federation.source(VICTIM, policy=default_policy("sum", min_others=3))
+    federation.link = without_schedules
     federation.open().go()
     assert isinstance(federation.run.error, QuorumLost)
     assert str(federation.run.error) == "training and R0 advertise: 2 of at least 3 sources; missing: source-2"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rounds_definition import trained, update_by_definition
-from rounds_federation import TARGET, AnySigned, Federation, is_header, site_id, until
+from rounds_federation import TARGET, AnySigned, Federation, is_header, site_id, until, without_schedules
 
 from securefda.errors import ConfigError
 from securefda.operations.records import RoundLine
@@ -205,6 +205,7 @@ def test_a_refusal_at_either_level_leaves_the_round_to_the_others(tmp_path: Path
     federation = mixed(tmp_path, 7, dict.fromkeys((3, 4, 5, 6, 7), SUM), rule="source_only", rounds=1)
     policy = federation.policy(refuser, allowed_rules=("fedda",))
     federation.sources[refuser] = federation.source(refuser, policy=policy)
+    federation.link = without_schedules
     play(federation)
     (line,) = federation.watch.lines
     assert (line["refused"], line["attempts"]) == ({site_id(refuser): "allowed-rules"}, 1)

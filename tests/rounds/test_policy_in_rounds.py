@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rounds_federation import TARGET, Federation, changed, until
+from rounds_federation import TARGET, Federation, changed, until, without_schedules
 
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.records import SiteLine, refused_line
@@ -160,6 +160,7 @@ def test_an_update_in_clear_is_checked_before_its_fuse_burns(tmp_path: Path) -> 
 def test_a_header_that_does_not_name_this_site_is_a_fault_and_no_matter_of_policy(tmp_path: Path) -> None:
     federation = Federation(tmp_path, 4, rounds=1)
     federation.sources[ME] = federation.source(ME, policy=federation.policy(ME, allowed_rules=()))
+    federation.link = without_schedules
     header = until(federation.open(), ME, Header)
     body: Any = header.message.body
     lie = changed(header.message, participants=(1, 3, 4), levels=body.levels[:3])

@@ -158,6 +158,21 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
     m.Cosigned: st.builds(m.Cosigned, some_uint64, st.text(st.characters(codec="utf-8"), min_size=1, max_size=80)),
     m.Goodbye: st.builds(m.Goodbye, st.booleans(), uint32, lines(500)),
     m.Receipt: receipts,
+    m.Schedule: st.builds(
+        m.Schedule,
+        run_id=st.binary(min_size=16, max_size=16),
+        rounds=some_uint32,
+        rules=st.lists(rules, min_size=1, max_size=4, unique=True).map(tuple),
+        learning_rate=positive,
+        clip=positive,
+        modulus_bits=st.sampled_from((32, 64)),
+        n_max=some_uint32,
+        max_samples=some_uint32,
+        training_deadline_ms=some_uint64,
+        phase_deadline_ms=some_uint64,
+        norm_cap_kappa=not_negative,
+        norm_cap_granularity=st.sampled_from(m.Granularity),
+    ),
     m.MissedResult: st.builds(m.MissedResult, signed(results), st.lists(signed(receipts), max_size=3).map(tuple)),
 }
 envelopes = st.builds(

@@ -58,6 +58,24 @@ def _header() -> m.Header:
     )
 
 
+def _schedule() -> m.Schedule:
+    warm_up = m.RuleTerms("source_only", 0.5, "orthogonal", True, True, "mean-field", 1.0)
+    return m.Schedule(
+        run_id=bytes(range(16)),
+        rounds=20,
+        rules=(warm_up, _header().rule),
+        learning_rate=0.001,
+        clip=1.0,
+        modulus_bits=32,
+        n_max=8,
+        max_samples=1000,
+        training_deadline_ms=600_000,
+        phase_deadline_ms=30_000,
+        norm_cap_kappa=1.5,
+        norm_cap_granularity=m.Granularity.LAYER,
+    )
+
+
 def _signed_by(indices: Iterable[int], body: m.BodyT) -> tuple[m.Signed[m.BodyT], ...]:
     return tuple(signer(index).sign(SESSION_ID, CONTEXT, body) for index in indices)
 
@@ -91,6 +109,7 @@ def _bodies() -> list[tuple[int, m.Body]]:
         (0, m.Goodbye(True, 20, "")),
         (1, receipt),
         (0, m.MissedResult(*_signed_by((0,), result), _signed_by((1, 3), receipt))),
+        (0, _schedule()),
     ]
 
 
@@ -301,6 +320,21 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.MissedResult, "a receipt as the result", _NOT_HERE, lambda body: body.result.CopyFrom(body.receipts[0])),
     (m.MissedResult, "a result among the receipts", _NOT_HERE, lambda body: body.receipts.append(body.result)),
     (m.MissedResult, "a signature of 63 bytes", "signature", _set("receipts.0.signature", bytes(63))),
+    (m.Schedule, "a run id of 17 bytes", "run_id", _set("run_id", bytes(17))),
+    (m.Schedule, "no rounds", "count from 1", _clear("rounds")),
+    (m.Schedule, "no rules", "rules", _clear("rules")),
+    (m.Schedule, "a rule twice", "must differ", lambda body: body.rules[1].CopyFrom(body.rules[0])),
+    (m.Schedule, "65 rules", "rules", lambda body: body.rules.extend([body.rules[0]] * 63)),
+    (m.Schedule, "a rule without a name", "rule", _set("rules.1.rule", "")),
+    (m.Schedule, "a learning rate of 0", "learning_rate", _set("learning_rate", 0.0)),
+    (m.Schedule, "an infinite clip", "clip", _set("clip", float("inf"))),
+    (m.Schedule, "31 bits", "modulus_bits", _set("modulus_bits", 31)),
+    (m.Schedule, "room for no input", "count from 1", _clear("n_max")),
+    (m.Schedule, "room for no sample", "count from 1", _clear("max_samples")),
+    (m.Schedule, "no time to train", "deadlines", _clear("training_deadline_ms")),
+    (m.Schedule, "no time for a phase", "deadlines", _clear("phase_deadline_ms")),
+    (m.Schedule, "a kappa below 0", "norm_cap_kappa", _set("norm_cap_kappa", -1.0)),
+    (m.Schedule, "no granularity", "Granularity", _clear("norm_cap_granularity")),
 ]
 
 

@@ -26,7 +26,7 @@ VICTIM, NEIGHBOUR, ALL = 4, 3, [1, 2, 3, 4, 5]
 TWO_ROUNDS = {"strategy": Strategy(rule="source_only", rounds=2)}
 WITNESSING = {"Checkpoint", "Cosigned"}
 IN_SESSIONS = {"Header", "KeyList", "ShareDelivery", "Survivors", "Consistency", "Result", "Abort"}
-TO_SOURCES = IN_SESSIONS | WITNESSING | {"Goodbye"}
+TO_SOURCES = IN_SESSIONS | WITNESSING | {"Goodbye", "Schedule"}
 TO_AGGREGATOR = {"Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"}
 ALL_TYPES = TO_SOURCES | TO_AGGREGATOR | {"Join", "Update", "Refusal", "Receipt", "MissedResult"}
 SAME_LOG = {("Checkpoint", "verbatim", "Checkpoint")}
@@ -72,7 +72,9 @@ def mean_of(stage: Stage, round_number: int, members: list[int]) -> Any:
 def test_every_message_is_refused_or_ignored_in_every_other_place(staged: MakesStage) -> None:
     at_source, at_aggregator, stage = probed(staged)
     tried = {(one.due, one.replayed.passed.message.type_name) for one in at_source}
-    assert tried >= set(product(TO_SOURCES - {"Abort"}, ALL_TYPES)) - {("Goodbye", "Goodbye")}  # all goodbyes are alike
+    assert tried >= set(product(TO_SOURCES - {"Abort", "Schedule"}, ALL_TYPES)) - {
+        ("Goodbye", "Goodbye")
+    }  # all goodbyes are alike
     tried = {(one.due, one.replayed.passed.message.type_name) for one in at_aggregator}
     assert tried >= set(product(TO_AGGREGATOR, ALL_TYPES))
     assert_no_more_than_a_cosignature_is_given_twice(at_aggregator)
@@ -111,7 +113,7 @@ def assert_nothing_else_changed(stage: Stage) -> None:
 @pytest.mark.threat("T13")
 def test_every_message_is_refused_or_ignored_where_updates_travel_in_clear(staged: MakesStage) -> None:
     at_source, at_aggregator, stage = probed(staged, visibility=Visibility.INDIVIDUAL)
-    assert {one.due for one in at_source} == {"Header", "Result", "Goodbye", *WITNESSING}
+    assert {one.due for one in at_source} == {"Header", "Result", "Goodbye", "Schedule", *WITNESSING}
     assert {one.due for one in at_aggregator} == {"Update"}
     assert_no_more_than_a_cosignature_is_given_twice(at_aggregator)
     assert {kind for _, _, kind in what_became(at_source, "ended")} == {"Goodbye"}

@@ -23,6 +23,7 @@ from securefda.site.policy.template import (
 from securefda.site.policy.verdict import (
     check_header_by_policy,
     check_metadata,
+    check_schedule,
     check_task,
     check_training,
     require_satisfiable,
@@ -42,6 +43,7 @@ __all__ = [
     "WorkLimits",
     "check_header_by_policy",
     "check_metadata",
+    "check_schedule",
     "check_task",
     "check_training",
     "default_policy",

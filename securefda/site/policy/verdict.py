@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal
 from securefda.protocol.checks import SessionLimits, threshold_is_sound
-from securefda.protocol.messages import Granularity, Header, Update, Visibility
+from securefda.protocol.messages import Granularity, Header, RuleTerms, Schedule, Update, Visibility
 from securefda.rules.strategy import Rule
 from securefda.site.policy.model import SELECTION, SourcePolicy, require_known_peers
 
@@ -126,8 +126,13 @@ _HINTS = {
 _PROJECTING_RULES = frozenset(rule.value for rule in Rule if rule.projects)
 
 
+def hint_for(key: str) -> str:
+    """What may be done about a refusal of this key."""
+    return _HINTS.get(key, _OWNER)
+
+
 def _refusal(key: str, asked: object, allowed: object) -> PolicyRefusal:
-    return PolicyRefusal(key, asked, allowed, hint=_HINTS.get(key, _OWNER))
+    return PolicyRefusal(key, asked, allowed, hint=hint_for(key))
 
 
 def check_header_by_policy(
@@ -160,23 +165,46 @@ def check_header_by_policy(
     _check_visibility(policy, header, own_index, limits)
     if header.norm_cap is not None and header.level_of(own_index) is Visibility.SUM:
         _check_rows(policy, with_noise=with_noise)
-    allowed = ", ".join(policy.allowed_rules) or "none"
-    # A source contributes nothing to a round of the target alone; it can only be asked for estimated errors.
-    only_errors = header.rule.select and header.rule.rule == Rule.TARGET_ONLY
-    if header.rule.rule not in policy.allowed_rules and not only_errors:
-        raise _refusal("allowed-rules", header.rule.rule, allowed)
-    if header.rule.select and SELECTION not in policy.allowed_rules:
-        raise _refusal("allowed-rules", f"{SELECTION}, estimated errors of rules", allowed)
+    _check_rule(policy, header.rule)
     digest = header.architecture_digest.hex()
     if policy.architectures and digest not in policy.architectures:
         raise _refusal("architectures", digest, f"one of the {len(policy.architectures)} listed")
-    _check_encoding(policy, header)
-    _check_work(policy, header)
+    _check_encoding(policy, header, {layer.name: layer.clip for layer in header.layers})
+    model_bytes, most = 4 * header.n_params, policy.limits.model_bytes_max
+    if model_bytes > most:
+        raise _refusal("limits.model-bytes-max", f"{model_bytes}", f"at most {most}")
+    _check_work(policy, header, header.target.learning_rate if header.target else None)
     release = policy.release
     if header.attempt > release.max_attempts:
         raise _refusal("release.max-attempts", f"attempt {header.attempt}", f"up to {release.max_attempts}")
     if header.round > release.max_rounds:
         raise _refusal("release.max-rounds", f"round {header.round}", f"up to {release.max_rounds}")
+
+
+def check_schedule(policy: SourcePolicy, schedule: Schedule) -> None:
+    """Accept a run, as far as the policy can say before the first header whether it permits what headers will ask for.
+
+    What depends on who takes part, or may never be asked, is left to :func:`check_header`, as is everything else that
+    a header says: a schedule promises nothing.
+
+    Args:
+        policy: of this site.
+        schedule: of the run.
+
+    Raises:
+        PolicyRefusal: names the first key, what the run comes to and what is allowed.
+    """
+    for terms in schedule.rules:
+        _check_rule(policy, terms)
+        if policy.visibility is Visibility.SUM:  # it is at no other level
+            _check_unfiltered(policy, terms)
+        adapts = terms.select or any(terms.rule == rule.value and rule.adapts for rule in Rule)
+        _check_work(policy, schedule, schedule.learning_rate * terms.learning_rate_factor if adapts else None)
+    if policy.visibility is Visibility.SUM:
+        _check_kappa(policy, schedule.norm_cap_kappa, schedule.norm_cap_granularity)
+    _check_encoding(policy, schedule, {"": schedule.clip})
+    if schedule.rounds > policy.release.max_rounds:
+        raise _refusal("release.max-rounds", f"{schedule.rounds} rounds", f"up to {policy.release.max_rounds}")
 
 
 def check_task(policy: SourcePolicy, factory: str) -> None:
@@ -289,7 +317,7 @@ def _check_trusted(policy: SourcePolicy, header: Header, own_index: int, limits:
 
 def _check_norm_cap(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
     """Where FedGP's filter leaves one source alone in a layer, that layer has cap 0; without it parts can cancel."""
-    asked, bounds = header.norm_cap, policy.norm_cap
+    asked = header.norm_cap
     if asked is not None:
         left = header.sum_quorum - 1 - policy.max_colluders
         if asked.others > left:
@@ -302,48 +330,66 @@ def _check_norm_cap(policy: SourcePolicy, header: Header, own_index: int, limits
             left = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
             if asked.others > left:
                 raise _refusal("trusted-peers", f"norms of {asked.others} others", f"at most {left} trusted ones")
+    kappa, granularity = (0.0, Granularity.LAYER) if asked is None else (asked.kappa, asked.granularity)
+    _check_kappa(policy, kappa, granularity)
+    _check_unfiltered(policy, header.rule)
+
+
+def _check_kappa(policy: SourcePolicy, kappa: float, granularity: Granularity) -> None:
+    bounds = policy.norm_cap
     if bounds.kappa == 0:
         return
-    if asked is None or asked.kappa < bounds.kappa:
-        found = "no norm cap" if asked is None else f"{asked.kappa:g}"
-        raise _refusal("norm-cap.kappa", found, f"at least {bounds.kappa:g}")
-    if asked.granularity is Granularity.MODEL and bounds.terms is Granularity.LAYER:
+    if kappa < bounds.kappa:
+        raise _refusal("norm-cap.kappa", f"{kappa:g}" if kappa else "no norm cap", f"at least {bounds.kappa:g}")
+    if granularity is Granularity.MODEL and bounds.terms is Granularity.LAYER:
         raise _refusal("norm-cap.granularity", "model", "layer")
-    unfiltered = header.rule.rule in _PROJECTING_RULES and not header.rule.filter
-    if unfiltered and not bounds.unfiltered_projection:
+
+
+def _check_unfiltered(policy: SourcePolicy, terms: RuleTerms) -> None:
+    unfiltered = terms.rule in _PROJECTING_RULES and not terms.filter
+    if policy.norm_cap.kappa and unfiltered and not policy.norm_cap.unfiltered_projection:
         raise _refusal("norm-cap.unfiltered-projection", "true", "false")
 
 
-def _check_encoding(policy: SourcePolicy, header: Header) -> None:
+def _check_rule(policy: SourcePolicy, terms: RuleTerms) -> None:
+    allowed = ", ".join(policy.allowed_rules) or "none"
+    # A source contributes nothing to a round of the target alone; it can only be asked for estimated errors.
+    only_errors = terms.select and terms.rule == Rule.TARGET_ONLY
+    if terms.rule not in policy.allowed_rules and not only_errors:
+        raise _refusal("allowed-rules", terms.rule, allowed)
+    if terms.select and SELECTION not in policy.allowed_rules:
+        raise _refusal("allowed-rules", f"{SELECTION}, estimated errors of rules", allowed)
+
+
+def _check_encoding(policy: SourcePolicy, asked: Header | Schedule, clips: Mapping[str, float]) -> None:
+    """``clips`` are by layer; one without a name holds for all."""
     bounds = policy.quantisation
-    if header.modulus_bits < bounds.modulus_bits_min:
-        raise _refusal("quantisation.modulus-bits-min", header.modulus_bits, f"at least {bounds.modulus_bits_min}")
-    for layer in header.layers:
-        if layer.clip < bounds.clip_min:
-            asked = f"{layer.clip:g} in layer {layer.name}"
-            raise _refusal("quantisation.clip-min", asked, f"at least {bounds.clip_min:g}")
-        if layer.clip > bounds.clip_max:
-            asked = f"{layer.clip:g} in layer {layer.name}"
-            raise _refusal("quantisation.clip-max", asked, f"at most {bounds.clip_max:g}")
-    if header.n_max > bounds.n_max:
-        raise _refusal("quantisation.n-max", header.n_max, f"at most {bounds.n_max}")
-    if header.max_samples < bounds.max_samples_min:
-        raise _refusal("quantisation.max-samples-min", header.max_samples, f"at least {bounds.max_samples_min}")
-    if header.max_samples > bounds.max_samples_max:
-        raise _refusal("quantisation.max-samples-max", header.max_samples, f"at most {bounds.max_samples_max}")
+    if asked.modulus_bits < bounds.modulus_bits_min:
+        raise _refusal("quantisation.modulus-bits-min", asked.modulus_bits, f"at least {bounds.modulus_bits_min}")
+    for layer, clip in clips.items():
+        found = f"{clip:g} in layer {layer}" if layer else f"{clip:g}"
+        if clip < bounds.clip_min:
+            raise _refusal("quantisation.clip-min", found, f"at least {bounds.clip_min:g}")
+        if clip > bounds.clip_max:
+            raise _refusal("quantisation.clip-max", found, f"at most {bounds.clip_max:g}")
+    if asked.n_max > bounds.n_max:
+        raise _refusal("quantisation.n-max", asked.n_max, f"at most {bounds.n_max}")
+    if asked.max_samples < bounds.max_samples_min:
+        raise _refusal("quantisation.max-samples-min", asked.max_samples, f"at least {bounds.max_samples_min}")
+    if asked.max_samples > bounds.max_samples_max:
+        raise _refusal("quantisation.max-samples-max", asked.max_samples, f"at most {bounds.max_samples_max}")
 
 
-def _check_work(policy: SourcePolicy, header: Header) -> None:
+def _check_work(policy: SourcePolicy, asked: Header | Schedule, learning_rate: float | None) -> None:
+    """``learning_rate`` is the target's, where the round says it."""
     limits = policy.limits
-    asked = {
-        "model-bytes-max": (4 * header.n_params, limits.model_bytes_max),
-        "learning-rate-max": (header.target.learning_rate if header.target else 0.0, limits.learning_rate_max),
-        "training-deadline-s-max": (header.training_deadline_ms / 1000, limits.training_deadline_s_max),
-        "phase-deadline-s-max": (header.phase_deadline_ms / 1000, limits.phase_deadline_s_max),
+    most = {
+        "learning-rate-max": (learning_rate or 0.0, limits.learning_rate_max),
+        "training-deadline-s-max": (asked.training_deadline_ms / 1000, limits.training_deadline_s_max),
+        "phase-deadline-s-max": (asked.phase_deadline_ms / 1000, limits.phase_deadline_s_max),
     }
-    for key, (value, most) in asked.items():
-        if value > most:
-            raise _refusal(f"limits.{key}", f"{value}", f"at most {most}")
-    if header.target is not None and header.target.learning_rate < limits.learning_rate_min:
-        asked_rate, least = f"{header.target.learning_rate:g}", f"at least {limits.learning_rate_min:g}"
-        raise _refusal("limits.learning-rate-min", asked_rate, least)
+    for key, (value, bound) in most.items():
+        if value > bound:
+            raise _refusal(f"limits.{key}", f"{value}", f"at most {bound}")
+    if learning_rate is not None and learning_rate < limits.learning_rate_min:
+        raise _refusal("limits.learning-rate-min", f"{learning_rate:g}", f"at least {limits.learning_rate_min:g}")
