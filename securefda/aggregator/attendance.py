@@ -36,13 +36,21 @@ from securefda.protocol.messages import (
     Visibility,
 )
 
+OWN_TROUBLE = {
+    "TRAINING": "cannot train",
+    "STORAGE": "cannot write its state",
+    "dp.target-epsilon": "has spent its privacy budget",
+    "release.max-unfinished": "has seen too many rounds without a result",
+}
+"""What a source says, in a refusal, as its process ends, and what it means. Its own operator reads the cause."""
+
 
 class Attendance:
     """Sources of a run by roster index.
 
     ``present`` have joined and not left. Of ``returning`` a new process has connected that has not joined yet; what the
-    old process took part in is lost. ``refused`` has the key of the policy that forbids a source to take part in the
-    run, until it joins anew.
+    old process took part in is lost. ``refused`` has, until it joins anew, the key with which a source left the run: of
+    its policy, or one of ``OWN_TROUBLE``.
     """
 
     def __init__(self, site: TargetSite, software_version: str, reporter: Reporter) -> None:
@@ -112,8 +120,12 @@ class Attendance:
     def refuses_the_run(self, index: int, key: str) -> None:
         """The policy of a source forbids what the run comes to."""
         self.refused[index] = key
-        self.heard(index, f"its policy refuses {key}")
         self._reporter.note(f"{self._site.name(index)} takes no part: its policy refuses {key}")
+
+    @property
+    def forbidden(self) -> dict[str, str]:
+        """Site id -> key of its policy, of the sources that left the run because of one."""
+        return {self._site.name(index): key for index, key in sorted(self.refused.items()) if key not in OWN_TROUBLE}
 
     def left(self, index: int, why: str) -> None:
         """The connection to a source is gone."""

@@ -160,10 +160,8 @@ TRANSITIONS: Mapping[tuple[type[Phase], type[Phase]], str] = MappingProxyType(
         (BetweenRounds, BetweenRounds): "the target's own round is over",
         (BetweenRounds, Ending): f"the last round is over, or {_FAILS}",
         (Ending, Closing): "the end is in the log",
-        (Ending, Ended): "the end cannot be written to the log",
-        (Ending, Ending): "the store fails while the end is written",
-        (Closing, Ended): "every source has cosigned the end, or the deadline passes",
-        (Closing, Ending): _FAILS,
+        (Ending, Ended): "the end cannot be written to the log, or the store fails meanwhile",
+        (Closing, Ended): f"every source has cosigned the end, or the deadline passes, or {_FAILS}",
     }
 )
 """Which phase may follow which, and when. Any other change of phase is an error of this program."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from securefda import __version__
 from securefda.aggregator.attempt import Attempt, RoundSum, open_attempt
 from securefda.aggregator.attendance import (
+    OWN_TROUBLE,
     Attendance,
     CosignerTracker,
     goodbye,
@@ -43,7 +44,6 @@ from securefda.aggregator.phases import (
 from securefda.aggregator.rounds import CurrentRound, last_errors
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, Asked, Position
-from securefda.audit.store import AuditError
 from securefda.errors import (
     ConfigError,
     FaultySourceError,
@@ -119,6 +119,7 @@ class AggregatorRun:
         self._schedule = None if schedule is None else site.signer.sign(NO_SESSION, NO_CONTEXT, schedule)
         self._model = RunModel(site, settings, store, reporter, self._run_id)
         self._phase: Phase = NotOpened()
+        self._reported: tuple[str, tuple[str, ...]] = ("", ())
         self._progress = Progress()
 
     # --- What others read ---------------------------------------------------------------------------------------------
@@ -252,8 +253,12 @@ class AggregatorRun:
         return sends
 
     def fail(self, error: SecureFdaError) -> list[Send]:
-        """End the run because of something that the driver met."""
-        return [] if self.done else self._fail(error)
+        """End the run because of something that the driver met. Of an end that fails in turn the first cause counts."""
+        if self.done:
+            return []
+        if isinstance(self._phase, LastPhase):  # to ask for cosignatures once more would fail, and be asked, for ever
+            return self._say_goodbye(self._phase.farewell, self._phase.error or error)
+        return self._fail(error)
 
     # --- From round to round ------------------------------------------------------------------------------------------
 
@@ -268,8 +273,14 @@ class AggregatorRun:
         if last.name != phase.name and isinstance(last, TimedRoundPhase):
             last.current.spent(last.name, self._site.clock() - last.began)
         self._phase = phase
-        if phase.name not in ("", last.name):
-            self._reporter.phase(phase.name, self.waiting_for())
+        self._report_phase()
+
+    def _report_phase(self) -> None:
+        """Say what the run is doing and whom it waits for, whenever that has changed."""
+        now = (self._phase.name, self.waiting_for())
+        if self._phase.name and now != self._reported:
+            self._reporter.phase(*now)
+        self._reported = now
 
     def _resume(self, position: Position) -> list[Send]:
         self._model.restore(position)
@@ -345,7 +356,7 @@ class AggregatorRun:
         try:
             plan = self._planner.plan(self._permitted(able), with_sum=current.asked_at_sum)
         except ConfigError as error:
-            if self._attendance.refused and not self._can_do(current, self._expected(current)):
+            if self._attendance.forbidden and not self._can_do(current, self._expected(current)):
                 return self._fail(self._run_refused())
             for index in self._attendance.present - self._cosigners.cosigned:
                 self._attendance.heard(index, "has not cosigned the aggregator's log")
@@ -381,11 +392,14 @@ class AggregatorRun:
                 now = self._site.clock()
                 deadline = now + self._settings.phase_deadline_s
                 self._enter(InAttempt(current, attempt, attempt.phase, now, deadline))
+            self._report_phase()
             return sends
         self._enter(AttemptOver(current))
         current.refused |= attempt.refused
         for index, key in attempt.refused.items():
             self._reporter.note(f"{self._site.name(index)} refused: {key}")
+            if key in OWN_TROUBLE:  # its process ends: it is not awaited
+                self._attendance.refused[index] = key
         for alarm in attempt.alarms:
             self._reporter.note(f"alarm: {alarm}")
             self._log("alarm", attempt, alarm)
@@ -427,11 +441,19 @@ class AggregatorRun:
         error.hint = error.hint or "ask the sites that are named what happened there"
         if isinstance(error, QuorumLost) and current.refused:
             refusals = sorted(current.refused.items())
-            refused = ", ".join(f"{self._site.name(index)} refused {key}" for index, key in refusals)
-            error = error.because({}, hint=refused)
+            refused = [
+                f"{self._site.name(index)} {OWN_TROUBLE[key]} ({key}): its own log says why"
+                if key in OWN_TROUBLE
+                else f"{self._site.name(index)} refused {key}"
+                for index, key in refusals
+            ]
+            error = error.because({}, hint=", ".join(refused))
         losses = (*self._progress.losses, without_frames(error))
         self._progress = replace(self._progress, losses=losses)
-        return self._fail(losses[-1]) if len(losses) >= MOST_LOST_IN_A_ROW else self._end_round()
+        too_few_are_left = bool(self._attendance.refused) and not self._can_do(current, self._expected(current))
+        if len(losses) >= MOST_LOST_IN_A_ROW or too_few_are_left:
+            return self._fail(losses[-1])
+        return self._end_round()
 
     def _end_round(self) -> list[Send]:
         """The next round begins with the next :meth:`expire`, which is due at once."""
@@ -451,7 +473,7 @@ class AggregatorRun:
             self._site.witness.journal.event("run-ended", outcome=outcome, rounds=farewell.rounds)
             # Without a source the last cosigned checkpoint stays the newest: no other site would vouch for one more.
             asked = self._cosigners.renew(present) if present or not self._site.witness.size else []
-        except AuditError as failure:  # what came first is the cause
+        except SecureFdaError as failure:  # what came first is the cause
             self._enter(Ended(farewell, error or failure))
             return []
         now = self._site.clock()
@@ -505,9 +527,8 @@ class AggregatorRun:
         return self._go_on_if_ready()
 
     def _run_refused(self) -> RunRefused:
-        refused = sorted(self._attendance.refused.items())
-        hint = "; ".join(dict.fromkeys(hint_for(key) for _, key in refused))
-        return RunRefused({self._site.name(index): key for index, key in refused}, hint=hint)
+        forbidden = self._attendance.forbidden
+        return RunRefused(forbidden, hint="; ".join(dict.fromkeys(hint_for(key) for key in forbidden.values())))
 
     def _cosigning(self, message: Signed[Body]) -> list[Send]:
         """A source cosigns the aggregator's log, or shows its own."""
@@ -546,27 +567,32 @@ class AggregatorRun:
         return self._expected(current) & self._attendance.present & self._cosigners.cosigned
 
     def _missing(self) -> frozenset[int]:
-        """Sources that the present phase waits for."""
+        """Sources that the present phase waits for: those that are away, and when all have come, for what they owe."""
         match self._phase:
             case InAttempt(attempt=attempt):
                 return attempt.waiting_for
             case AskingCosigners() | AwaitingCosignatures() | Closing():
                 return frozenset(self._attendance.connected - self._cosigners.cosigned - self._cosigners.faulty)
             case Gathering(current=current):
-                return self._expected(current) - self._able(current)
+                expected = self._expected(current)
+                return expected - self._attendance.present or expected - self._able(current)
         return frozenset()
 
     def _go_on_if_ready(self) -> list[Send]:
         """A source came, left or cosigned: leave a phase that waits for no other source."""
         match self._phase:
             case AskingCosigners(current=current) | AwaitingCosignatures(current=current):
-                return [] if self._missing() else self._gather(current)
+                if not self._missing():
+                    return self._gather(current)
             case Gathering(current=current):
                 able = self._able(current)
                 ready = able == self._expected(current) or (self._progress.attempted and self._can_do(current, able))
-                return self._start_attempt(current) if ready else []
+                if ready:
+                    return self._start_attempt(current)
             case Closing(farewell=farewell, error=error):
-                return [] if self._missing() else self._say_goodbye(farewell, error)
+                if not self._missing():
+                    return self._say_goodbye(farewell, error)
+        self._report_phase()
         return []
 
     def _can_do(self, current: CurrentRound, sources: Iterable[int]) -> bool:
