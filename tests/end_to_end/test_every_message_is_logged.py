@@ -127,11 +127,12 @@ def test_what_was_compared_is_a_whole_run(run: Observed) -> None:
     for site in run.federation.names:
         logged = Counter((way, kind) for way, _, kind, *_ in run.wire(site).lines)
         assert {one: logged[one] for one in EVERY_ROUND} == dict.fromkeys(EVERY_ROUND, ROUNDS)
-        assert (logged["sent", "Join"], logged["received", "Goodbye"]) == (1, 1)
+        assert (logged["sent", "Join"], logged["received", "Schedule"], logged["received", "Goodbye"]) == (1, 1, 1)
         for kind in ("Checkpoint", "Cosigned"):
             assert logged["sent", kind] == logged["received", kind] == ROUNDS + 1
         assert set(logged) - EVERY_ROUND == {
             ("sent", "Join"),
+            ("received", "Schedule"),
             ("received", "Goodbye"),
             *((way, kind) for way in ("sent", "received") for kind in ("Checkpoint", "Cosigned")),
         }

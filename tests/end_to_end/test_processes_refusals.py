@@ -115,10 +115,10 @@ def test_too_few_sources_end_the_run_with_the_name_of_who_is_missing(tmp_path: P
         assert federation.summary()["error"]["code"] == "QuorumLost"
 
 
-def allow_only(federation: Kits, site: str, rule: str, *, signed: bool) -> None:
-    """The owner of a site leaves one rule in its policy."""
+def allow_only(federation: Kits, site: str, what: str, *, signed: bool, key: str = "allowed-rules") -> None:
+    """The owner of a site leaves one rule, or one of what another key lists, in its policy."""
     policy = federation.kit(site) / "local" / "policy.toml"
-    text, count = re.subn(r"(?m)^allowed-rules = \[[^]]*\]", f'allowed-rules = ["{rule}"]', policy.read_text())
+    text, count = re.subn(rf"(?m)^{key} = \[[^]]*\]", f'{key} = ["{what}"]', policy.read_text())
     assert count == 1
     policy.write_text(text)
     assert not signed or main(["policy", "sign", str(federation.kit(site))]) == 0
@@ -126,17 +126,32 @@ def allow_only(federation: Kits, site: str, rule: str, *, signed: bool) -> None:
 
 def test_a_policy_that_permits_no_round_ends_the_source_with_its_key_and_keeps_the_header(tmp_path: Path) -> None:
     with kits(tmp_path, 2, settings=IN_CLEAR) as federation:
-        allow_only(federation, "source-2", "fedda", signed=True)
+        allow_only(federation, "source-2", "0" * 64, signed=True, key="architectures")
         processes = federation.start_all()
-        assert_one_clear_line(processes["source-2"], ExitCode.POLICY, "allowed-rules", hint="strategy.rule")
+        assert_one_clear_line(processes["source-2"], ExitCode.POLICY, "architectures", hint="owner decides")
         assert processes["target"].end() == 0
-        assert federation.rounds()[0]["refused"] == {"source-2": "allowed-rules"}
+        assert federation.rounds()[0]["refused"] == {"source-2": "architectures"}
         assert federation.rounds()[0]["survivors"] == ["source-1"]
         run = federation.kit("source-2") / "local" / "run"
         (line,) = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
-        assert line["refused"] == {"key": "allowed-rules", "asked": "fedgp_auto", "allowed": "fedda"}
-        header = decode_signed((run / "refused" / "allowed-rules.header").read_bytes())
+        assert line["refused"]["key"] == "architectures"
+        header = decode_signed((run / "refused" / "architectures.header").read_bytes())
         assert header.body.rule.rule == "fedgp_auto"  # type: ignore[union-attr]
+
+
+def test_a_policy_that_forbids_the_rule_ends_the_run_at_the_join_and_names_that_site_alone(tmp_path: Path) -> None:
+    schedule = ("strategy.rounds=6", "strategy.warm-up-rounds=5")
+    with kits(tmp_path, 3, settings=schedule) as federation:
+        allow_only(federation, "source-2", "source_only", signed=True)
+        processes = {site: federation.start(site) for site in ("target", "source-1", "source-3")}
+        processes["target"].until("joined (2 of 3)")
+        refuser, said = federation.start("source-2"), "the policy of source-2 refuses allowed-rules"
+        assert_one_clear_line(processes["target"], ExitCode.POLICY, said, hint="strategy.rule")
+        assert_one_clear_line(refuser, ExitCode.POLICY, "allowed-rules", "fedgp_auto", hint="strategy.rule")
+        for site in ("source-1", "source-3"):
+            assert processes[site].end() == ExitCode.FAILED
+            assert "source-2" not in processes[site].text
+        assert not (federation.run_folder / "metrics.jsonl").exists()
 
 
 def test_a_policy_that_its_site_did_not_sign_starts_no_process(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from securefda.protocol.messages import (
     Header,
     Parcel,
     Refusal,
+    Schedule,
     Visibility,
 )
 
@@ -181,7 +182,8 @@ def test_a_faulty_source_that_joins_anew_or_comes_back_is_asked_nothing_more(fed
     federation.run._cosigners.faulty.add(ME)
     joins = federation.run.receive(federation.source(ME).join(federation.run.run_id))
     federation.run.left(ME)
-    assert not [send for send in joins + federation.run.returned(ME) if send.to == ME]
+    asked = [send for send in joins + federation.run.returned(ME) if send.to == ME]
+    assert [type(send.parcel.message.body) for send in asked] == [Schedule]
     assert not [send for send in federation.run.returned(2) if send.to == 2], "it has not left"
 
 
