@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RULES_WITHOUT_SOURCES, RoundLine, round_seconds
@@ -21,13 +21,17 @@ _ROUNDS_AVERAGED = 10
 
 
 @contextmanager
-def console_reporter(stream: TextIO | None = None) -> Iterator[Reporter]:
-    """Report to ``stream``, stderr by default, so that stdout holds nothing but results."""
+def console_reporter(stream: TextIO | None = None, *, knows_rounds: bool = True) -> Iterator[Reporter]:
+    """Report to ``stream``, stderr by default, so that stdout holds nothing but results.
+
+    A source does not know how many rounds its run has: without ``knows_rounds`` no bar says how far it is.
+    """
     stream = sys.stderr if stream is None else stream
     if not stream.isatty():
         yield LineReporter(stream)
         return
-    columns = (TextColumn("{task.fields[round]}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    far = (TextColumn("{task.fields[round]}"), BarColumn()) if knows_rounds else (SpinnerColumn("line"),)
+    columns = (*far, TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(file=stream, highlight=False), transient=True) as progress:
         yield BarReporter(progress)
 

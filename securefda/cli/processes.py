@@ -73,10 +73,11 @@ def start_source(
 
     with launched(launcher) as ours:
         settings = load_source(config, [*overrides, *_flags("source", out, seed)], os.environ)
-        from securefda.source import process  # with torch, for which no wrong file should have to wait
-
         folder = settings.source.out
-        with interruptible(folder), console_reporter() as reporter:
+        with interruptible(folder), console_reporter(knows_rounds=False) as reporter:
+            reporter.phase("starting")
+            from securefda.source import process  # with torch, for which no wrong file should have to wait
+
             process.main(settings, ours.hears(reporter), accept_run=accept_run)
     print_result(output, {"out": str(folder)}, f"the run is over; this site's own record is in {folder}")
 

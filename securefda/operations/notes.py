@@ -23,11 +23,14 @@ _LIE = re.compile(r"alarm: a source lied about its part")  # who contributed wha
 _ALARMS = "alarm: "
 _OTHERS: tuple[tuple[Level, re.Pattern[str]], ...] = (
     ("info", re.compile(rf"{_PEER} (?:joined |is back$|runs securefda )")),
-    ("info", re.compile(rf"connected to the {_PEER} ")),
+    ("info", re.compile(rf"connected (?:again )?to the {_PEER} ")),
     ("warning", re.compile(rf"{_PEER}(?:: | left$| refused: )")),
     ("warning", re.compile(rf"the {_PEER} has restarted")),
 )
-_LOST = re.compile(r"round \d+ (?:attempt \d+ without a result|was interrupted)|too late for this round: ")
+_LOST = re.compile(
+    r"round \d+ (?:attempt \d+ without a result|was interrupted)|too late for this round: "
+    r"|cannot reach |lost the connection to "
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,8 @@ class SourceWatch:
         if isinstance(message.body, Header):
             self._run = message.body.run_id.hex()
         self._book.phase = _PHASES.get(type(message.body), self._book.phase)
+        if isinstance(message.body, Join):
+            self.note(f"joined; waiting for {self._target} to begin a round")
         if doing := _DOING.get(type(message.body)):
             self.does(doing.format(target=self._target), waits="waiting" in doing)
 
@@ -201,7 +203,8 @@ class SourceWatch:
     def _show_state(self) -> None:
         now = self.state.now
         place = f"round {round_of(now.round, now.rounds)}: " if now.round else ""
-        self._shown.phase(place + (now.retrying or now.doing))
+        trying = retrying_text(now.retrying, now.retrying_until, time.time()) if now.retrying else ""
+        self._shown.phase(place + (trying or now.doing))
 
     def rounds(self, shown: SourceReporter) -> SourceReporter:
         """A reporter that passes everything on to ``shown``, and logs and counts it."""

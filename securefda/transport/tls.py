@@ -179,7 +179,7 @@ async def fetch_server_certificate(address: str, *, server_name: str, ca: bytes,
             hint="check that address and port are the aggregator's",
         ) from error
     except OSError as error:
-        raise Unreachable(address, _plain_reason(error, timeout_s)) from error
+        raise Unreachable(address, plain_reason(error, timeout_s)) from error
     certificate = x509.load_der_x509_certificate(der).public_bytes(Encoding.PEM)
     if pin_of_pem(certificate) != pin:
         raise AuthenticationError(
@@ -198,7 +198,7 @@ _PLAIN_REASONS = {
 }
 
 
-def _plain_reason(error: OSError, timeout_s: float) -> str:
+def plain_reason(error: OSError, timeout_s: float) -> str:
     """Why there was no connection."""
     if isinstance(error, socket.gaierror):
         return "name not found"

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from securefda.tasks import Samples
 from securefda.tasks.digits import Digits
 
 FOREVER_S = 300.0
@@ -61,3 +62,20 @@ class Endless(Digits):
     @property
     def _hold(self) -> Path:
         return (self.settings.data_dir or Path()) / "hold"
+
+
+class Held(Digits):
+    """A site does not train while ``hold-SITE`` lies in the data folder; with ``hold-evaluation``, none evaluates."""
+
+    _site = ""
+
+    def train_data(self, site: str) -> Samples:
+        self._site = site
+        return super().train_data(site)
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        until = time.monotonic() + FOREVER_S
+        name = self._site if torch.is_grad_enabled() else "evaluation"
+        while ((self.settings.data_dir or Path()) / f"hold-{name}").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        return super().loss(outputs, labels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -41,11 +42,11 @@ from securefda.errors import (
     FaultyAggregatorError,
 )
 from securefda.protocol.messages import Refusal
-from securefda.transport.client import SourceChannel
+from securefda.transport.client import SourceChannel, Trouble
 from securefda.transport.dialer import Endpoint
 from securefda.transport.events import Misbehaved, Received
 from securefda.transport.limits import TransportSettings
-from securefda.transport.tls import Credentials, channel_credentials
+from securefda.transport.tls import Credentials, channel_credentials, plain_reason
 
 IMPATIENT = TransportSettings(heartbeat_s=1.0, reconnect_deadline_s=0.0)
 
@@ -256,6 +257,59 @@ async def test_a_source_may_start_before_its_aggregator() -> None:
         await soon(opening)
         await joined(server, 1)
         await channel.close()
+
+
+@scenario
+async def test_a_source_hears_why_there_is_no_connection_and_that_it_is_back() -> None:
+    heard: list[Trouble | None] = []
+    sites = Sites()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    news = asyncio.Event()
+
+    def hear(trouble: Trouble | None) -> None:
+        heard.append(trouble)
+        news.set()
+
+    async def until_trouble_is(there: bool) -> None:
+        while not heard or (heard[-1] is not None) is not there:
+            news.clear()
+            await news.wait()
+
+    channel = sites.channel(1, address, FAST, on_trouble=hear)
+    opening = asyncio.create_task(channel.open())
+    await soon(until_trouble_is(True))
+    async with sites.listening(FAST, address):
+        await soon(opening)
+        assert heard[0] is not None
+        assert heard[0].what == f"cannot reach {address}: connection refused"
+        assert 0 < heard[0].left_s <= FAST.reconnect_deadline_s
+        assert heard[-1] is None
+    await soon(until_trouble_is(True))
+    assert heard[-1] is not None
+    assert address in heard[-1].what
+    await channel.close(0.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('10.0.0.1', 8443)"), "connection refused"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "name not found"),
+        (OSError(errno.EHOSTUNREACH, "Connect call failed"), "no route to it"),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), "no route to it"),
+        (TimeoutError(), "timed out: no answer within 15 s"),
+        (TimeoutError(errno.ETIMEDOUT, "Connect call failed"), "timed out"),
+        (
+            OSError(f"Multiple exceptions: [Errno {errno.ECONNREFUSED}] Connect, [Errno {errno.EHOSTUNREACH}] Connect"),
+            "connection refused and no route to it",
+        ),
+        (PermissionError(errno.EPERM, "Operation not permitted"), "operation not permitted"),
+    ],
+    ids=["refused", "name", "host", "network", "no answer", "timed out", "several", "other"],
+)
+def test_why_there_is_no_connection_is_said_in_plain_words(error: OSError, reason: str) -> None:
+    assert plain_reason(error, 15.0) == reason
 
 
 @scenario

@@ -35,7 +35,7 @@ from securefda.protocol.messages import (
     TargetTerms,
     Visibility,
 )
-from securefda.transport.client import SourceChannel
+from securefda.transport.client import SourceChannel, Trouble
 from securefda.transport.dialer import Endpoint
 from securefda.transport.events import Event, Joined
 from securefda.transport.limits import TransportSettings
@@ -164,10 +164,17 @@ class Sites:
         pin: bytes | None = None,
         max_vector_bytes: int = 1 << 22,
         observer: MessageObserver = ignore,
+        on_trouble: Callable[[Trouble | None], None] = lambda _: None,
     ) -> SourceChannel:
         endpoint = Endpoint(address, server_name, pin or self.target.pin, TARGET)
-        own = credentials or self.sources[index]
-        return SourceChannel(endpoint, own, max_vector_bytes=max_vector_bytes, settings=settings, observer=observer)
+        return SourceChannel(
+            endpoint,
+            credentials or self.sources[index],
+            max_vector_bytes=max_vector_bytes,
+            settings=settings,
+            observer=observer,
+            on_trouble=on_trouble,
+        )
 
     @asynccontextmanager
     async def connected(

@@ -1,0 +1,205 @@
+"""The state file of a process: what it says, that it costs no run, and that a process that is gone is known to be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from securefda.cli import main
+from securefda.errors import ConfigError, TrainingError
+from securefda.operations.state import ENDED, STATE_FILE, StateWriter, clock, find_states, read_state, state_file
+
+NOON = datetime(2026, 11, 21, 12, 0, 0).astimezone().timestamp()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def writer(folder: Path, clock: Clock | None = None) -> StateWriter:
+    return StateWriter(folder, "hospital-a", "source", clock or Clock())
+
+
+def test_a_reader_finds_what_the_process_said_last(tmp_path: Path) -> None:
+    time = Clock()
+    state = writer(tmp_path, time)
+    time.now += 60
+    state.set("training", round=5, rounds=30, run="ab" * 16, epsilon=1.2, epsilon_limit=3.0)
+    time.now += 60
+    state.know(retrying="cannot reach clinic:1: connection refused", retrying_until=NOON + 900)
+    found = read_state(tmp_path)
+    assert found == state.now
+    assert found is not None
+    assert (found.process, found.since, found.changed, found.is_running) == (os.getpid(), NOON + 60, NOON + 120, True)
+    assert found.lines(NOON + 120) == [
+        "source hospital-a: training, round 5 of 30, since 12:01:00",
+        "  cannot reach clinic:1: connection refused; retrying until 12:15",
+        "  privacy spent: ε 1.2 of 3",
+        f"  process {os.getpid()}, run {'ab' * 16}",
+    ]
+
+
+def test_a_shorter_list_of_those_awaited_is_the_same_wait(tmp_path: Path) -> None:
+    time = Clock()
+    state = writer(tmp_path, time)
+    state.set("join", waiting_for=["a", "b"])
+    time.now += 30
+    state.set("join", waiting_for=["b"])
+    assert (state.now.since, state.now.changed, state.now.waiting_for) == (NOON, NOON + 30, ("b",))
+    state.set("join", waiting_for=["b"], round=1)
+    assert state.now.since == NOON + 30
+
+
+def test_nothing_is_written_where_nothing_has_changed(tmp_path: Path) -> None:
+    state = writer(tmp_path)
+    state.set("training", round=1)
+    (tmp_path / STATE_FILE).unlink()
+    state.set("training", round=1)
+    state.know(error="")
+    assert not (tmp_path / STATE_FILE).exists()
+
+
+def test_a_state_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
+    state = writer(tmp_path / "missing")
+    state.set("training")
+    assert state.now.doing == "training"
+
+
+def test_a_reader_never_finds_half_a_state_nor_a_file_left_over(tmp_path: Path) -> None:
+    state = writer(tmp_path)
+    for number in range(20):
+        state.set("training", round=number)
+        found = read_state(tmp_path)
+        assert found is not None
+        assert found.round == number
+    assert [file.name for file in tmp_path.iterdir()] == [STATE_FILE]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (None, ""),
+        (KeyboardInterrupt(), "interrupted"),
+        (TrainingError("the loss is NaN"), "the loss is NaN"),
+        (ValueError("row 7 says 0.125"), "ValueError"),
+    ],
+    ids=["over", "interrupted", "own error", "other error"],
+)
+def test_the_end_says_how_it_came_and_shows_no_foreign_text(
+    tmp_path: Path, error: BaseException | None, text: str
+) -> None:
+    def run() -> None:
+        with state_file(tmp_path, site="clinic", role="target") as state:
+            state.know(retrying="cannot reach", retrying_until=NOON)
+            if error is not None:
+                raise error
+
+    if error is None:
+        run()
+    else:
+        with pytest.raises(type(error)):
+            run()
+    found = read_state(tmp_path)
+    assert found is not None
+    assert (found.doing, found.error, found.retrying, found.is_running) == (ENDED, text, "", False)
+    assert found.lines(found.changed)[0].endswith(text or "the run is over")
+
+
+def test_a_process_that_is_gone_is_known_to_be(tmp_path: Path) -> None:
+    script = "import sys; from pathlib import Path; from securefda.operations.state import *; " + (
+        "StateWriter(Path(sys.argv[1]), 'hospital-a', 'source').set('training', round=2); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE) as process:
+        while (state := read_state(tmp_path)) is None or state.round != 2:
+            assert process.poll() is None
+        assert state.is_running is True
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and its parent has not yet looked at it
+        assert state.is_running is False
+        process.wait()
+        assert state.is_running is False
+    gone = f"source hospital-a: its process {process.pid} is gone without a word; last it was training, round 2"
+    assert state.lines(state.changed) == [gone]
+
+
+def test_another_process_with_the_same_id_is_not_taken_for_it(tmp_path: Path) -> None:
+    state = writer(tmp_path).now
+    assert replace(state, started="another boot 1").is_running is False
+    assert replace(state, started="").is_running is True  # a system that does not say when a process started
+
+
+def test_what_cannot_be_seen_from_here_is_not_claimed(tmp_path: Path) -> None:
+    state = replace(writer(tmp_path).now, host="elsewhere")
+    assert state.is_running is None
+    assert "whether it still runs can be seen on elsewhere alone" in "\n".join(state.lines(NOON))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda fields: b"{", "is not JSON"),
+        (lambda fields: b"[]", "is not as a process writes it"),
+        (lambda fields: json.dumps(fields | {"schema_version": 99}).encode(), "is of version 99"),
+        (lambda fields: json.dumps(fields | {"process": "all"}).encode(), "process is not as a process writes it"),
+        (lambda fields: json.dumps(fields | {"role": "witness"}).encode(), "role is not as a process writes it"),
+        (lambda fields: b"[" * 100_000, "nested"),
+        (lambda fields: b" " * (5 << 20), "larger than"),
+    ],
+    ids=["torn", "list", "version", "type", "role", "deep", "large"],
+)
+def test_a_damaged_state_is_one_clear_line(tmp_path: Path, change: Any, text: str) -> None:
+    writer(tmp_path)
+    file = tmp_path / STATE_FILE
+    file.write_bytes(change(json.loads(file.read_text())))
+    with pytest.raises(ConfigError, match=text):
+        read_state(tmp_path)
+
+
+def test_a_run_folder_has_the_states_of_all_its_sites(tmp_path: Path) -> None:
+    for folder, site in (
+        (tmp_path, "clinic"),
+        (tmp_path / "sites" / "b", "b"),
+        (tmp_path / "sites" / "a", "a"),
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        StateWriter(folder, site, "source")
+    (tmp_path / "sites" / "quiet").mkdir()
+    assert [state.site for _, state in find_states(tmp_path, {})] == ["clinic", "a", "b"]
+
+
+def test_status_finds_a_process_by_its_settings_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = tmp_path / "source.toml"
+    settings.write_text('[source]\nkit = "kit"\nout = "here"\n[task]\nfactory = "securefda.tasks.digits:Digits"\n')
+    (tmp_path / "here").mkdir()
+    assert main(["status", str(settings)]) == 4
+    assert f"would be in {tmp_path / 'here'}" in capsys.readouterr().err
+    writer(tmp_path / "here").set("training\x1b[2J", round=3)
+    assert main(["status", str(settings)]) == 0
+    assert "source hospital-a: training?[2J, round 3, since" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["", "missing"])
+def test_status_of_a_place_without_a_process_says_where_to_look(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    assert main(["status", str(tmp_path / place)]) == 4
+    assert "hint: name the run folder of a process, its startup kit or its settings file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "12:00:00"), (599, "12:09:59"), (3600, "13:00"), (86400, "2026-11-22 12:00")]
+)
+def test_a_time_says_as_much_as_it_must(seconds: float, text: str) -> None:
+    assert clock(NOON + seconds, NOON) == text
