@@ -121,9 +121,19 @@ class SiteReader:
         self._lines: dict[Path, _Lines] = {}
         self._log: _Log | None = None
         self._whole = _Whole()
+        self._last: Seen | None = None
 
     def look(self) -> Seen:
-        """Read what is new. Whatever is wrong with a file is one of the problems: nothing is raised for it."""
+        """Read what is new. Whatever is wrong with a file is one of the problems: nothing is raised for it.
+
+        Where nothing has changed, the same object as before is returned.
+        """
+        seen = self._seen()
+        if self._last is None or seen != self._last:
+            self._last = seen
+        return self._last
+
+    def _seen(self) -> Seen:
         self._problems = []
         with self._noting():
             self._place = find_place(self._asked)
@@ -304,6 +314,7 @@ class _Log:
         self.folder, self._clock = folder, clock
         self._asked_at, self._is_written = -_ASK_AGAIN_S, False
         self._log: LogFolder | None = None
+        self._shown: tuple[object, LogSeen] | None = None
 
     def _begin(self, log: LogFolder) -> None:
         self._log, self._reader = log, PartyReader(log.party)
@@ -333,16 +344,22 @@ class _Log:
         return entry is not None and hashlib.sha256(entry).digest() == self._digest
 
     def seen(self, others: int) -> LogSeen | None:
-        """What was read so far; None before the first record. Raises AuditError."""
+        """What was read so far; None before the first record. Where nothing is new, the same. Raises AuditError."""
         if self._log is None or self._last is None:
             return None
+        state = (self._log, self._count, self._digest, others, self._being_written())
+        if self._shown is None or self._shown[0] != state:
+            self._shown = (state, self._made(self._log, self._last, others))
+        return self._shown[1]
+
+    def _made(self, log: LogFolder, last: Record, others: int) -> LogSeen:
         return LogSeen(
             folder=self.folder,
-            run=self._log.run,
+            run=log.run,
             tables=self._reader.tables(),
             heard=dict(self._heard),
-            last=self._last,
-            being_written=self._being_written(),
+            last=last,
+            being_written=self._is_written,
             others=others,
         )
 
