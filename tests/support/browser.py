@@ -22,6 +22,7 @@ WIDE, NARROW = 1280, 390
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe"),
+    "--disable-dev-shm-usage",  # containers have little of it
 )
 
 # Chromium reads commands from descriptor 3 and answers on 4.
