@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from securefda.audit.keys import keys_of_kit
 from securefda.errors import ConfigError
-from securefda.operations.run_folder import METRICS_FILE, MODEL_FILE, REFUSED_FOLDER, SITES_FOLDER, SUMMARY_FILE
+from securefda.operations.run_folder import METRICS_FILE, MODEL_FILE, SITES_FOLDER, SUMMARY_FILE
+from securefda.operations.state import STATE_FILE, read_state
 from securefda.parse import json_value
 from securefda.settings import read_toml
 from securefda.site.kit import KIT_FILE, LOCAL, SETTINGS_FILE, STARTUP
@@ -16,7 +18,8 @@ from securefda.site.kit import KIT_FILE, LOCAL, SETTINGS_FILE, STARTUP
 Role = Literal["target", "source", ""]
 
 _KITS: Final = "kits"
-_STATE: Final = "state.sqlite"
+_OF_A_RUN: Final = {METRICS_FILE, MODEL_FILE, STATE_FILE, SITES_FOLDER, SUMMARY_FILE, "kits", "state.sqlite"}
+"""What only a run folder has."""
 _DEFAULT_OUT: Final = "run"
 _SETTINGS: Final[tuple[tuple[str, Role], ...]] = (("aggregator.toml", "target"), ("source.toml", "source"))
 _TABLES: Final = ("aggregator", "source")
@@ -101,17 +104,16 @@ def _of_run(asked: Path, folder: Path) -> Place:
         place = _of_kit(asked, folder.parent.parent)
         return Place(asked, folder, place.role, place.site, place.kit, place.settings)
     names = {file.name for file in folder.iterdir()}
+    with suppress(ConfigError):  # that it is damaged is for its reader to say
+        if (state := read_state(folder)) is not None:
+            return Place(asked, folder, state.role, state.site)
+    if names and not names & _OF_A_RUN:
+        kits = sorted(file.parent.parent for file in folder.glob(f"*/{STARTUP}/{KIT_FILE}"))
+        hint = f"it holds kits: name the one of a site, {asked / kits[0].name}" if kits else _HINT
+        raise ConfigError(str(asked), "is no run folder and no startup kit", hint=hint)
     if names & {SUMMARY_FILE, MODEL_FILE, SITES_FOLDER}:
         return Place(asked, folder, "target")
-    if REFUSED_FOLDER in names or any(name.startswith(f"{_STATE}.") for name in names):
-        return Place(asked, folder, "source")
-    if METRICS_FILE in names:
-        return Place(asked, folder, _role_in(folder / METRICS_FILE))
-    if not names or names & {_STATE, _KITS}:
-        return Place(asked, folder)
-    kits = sorted(file.parent.parent for file in folder.glob(f"*/{STARTUP}/{KIT_FILE}"))
-    hint = f"it holds kits: name the one of a site, {asked / kits[0].name}" if kits else _HINT
-    raise ConfigError(str(asked), "is no run folder and no startup kit", hint=hint)
+    return Place(asked, folder, _role_in(folder / METRICS_FILE) if METRICS_FILE in names else "")
 
 
 def _role_in(metrics: Path) -> Role:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, cast
 from pydantic import TypeAdapter
 
 from securefda.audit.keys import Keys, keys_of_kit
-from securefda.audit.reading import LogFolder, being_written, find_logs, open_log
+from securefda.audit.reading import LogFolder, find_logs, open_log
 from securefda.audit.records import Record
 from securefda.audit.report.party_tables import PartyReader, PartyTables
 from securefda.audit.store import CHECKPOINT, TAIL
@@ -25,6 +25,7 @@ from securefda.disk import read_file
 from securefda.errors import SecureFdaError
 from securefda.operations.records import RoundLine, SiteLine
 from securefda.operations.run_folder import METRICS_FILE, ROUND, SITE, SITES_FOLDER, SUMMARY, SUMMARY_FILE, read_object
+from securefda.operations.state import STATE_FILE, ProcessState, read_state
 from securefda.settings import read_toml
 from securefda.site.authority import CA_FILE
 from securefda.site.kit import KIT_FILE, LOCAL, POLICY_FILE, ROSTER_FILE, STARTUP
@@ -33,8 +34,6 @@ from securefda.site.policy.signed import read_signed_policy
 
 _Read = TypeVar("_Read")
 _AUDIT: Final = "audit"
-_ASK_AGAIN_S: Final = 10.0
-"""To ask whether a log is being written takes its lock for a moment, which its writer may want just then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,6 @@ class LogSeen:
         tables: its records as tables.
         heard: site id -> time of the last message that came from it.
         last: the last record.
-        being_written: whether a process has it open; None where nothing says so.
         others: how many other logs the kit has.
     """
 
@@ -73,7 +71,6 @@ class LogSeen:
     tables: PartyTables
     heard: Mapping[str, str]
     last: Record
-    being_written: bool | None
     others: int
 
 
@@ -91,6 +88,8 @@ class Seen:
         planned: rounds that the run is to have; 0 where nothing says it.
         log: None where there is none.
         policy: of a source; None where there is none.
+        process: what the site's process says of itself; None where none ever did here.
+        running: whether that process is still there; None where this machine cannot say.
         problems: what could not be read and why, one line each.
     """
 
@@ -103,6 +102,8 @@ class Seen:
     planned: int = 0
     log: LogSeen | None = None
     policy: PolicySeen | None = None
+    process: ProcessState | None = None
+    running: bool | None = None
     problems: tuple[str, ...] = ()
 
 
@@ -111,11 +112,10 @@ class SiteReader:
 
     Args:
         asked: the folder that the user named.
-        clock: seconds that only grow.
     """
 
-    def __init__(self, asked: Path, clock: Callable[[], float]) -> None:
-        self._asked, self._clock = asked, clock
+    def __init__(self, asked: Path) -> None:
+        self._asked = asked
         self._place = Place(asked, asked)
         self._problems: list[str] = []
         self._lines: dict[Path, _Lines] = {}
@@ -138,7 +138,7 @@ class SiteReader:
         with self._noting():
             self._place = find_place(self._asked)
         place = self._place
-        keys = self._keys(place)
+        keys, process = self._keys(place), self._process(place)
         summary = self._summary(place) if place.role != "source" else None
         rounds: tuple[RoundLine, ...] = ()
         own: tuple[SiteLine, ...] = ()
@@ -157,9 +157,11 @@ class SiteReader:
             own=own,
             sites=sites,
             summary=summary,
-            planned=self._planned(place, summary),
-            log=self._log_of(place, str((summary or {}).get("run_id", ""))),
+            planned=process.rounds if process is not None and process.rounds else self._planned(place, summary),
+            log=self._log_of(place, process, str((summary or {}).get("run_id", ""))),
             policy=self._policy(place, keys) if place.role == "source" and keys is not None else None,
+            process=process,
+            running=None if process is None else process.is_running,
             problems=tuple(dict.fromkeys(self._problems)),
         )
 
@@ -180,6 +182,11 @@ class SiteReader:
         with self._noting():
             files = [kit / STARTUP / name for name in (CA_FILE, KIT_FILE, ROSTER_FILE)]
             return self._whole.once("keys", files, lambda: keys_of_kit(kit))
+        return None
+
+    def _process(self, place: Place) -> ProcessState | None:
+        with self._noting():
+            return self._whole.once("process", [place.run / STATE_FILE], lambda: read_state(place.run))
         return None
 
     def _summary(self, place: Place) -> Mapping[str, Any] | None:
@@ -229,8 +236,9 @@ class SiteReader:
             return self._whole.once("policy", [file, file.with_suffix(".sig")], read)
         return None
 
-    def _log_of(self, place: Place, run: str) -> LogSeen | None:
-        """The log of the run that the summary names, else the one of the kit that was written last."""
+    def _log_of(self, place: Place, process: ProcessState | None, ended: str) -> LogSeen | None:
+        """The log of the run that the process or the summary names, else the one of the kit that was written last."""
+        run = process.run if process is not None and process.run else ended
         root = None if place.kit is None else place.kit / LOCAL / _AUDIT
         if root is None or not root.is_dir():
             return None
@@ -240,7 +248,7 @@ class SiteReader:
                 return None
             chosen = root / run if run and root / run in folders else max(folders, key=_written)
             if self._log is None or self._log.folder != chosen:
-                self._log = _Log(chosen, self._clock)
+                self._log = _Log(chosen)
             with self._noting():
                 self._log.catch_up()
             return self._log.seen(len(folders) - 1)
@@ -310,9 +318,8 @@ class _Lines:
 class _Log:
     """A log that grows."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
-        self.folder, self._clock = folder, clock
-        self._asked_at, self._is_written = -_ASK_AGAIN_S, False
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._log: LogFolder | None = None
         self._shown: tuple[object, LogSeen] | None = None
 
@@ -344,27 +351,20 @@ class _Log:
         return entry is not None and hashlib.sha256(entry).digest() == self._digest
 
     def seen(self, others: int) -> LogSeen | None:
-        """What was read so far; None before the first record. Where nothing is new, the same. Raises AuditError."""
+        """What was read so far, beside so many other logs; None before the first record. Where nothing is new, the
+        same object.
+        """
         if self._log is None or self._last is None:
             return None
-        state = (self._log, self._count, self._digest, others, self._being_written())
+        state = (self._log, self._count, self._digest, others)
         if self._shown is None or self._shown[0] != state:
-            self._shown = (state, self._made(self._log, self._last, others))
+            seen = LogSeen(
+                folder=self.folder,
+                run=self._log.run,
+                tables=self._reader.tables(),
+                heard=dict(self._heard),
+                last=self._last,
+                others=others,
+            )
+            self._shown = (state, seen)
         return self._shown[1]
-
-    def _made(self, log: LogFolder, last: Record, others: int) -> LogSeen:
-        return LogSeen(
-            folder=self.folder,
-            run=log.run,
-            tables=self._reader.tables(),
-            heard=dict(self._heard),
-            last=last,
-            being_written=self._is_written,
-            others=others,
-        )
-
-    def _being_written(self) -> bool:
-        now = self._clock()
-        if now - self._asked_at >= _ASK_AGAIN_S:
-            self._asked_at, self._is_written = now, being_written(self.folder)
-        return self._is_written

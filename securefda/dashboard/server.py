@@ -139,7 +139,7 @@ def make_app(folder: Path, token: str, port: int, ended: Callable[[], bool] = la
         port: that the Host header must name.
         ended: whether the server is about to stop, so that open streams end.
     """
-    watcher = Watcher(SiteReader(folder, time.monotonic))
+    watcher = Watcher(SiteReader(folder))
     streams = 0
 
     async def page(_: Request) -> Response:

@@ -23,14 +23,13 @@ from securefda.dashboard.parts import (
     Words,
 )
 from securefda.dashboard.reading import LogSeen, PolicySeen, Seen
+from securefda.dashboard.standing import standing
 from securefda.dashboard.words import incident_lines, left_text, log_facts, problem_section, spent_text
 from securefda.operations.records import SiteLine
 from securefda.operations.report import human_bytes
 from securefda.text import counted, names
 
 MOST_ROWS: Final = 50
-_TRAINS: Final = {"Header": "trains", "ledger-updated": "trains with noise"}
-"""Of a record after which the site trains: in words."""
 
 
 def source_page(seen: Seen) -> Page:
@@ -53,29 +52,17 @@ def source_page(seen: Seen) -> Page:
 
 def source_state(seen: Seen) -> State:
     """Where the site stands, and whom it waits for."""
-    log, target = seen.log, _target(seen)
-    if log is not None:
-        return _state_of(log, target, _done(seen))
-    if seen.own:
-        return State("waiting", "No end yet", f"{_done(seen)} No audit log here says whether a process is at work.")
-    return State("none", "Not begun", f"Nothing has left this site: it has not joined a run of {target} yet.")
-
-
-def _state_of(log: LogSeen, target: str, done: str) -> State:
-    entry, since = log.last.entry, f"since {time_text(log.last.time)} UTC"
-    if entry.type == "run-ended":
+    if seen.process is not None:
+        return standing(seen.process, seen.running, _done(seen))
+    if seen.log is not None and (entry := seen.log.last.entry).type == "run-ended":
         outcome, rounds = entry.facts["outcome"], counted(cast(int, entry.facts["rounds"]), "round")
         if outcome == "completed":
             return State("done", "Finished", f"The run is completed: {rounds} with a result.")
         return State("failed", "Ended", f"The run ended: {outcome}, {rounds} with a result.")
-    if not log.being_written:
-        text = f"No process of this site is at work, and the run has no end. {done}"
-        return State("failed", "Stopped", text, "Start the process again: the site joins the run again.")
-    if entry.round and entry.direction != "sent":
-        what = _TRAINS.get(entry.type, "takes part in the session")
-        return State("going", "At work", f"Round {entry.round}: this site {what}, {since}. {done}")
-    where = f"Round {entry.round}: this" if entry.round else "This"
-    return State("waiting", "Waiting", f"{where} site waits for {target}, {since}. {done}")
+    if seen.log is not None or seen.own:
+        return State("waiting", "No end yet", f"Nothing here says whether a process is at work. {_done(seen)}")
+    text = f"No process of this site has started here, and nothing has left for {_target(seen)}."
+    return State("none", "Not begun", text)
 
 
 def _target(seen: Seen) -> str:

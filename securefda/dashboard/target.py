@@ -23,11 +23,13 @@ from securefda.dashboard.parts import (
     Tone,
 )
 from securefda.dashboard.reading import Seen
+from securefda.dashboard.standing import standing
 from securefda.dashboard.words import incident_lines, log_facts, problem_section
 from securefda.dashboard.words import spent_text as up
 from securefda.operations.records import REPORTED_ROUNDS, RoundLine
 from securefda.operations.report import human_bytes, seen_rows
 from securefda.operations.run_folder import REPORT_FILE
+from securefda.operations.state import ENDED, ProcessState
 from securefda.operations.summary_text import percent, spent_text
 from securefda.text import names
 
@@ -60,25 +62,26 @@ def target_state(seen: Seen) -> State:
     count = f"{len(done)} of {planned} rounds" if planned else f"{len(done)} {'round' if len(done) == 1 else 'rounds'}"
     lost = len(seen.rounds) - len(done)
     text = f"{count}{f', {lost} lost' if lost else ''}."
-    log = seen.log
-    is_written = log is not None and bool(log.being_written)
     summary = seen.summary
-    if summary is not None and not is_written:
+    if seen.process is not None:
+        ended_well = seen.process.doing == ENDED and not seen.process.error
+        state = standing(seen.process, seen.running, text)
+        if summary is None or seen.process.doing != ENDED or not (ended_well or _same_error(summary, seen.process)):
+            return state
         return _ended(summary, text)
-    if log is not None and is_written:
-        missing = [site for site in _source_ids(seen) if site not in log.heard]
-        if missing and not seen.rounds:
-            return State(
-                "waiting",
-                "Waiting",
-                f"{names(missing)} {'has' if len(missing) == 1 else 'have'} not joined yet. {text}",
-            )
-        return State("going", "Running", text)
-    if log is None and seen.rounds:
-        return State("waiting", "No end yet", f"No audit log here says whether a process is at work. {text}")
-    if log is not None:
-        hint = "Start the process again: it goes on after the last finished round."
-        return State("failed", "Stopped", f"No process writes this run now, and it has no end. {text}", hint)
+    return _state_without_process(seen, text)
+
+
+def _same_error(summary: Mapping[str, Any], process: ProcessState) -> bool:
+    return bool((summary.get("error") or {}).get("message") == process.error)
+
+
+def _state_without_process(seen: Seen, text: str) -> State:
+    """Where a run stands whose process has said nothing of itself here: a simulated one, or a copy."""
+    if seen.summary is not None:
+        return _ended(seen.summary, text)
+    if seen.rounds or seen.log is not None:
+        return State("waiting", "No end yet", f"Nothing here says whether a process is at work. {text}")
     return State("none", "Not begun", "No round has begun here yet. This page shows the run as soon as it does.")
 
 
@@ -130,7 +133,7 @@ def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
     if seconds := [sum(line.get("seconds", {}).values()) for line in _finished(rounds)]:
         tiles.append((f"{median(seconds):.2f} s", "per round, median", ""))
     if spent := _points(rounds, "target_epsilon"):
-        limit = ((seen.summary or {}).get("target_privacy") or {}).get("limit")
+        limit = _limit(seen)
         tiles.append((up(spent[-1][1]), "ε spent of the target's rows", f"limit {limit:g}" if limit else ""))
     return tiles
 
@@ -151,11 +154,19 @@ def _charts(seen: Seen) -> list[Chart]:
         caption = "Mean by rows. The β of a single source stays at that source."
         charts.append(Chart("Mean β", caption, [Series("mean β", mean)]))
     if spent := _points(rounds, "target_epsilon"):
-        limit = ((seen.summary or {}).get("target_privacy") or {}).get("limit")
+        limit = _limit(seen)
         caption = "What the target's rows have cost, over all rounds and runs that their ledger knows."
-        line = ("limit", float(limit)) if limit else None
+        line = ("limit", limit) if limit else None
         charts.append(Chart("ε of the target's rows", caption, [Series("ε spent", spent)], limit=line))
     return charts
+
+
+def _limit(seen: Seen) -> float | None:
+    """What the target's rows may cost, where it trains with noise."""
+    if seen.process is not None and seen.process.epsilon_limit is not None:
+        return seen.process.epsilon_limit
+    limit = ((seen.summary or {}).get("target_privacy") or {}).get("limit")
+    return float(limit) if isinstance(limit, int | float) else None
 
 
 def _betas(seen: Seen) -> list[Series]:
@@ -187,11 +198,13 @@ def _sources(seen: Seen) -> Section:
         up.update(line.get("bytes_up", {}))
         down.update(line.get("bytes_down", {}))
     rows = []
+    awaited = seen.process.waiting_for if seen.process is not None and seen.running else ()
     for site in sources[:_MOST_SOURCES]:
         heard = seen.log.heard.get(site, "") if seen.log is not None else ""
         rows.append(
             (
                 site,
+                "awaited" if site in awaited else "–",
                 _part_in(last, site),
                 f"{time_text(heard)}" if heard else "not yet" if seen.log is not None else "–",
                 last.get("levels", {}).get(site, "–"),
@@ -200,10 +213,10 @@ def _sources(seen: Seen) -> Section:
                 human_bytes(down[site]),
             )
         )
-    head = ("source", "last round", "last heard (UTC)", "visibility", "rounds", "received", "sent")
+    head = ("source", "now", "last round", "last heard (UTC)", "visibility", "rounds", "received", "sent")
     more = len(sources) - _MOST_SOURCES
     note = f"And {more} more sources, which metrics.jsonl lists." if more > 0 else ""
-    table = Table("Sources", head, rows, frozenset({4, 5, 6}))
+    table = Table("Sources", head, rows, frozenset({5, 6, 7}))
     return Section("sources", "Sources", [table] if rows else [], note)
 
 

@@ -63,6 +63,15 @@ def test_a_summary_that_cannot_be_read_is_a_problem(target: Site, text: str) -> 
     assert shown.tiles()["last round" if "round of 12" not in shown.tiles() else "round of 12"] == "1"
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 99}', '{"schema_version": 1}'])
+def test_a_process_that_cannot_be_read_is_a_problem(target: Site, text: str) -> None:
+    target.target_round(1)
+    (target.run / "status.json").write_text(text)
+    shown = Pages(target.kit).look()
+    assert any("status.json" in problem for problem in shown.lines("problems"))
+    assert shown.state.word == "No end yet"
+
+
 def _log_folder(site: Site) -> Path:
     return site.kit / "local" / "audit" / RUN
 
@@ -142,7 +151,7 @@ def test_every_text_of_a_file_is_escaped(target: Site, text: str) -> None:
 
 def test_nothing_secret_is_opened(source: Site, target: Site) -> None:
     """Keys, state, ledgers and models stay closed; so do files of other sites."""
-    with source.log() as append:
+    with source.log() as append, source.process():
         source.update_left(append, 1, epsilon=1.0)
         source.source_round(1)
     (source.kit / "local" / "ledgers").mkdir()
@@ -166,6 +175,6 @@ def test_nothing_secret_is_opened(source: Site, target: Site) -> None:
     assert source.kit / "startup" / "roster.json" in of_kits
     assert {file.name for file in of_kits} <= {
         *("kit.json", "roster.json", "ca.pem", "policy.toml", "policy.sig", "settings.toml"),
-        *("metrics.jsonl", "tail", "lock", "checkpoint", "000"),
+        *("metrics.jsonl", "status.json", "tail", "checkpoint", "000"),
     }
     assert all(source.kit in file.parents for file in of_kits)

@@ -61,6 +61,15 @@ def test_a_run_folder_by_itself_is_known_by_its_rounds(tmp_path: Path, target: S
     assert find_place(tmp_path / "copy").role == role
 
 
+@pytest.mark.parametrize("name", [TARGET, SOURCES[0]])
+def test_a_run_folder_by_itself_is_known_by_its_process(kits: Path, tmp_path: Path, name: str) -> None:
+    site = Site(kits, name)
+    with site.process():
+        shutil.copytree(site.run, tmp_path / "copy")
+    place = find_place(tmp_path / "copy")
+    assert (place.role, place.site) == ("target" if name == TARGET else "source", name)
+
+
 @pytest.mark.parametrize("make", ["nothing", "empty"])
 def test_a_folder_may_become_a_run_folder(tmp_path: Path, make: str) -> None:
     if make == "empty":

@@ -13,27 +13,27 @@ from securefda.cli import main
 def test_before_it_joins_nothing_has_left(source: Site) -> None:
     shown = Pages(source.kit).look()
     assert shown.state.word == "Not begun"
-    assert "has not joined a run of clinic" in shown.state.text
+    assert shown.state.text == "No process of this site has started here, and nothing has left for clinic."
     assert shown.lines("left") == ["No audit log here, so this page cannot say what left."]
 
 
 def test_a_source_that_joined_waits_for_the_target(source: Site) -> None:
-    pages = Pages(source.kit)
-    with source.log() as append:
+    with source.log() as append, source.process() as state:
         append("sent", "Join")
-        shown = pages.look()
+        state.set("waiting for a round", waiting_for=["clinic"])
+        shown = Pages(source.kit).look()
     assert shown.state.word == "Waiting"
-    assert shown.state.text.startswith("This site waits for clinic, since 2026-11-21 12:00:02 UTC.")
+    assert shown.state.text.startswith("Waiting for a round, since ")
+    assert shown.state.text.endswith("Waiting for clinic. 0 rounds with a result so far.")
     assert shown.lines("left") == ["Nothing that discloses anything has left yet."]
 
 
 def test_a_source_that_trains_waits_for_nobody(source: Site) -> None:
-    pages = Pages(source.kit)
-    with source.log() as append:
-        append("received", "Header", 1)
-        shown = pages.look()
-    assert (shown.state.tone, shown.state.word) == ("going", "At work")
-    assert shown.state.text.startswith("Round 1: this site trains")
+    with source.process() as state:
+        state.set("training", round=1)
+        shown = Pages(source.kit).look()
+    assert (shown.state.tone, shown.state.word) == ("going", "Running")
+    assert shown.state.text.startswith("Training, round 1, since ")
 
 
 def test_what_left_is_said_with_visibility_and_receiver(source: Site) -> None:
@@ -46,7 +46,7 @@ def test_what_left_is_said_with_visibility_and_receiver(source: Site) -> None:
     assert shown.rows("left") == [("update", "clinic", "sum: as a term of one sum over at least 3 sources", "2", "2")]
     assert shown.tiles()["updates left this site"] == "2"
     assert shown.rows("rounds")[0][:6] == ("2", "sum", "fedgp_auto", "0.25", "239", "1.500")
-    assert shown.state.word == "At work"
+    assert shown.state.word == "No end yet"
 
 
 def test_epsilon_stands_beside_its_limit_and_is_rounded_up(source: Site) -> None:
@@ -119,9 +119,9 @@ def test_how_the_run_ended_is_said(source: Site, outcome: str, word: str) -> Non
 
 
 def test_a_killed_source_is_called_stopped(source: Site) -> None:
-    with source.log() as append:
-        append("received", "Header", 1)
-    assert Pages(source.kit).look().state.word == "Stopped"
+    source.kill()
+    shown = Pages(source.kit).look()
+    assert (shown.state.word, shown.state.hint) == ("Stopped", "Start the process again: the site joins the run again.")
 
 
 def test_refused_headers_are_listed(source: Site) -> None:

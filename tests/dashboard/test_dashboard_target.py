@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from watched_sites import RUN, SOURCES, Pages, Site
+
+from securefda.dashboard.reading import SiteReader
+from securefda.errors import ConfigError, QuorumLost, SecureFdaError
+from securefda.operations.state import STATE_FILE
 
 
 def test_before_the_run_nothing_is_claimed(target: Site) -> None:
@@ -18,25 +24,31 @@ def test_before_the_run_nothing_is_claimed(target: Site) -> None:
 
 
 def test_while_sources_are_missing_it_names_them(target: Site) -> None:
-    pages = Pages(target.kit)
-    with target.log() as append:
+    with target.log() as append, target.process() as state:
         append("received", "Join", peer="hospital-a")
-        shown = pages.look()
+        state.set("waiting for sources", waiting_for=["hospital-b", "hospital-c"], run=RUN)
+        shown = Pages(target.kit).look()
     assert (shown.state.tone, shown.state.word) == ("waiting", "Waiting")
-    assert shown.state.text == "hospital-b, hospital-c have not joined yet. 0 of 12 rounds."
-    assert {row[0]: row[2] for row in shown.rows("sources")}["hospital-b"] == "not yet"
+    assert "Waiting for hospital-b, hospital-c. 0 of 12 rounds." in shown.state.text
+    assert [row[:4] for row in shown.rows("sources")] == [
+        ("hospital-a", "–", "–", "2026-11-21 12:00:02"),
+        ("hospital-b", "awaited", "–", "not yet"),
+        ("hospital-c", "awaited", "–", "not yet"),
+    ]
     assert shown.lines("alarms") == ["None: no check failed, no site refused a round or ended a session."]
 
 
 def test_a_running_run_has_its_figures_charts_and_phases(target: Site) -> None:
-    pages = Pages(target.kit)
-    with target.log() as append:
+    with target.log() as append, target.process() as state:
         for site in SOURCES:
             append("received", "Join", peer=site)
         for number in (1, 2, 3):
             target.target_round(number)
-        shown = pages.look()
-    assert (shown.state.tone, shown.state.text) == ("going", "3 of 12 rounds.")
+        state.set("training", waiting_for=SOURCES, round=4, rounds=12, run=RUN)
+        shown = Pages(target.kit).look()
+    assert (shown.state.tone, shown.state.word) == ("going", "Running")
+    assert shown.state.text.startswith("Training, round 4 of 12, since ")
+    assert shown.state.text.endswith("Waiting for hospital-a, hospital-b, hospital-c. 3 of 12 rounds.")
     assert shown.tiles() == {
         "round of 12": "3",
         "target accuracy": "53.0 %",
@@ -50,15 +62,36 @@ def test_a_running_run_has_its_figures_charts_and_phases(target: Site) -> None:
     assert headings == ["Target accuracy", "Target loss", "Mean β"]
     assert ("training and R0 advertise", "0.250", "0.250", "83 %") in shown.rows("phases")
     assert [row[0] for row in shown.rows("rounds")] == ["3", "2", "1"]
-    assert shown.rows("sources")[0][1:] == ("counted", "2026-11-21 12:00:02", "sum", "3", "6.0 KiB", "12.0 KiB")
+    assert shown.rows("sources")[0][1:] == (
+        *("awaited", "counted", "2026-11-21 12:00:02", "sum", "3", "6.0 KiB", "12.0 KiB"),
+    )
+
+
+def test_what_it_tries_again_and_its_last_error_are_said(target: Site) -> None:
+    with target.process() as state:
+        state.set("training", waiting_for=["hospital-a"], round=4, rounds=12, error="round 3 was lost")
+        state.know(retrying="cannot reach x: connection refused", retrying_until=1_795_500_000.0)
+        shown = Pages(target.kit).look()
+    assert shown.state.word == "Waiting"
+    assert "Cannot reach x: connection refused; it tries until 2026-11-24 06:00:00 UTC." in shown.state.text
+    assert shown.state.hint == "Last error: round 3 was lost"
 
 
 def test_every_look_shows_what_was_added(target: Site) -> None:
     pages = Pages(target.kit)
-    with target.log():
-        for number in range(1, 6):
-            target.target_round(number)
-            assert pages.look().tiles()["round of 12"] == str(number)
+    for number in range(1, 6):
+        target.target_round(number)
+        assert pages.look().tiles()["round of 12"] == str(number)
+
+
+def test_where_nothing_has_changed_nothing_is_made_anew(target: Site) -> None:
+    reader = SiteReader(target.kit)
+    with target.log() as append, target.process():
+        target.target_round(1)
+        first = reader.look()
+        assert reader.look() is first
+        append("received", "Join", peer="hospital-a")
+        assert reader.look() is not first
 
 
 def test_each_sources_beta_is_shown_where_their_own_records_are(target: Site, source: Site, tmp_path: Path) -> None:
@@ -72,19 +105,31 @@ def test_each_sources_beta_is_shown_where_their_own_records_are(target: Site, so
 
 
 def test_a_killed_process_is_not_called_running(target: Site) -> None:
-    with target.log():
-        target.target_round(1)
+    target.target_round(1)
+    target.kill()
     shown = Pages(target.kit).look()
     assert (shown.state.tone, shown.state.word) == ("failed", "Stopped")
-    assert "1 of 12 rounds" in shown.state.text
+    assert shown.state.text == (
+        "The process is gone without a word; last it was training, round 2 of 12. 1 of 12 rounds."
+    )
+    assert "awaited" not in {row[1] for row in shown.rows("sources")}
 
 
-def test_without_a_log_nothing_is_said_of_the_process(target: Site, tmp_path: Path) -> None:
+def test_a_process_on_another_machine_is_not_judged(target: Site) -> None:
+    target.kill()
+    file = target.run / STATE_FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"host": "elsewhere"}))
+    shown = Pages(target.kit).look()
+    assert shown.state.word == "Last known"
+    assert "can be seen on elsewhere alone" in shown.state.text
+
+
+def test_without_a_process_nothing_is_said_of_it(target: Site, tmp_path: Path) -> None:
     target.target_round(1)
     copy = shutil.copytree(target.run, tmp_path / "copy")
     shown = Pages(copy).look()
     assert shown.state.word == "No end yet"
-    assert "No audit log here" in shown.state.text
+    assert "Nothing here says whether a process is at work" in shown.state.text
 
 
 @pytest.mark.parametrize(
@@ -100,18 +145,47 @@ def test_how_a_run_ended_is_said(target: Site, status: str, tone: str, word: str
     assert shown.facts("about")["Run"] == RUN
 
 
+@pytest.mark.parametrize(
+    ("error", "word", "said"),
+    [
+        (None, "Finished", "1 of 12 rounds."),
+        (QuorumLost("R2", 3, ["a"], ["b"], hint="start b"), "Failed", "R2: 1 of at least 3 sources; missing: b"),
+        (KeyboardInterrupt(), "Interrupted", "1 of 12 rounds."),
+    ],
+)
+def test_a_process_that_ended_says_how(target: Site, error: BaseException | None, word: str, said: str) -> None:
+    target.target_round(1)
+    with suppress(QuorumLost, KeyboardInterrupt), target.process() as state:
+        state.set("training", round=1, rounds=12)
+        if isinstance(error, SecureFdaError):
+            target.summary(1, status="failed", error=error)
+        if error is None:
+            target.summary(1)
+        else:
+            raise error
+    shown = Pages(target.kit).look()
+    assert shown.state.word == word
+    assert said in shown.state.text
+    assert shown.state.hint == ("start b" if word == "Failed" else shown.state.hint)
+
+
 def test_a_restarted_run_is_not_called_ended(target: Site) -> None:
     pages = Pages(target.kit)
     target.target_round(1)
-    with target.log() as append:
-        pass
     target.summary(1, status="interrupted")
     assert pages.look().state.word == "Interrupted"
-    with target.log() as append:
-        append("event", "restarted", facts={"lost_bytes": 0})
-        for site in SOURCES:
-            append("received", "Join", peer=site)
+    with target.process() as state:
+        state.set("training", waiting_for=SOURCES, round=2, rounds=12)
         assert pages.look().state.word == "Running"
+
+
+def test_an_error_of_a_restart_goes_before_the_summary_of_the_run_before(target: Site) -> None:
+    target.target_round(1)
+    target.summary(1, status="interrupted")
+    with suppress(ConfigError), target.process():
+        raise ConfigError("task.factory", "is gone")
+    shown = Pages(target.kit).look()
+    assert (shown.state.word, "task.factory: is gone" in shown.state.text) == ("Failed", True)
 
 
 def test_alarms_refusals_and_lost_rounds_are_listed(target: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from securefda.dashboard.reading import SiteReader
 from securefda.disk import read_file
 from securefda.operations.records import RoundLine, SiteLine, summarise
 from securefda.operations.run_folder import RunFolder, append_line
+from securefda.operations.state import STATE_FILE, StateWriter, state_file
 from securefda.site.authority import load_signing_key
 
 RUN, OTHER_RUN = "0123456789abcdef" * 2, "fedcba9876543210" * 2
@@ -72,6 +74,21 @@ class Site:
 
             yield append
 
+    @contextmanager
+    def process(self) -> Iterator[StateWriter]:
+        """A process that says what it does, as this one does, until the block ends."""
+        self.run.mkdir(parents=True, exist_ok=True)
+        with state_file(self.run, site=self.name, role="target" if self.name == TARGET else "source") as state:
+            yield state
+
+    def kill(self) -> None:
+        """Leave the state as a process leaves it that is killed: what it said last, and nobody there."""
+        with self.process() as state:
+            state.set("training", round=2, rounds=12, run=RUN)
+            kept = (self.run / STATE_FILE).read_bytes()
+        said = json.loads(kept) | {"started": "another time"}
+        (self.run / STATE_FILE).write_text(json.dumps(said))
+
     def target_round(self, number: int, **changes: Any) -> None:
         """A line of the aggregator's metrics."""
         line = RoundLine(
@@ -122,15 +139,13 @@ class Site:
 
 
 class Pages:
-    """What the page of one folder says, look after look; the clock goes on by as much as one asks."""
+    """What the page of one folder says, look after look."""
 
     def __init__(self, folder: Path) -> None:
-        self.time = 0.0
-        self.reader = SiteReader(folder, lambda: self.time)
+        self.reader = SiteReader(folder)
 
-    def look(self, after_s: float = 60.0) -> Shown:
+    def look(self) -> Shown:
         """The page now."""
-        self.time += after_s
         return Shown(page_of(self.reader.look()))
 
 

@@ -1,0 +1,54 @@
+"""Where a site stands, as its process itself says: what it does, in which round, whom it waits for, or how it ended."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from securefda.audit.report.words import moment_text
+from securefda.text import names
+from securefda.dashboard.parts import State
+from securefda.operations.state import ENDED, ProcessState, round_of
+
+_START_AGAIN: Final = {
+    "target": "Start the process again: it goes on after the last finished round.",
+    "source": "Start the process again: the site joins the run again.",
+}
+
+
+def standing(process: ProcessState, running: bool | None, rounds: str) -> State:
+    """The state of a process.
+
+    Args:
+        process: what it said last.
+        running: whether it is still there; None where this machine cannot say.
+        rounds: how many rounds there are so far, a sentence.
+    """
+    place = f", round {round_of(process.round, process.rounds)}" if process.round else ""
+    if process.doing == ENDED:
+        when = f"The process ended at {_utc(process.changed)}{place}"
+        if not process.error:
+            return State("done", "Finished", f"The run is over. {when}. {rounds}")
+        word = "Interrupted" if process.error == "interrupted" else "Failed"
+        text = f"{when}. {rounds}" if word == "Interrupted" else f"{process.error}. {when}. {rounds}"
+        return State("failed", word, text, _START_AGAIN[process.role] if word == "Interrupted" else "")
+    if running is False:
+        text = f"The process is gone without a word; last it was {process.doing}{place}. {rounds}"
+        return State("failed", "Stopped", text, _START_AGAIN[process.role])
+    text = f"{process.doing[:1].upper()}{process.doing[1:]}{place}, since {_utc(process.since)}."
+    if process.waiting_for:
+        text += f" Waiting for {names(process.waiting_for)}."
+    if process.retrying:
+        until = f"; it tries until {_utc(process.retrying_until)}" if process.retrying_until is not None else ""
+        text += f" {process.retrying[:1].upper()}{process.retrying[1:]}{until}."
+    hint = f"Last error: {process.error}" if process.error else ""
+    if running is None:
+        seen_at = f"Whether the process still runs can be seen on {process.host} alone."
+        return State("waiting", "Last known", f"{text} {seen_at} {rounds}", hint)
+    # In a round a target always waits for some source: it is the round that goes on.
+    waits = process.retrying or (process.waiting_for and (process.role == "source" or not process.round))
+    return State("waiting" if waits else "going", "Waiting" if waits else "Running", f"{text} {rounds}", hint)
+
+
+def _utc(unix_s: float) -> str:
+    return moment_text(datetime.fromtimestamp(unix_s, UTC))
