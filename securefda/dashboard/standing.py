@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from securefda.audit.report.words import moment_text
-from securefda.text import names
 from securefda.dashboard.parts import State
 from securefda.operations.state import ENDED, ProcessState, round_of
+from securefda.text import names
 
 _START_AGAIN: Final = {
     "target": "Start the process again: it goes on after the last finished round.",
