@@ -451,6 +451,8 @@ class AggregatorRun:
         losses = (*self._progress.losses, without_frames(error))
         self._progress = replace(self._progress, losses=losses)
         too_few_are_left = bool(self._attendance.refused) and not self._can_do(current, self._expected(current))
+        if too_few_are_left and self._attendance.forbidden:
+            return self._fail(self._run_refused())
         if len(losses) >= MOST_LOST_IN_A_ROW or too_few_are_left:
             return self._fail(losses[-1])
         return self._end_round()
@@ -509,7 +511,7 @@ class AggregatorRun:
         attendance.came(index, body)
         self._cosigners.reported(index, body.known)
         schedule = [] if self._schedule is None else [Send(index, Parcel(self._schedule))]
-        return [*lost, *self._cosigners.ask_again(index), *schedule, *self._go_on_if_ready()]
+        return [*lost, *schedule, *self._cosigners.ask_again(index), *self._go_on_if_ready()]
 
     def _refused(self, message: Signed[Body], key: str) -> list[Send]:
         """The policy of a source forbids what the run comes to. Where the others cannot do without it, the run ends."""
@@ -521,6 +523,8 @@ class AggregatorRun:
             return []
         self._attendance.refuses_the_run(index, key)
         match self._phase:
+            case InAttempt(attempt=attempt) as phase:
+                return self._after(phase, attempt.lose(index, "it takes no part any more"))
             case AskingCosigners(current=current) | AwaitingCosignatures(current=current) | Gathering(current=current):
                 if not self._can_do(current, self._expected(current)):
                     return self._fail(self._run_refused())

@@ -29,7 +29,7 @@ IN_SESSIONS = {"Header", "KeyList", "ShareDelivery", "Survivors", "Consistency",
 TO_SOURCES = IN_SESSIONS | WITNESSING | {"Goodbye", "Schedule"}
 TO_AGGREGATOR = {"Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"}
 ALL_TYPES = TO_SOURCES | TO_AGGREGATOR | {"Join", "Update", "Refusal", "Receipt", "MissedResult"}
-SAME_LOG = {("Checkpoint", "verbatim", "Checkpoint")}
+SAME_LOG = {("Checkpoint", "verbatim", "Checkpoint"), ("Schedule", "verbatim", "Checkpoint")}
 
 
 def played(staged: MakesStage, listens: Network = lambda passed: [passed], **options: Any) -> Stage:
