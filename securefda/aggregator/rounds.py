@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -196,6 +197,7 @@ class CurrentRound:
             bytes_down=down,
             model_digest=sha256(vector_to_wire(model)).hexdigest(),
             status=status,
+            ended=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         )
         if self.target is not None and self.target.result.epsilon is not None:
             line["target_epsilon"] = self.target.result.epsilon

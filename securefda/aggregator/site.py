@@ -15,7 +15,7 @@ from securefda.audit.journal import logs_folder
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, run_info, target_rows, task_of, trainer_at, training_rows, witness_of
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.operations.records import RoundLine, RunStatus, Summary, summarise
+from securefda.operations.records import RoundLine, RunStatus, Setting, Summary, summarise
 from securefda.protocol.messages import Granularity, Signer, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
@@ -275,4 +275,13 @@ def summary_of(
         rounds_planned=config.strategy.rounds,
         status="failed" if isinstance(error, SecureFdaError) else status,
         error=error if isinstance(error, SecureFdaError) else None,
+        setting=Setting(
+            federation=roster.federation_id,
+            target=roster.target.site_id,
+            sources=[entry.site_id for entry in roster.sources],
+            seed=config.aggregator.seed,
+            training=config.training.model_dump(mode="json", by_alias=True),
+            task_options=dict(config.task.options),
+            data_dir=str(config.task.data_dir or ""),
+        ),
     )

@@ -19,6 +19,7 @@ from securefda.cli import (
     policy,
     preflight,
     processes,
+    runs,
     status,
     task,
     threats,
@@ -40,6 +41,8 @@ app.command("status")(status.status)
 app.command("new")(new.new)
 app.command("preflight")(preflight.preflight)
 app.command("dashboard")(dashboard.dashboard)
+app.command("predict")(runs.predict)
+app.command("export")(runs.export)
 app.command("threats")(threats.threats)
 app.add_typer(federation.app, name="federation")
 app.add_typer(kit.app, name="kit")
@@ -50,6 +53,7 @@ app.add_typer(budget.app, name="budget")
 app.add_typer(audit.app, name="audit")
 app.add_typer(processes.aggregator, name="aggregator")
 app.add_typer(processes.source, name="source")
+app.add_typer(runs.app, name="runs")
 app.add_typer(bench.app, name="bench")
 
 

@@ -130,6 +130,9 @@ class RoundLine(TypedDict, total=False):
     status: Literal["finished", "lost"]
     """How the round ended."""
 
+    ended: str
+    """When the round ended by the target's clock: UTC, RFC 3339, to the second."""
+
 
 class SiteLine(TypedDict, total=False):
     """One line of a source's own ``metrics.jsonl``; it stays at that source."""
@@ -257,6 +260,31 @@ class TargetOnly(TypedDict):
     """Number of rounds: as many as the run finished."""
 
 
+class Setting(TypedDict):
+    """Where a run took place, and what a model file alone does not say of it. It stays in the target's folder."""
+
+    federation: str
+    """Name of the federation."""
+
+    target: str
+    """Site id of the target."""
+
+    sources: list[str]
+    """Site ids of the sources, in the order of the roster."""
+
+    seed: int
+    """Seed of data splits, first model and, where training repeats, of training."""
+
+    training: dict[str, Any]
+    """The target's `[training]`, by kebab-case key."""
+
+    task_options: dict[str, Any]
+    """The target's `[task.options]`."""
+
+    data_dir: str
+    """The target's `task.data-dir`; empty without one."""
+
+
 class Spread(TypedDict):
     """A figure over several rounds."""
 
@@ -345,6 +373,12 @@ class Summary:
     target_only: TargetOnly | None = None
     """What the target comes to alone; null where that is not measured: see `strategy.compare-target-only`."""
 
+    ended: str = ""
+    """When the last round ended: UTC, RFC 3339, to the second; empty without a round."""
+
+    setting: Setting | None = None
+    """Federation, sites, seed and the target's own settings; null in runs of releases that did not write it."""
+
     error: Mapping[str, str] | None = None
     """Code, message and hint of the error that ended the run; null where it finished."""
 
@@ -373,6 +407,7 @@ def summarise(
     granularity: str = "layer",
     releases: Sequence[Release] = (),
     target_budget: Budget | None = None,
+    setting: Setting | None = None,
 ) -> Summary:
     """Make the summary of a run from its rounds. Of a round that was written twice, the later line counts.
 
@@ -383,6 +418,7 @@ def summarise(
         granularity: what it holds for, ``layer`` or ``model``.
         releases: of g_T, in order.
         target_budget: of the target's rows, where it trains with noise.
+        setting: as in `Summary`.
     """
     rounds = list({line["round"]: line for line in lines}.values())
     finished = [line for line in rounds if line.get("status") == "finished"]
@@ -427,6 +463,8 @@ def summarise(
         dropped=dict(Counter(site for line in rounds for site in line.get("dropped", []))),
         model_digest=finished[-1].get("model_digest", "") if finished else "",
         status=status,
+        ended=max((line.get("ended", "") for line in rounds), default=""),
+        setting=setting,
         evaluated="personal" if any("evaluated" in line for line in finished) else "global",
         error=None if error is None else {"code": error.code, "message": str(error), "hint": error.hint},
         versions=software_versions(),

@@ -1,7 +1,4 @@
-"""``report.html``: one self-contained page about a run, made from its run folder alone.
-
-The part of a report that is about levels: what was seen of whom, g_T, how a rule was chosen.
-"""
+"""``report.html``: one self-contained page about a run, made from its run folder alone."""
 
 from __future__ import annotations
 
@@ -18,16 +15,102 @@ from typing import Any
 from securefda.errors import SecureFdaError
 from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, round_seconds
 from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
-from securefda.operations.summary_text import levels_text, norm_cap_text, percent, releases_text, spent_text, verdict
+from securefda.operations.summary_text import (
+    levels_text,
+    norm_cap_text,
+    percent,
+    releases_text,
+    setting_rows,
+    spent_text,
+    verdict,
+)
 
+_TEMPLATE = "report.html.j2"
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_STATUS = {"finished": "finished", "failed": "ended early", "interrupted": "was interrupted"}
 _MOST_GROUPS = 24
 _NAMED_SITES = 8
 _NEARLY_PARALLEL = 0.9
+_PROJECTING = ("fedgp", "fedgp_auto", "auto")
+_AUTO = ("fedda_auto", "fedgp_auto", "auto")
+_USED_BY = {
+    "beta": ("fedda", "fedgp"),
+    "projection": _PROJECTING,
+    "filter": _PROJECTING,
+    "estimator": _AUTO,
+    "align": ("fedda", "fedgp", *_AUTO),
+    "finetune-": ("finetune_offline",),
+    "reptile-": ("personalized_fedavg",),
+    "personal-epochs": ("personalized_fedavg", "ditto"),
+    "ditto-": ("ditto",),
+    "apfl-": ("apfl",),
+    "knn-": ("knn_per",),
+}
+"""Beginning of a strategy's key -> the rules that it means something to; of what is not here, all."""
 _IN_WORDS = {
     "individual": "its own update, in clear",
     "cohort": "the sum of their updates",
     "sum": "one weighted sum, the rule already applied",
 }
+
+
+@contextmanager
+def report_after(folder: Path) -> Iterator[None]:
+    """Write the report of ``folder`` when the block ends, however it ends, if there is anything to report.
+
+    Raises:
+        SecureFdaError: the report cannot be written. An error of the block is never hidden by that.
+    """
+    try:
+        yield
+    except (SecureFdaError, KeyboardInterrupt):
+        with suppress(SecureFdaError):
+            write_report(folder)
+        raise
+    write_report(folder)
+
+
+def write_report(folder: Path) -> Path | None:
+    """Write ``report.html`` into a run folder and return its path; None where there is no run yet.
+
+    Raises:
+        ConfigError: a file of the run is damaged.
+        SecureFdaError: the disk is full or the folder cannot be written.
+    """
+    if not any((folder / name).exists() for name in (METRICS_FILE, SUMMARY_FILE)):
+        return None
+    path = folder / REPORT_FILE
+    replace_file(path, render_report(read_run(folder)).encode("utf-8"))
+    return path
+
+
+def render_report(record: RunRecord) -> str:
+    """Return the page. It loads nothing, from no network: its own policy (CSP) forbids it."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("securefda.operations"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    rounds = list({line["round"]: line for line in record.rounds}.values())
+    summary = record.summary or {}
+    rule = summary.get("strategy", {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
+    task = str(summary.get("task", "")).rpartition(":")[2]
+    return environment.get_template(_TEMPLATE).render(
+        title=" on ".join(part for part in (rule, task) if part) or "Run",
+        ended=_ended(record.summary),
+        error=summary.get("error"),
+        verdict=verdict(summary) if summary.get("visibility") else (),
+        facts=_facts(summary),
+        unused=_unused(summary.get("strategy") or {}),
+        tiles=_tiles(summary, rounds),
+        charts=[*run_charts(record, rounds), *level_charts(rounds)] if rounds else [],
+        seen=seen_rows(rounds),
+        rows=[_row(line) for line in rounds],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,69 +229,6 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{start}–{end}" if end > start else f"{start}" for start, end in zip(starts, ends, strict=True))
 
 
-_TEMPLATE = "report.html.j2"
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_STATUS = {"finished": "finished", "failed": "ended early", "interrupted": "was interrupted"}
-
-
-@contextmanager
-def report_after(folder: Path) -> Iterator[None]:
-    """Write the report of ``folder`` when the block ends, however it ends, if there is anything to report.
-
-    Raises:
-        SecureFdaError: the report cannot be written. An error of the block is never hidden by that.
-    """
-    try:
-        yield
-    except (SecureFdaError, KeyboardInterrupt):
-        with suppress(SecureFdaError):
-            write_report(folder)
-        raise
-    write_report(folder)
-
-
-def write_report(folder: Path) -> Path | None:
-    """Write ``report.html`` into a run folder and return its path; None where there is no run yet.
-
-    Raises:
-        ConfigError: a file of the run is damaged.
-        SecureFdaError: the disk is full or the folder cannot be written.
-    """
-    if not any((folder / name).exists() for name in (METRICS_FILE, SUMMARY_FILE)):
-        return None
-    path = folder / REPORT_FILE
-    replace_file(path, render_report(read_run(folder)).encode("utf-8"))
-    return path
-
-
-def render_report(record: RunRecord) -> str:
-    """Return the page. It loads nothing, from no network: its own policy (CSP) forbids it."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("securefda.operations"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    rounds = list({line["round"]: line for line in record.rounds}.values())
-    summary = record.summary or {}
-    rule = summary.get("strategy", {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
-    task = str(summary.get("task", "")).rpartition(":")[2]
-    return environment.get_template(_TEMPLATE).render(
-        title=" on ".join(part for part in (rule, task) if part) or "Run",
-        ended=_ended(record.summary),
-        error=summary.get("error"),
-        verdict=verdict(summary) if summary.get("visibility") else (),
-        facts=_facts(summary),
-        tiles=_tiles(summary, rounds),
-        charts=[*run_charts(record, rounds), *level_charts(rounds)] if rounds else [],
-        seen=seen_rows(rounds),
-        rows=[_row(line) for line in rounds],
-    )
-
-
 def human_bytes(count: float) -> str:
     """A number of bytes with a binary unit, for example ``1.5 MiB``."""
     scale, unit = _unit(count)
@@ -232,13 +252,16 @@ def _ended(summary: Mapping[str, Any] | None) -> str:
 
 def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Everything else that identifies the run."""
-    strategy = [f"{key} = {value}" for key, value in (summary.get("strategy") or {}).items()]
+    asked = summary.get("strategy") or {}
+    strategy = [f"{key} = {_setting(value)}" for key, value in asked.items() if is_used(key, asked)]
     releases, rules = summary.get("target_releases"), summary.get("rounds_by_rule") or {}
     versions = [f"{name} {version}" for name, version in (summary.get("versions") or {}).items()]
     refused = (summary.get("refusals") or {}).items()
     refusals = [f"{site}: {key} ({count})" for site, keys in refused for key, count in keys.items()]
     dropped = [f"{site} ({count})" for site, count in (summary.get("dropped") or {}).items()]
     facts = [
+        ("Ended", str(summary.get("ended", "")).replace("T", " ").replace("Z", " UTC")),
+        *((name[0].upper() + name[1:], text) for name, text in setting_rows(summary.get("setting") or {})),
         ("Task", str(summary.get("task", ""))),
         ("Strategy", ", ".join(strategy)),
         ("Rounds by rule", ", ".join(f"{rule}: {count}" for rule, count in rules.items())),
@@ -255,6 +278,23 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
+def _unused(strategy: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(key, _setting(value)) for key, value in strategy.items() if not is_used(key, strategy)]
+
+
+def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
+    """Whether a strategy's key has any effect under its own rule and server optimiser."""
+    rule = str(strategy.get("rule", ""))
+    if key.startswith("server-") and key != "server-optimizer":
+        return bool(strategy.get("server-optimizer", "none") != "none")
+    rules = next((rules for start, rules in _USED_BY.items() if key.startswith(start)), None)
+    return rules is None or rule in rules
+
+
+def _setting(value: object) -> str:
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+
 def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tuple[str, str]]:
     seconds = [round_seconds(line) for line in rounds]
     sent = [sum(line.get("bytes_up", {}).values()) + sum(line.get("bytes_down", {}).values()) for line in rounds]
@@ -264,6 +304,8 @@ def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tupl
         tiles.append((percent(summary["target_accuracy"]), f"target accuracy, mean of the last {last} rounds"))
     if _accuracies(rounds):
         tiles.append((percent(_accuracies(rounds)[-1][1]), "accuracy after the last round"))
+    if alone := summary.get("target_only"):
+        tiles.append((percent(alone["accuracy"]), "the target alone, mean of its last rounds"))
     if any(seconds):
         tiles.append((f"{sorted(seconds)[len(seconds) // 2]:.2f} s", "per round, median"))
     if any(sent):
@@ -289,7 +331,8 @@ def run_charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
         own = any("evaluated" in line for line in rounds)
         model = " The model is one of the target's own, not the common one." if own else ""
         caption = f"On the target's test split; dots mark the last {min(REPORTED_ROUNDS, len(points))} rounds.{model}"
-        charts.append(Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS)))
+        alone = ((record.summary or {}).get("target_only") or {}).get("accuracy")
+        charts.append(Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS, alone)))
     if beta := beta_chart(record, rounds):
         charts.append(beta)
     names = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}) if phase != JOIN_PHASE)

@@ -12,10 +12,11 @@ from securefda.operations.records import (
     NormCap,
     PrivacySpent,
     Summary,
+    TargetOnly,
     TargetReleases,
 )
 from securefda.operations.run_folder import REPORT_FILE
-from securefda.text import aligned
+from securefda.text import aligned, counted
 
 _NAMED = 10
 _NAMED_SITES = 6
@@ -32,6 +33,9 @@ def run_text(summary: Summary, folder: Path) -> str:
         ("target accuracy", f"{percent(summary.target_accuracy)} (mean of the last rounds, at most 5)"),
         *([("measured", "a model of the target's own, not the common one")] if summary.evaluated == "personal" else []),
         ("final accuracy", percent(summary.final_accuracy)),
+        *([("target alone", alone_text(summary.target_only))] if summary.target_only else []),
+        *([("ended", summary.ended.replace("T", " ").replace("Z", " UTC"))] if summary.ended else []),
+        *setting_rows(summary.setting or {}),
         ("rounds", f"{summary.rounds} of {summary.rounds_planned}{f', {lost} lost' if lost else ''}"),
         ("seconds per round", f"{sum(s for phase, s in summary.seconds_by_phase.items() if phase != JOIN_PHASE):.2f}"),
         ("bytes up", f"{sum(summary.bytes_up.values()):,}"),
@@ -51,7 +55,33 @@ def run_text(summary: Summary, folder: Path) -> str:
     ]
     rows.extend((name, text) for name, text in privacy if text)
     rows.append(("report", str(folder / REPORT_FILE)))
+    if summary.model_digest and summary.setting:
+        rows.append(("load the model", "from securefda.operations.trained import trained_model"))
+        rows.append(("", f"task, model = trained_model(Path({str(folder)!r}))"))
     return aligned(rows)
+
+
+def alone_text(alone: TargetOnly) -> str:
+    """What the target comes to without any source."""
+    return f"{percent(alone['accuracy'])} (the same mean, trained alone on its own rows for {alone['rounds']} rounds)"
+
+
+def setting_rows(setting: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Federation, sites, seed and rates, each with its name; nothing of a run that did not write them down."""
+    if not setting:
+        return []
+    training = setting["training"]
+    sources = setting["sources"]
+    more = f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else ""
+    rates = (
+        f"learning rate {training['learning-rate']:g} with {training['optimizer']}, batches of {training['batch-size']}"
+    )
+    return [
+        ("federation", setting["federation"]),
+        ("sites", f"target {setting['target']}; sources {', '.join(sources[:_NAMED])}{more}"),
+        ("seed", str(setting["seed"])),
+        ("target trains at", f"{rates}, {counted(training['epochs'], 'epoch')} a round"),
+    ]
 
 
 def levels_text(visibility: Mapping[str, str]) -> str:

@@ -1,0 +1,148 @@
+"""``securefda runs``, ``predict`` and ``export``: what runs left behind, and the model at the end of one."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from securefda.cli.options import OutputFormat
+from securefda.cli.output import Format, print_result
+from securefda.errors import ConfigError
+
+app = typer.Typer(help="List, show, compare and delete runs.")
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of the target.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder of the task's files; default: the one that the run used.")
+]
+
+
+class ModelFormat(StrEnum):
+    """What a model can be written as."""
+
+    ONNX = "onnx"
+    TORCHSCRIPT = "torchscript"
+
+
+@app.callback()
+def _runs() -> None:
+    """List, show, compare and delete runs."""
+
+
+@app.command("ls")
+def ls(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to look, with its sub-folders.")] = Path(
+        "runs"
+    ),
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """List the runs in a folder, the latest last."""
+    from securefda.operations.runs import runs_below, runs_table
+
+    found = runs_below(folder)
+    text = runs_table(found) if found else f"no runs in {folder}"
+    print_result(output, {"runs": [run.as_json() for run in found]}, text)
+
+
+@app.command("show")
+def show(run: Run, output: OutputFormat = Format.TXT) -> None:
+    """Show what a run came to; of one that goes on, what there is so far."""
+    from securefda.operations.records import Summary
+    from securefda.operations.run_folder import read_run
+    from securefda.operations.runs import found_run, runs_table
+    from securefda.operations.summary_text import run_text
+
+    summary = read_run(run).summary
+    if summary is None:
+        one = found_run(run)
+        print_result(output, one.as_json(), f"{runs_table([one])}\n\nno summary yet: the run goes on, or it was killed")
+    else:
+        print_result(output, dict(summary), run_text(Summary(**summary), run))
+
+
+@app.command("compare")
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Two or more run folders.")],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Show runs side by side: what each came to, and the settings in which they differ."""
+    from securefda.operations.runs import comparison, differences, found_run
+
+    if len(runs) < 2:
+        raise ConfigError("RUN", "one run alone has nothing to be compared with", hint="name two or more run folders")
+    found = [found_run(run) for run in runs]
+    data = {"runs": [run.as_json() for run in found], "differences": differences(found)}
+    print_result(output, data, comparison(found))
+
+
+@app.command("rm")
+def rm(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders to delete.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Delete runs, with models, logs and kits. It asks first; a folder that holds anything else is left as it is."""
+    from securefda.operations.run_folder import read_run
+    from securefda.operations.runs import delete_run
+
+    for run in runs:
+        read_run(run)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("--yes", "deleting asks first, and nobody can answer here", hint="add --yes to delete")
+        typer.confirm(f"delete {', '.join(map(str, runs))}?", abort=True, err=True)
+    for run in runs:
+        delete_run(run)
+    print_result(output, {"deleted": [str(run) for run in runs]}, f"deleted {', '.join(map(str, runs))}")
+
+
+def predict(
+    run: Run,
+    data: Annotated[
+        Path, typer.Option("--data", metavar="PATH", help="Rows without labels, in the form that the task reads.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.csv", help="Write a CSV file; default: print.")
+    ] = None,
+    data_dir: DataDir = None,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Say what the model of a run predicts for rows of your own, as CSV. Everything stays on this machine."""
+    from securefda.operations.run_folder import replace_file
+    from securefda.operations.trained import as_csv, predict, trained_model
+
+    task, model = trained_model(run, data_dir=data_dir)
+    rows = predict(task, model, data)
+    text = as_csv(rows)
+    if out is not None:
+        replace_file(out, text.encode())
+        text = f"{len(rows)} predictions in {out}\n"
+    print_result(output, {"rows": rows, "out": None if out is None else str(out)}, text.rstrip("\n"))
+
+
+def export(
+    run: Run,
+    form: Annotated[ModelFormat, typer.Option("--format", help="Form of the file.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Default: model.onnx or model.pt in the run folder.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="PATH", help="A few rows to trace the model with; default: the target's own."),
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write the model of a run for other software, and check that the file gives the same outputs.
+
+    Prefer ONNX: torch still reads TorchScript, but has deprecated it.
+    """
+    from securefda.operations.trained import export, trained_model
+
+    task, model = trained_model(run, data_dir=data_dir)
+    file = out or run / ("model.onnx" if form is ModelFormat.ONNX else "model.pt")
+    says = export(task, model, form.value, file, data)
+    print_result(Format.TXT, {}, f"{file} {says}")

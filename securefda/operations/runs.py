@@ -1,0 +1,177 @@
+"""A folder of runs: which there are, what each came to, and how their settings differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from securefda.errors import ConfigError
+from securefda.operations.records import REPORTED_ROUNDS
+from securefda.operations.run_folder import METRICS_FILE, SITES_FOLDER, SUMMARY_FILE, clear_run, read_run
+from securefda.operations.summary_text import percent
+from securefda.text import aligned
+
+_DEEPEST = 3
+"""Folders below the one that is named: ``demo`` puts its runs one deeper than ``run`` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """A run of the target's side, as a list shows it.
+
+    Attributes:
+        path: its folder.
+        status: ``finished``, ``failed``, ``interrupted``; ``open`` without a summary, ``damaged`` if unreadable.
+        ended: of its last round, RFC 3339; empty where that is unknown.
+        task, rule: class and rule by name.
+        rounds: finished rounds; ``planned`` 0 where that is unknown.
+        accuracy: mean over the last rounds, from 0 to 1.
+        alone: the same of the target alone; None where it was not measured.
+        settings: dotted key -> value, of all that the summary holds.
+    """
+
+    path: Path
+    status: str
+    ended: str
+    task: str
+    rule: str
+    rounds: int
+    planned: int
+    accuracy: float | None
+    alone: float | None
+    settings: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        names = ("status", "ended", "task", "rule", "rounds", "planned", "accuracy", "alone")
+        return {"run": str(self.path), **{name: getattr(self, name) for name in names}}
+
+
+def found_run(path: Path) -> FoundRun:
+    """Read what a list shows of one run.
+
+    Raises:
+        ConfigError: there is no run in ``path``, or a file of it is damaged.
+    """
+    record = read_run(path)
+    summary = record.summary or {}
+    rounds = [line for line in record.rounds if line.get("status") != "lost"]
+    accuracies = [accuracy for line in rounds if (accuracy := line.get("accuracy")) is not None]
+    setting = summary.get("setting") or {}
+    settings = {
+        **dict(_flat("strategy", summary.get("strategy") or {})),
+        **dict(_flat("training", setting.get("training") or {})),
+        **dict(_flat("task.options", setting.get("task_options") or {})),
+        **{key: setting[key] for key in ("federation", "target", "seed") if key in setting},
+        **({"sources": ", ".join(setting["sources"])} if "sources" in setting else {}),
+        **dict(_flat("visibility", summary.get("visibility") or {})),
+        **({"task": summary["task"]} if "task" in summary else {}),
+        **dict(_flat("versions", summary.get("versions") or {})),
+    }
+    return FoundRun(
+        path,
+        status=summary.get("status", "open"),
+        ended=summary.get("ended") or (record.rounds[-1].get("ended", "") if record.rounds else ""),
+        task=str(summary.get("task", "")).rpartition(":")[2],
+        rule=(summary.get("strategy") or {}).get("rule") or (rounds[-1].get("rule", "") if rounds else ""),
+        rounds=len(rounds),
+        planned=summary.get("rounds_planned", 0),
+        accuracy=fmean(accuracies[-REPORTED_ROUNDS:]) if accuracies else None,
+        alone=(summary.get("target_only") or {}).get("accuracy"),
+        settings=settings,
+    )
+
+
+def runs_below(folder: Path) -> list[FoundRun]:
+    """All runs in ``folder``, itself included, the latest last. What one site of a run keeps is no run of its own.
+
+    Raises:
+        ConfigError: the folder does not exist.
+    """
+    if not folder.is_dir():
+        raise ConfigError(str(folder), "there is no such folder", hint="runs are in ./runs, unless --out named another")
+    found = []
+    for path in _run_folders(folder, _DEEPEST):
+        try:
+            found.append(found_run(path))
+        except ConfigError:  # `runs show` says what is wrong with it
+            found.append(FoundRun(path, "damaged", "", "", "", 0, 0, None, None, {}))
+    return sorted(found, key=lambda run: (run.ended, run.path))
+
+
+def runs_table(runs: Sequence[FoundRun]) -> str:
+    """A line for each run."""
+    rows = [("run", "ended", "task", "rule", "rounds", "accuracy", "target alone", "status")]
+    rows += [
+        (
+            str(run.path),
+            run.ended.replace("T", " ").removesuffix("Z") or "-",
+            run.task or "-",
+            run.rule or "-",
+            f"{run.rounds} of {run.planned}" if run.planned else str(run.rounds),
+            percent(run.accuracy),
+            percent(run.alone),
+            run.status,
+        )
+        for run in runs
+    ]
+    return aligned(rows)
+
+
+def differences(runs: Sequence[FoundRun]) -> dict[str, list[Any]]:
+    """The settings in which these runs differ -> each run's value; None where a run does not say."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    values = {key: [run.settings.get(key) for run in runs] for key in keys}
+    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+
+
+def comparison(runs: Sequence[FoundRun]) -> str:
+    """What runs came to, a column each, and below it the settings in which they differ."""
+    rows: list[tuple[str, ...]] = [
+        ("", *(str(run.path) for run in runs)),
+        ("ended", *(run.ended or "-" for run in runs)),
+        ("status", *(run.status for run in runs)),
+        ("rounds", *(str(run.rounds) for run in runs)),
+        ("target accuracy", *(percent(run.accuracy) for run in runs)),
+        ("target alone", *(percent(run.alone) for run in runs)),
+    ]
+    differing = differences(runs)
+    rows += [(key, *("-" if value is None else str(value) for value in values)) for key, values in differing.items()]
+    return aligned(rows) + ("" if differing else "\n\nno setting differs that a summary holds")
+
+
+def delete_run(path: Path) -> None:
+    """Delete a run with its folder.
+
+    Raises:
+        ConfigError: the folder holds no run or something else as well, or belongs to a startup kit, whose state is what
+            keeps a site from releasing twice. Nothing was deleted.
+        SecureFdaError: a file cannot be deleted.
+    """
+    place = path.absolute()
+    if any((parent / "startup").is_dir() for parent in place.parents):
+        hint = "a run of experiments is its own folder; a site's run is forgotten with its kit"
+        raise ConfigError(str(path), "belongs to a startup kit, and remembers what the site released", hint=hint)
+    read_run(path)
+    clear_run(path)
+    place.rmdir()
+
+
+def _run_folders(folder: Path, deepest: int) -> Iterator[Path]:
+    if (folder / METRICS_FILE).exists() or (folder / SUMMARY_FILE).exists():
+        yield folder
+    elif deepest:
+        for below in sorted(folder.iterdir()):
+            if below.is_dir() and not below.is_symlink() and below.name not in (SITES_FOLDER, "kits"):
+                yield from _run_folders(below, deepest - 1)
+
+
+def _flat(prefix: str, table: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}.{key}", value)
+        else:
+            yield f"{prefix}.{key}", value

@@ -1,0 +1,197 @@
+"""The model at the end of a run: loading it, predicting with it, and handing it to other software.
+
+task, model = trained_model(Path("runs/study"))
+probabilities = task.predictions(model(task.inputs_from(Path("patients.csv"))))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from securefda.errors import ConfigError
+from securefda.operations.run_folder import MODEL_FILE, read_run, replace_file
+from securefda.protocol.encoding import vector_to_wire
+from securefda.tasks import Task, TaskSettings, load_task, task_code
+from securefda.training import build_model, derive_seed, layer_table, model_to_vector
+
+FORMATS = ("onnx", "torchscript")
+_BATCH_ROWS = 512
+
+
+def trained_model(run: Path, *, data_dir: Path | None = None) -> tuple[Task, nn.Module]:
+    """Return the task of a run and its common model, in evaluation mode on the CPU.
+
+    Args:
+        run: the target's run folder, with its summary.
+        data_dir: for the task, where its files are elsewhere now; None for the folder that the run used.
+
+    Raises:
+        ConfigError: there is no finished round in ``run``, or its model file and summary do not belong together.
+        DataError: the task cannot be built.
+    """
+    summary = read_run(run).summary
+    setting = (summary or {}).get("setting")
+    if summary is None or setting is None:
+        why = "has no summary that says how the task was set up"
+        raise ConfigError(str(run), why, hint="name the target's run folder, of a run that has ended")
+    file = run / MODEL_FILE
+    if not file.is_file() or not summary["model_digest"]:
+        raise ConfigError(str(file), "there is no model of a finished round")
+    place = data_dir or (Path(setting["data_dir"]) if setting["data_dir"] else None)
+    task = load_task(
+        summary["task"],
+        TaskSettings(
+            target=setting["target"],
+            sources=tuple(setting["sources"]),
+            seed=setting["seed"],
+            data_dir=place,
+            options=setting["task_options"],
+        ),
+    )
+    model = build_model(task, derive_seed(setting["seed"], "model"))
+    try:
+        tensors = load(file.read_bytes())
+    except SafetensorError as error:
+        raise ConfigError(str(file), f"is no model file: {error}") from error
+    expected = dict(layer_table(model))
+    if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
+        raise ConfigError(str(file), f"has other layers than the model of {summary['task']}")
+    model.load_state_dict(tensors, strict=False)  # what is not trained is as the task makes it
+    if sha256(vector_to_wire(model_to_vector(model))).hexdigest() != summary["model_digest"]:
+        hint = "fetch the run folder again: model and summary must be of one moment"
+        raise ConfigError(str(file), "is not the model that the summary names", hint=hint)
+    return task, model.eval()
+
+
+def predict(task: Task, model: nn.Module, data: Path) -> list[dict[str, str | float]]:
+    """Return what the model says of every row of ``data``, a file or folder in the task's own form, in its order.
+
+    Raises:
+        ConfigError: the task does not read rows without labels.
+        DataError: a row is unfit, or the task's or the model's own code fails.
+    """
+    with task_code(type(task), "inputs_from"):
+        inputs = task.inputs_from(data)
+    with torch.no_grad(), task_code(type(task), "the model"):
+        outputs = torch.cat([model(part) for part in torch.split(inputs, _BATCH_ROWS)])
+    with task_code(type(task), "predictions"):
+        return task.predictions(outputs)
+
+
+def as_csv(rows: Sequence[dict[str, str | float]]) -> str:
+    """Rows as CSV with a header; the first column counts them from 1."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["row", *(rows[0] if rows else ())], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({"row": number, **row} for number, row in enumerate(rows, start=1))
+    return text.getvalue()
+
+
+def export(task: Task, model: nn.Module, form: str, out: Path, data: Path | None = None) -> str:
+    """Write the model for other software, check that the file gives the model's own outputs, and say what it takes.
+
+    Args:
+        task: of the run.
+        model: in evaluation mode.
+        form: one of `FORMATS`.
+        out: the file.
+        data: rows without labels as for :func:`predict`; None for the target's own test rows.
+
+    Raises:
+        ConfigError: a package is missing, or the model cannot be exported; ``out`` is not written then.
+        DataError: there are no rows to trace the model with.
+    """
+    with task_code(type(task), "inputs_from" if data else "test_data"):
+        rows = task.inputs_from(data) if data else task.test_data(task.settings.target).features
+    example = rows[: min(len(rows), 2)]
+    if len(example) == 1:
+        example = example.repeat(2, *[1] * (example.dim() - 1))  # a batch of one is taken for a constant
+    with torch.no_grad():
+        wanted = model(example).numpy()
+    with _quiet():
+        content, found = _onnx(model, example) if form == "onnx" else _torchscript(model, example)
+    if not np.allclose(found, wanted, rtol=1e-4, atol=1e-5):
+        raise ConfigError("--format", f"{form} does not give the outputs of the model, so nothing was written")
+    replace_file(out, content)
+    shape = ", ".join(map(str, ("rows", *example.shape[1:])))
+    return f"takes a float32 array ({shape}) named `features`, gives `outputs` ({', '.join(_shape(wanted))})"
+
+
+def _shape(outputs: Any) -> list[str]:
+    return ["rows", *map(str, outputs.shape[1:])]
+
+
+def _onnx(model: nn.Module, example: Tensor) -> tuple[bytes, Any]:
+    try:
+        import onnx
+        import onnxscript  # noqa: F401 - the exporter of torch needs it, and says so in a page of text
+        from onnx.reference import ReferenceEvaluator
+    except ImportError as error:
+        raise _missing("onnx", error) from error
+    try:
+        program = torch.onnx.export(
+            model,
+            (example,),
+            input_names=["features"],
+            output_names=["outputs"],
+            dynamic_shapes=({0: torch.export.Dim("rows")},),
+            dynamo=True,
+            verbose=False,
+        )
+    except Exception as error:  # of whatever kind its many stages raise
+        raise _cannot("onnx", error) from error
+    if program is None:
+        raise ConfigError("--format", "onnx: the exporter gave nothing")
+    proto = program.model_proto
+    onnx.checker.check_model(proto)
+    (found,) = ReferenceEvaluator(proto).run(None, {"features": example.numpy()})
+    return proto.SerializeToString(), found
+
+
+def _torchscript(model: nn.Module, example: Tensor) -> tuple[bytes, Any]:
+    try:
+        traced = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
+        content = io.BytesIO()
+        torch.jit.save(traced, content)
+        again = torch.jit.load(io.BytesIO(content.getvalue()))  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            return content.getvalue(), again(example).numpy()
+    except Exception as error:  # tracing runs the model's own code
+        raise _cannot("torchscript", error) from error
+
+
+def _missing(extra: str, error: ImportError) -> ConfigError:
+    hint = f"pip install 'securefda[{extra}]'"
+    return ConfigError("--format", f"{extra} needs the package {error.name}, which is not installed", hint=hint)
+
+
+def _cannot(form: str, error: Exception) -> ConfigError:
+    words = " ".join(str(error).split())[:200]
+    return ConfigError("--format", f"this model cannot be written as {form}: {type(error).__name__}: {words}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Exporters print progress and warn of their own future; what went wrong comes as an error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

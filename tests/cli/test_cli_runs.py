@@ -1,0 +1,227 @@
+"""``securefda runs``, ``predict`` and ``export``, on runs that were simulated over CSV files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from securefda.cli import main
+from securefda.operations.run_folder import read_run
+from securefda.operations.trained import trained_model
+
+SITES = ("clinic", "hospital-a", "hospital-b", "hospital-c")
+FEDERATION = """
+[federation]
+name = "patients"
+target = "clinic"
+sources = ["hospital-a", "hospital-b", "hospital-c"]
+[task]
+factory = "securefda.tasks.tabular:Tabular"
+data-dir = "{folder}"
+[task.options]
+label = {{ column = "ill", classes = ["no", "yes"] }}
+[task.options.columns]
+age = {{ type = "number", center = 50.0, scale = 20.0 }}
+sex = {{ type = "category", values = ["f", "m"] }}
+[strategy]
+rounds = 3
+warm-up-rounds = 1
+[training.target]
+batch-size = 8
+[training.source]
+batch-size = 8
+"""
+Row = tuple[int, str]
+
+
+def rows(seed: int, count: int = 60) -> list[Row]:
+    generator = np.random.default_rng(seed)
+    return [(int(generator.integers(20, 80)), "fm"[int(generator.integers(2))]) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs ``a`` and ``b``, which differ in their rule."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = folder / "data"
+    data.mkdir()
+    for seed, site in enumerate(SITES):
+        lines = [f"{age},{sex},{'yes' if age > 50 else 'no'}" for age, sex in rows(seed)]
+        (data / f"{site}.csv").write_text("\n".join(["age,sex,ill", *lines, ""]))
+    file = folder / "federation.toml"
+    file.write_text(FEDERATION.format(folder=data))
+    for name, rule in (("a", "fedgp_auto"), ("b", "fedda_auto")):
+        command = ["simulate", str(file), "--out", str(folder / name), "--set", f"strategy.rule={rule}"]
+        assert main(command) == 0
+    (folder / "new.csv").write_text("age,sex\n" + "".join(f"{age},{sex}\n" for age, sex in rows(9, 5)))
+    return folder
+
+
+def copied(runs: Path, tmp_path: Path) -> Path:
+    """Run ``a``, for a test to do with as it likes."""
+    return Path(shutil.copytree(runs / "a", tmp_path / "run"))
+
+
+def printed(capsys: pytest.CaptureFixture[str], *command: str | Path) -> str:
+    capsys.readouterr()
+    assert main([str(part) for part in command]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *command: str | Path) -> str:
+    capsys.readouterr()
+    assert main([str(part) for part in command]) == 4
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["error", "hint"][: len(lines)]
+    return "\n".join(lines)
+
+
+def test_every_run_is_listed_with_what_it_came_to_and_what_the_target_comes_to_alone(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = json.loads(printed(capsys, "runs", "ls", runs, "--format", "json"))["data"]["runs"]
+    assert [(Path(run["run"]).name, run["rule"], run["rounds"], run["status"]) for run in listed] == [
+        ("a", "fedgp_auto", 3, "finished"),
+        ("b", "fedda_auto", 3, "finished"),
+    ]
+    summary = read_run(runs / "a").summary
+    assert summary is not None
+    assert (listed[0]["accuracy"], listed[0]["alone"]) == (
+        summary["target_accuracy"],
+        summary["target_only"]["accuracy"],
+    )
+    text = printed(capsys, "runs", "ls", runs).splitlines()
+    assert text[0].split() == ["run", "ended", "task", "rule", "rounds", "accuracy", "target", "alone", "status"]
+    assert len(text) == 3
+
+
+def test_a_damaged_run_is_listed_as_such_beside_the_others(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied(runs, tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "summary.json").write_text("{")
+    listed = json.loads(printed(capsys, "runs", "ls", tmp_path, "--format", "json"))["data"]["runs"]
+    assert {(Path(run["run"]).name, run["status"]) for run in listed} == {("broken", "damaged"), ("run", "finished")}
+
+
+def test_a_run_is_shown_with_date_seed_rates_federation_and_sites(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, "runs", "show", runs / "a")
+    for words in ("target alone", "UTC", "patients", "hospital-c", "learning rate 0.001", "seed  ", "trained_model"):
+        assert words in text
+
+
+def test_the_snippet_of_the_summary_loads_the_model(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "runs", "show", runs / "a").splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("load the model"))
+    snippet = [lines[first].removeprefix("load the model"), lines[first + 1]]
+    found: dict[str, object] = {"Path": Path}
+    exec("\n".join(line.strip() for line in snippet), found)
+    assert isinstance(found["model"], torch.nn.Module)
+
+
+def test_runs_are_compared_by_the_settings_in_which_they_differ(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(printed(capsys, "runs", "compare", runs / "a", runs / "b", "--format", "json"))["data"]
+    assert data["differences"] == {"strategy.rule": ["fedgp_auto", "fedda_auto"]}
+    assert "strategy.rule" in printed(capsys, "runs", "compare", runs / "a", runs / "b")
+    assert "no setting differs" in printed(capsys, "runs", "compare", runs / "a", runs / "a")
+    assert "two or more" in refused(capsys, "runs", "compare", runs / "a")
+
+
+def test_a_run_is_deleted_whole_and_only_when_told_to(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(runs, tmp_path)
+    assert "--yes" in refused(capsys, "runs", "rm", run)
+    (run / "notes.txt").write_text("mine")
+    assert "notes.txt" in refused(capsys, "runs", "rm", run, "--yes")
+    assert (run / "summary.json").exists()
+    (run / "notes.txt").unlink()
+    assert "deleted" in printed(capsys, "runs", "rm", run, "--yes")
+    assert not run.exists()
+
+
+def test_the_run_of_a_startup_kit_is_not_deleted(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kit" / "startup").mkdir(parents=True)
+    run = Path(shutil.copytree(runs / "a", tmp_path / "kit" / "local" / "run"))
+    assert "startup kit" in refused(capsys, "runs", "rm", run, "--yes")
+    assert (run / "summary.json").exists()
+
+
+def test_predictions_of_new_rows_are_a_csv_file_in_their_order(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed(capsys, "predict", runs / "a", "--data", runs / "new.csv", "--out", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open() as file:
+        found = list(csv.DictReader(file))
+    assert [row["row"] for row in found] == ["1", "2", "3", "4", "5"]
+    task, model = trained_model(runs / "a")
+    expected = torch.softmax(model(task.inputs_from(runs / "new.csv")).double(), dim=1)
+    assert [float(row["probability yes"]) for row in found] == pytest.approx(expected[:, 1].tolist())
+    assert {row["ill"] for row in found} <= {"yes", "no"}
+    assert printed(capsys, "predict", runs / "a", "--data", runs / "new.csv") == (tmp_path / "out.csv").read_text()
+
+
+def test_a_row_that_does_not_fit_gets_no_prediction(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new.csv").write_text("age,sex\nold,f\n")
+    assert "age" in refused(capsys, "predict", runs / "a", "--data", tmp_path / "new.csv")
+    assert "nowhere.csv" in refused(capsys, "predict", runs / "a", "--data", tmp_path / "nowhere.csv")
+
+
+def test_a_model_that_is_not_the_summarys_is_refused(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(runs, tmp_path)
+    shutil.copy(runs / "b" / "model.safetensors", run)
+    assert "is not the model that the summary names" in refused(capsys, "predict", run, "--data", runs / "new.csv")
+    (run / "model.safetensors").write_bytes(b"no model")
+    assert "is no model file" in refused(capsys, "predict", run, "--data", runs / "new.csv")
+    (run / "summary.json").unlink()
+    assert "has no summary" in refused(capsys, "predict", run, "--data", runs / "new.csv")
+
+
+def test_torchscript_gives_the_outputs_of_the_model_for_any_number_of_rows(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, "export", runs / "a", "--format", "torchscript", "--out", tmp_path / "model.pt")
+    assert "(rows, 3)" in text
+    task, model = trained_model(runs / "a")
+    inputs = task.inputs_from(runs / "new.csv")
+    exported = torch.jit.load(str(tmp_path / "model.pt"))
+    for part in (inputs, inputs[:1]):
+        torch.testing.assert_close(exported(part), model(part))
+
+
+def test_onnx_gives_the_outputs_of_the_model_for_any_number_of_rows(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+    reference = pytest.importorskip("onnx.reference", reason="the extra onnx is not installed")
+    printed(capsys, "export", runs / "a", "--format", "onnx", "--out", tmp_path / "model.onnx")
+    task, model = trained_model(runs / "a")
+    inputs = task.inputs_from(runs / "new.csv")
+    exported = reference.ReferenceEvaluator(str(tmp_path / "model.onnx"))
+    for part in (inputs, inputs[:1]):
+        (outputs,) = exported.run(None, {"features": part.numpy()})
+        np.testing.assert_allclose(outputs, model(part).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    text = refused(capsys, "export", runs / "a", "--format", "onnx", "--out", tmp_path / "model.onnx")
+    assert "pip install 'securefda[onnx]'" in text
+    assert not (tmp_path / "model.onnx").exists()
