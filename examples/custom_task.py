@@ -1,7 +1,7 @@
 """A task of your own, in one small class: which of three blobs does a point belong to?
 
-Name it in a federation's file as ``task.factory = "custom_task:Blobs"`` and put this folder on PYTHONPATH at every
-site. A site is only ever asked for its own rows; here they are generated, yours would come from
+Name it in a federation's file as ``task.factory = "custom_task:Blobs"`` and start in this folder, or put it on
+PYTHONPATH, at every site. A site is only ever asked for its own rows; here they are generated, yours would come from
 ``self.settings.data_dir``. Models must not hold BatchNorm: use GroupNorm.
 """
 

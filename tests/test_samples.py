@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,10 @@ from securefda.site.config import load_aggregator, load_federation, load_source
 
 ROOT = Path(__file__).parents[1]
 FEDERATIONS = sorted((ROOT / "examples").glob("*.toml"))
+TABLES = ROOT / "examples" / "heart_tables"
 
 
-@pytest.mark.parametrize("file", FEDERATIONS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [*FEDERATIONS, TABLES / "federation.toml"], ids=lambda file: file.stem)
 def test_sample_federation_is_read(file: Path) -> None:
     config = load_federation(file)
     assert config.federation.sources
@@ -49,3 +52,17 @@ def test_a_sample_is_run_by_its_name(capsys: pytest.CaptureFixture[str], tmp_pat
     ]
     assert main(["simulate", "digits", "--out", str(tmp_path), *one_round]) == 0
     assert "1 of 1" in capsys.readouterr().out
+
+
+def test_the_tables_are_what_their_script_writes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, TABLES / "make_tables.py", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert written == {path.name: path.read_bytes() for path in TABLES.glob("*.csv")}
+
+
+def test_the_tables_can_be_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["task", "check", str(TABLES / "federation.toml")]) == 0
+    assert capsys.readouterr().out.count("ok: ") == 4

@@ -440,7 +440,7 @@ def _split_lines(rows: Sequence[tuple[bytes, str]]) -> list[str]:
     labels = {label for _, label in rows}
     wanted = len(labels) if len(labels) <= _MOST_CLASSES else 2
     seed = next((seed for seed in range(_SPLIT_SEEDS) if _fewest_labels(rows, HeldOut(share, seed)) >= wanted), 0)
-    lines = [f"test-share = {share}          # of each site's rows, held out by what they contain"]
+    lines = [f"test-share = {share}          # of the target's rows, held out by what they contain"]
     return (
         [*lines, f"split-seed = {seed}            # with it some of each class are held out at the target"]
         if seed

@@ -10,12 +10,12 @@ import hashlib
 
 from securefda.tasks.base import TaskSettings
 
-_TEST_SHARE = 0.2
+_TEST_SHARE, _SOURCE_TEST_SHARE = 0.2, 0.1
 _LARGEST_SEED = 2**31 - 1
 
 
 class HeldOut:
-    """The split of a site's rows that the options ``test-share`` and ``split-seed`` describe.
+    """The split of a site's rows that ``test-share``, ``source-test-share`` and ``split-seed`` describe.
 
     It does not depend on the run's seed: a row that is held out stays so in every run. Equal rows are on one side.
     """
@@ -24,14 +24,16 @@ class HeldOut:
         self.share, self._seed = share, seed
 
     @classmethod
-    def of(cls, settings: TaskSettings) -> HeldOut:
-        """The split that the options of a task describe.
+    def of(cls, settings: TaskSettings) -> tuple[HeldOut, HeldOut]:
+        """The splits at the target and at every source that the options of a task describe.
 
         Raises:
             ConfigError: an option is no number in its range.
         """
         share = settings.number("test-share", _TEST_SHARE, low=0.01, high=0.9)
-        return cls(share, settings.count("split-seed", 0, low=0, high=_LARGEST_SEED))
+        source = settings.number("source-test-share", _SOURCE_TEST_SHARE, low=0.01, high=0.9)
+        seed = settings.count("split-seed", 0, low=0, high=_LARGEST_SEED)
+        return cls(share, seed), cls(source, seed)
 
     def holds_out(self, content: bytes) -> bool:
         """Whether the row with this content, or the group of rows with this name, is held out.

@@ -36,6 +36,12 @@ def _class_folders(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _in_groups(channels: int) -> int:
+    if channels % _GROUPS:
+        raise ValueError(f"must be a multiple of {_GROUPS}")
+    return channels
+
+
 class ImageFolderOptions(Settings):
     """The options of a task of images; all but the last three must be the same at every site."""
 
@@ -48,14 +54,17 @@ class ImageFolderOptions(Settings):
     colour: Literal["grey", "rgb"] = "grey"
     """Whether the model sees one channel or three."""
 
-    channels: Annotated[int, Field(ge=_GROUPS, le=512, multiple_of=_GROUPS)] = 16
-    """Channels of the model's first layer; the next two have twice and four times as many."""
+    channels: Annotated[int, Field(ge=_GROUPS, le=512), AfterValidator(_in_groups)] = 16
+    """Channels of the model's first layer, a multiple of 8; the next two have twice and four times as many."""
 
     group_separator: str = ""
     """Images whose names are equal before this text stay on one side of the split: `_` for `PATIENT_NUMBER.png`."""
 
     test_share: float = 0.2
-    """Share of the images that are held out, about."""
+    """Share of the target's images that are held out, about."""
+
+    source_test_share: float = 0.1
+    """The same at every source."""
 
     split_seed: int = 0
     """Another number holds out other images."""
@@ -98,7 +107,7 @@ class ImageFolder(Classification):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.options = parse_options(settings.options)
-        self._held_out = HeldOut.of(settings)
+        self._at_target, self._at_sources = HeldOut.of(settings)
 
     def model(self) -> nn.Module:
         """Return images (n, 1 or 3, size, size) -> a logit for each class."""
@@ -136,17 +145,18 @@ class ImageFolder(Classification):
     def _samples(self, site: str, *, held_out: bool) -> Samples:
         folder = self._folder(site)
         where = f"{site}, {'test' if held_out else 'train'}"
+        split_of = self._at_target if site == self.settings.target else self._at_sources
         paths: list[Path] = []
         labels: list[int] = []
         count = 0
         for number, name in enumerate(self.options.classes):
             images = _images_in(folder / name, site) if (folder / name).is_dir() else []
             count += len(images)
-            mine = [path for path in images if self._held_out.holds_out(self._content(path)) == held_out]
+            mine = [path for path in images if split_of.holds_out(self._content(path)) == held_out]
             paths += mine
             labels += [number] * len(mine)
         if not paths:
-            share = f"test-share is {self._held_out.share:g}; another split-seed holds out other images"
+            share = f"the share held out is {split_of.share:g}; another split-seed holds out other images"
             hint = share if count else f"the images of a class lie in {folder}/CLASS"
             raise DataError(where, f"has none of {count} images", hint=hint)
         return Samples(self._features(paths, where), torch.tensor(labels))

@@ -184,7 +184,10 @@ class TabularOptions(Settings):
     """Column whose rows with the same value stay on one side of the split, such as the patient's number."""
 
     test_share: float = 0.2
-    """Share of the rows that are held out, about."""
+    """Share of the target's rows that are held out, about."""
+
+    source_test_share: float = 0.1
+    """The same at every source."""
 
     split_seed: int = 0
     """Another number holds out other rows."""
@@ -321,7 +324,7 @@ class Tabular(Task):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.options = parse_options(settings.options)
-        self._held_out = HeldOut.of(settings)
+        self._at_target, self._at_sources = HeldOut.of(settings)
         self._tables: dict[str, Table] = {}
 
     def model(self) -> nn.Module:
@@ -439,7 +442,8 @@ class Tabular(Task):
 
     def _samples(self, site: str, *, held_out: bool) -> Samples:
         whole, options = self._of_site(site), self.options
-        sides = [self._held_out.holds_out(content) for content in self.options.contents(whole)]
+        split_of = self._at_target if site == self.settings.target else self._at_sources
+        sides = [split_of.holds_out(content) for content in self.options.contents(whole)]
         table = whole.part([row for row, side in enumerate(sides) if side == held_out])
         split = "test" if held_out else "train"
         where = f"{site}, {split}"
@@ -447,7 +451,7 @@ class Tabular(Task):
         labels, labelled = self._labels(table, where)
         kept = complete & labelled
         if not kept.any():
-            share = f"test-share is {self._held_out.share:g}; another split-seed holds out other rows"
+            share = f"the share held out is {split_of.share:g}; another split-seed holds out other rows"
             why = (
                 f"no row of the {len(whole)} in {site}.csv is left" if len(table) else f"has none of {len(whole)} rows"
             )

@@ -99,7 +99,7 @@ class TestHeldOut:
 
     def test_images_of_one_patient_stay_together(self, tmp_path: Path) -> None:
         fill(tmp_path)
-        test = images(tmp_path, **{"group-separator": "_", "test-share": 0.4}).test_data("north")
+        test = images(tmp_path, **{"group-separator": "_", "source-test-share": 0.4}).test_data("north")
         assert 0 < len(test) < 80
         assert len(test) % 8 == 0  # 4 of each class
 

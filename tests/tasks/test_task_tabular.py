@@ -104,7 +104,7 @@ class TestWhatAFileBecomes:
 
     def test_labels_are_class_numbers_in_the_order_given(self, tmp_path: Path) -> None:
         write(tmp_path, "north", [HEADER, *["A;50;1,7;m;ja", "A;60;1,8;w;nein"] * 100])
-        train = tabular(tmp_path, changed(**{"test-share": 0.01})).train_data("north")
+        train = tabular(tmp_path, changed(**{"source-test-share": 0.01})).train_data("north")
         assert train.labels.dtype == torch.int64
         assert train.labels[:2].tolist() == [1, 0]
 
@@ -130,11 +130,14 @@ class TestWhatAFileBecomes:
         assert tabular(tmp_path).metrics(outputs, labels) == {"accuracy": 0.9, "balanced_accuracy": 0.5}
 
 
+ONE_SHARE = changed(**{"source-test-share": 0.2})
+
+
 class TestHeldOut:
     def test_the_two_parts_are_all_rows_and_about_a_fifth(self, tmp_path: Path) -> None:
         lines = [f"A;{i % 90};1,{i:04};{'mw'[i % 2]};ja" for i in range(1000)]
         write(tmp_path, "north", [HEADER, *lines])
-        task = tabular(tmp_path)
+        task = tabular(tmp_path, ONE_SHARE)
         train, test = task.train_data("north"), task.test_data("north")
         assert len(train) + len(test) == 1000
         assert 140 < len(test) < 260  # 200 expected, deviation 13
@@ -144,7 +147,7 @@ class TestHeldOut:
         rows = german_rows(300)
         write(tmp_path, "north", [HEADER, *rows])
         write(tmp_path, "clinic", [HEADER, *rows[:100], "B;91;1,99;w;ja", *rows[100:]])
-        task = tabular(tmp_path)
+        task = tabular(tmp_path, ONE_SHARE)
         before = torch.cat([task.train_data("north").features, task.test_data("north").features])
         parts = [task.train_data("clinic").features, task.test_data("clinic").features]
         new = [row for part in parts for row in part if row[0] == pytest.approx(4.1)]
@@ -159,7 +162,7 @@ class TestHeldOut:
         rows = german_rows(100)
         write(tmp_path, "north", [HEADER, *rows])
         write(tmp_path, "clinic", [HEADER, *(row.replace("A", "B", 1) for row in reversed(rows))])
-        task = tabular(tmp_path)
+        task = tabular(tmp_path, ONE_SHARE)
         assert torch.equal(task.test_data("north").features, task.test_data("clinic").features.flip(0))
 
     def test_rows_of_one_group_stay_together(self, tmp_path: Path) -> None:
@@ -174,6 +177,17 @@ class TestHeldOut:
         write(tmp_path, "north", [HEADER, *german_rows(200)])
         one, other = tabular(tmp_path), tabular(tmp_path, changed(**{"split-seed": 1}))
         assert not torch.equal(one.test_data("north").features, other.test_data("north").features)
+
+    def test_a_source_holds_out_a_smaller_share(self, tmp_path: Path) -> None:
+        lines = [f"A;{i % 90};1,{i:04};{'mw'[i % 2]};ja" for i in range(1000)]
+        for site in ("clinic", "north"):
+            write(tmp_path, site, [HEADER, *lines])
+        task = tabular(tmp_path)
+        at_target, at_source = task.test_data("clinic"), task.test_data("north")
+        assert 60 < len(at_source) < 140  # 100 expected, deviation 9
+        assert 140 < len(at_target) < 260
+        held_out = {tuple(row) for row in at_target.features.tolist()}
+        assert {tuple(row) for row in at_source.features.tolist()} <= held_out
 
     def test_the_seed_of_the_run_does_not_move_a_row(self, tmp_path: Path) -> None:
         write(tmp_path, "north", [HEADER, *german_rows(200)])
