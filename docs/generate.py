@@ -202,9 +202,14 @@ def commands() -> str:
     return page(
         "Commands",
         """\
-`securefda COMMAND --help` prints the same. Results go to stdout, all else to stderr. With `--format json` a command
-prints one envelope: `{schema_version, status, exit_code, data}`, or `error_code`, `message` and `hint` in place of
-`data` where it fails. [Exit codes](exit-codes.md) lists what `exit_code` and `error_code` can be.""",
+`securefda COMMAND --help`, or `-h`, prints the same. Every command also takes `-q` (`--quiet`: errors and the result
+alone) and `-v` (`--verbose`: every phase, and what caused an error). Results go to stdout, all else to stderr. On a
+terminal the words that judge have colours, unless `NO_COLOR` is set. `securefda --install-completion` makes your shell
+complete commands and options.
+
+With `--format json` a command prints one envelope: `{schema_version, status, exit_code, data}`, or `error_code`,
+`message` and `hint` in place of `data` where it fails; where several settings are wrong, `errors` has each.
+[Exit codes](exit-codes.md) lists what `exit_code` and `error_code` can be.""",
         *parts,
     )
 

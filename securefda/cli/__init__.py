@@ -10,7 +10,7 @@ from typer import Abort
 from typer.exceptions import TyperException
 
 from securefda.cli.options import RunInterruptedError
-from securefda.cli.output import print_error, wants_json
+from securefda.cli.output import Verbosity, print_error, set_verbosity, wants_json
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 
 __all__ = ["main", "run"]
@@ -47,6 +47,7 @@ def run(arguments: Sequence[str]) -> int:
         The exit code, one of :class:`~securefda.errors.ExitCode`. Results go to stdout, all else to stderr.
     """
     as_json = wants_json(arguments)
+    set_verbosity(Verbosity.NORMAL)
     try:
         from securefda.cli.app import app
 

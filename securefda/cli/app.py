@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
 
 from securefda import __version__
 from securefda.cli import (
@@ -25,11 +28,64 @@ from securefda.cli import (
     threats,
     training,
 )
+from securefda.cli.output import Verbosity, set_verbosity
+
+
+def _louder(value: bool) -> None:
+    if value:
+        set_verbosity(Verbosity.VERBOSE)
+
+
+def _quieter(value: bool) -> None:
+    if value:
+        set_verbosity(Verbosity.QUIET)
+
+
+_verbosity = typer.Typer()
+
+
+@_verbosity.command()
+def _options(
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", callback=_quieter, help="Print errors and the result alone.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", callback=_louder, help="Print every phase, and what caused an error.")
+    ] = False,
+) -> None:
+    """What every command takes."""
+
+
+@cache
+def _of_every_command() -> list[Any]:
+    own = [param for param in typer.main.get_command(_verbosity).params if param.name in ("quiet", "verbose")]
+    for param in own:
+        param.expose_value = False
+    return own
+
+
+def _with_verbosity(params: list[Any]) -> list[Any]:
+    """The parameters of a command or group with ``-q`` and ``-v`` before its ``--help``."""
+    return [*params[:-1], *_of_every_command(), *params[-1:]]
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Those of the command, and how much it says."""
+        return _with_verbosity(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Those of the group, and how much its commands say."""
+        return _with_verbosity(super().get_params(ctx))
+
 
 app = typer.Typer(
     name="securefda",
+    cls=_Group,
     help="Federated domain adaptation under secure aggregation.",
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     # A traceback of an unforeseen error must not print local variables: they may hold keys and data rows.
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -55,6 +111,19 @@ app.add_typer(processes.aggregator, name="aggregator")
 app.add_typer(processes.source, name="source")
 app.add_typer(runs.app, name="runs")
 app.add_typer(bench.app, name="bench")
+
+
+def _speak_alike(group: typer.Typer) -> None:
+    """Give every command and every group below this one the same ``-q`` and ``-v``."""
+    for command in group.registered_commands:
+        command.cls = _Command
+    for inner in group.registered_groups:
+        inner.cls = _Group
+        if inner.typer_instance is not None:
+            _speak_alike(inner.typer_instance)
+
+
+_speak_alike(app)
 
 
 def _show_version(wanted: bool) -> None:

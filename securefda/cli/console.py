@@ -11,6 +11,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from securefda.cli.output import Verbosity, verbosity
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RULES_WITHOUT_SOURCES, RoundLine, round_seconds
 from securefda.text import counted, duration, printable
@@ -27,6 +28,9 @@ def console_reporter(stream: TextIO | None = None, *, knows_rounds: bool = True)
     A source does not know how many rounds its run has: without ``knows_rounds`` no bar says how far it is.
     """
     stream = sys.stderr if stream is None else stream
+    if verbosity() is Verbosity.QUIET:
+        yield QuietReporter()
+        return
     if not stream.isatty():
         yield LineReporter(stream)
         return
@@ -85,8 +89,24 @@ class Progressed:
         return f"round {number} of {self.rounds or '?'}: {', '.join(parts)}"
 
 
+class QuietReporter:
+    """Nothing: what matters of a run is in its folder, and an error is printed when it ends."""
+
+    def round_started(self, round_number: int, rounds: int) -> None:
+        """Nothing."""
+
+    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+        """Nothing."""
+
+    def round_finished(self, line: RoundLine) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+
 class LineReporter:
-    """Plain lines, for logs and pipes. A phase is a line of its own only before the first round."""
+    """Plain lines, for logs and pipes. After the first round began, phases are lines only with ``--verbose``."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -98,8 +118,8 @@ class LineReporter:
         self._progressed.rounds = rounds
 
     def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
-        """Before the first round, say for whom the run waits."""
-        if not self._progressed.rounds and waiting_for:
+        """Say for whom the run waits."""
+        if waiting_for and (not self._progressed.rounds or verbosity() is Verbosity.VERBOSE):
             self.note(phase_text(name, waiting_for))
 
     def round_finished(self, line: RoundLine) -> None:

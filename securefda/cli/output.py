@@ -3,16 +3,61 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum, StrEnum
 from itertools import pairwise
-from typing import Any
+from typing import Any, TextIO
 
 from securefda.errors import ConfigErrors, SecureFdaError
 from securefda.text import printable
 
 ENVELOPE_VERSION = 1
+
+
+class Verbosity(IntEnum):
+    """How much a command says beside its result."""
+
+    QUIET = 0
+    """Errors alone."""
+
+    NORMAL = 1
+    """Progress, too."""
+
+    VERBOSE = 2
+    """Progress in every phase, and what caused an error."""
+
+
+_verbosity = Verbosity.NORMAL
+_COLOURS = {"ok": "32", "warn": "33", "fail": "31", "error:": "31", "hint:": "36", "warning:": "33"}
+"""First words of lines -> how a terminal shows them; the word says the same without colour."""
+
+_MARKED = re.compile(rf"(?m)^({'|'.join(map(re.escape, _COLOURS))})(?=\s)")
+
+
+def set_verbosity(level: Verbosity) -> None:
+    """Say as much as ``level`` from now on."""
+    global _verbosity  # noqa: PLW0603 - of this process, as its streams are
+    _verbosity = level
+
+
+def verbosity() -> Verbosity:
+    """How much this command says beside its result."""
+    return _verbosity
+
+
+def painted(text: str, stream: TextIO) -> str:
+    """``text`` with colours on the words that judge, where ``stream`` is a terminal and NO_COLOR is not set."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty()
+    return text if plain else _MARKED.sub(lambda word: f"\x1b[{_COLOURS[word[1]]}m{word[1]}\x1b[0m", text)
+
+
+def print_text(text: str) -> None:
+    """Print text for people to stdout."""
+    sys.stdout.write(painted(f"{text}\n", sys.stdout))
+    sys.stdout.flush()
 
 
 class Format(StrEnum):
@@ -35,8 +80,7 @@ def print_result(output: Format, data: Mapping[str, Any], text: str) -> None:
     if output is Format.JSON:
         _print_envelope({"status": "ok", "exit_code": 0, "data": data})
     else:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
+        print_text(text)
 
 
 def print_error(error: SecureFdaError, *, as_json: bool, data: Mapping[str, Any] | None = None) -> int:
@@ -49,15 +93,29 @@ def print_error(error: SecureFdaError, *, as_json: bool, data: Mapping[str, Any]
         _print_envelope(envelope | {"hint": error.hint} | several | ({} if data is None else {"data": data}))
     else:
         for one in errors:
-            sys.stderr.write(f"error: {_one_line(str(one))}\n")
+            sys.stderr.write(painted(f"error: {_one_line(str(one))}\n", sys.stderr))
             if one.hint:
-                sys.stderr.write(f"hint: {_one_line(one.hint)}\n")
+                sys.stderr.write(painted(f"hint: {_one_line(one.hint)}\n", sys.stderr))
+        if _verbosity is Verbosity.VERBOSE:
+            for cause in _causes(error):
+                sys.stderr.write(f"caused by {type(cause).__name__}: {_one_line(str(cause))}\n")
         sys.stderr.flush()
     return code
 
 
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """What an error followed from, as far as no other library's text could quote what it read."""
+    cause = error.__cause__
+    while cause is not None:
+        if isinstance(cause, SecureFdaError | OSError):
+            yield cause
+        cause = cause.__cause__
+
+
 def say(text: str) -> None:
-    """Write a line for people to stderr, beside a result."""
+    """Write a line for people to stderr, beside a result; not with ``--quiet``."""
+    if _verbosity is Verbosity.QUIET:
+        return
     sys.stderr.write(f"{_one_line(text)}\n")
     sys.stderr.flush()
 

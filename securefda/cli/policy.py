@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securefda.cli.options import Kit, OutputFormat, now
-from securefda.cli.output import Format, print_error, print_result
+from securefda.cli.output import Format, print_error, print_result, print_text
 from securefda.errors import ConfigError, PolicyRefusal, SecureFdaError
 from securefda.text import aligned
 
@@ -48,7 +48,7 @@ def check(
         print_result(output, data, table)
         return
     if output is Format.TXT:
-        typer.echo(table)
+        print_text(table)
     raise typer.Exit(print_error(errors[0], as_json=output is Format.JSON, data=data))
 
 

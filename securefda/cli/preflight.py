@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securefda.cli.options import OutputFormat, now
-from securefda.cli.output import Format, print_error, print_result
+from securefda.cli.output import Format, print_error, print_result, print_text
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.text import aligned
 
@@ -75,7 +75,7 @@ def preflight(
     first, *others = [finding for finding in findings if finding.exit_code is not ExitCode.OK]
     failure = PreflightError(first, list(dict.fromkeys(one.check for one in others if one.check != first.check)))
     if output is Format.TXT:
-        typer.echo(table)
+        print_text(table)
     raise typer.Exit(print_error(failure, as_json=output is Format.JSON, data=data))
 
 

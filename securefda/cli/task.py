@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from securefda.cli.options import OutputFormat, Overrides, Seed, file_or_sample, now
-from securefda.cli.output import Format, print_error, print_result
+from securefda.cli.output import Format, print_error, print_result, print_text
 from securefda.errors import ConfigError
 from securefda.text import aligned
 
@@ -48,7 +48,7 @@ def check(
         print_result(output, found.as_json(), _text(found))
         return
     if output is Format.TXT:
-        typer.echo(_text(found))
+        print_text(_text(found))
     raise typer.Exit(print_error(found.error, as_json=output is Format.JSON, data=found.as_json()))
 
 
